@@ -1,0 +1,1 @@
+"""Prefect blocks: saved settings that flows and deployments share."""

@@ -1,0 +1,1 @@
+"""Prefect flows, one a file, and what a flow needs on the machine that it runs on."""

@@ -1,0 +1,75 @@
+"""Which Prefect API a run talks to, and what has to be true of it when the run ends."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import UUID
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.context import FlowRunContext
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.logging.handlers import APILogWorker
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+from prefect.states import Crashed
+
+from batchmill.flows.embedded_server import embedded_server
+
+_RECORD_SECONDS = 20
+_DRAIN_SECONDS = 5
+_POLL_SECONDS = 0.2
+_PAGE = 200
+
+
+@contextmanager
+def shared_api() -> Iterator[None]:
+    """Give the block, and every Ray worker it starts, one Prefect API.
+
+    It is the one that is configured, or that of the flow run around, or a temporary server.
+    """
+    if PREFECT_API_URL.value():
+        yield
+        return
+    around = FlowRunContext.get()
+    if around:
+        with temporary_settings({PREFECT_API_URL: str(around.client.api_url)}):
+            yield
+        return
+    with (
+        embedded_server(PREFECT_HOME.value()) as url,
+        temporary_settings({PREFECT_API_URL: url}),
+    ):
+        try:
+            yield
+        finally:
+            # What is not sent now would be sent when the server is gone.
+            APILogWorker.drain_all(timeout=_DRAIN_SECONDS, at_exit=False)
+
+
+def wait_until_recorded(flow_run: UUID, task_runs: int) -> None:
+    """Wait until the API knows how `task_runs` task runs ended; their events arrive later.
+
+    A server that stops earlier loses them. Gives up after a while: history is no reason to fail.
+    """
+    this_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
+    deadline = time.monotonic() + _RECORD_SECONDS
+    with get_client(sync_client=True) as client:
+        while time.monotonic() < deadline:
+            ended = 0
+            for offset in range(0, task_runs, _PAGE):
+                page = client.read_task_runs(
+                    flow_run_filter=this_run, limit=_PAGE, offset=offset
+                )
+                ended += sum(1 for run in page if run.state and run.state.is_final())
+            if ended >= task_runs:
+                return
+            time.sleep(_POLL_SECONDS)
+
+
+def mark_crashed(task_run: UUID, reason: str) -> None:
+    """Say of a task run that its process is gone; without it, it would stay Running for ever."""
+    with get_client(sync_client=True) as client:
+        try:
+            client.set_task_run_state(task_run, Crashed(message=reason), force=True)
+        except (ObjectNotFound, PrefectHTTPStatusError):
+            pass  # It died before the server heard of it, or the server is gone too.

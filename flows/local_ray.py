@@ -1,0 +1,65 @@
+"""The Ray that a run uses: a private one on this machine, or the cluster at an address."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from prefect_ray import RayTaskRunner
+
+from batchmill.batching import Cores
+from batchmill.errors import ServiceError
+
+# Shards pass nothing through Ray's object store; its default is a third of the memory.
+_OBJECT_STORE_BYTES = 100 * 2**20
+
+
+@contextmanager
+def ray_runner(address: str | None, *, verbose: bool = False) -> Iterator[RayTaskRunner[Any]]:
+    """Give a task runner that is connected to Ray, and leave nothing of a private Ray behind.
+
+    Raises ServiceError where no Ray can be started, or none answers at the address.
+    """
+    quiet: dict[str, Any] = {} if verbose else {"log_to_driver": False, "logging_level": "ERROR"}
+    folder = None
+    if address is None:
+        # Paths of sockets are short: a deep temporary folder would break Ray.
+        folder = tempfile.mkdtemp(prefix="batchmill-", dir="/tmp" if os.path.isdir("/tmp") else None)
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        runner = RayTaskRunner(
+            init_kwargs={
+                "address": "local",  # Otherwise Ray may join somebody's cluster on this machine.
+                "include_dashboard": False,
+                "object_store_memory": _OBJECT_STORE_BYTES,
+                "_temp_dir": folder,
+                **quiet,
+            }
+        )
+    else:
+        runner = RayTaskRunner(address=address, init_kwargs=quiet)
+    try:
+        try:
+            runner.__enter__()
+        except Exception as error:
+            where = f"at {address} " if address else "on this machine "
+            raise ServiceError(
+                f"Ray {where}cannot be reached or started: {type(error).__name__}: {error}"
+            ) from error
+        try:
+            yield runner
+        finally:
+            runner.__exit__(None, None, None)
+    finally:
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def cluster_cores() -> Cores:
+    """Count the cores of the connected cluster."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    cores = [int(node["Resources"].get("CPU", 0)) for node in nodes]
+    return Cores(total=max(1, sum(cores)), node=max([1, *cores]))

@@ -1,0 +1,195 @@
+"""The main flow: one step over every input of a manifest."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Annotated, Any
+
+import ray
+from prefect import Flow
+from prefect.client.schemas.objects import State
+from prefect.logging import get_run_logger
+from prefect.states import Failed
+from prefect.utilities.annotations import opaque
+from prefect_ray import RayTaskRunner
+from prefect_ray.context import remote_options
+from prefect_ray.task_runners import PrefectRayFuture
+from pydantic import Field
+
+from batchmill.batching import Batching, Cores, lay_out
+from batchmill.errors import RunError
+from batchmill.flows.api import mark_crashed, shared_api, wait_until_recorded
+from batchmill.flows.local_ray import cluster_cores, ray_runner
+from batchmill.job import Prepared, handing_over, make_job, prepare, prepare_once
+from batchmill.manifest import ManifestLike
+from batchmill.manifest.saved import listed_manifest, save_manifest
+from batchmill.plan_file import write_run_plan
+from batchmill.shard import Shard
+from batchmill.step import reference_to
+from batchmill.summary import failure_message, summarise
+from batchmill.tasks.manifest import load_manifest
+from batchmill.tasks.metadata import write_metadata
+from batchmill.tasks.shard import run_shard
+
+# Shards wait in Ray's queue only so that a free worker need not wait for the next submission.
+_IN_FLIGHT_PER_SLOT = 2
+# Task runs of a flow run besides its shards: load_manifest and write_metadata.
+_OTHER_TASK_RUNS = 2
+_JOB_OPTIONS = ("params", "input_column", "root", "pattern")
+
+
+class PreprocessFlow(Flow[..., dict[str, Any]]):
+    """A flow that checks its job, and sees to a Prefect server, before a run of it begins."""
+
+    def __call__(  # type: ignore[override]  # Python callers may give what no form can.
+        self,
+        manifest: ManifestLike,
+        step: str | Callable[..., Any],
+        output: str | os.PathLike[str],
+        **options: Any,
+    ) -> dict[str, Any]:
+        """Run the flow and return its summary.
+
+        `manifest` may also be a list of paths or a DataFrame, and `step` a function or class that
+        other processes can import. Raises ManifestError, StepError, OptionError, LedgerError or
+        StoreError before anything is started, ServiceError if Prefect or Ray cannot be, and
+        RunError if at the end not every input is ok.
+        """
+        listed = None if isinstance(manifest, str | os.PathLike) else manifest
+        job = make_job(
+            manifest=listed_manifest(output) if listed is not None else os.fspath(manifest),
+            step=reference_to(step),
+            output=os.fspath(output),
+            **{name: options[name] for name in _JOB_OPTIONS if name in options},
+        )
+        Batching(batch_size=options.get("batch_size"), num_workers=options.get("num_workers"))
+        prepared = prepare_once(job) if listed is None else prepare(job, listed)
+        if listed is not None:
+            save_manifest(prepared.manifest, job.manifest, job.input_column)
+        before = prepared.ledger.runs()
+        with shared_api(), handing_over(prepared):
+            state: State[dict[str, Any]] = super().__call__(
+                **options | {"manifest": job.manifest, "step": job.step, "output": job.output},
+                return_state=True,
+            )
+            ended = prepared.ledger.runs()[len(before) :]
+            summary = prepared.ledger.read_summary(ended[-1]) if ended else None
+            if summary and state.state_details.flow_run_id:
+                task_runs = summary["shards"] + _OTHER_TASK_RUNS
+                wait_until_recorded(state.state_details.flow_run_id, task_runs)
+        if summary is None:
+            return state.result()  # Raises what ended the run early.
+        if state.is_completed():
+            return summary
+        raise RunError(state.message)
+
+
+def preprocess(
+    manifest: str,
+    step: str,
+    output: str,
+    params: dict[str, Any] | None = None,
+    input_column: str = "input",
+    root: str | None = None,
+    pattern: str = "*",
+    batch_size: Annotated[int, Field(ge=1)] | None = None,
+    num_workers: Annotated[int, Field(ge=0)] | None = None,
+    ray_address: str | None = None,
+) -> Any:
+    """Run one step over every input that a manifest lists.
+
+    Args:
+        manifest: CSV, TSV, JSON Lines or Parquet file with a row for each input; or a folder, or
+            a glob.
+        step: The function or Dataset class to run, as package.module:attribute.
+        output: The dataset: a folder, new or of an earlier run, which then goes on.
+        params: The step's keyword arguments.
+        input_column: The manifest's column that has the inputs' paths.
+        root: The folder that relative inputs are relative to; inputs must lie below it. By
+            default, the manifest's folder.
+        pattern: Of a folder, only files whose name or relative path fits it.
+        batch_size: Inputs in a batch, which one DataLoader worker works on. By default, from the
+            number of inputs and cores.
+        num_workers: DataLoader workers in each shard. By default, the machine's cores, at most 8.
+        ray_address: The Ray cluster's address, as ray://host:10001. By default, a private Ray on
+            this machine.
+    """
+    job = make_job(
+        manifest=manifest,
+        step=step,
+        output=output,
+        params=params,
+        input_column=input_column,
+        root=root,
+        pattern=pattern,
+    )
+    batching = Batching(batch_size=batch_size, num_workers=num_workers)
+    started = time.time()
+    prepared: Prepared = load_manifest(opaque(job))
+    prepared.ledger.create()
+    run = 1 + max(prepared.ledger.runs(), default=0)
+    shards = _run_shards(prepared, run, batching, ray_address)
+    write_metadata(opaque(prepared))
+    summary = summarise(prepared.ledger, run)
+    prepared.ledger.write_summary(
+        run, summary.as_json() | {"shards": shards, "seconds": round(time.time() - started, 3)}
+    )
+    if not summary.complete:
+        return Failed(message=failure_message(summary, job.output))
+    get_run_logger().info(summary.sentence())
+    return summary.as_json()
+
+
+preprocess = PreprocessFlow(preprocess, name="preprocess")
+
+
+def _run_shards(prepared: Prepared, run: int, batching: Batching, address: str | None) -> int:
+    """Run what is pending on Ray, and return the number of shards."""
+    sizes = prepared.plan.pending["size"].to_numpy()
+    if not len(sizes):
+        write_run_plan(prepared, run, lay_out(sizes, batching, Cores(total=1, node=1)))
+        return 0
+    with ray_runner(address) as runner:
+        cores = cluster_cores()
+        layout = lay_out(sizes, batching, cores)
+        write_run_plan(prepared, run, layout)
+        total = layout.shards
+        shards = [
+            Shard(
+                dataset=prepared.job.output,
+                run=run,
+                number=number,
+                total=total,
+                start=start,
+                stop=stop,
+            )
+            for number, (start, stop) in enumerate(pairwise(layout.bounds), 1)
+        ]
+        num_cpus = max(1, min(layout.num_workers, cores.node))
+        # Ray's own retries would run a shard again behind Prefect's back.
+        with remote_options(num_cpus=num_cpus, max_retries=0):
+            _submit(runner, shards, layout.slots * _IN_FLIGHT_PER_SLOT)
+    return total
+
+
+def _submit(runner: RayTaskRunner[Any], shards: Sequence[Shard], in_flight: int) -> None:
+    """Submit shards, a bounded number at a time, and wait for all of them."""
+    waiting = list(reversed(shards))
+    running: dict[Any, tuple[Shard, PrefectRayFuture[Any]]] = {}
+    while waiting or running:
+        while waiting and len(running) < in_flight:
+            shard = waiting.pop()
+            future = runner.submit(run_shard, {"shard": shard})
+            running[future.wrapped_future] = (shard, future)
+        ended, _ = ray.wait(list(running), num_returns=1)
+        for reference in ended:
+            shard, future = running.pop(reference)
+            future.wait()  # Else its state is what it was before.
+            state = future.state
+            if not state.is_completed():
+                get_run_logger().error(
+                    "shard %s/%s ended early: %s", shard.number, shard.total, state.message
+                )
+            if state.is_crashed():
+                mark_crashed(future.task_run_id, state.message or "its process is gone")

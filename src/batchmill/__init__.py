@@ -1,0 +1,54 @@
+"""batchmill: one function over every file of a manifest, whatever happens on the way."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from batchmill.errors import (
+        BatchmillError,
+        LedgerError,
+        ManifestError,
+        OptionError,
+        RunError,
+        ServiceError,
+        StepError,
+        StoreError,
+    )
+    from batchmill.manifest import Manifest, load_manifest
+    from batchmill.outcome import Outcome
+
+# Looked up when they are used: `import batchmill` loads no torch, pandas, prefect or ray.
+_HOMES = {
+    "BatchmillError": "batchmill.errors",
+    "LedgerError": "batchmill.errors",
+    "Manifest": "batchmill.manifest",
+    "ManifestError": "batchmill.errors",
+    "OptionError": "batchmill.errors",
+    "Outcome": "batchmill.outcome",
+    "RunError": "batchmill.errors",
+    "ServiceError": "batchmill.errors",
+    "StepError": "batchmill.errors",
+    "StoreError": "batchmill.errors",
+    "load_manifest": "batchmill.manifest",
+}
+
+__version__ = "0.1.0"
+__all__ = [
+    "BatchmillError",
+    "LedgerError",
+    "Manifest",
+    "ManifestError",
+    "OptionError",
+    "Outcome",
+    "RunError",
+    "ServiceError",
+    "StepError",
+    "StoreError",
+    "load_manifest",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'batchmill' has no attribute {name!r}")

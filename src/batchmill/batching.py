@@ -1,0 +1,105 @@
+"""Divide inputs into batches and shards: how many, how large, and who gets which."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmill.errors import OptionError
+
+# A Prefect task run costs about a tenth of a second and a row in its database, whatever is in it.
+MAX_SHARDS = 512
+MAX_AUTO_BATCH = 32
+# More DataLoader workers under one process than this gain nothing: it feeds them all.
+MAX_AUTO_WORKERS = 8
+# So many batches for each worker even out what single inputs take.
+BATCHES_PER_WORKER = 4
+# So many shards for each that runs at a time even out what whole shards take.
+SHARDS_PER_SLOT = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cores:
+    """The cores that a run may use: in all, and on the largest single machine."""
+
+    total: int
+    node: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batching:
+    """What the user asks for; None leaves the choice to batchmill.
+
+    `batch_size` is in inputs, as in torch; `num_workers` are the DataLoader's worker processes in
+    each shard, where 0 works in the shard's own process. Raises OptionError.
+    """
+
+    batch_size: int | None = None
+    num_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise OptionError(f"--batch-size {self.batch_size}: expected 1 or more inputs.")
+        if self.num_workers is not None and self.num_workers < 0:
+            raise OptionError(f"--num-workers {self.num_workers}: expected 0 or more processes.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How inputs are divided.
+
+    `order` lists the pending inputs' indices shard by shard; shard i has those from `bounds[i]`
+    up to `bounds[i + 1]`. `slots` shards run at a time, each with `num_workers` workers.
+    """
+
+    batch_size: int
+    num_workers: int
+    slots: int
+    order: NDArray[np.int64]
+    bounds: tuple[int, ...]
+
+    @property
+    def shards(self) -> int:
+        """The number of shards."""
+        return len(self.bounds) - 1
+
+
+def parallelism(inputs: int, batch_size: int, cores: int) -> int:
+    """Return how many cores can work at once: a batch is the work of one of them.
+
+    >>> [parallelism(4, batch_size, cores=8) for batch_size in (1, 2, 4)]
+    [4, 2, 1]
+    """
+    return min(cores, -(-inputs // batch_size))
+
+
+def lay_out(sizes: NDArray[np.int64], batching: Batching, cores: Cores) -> Layout:
+    """Divide inputs of these `sizes` (bytes) into shards of about the same weight."""
+    count = len(sizes)
+    workers = batching.num_workers
+    if workers is None:
+        workers = min(cores.node, MAX_AUTO_WORKERS)
+    batch_size = batching.batch_size
+    if batch_size is None:
+        batch_size = max(1, min(MAX_AUTO_BATCH, count // (cores.total * BATCHES_PER_WORKER)))
+    batches = -(-count // batch_size)
+    workers = min(workers, max(1, batches))
+    slots = max(1, cores.total // max(1, workers))
+    fill_all = -(-batches // max(1, workers))
+    wanted = min(slots * SHARDS_PER_SLOT, max(slots, fill_all // BATCHES_PER_WORKER))
+    shards = max(1, min(wanted, fill_all, MAX_SHARDS))
+    order, bounds = _deal(sizes, shards)
+    return Layout(
+        batch_size=batch_size, num_workers=workers, slots=slots, order=order, bounds=bounds
+    )
+
+
+def _deal(sizes: NDArray[np.int64], shards: int) -> tuple[NDArray[np.int64], tuple[int, ...]]:
+    """Deal inputs out to shards, the largest first, back and forth as one deals teams."""
+    largest_first = np.argsort(-sizes, kind="stable")
+    turn = np.arange(len(sizes))
+    place = turn % shards
+    shard = np.where((turn // shards) % 2 == 0, place, shards - 1 - place)
+    order = largest_first[np.argsort(shard, kind="stable")]
+    counts = np.bincount(shard, minlength=shards)
+    return order, (0, *np.cumsum(counts).tolist())

@@ -1,0 +1,58 @@
+"""The command `batchmill`: finds the command meant, and turns errors into exit codes.
+
+0: done. 1: the run ended, but not every input is ok. 2: nothing was started. 130: cancelled.
+"""
+
+import sys
+from typing import NoReturn
+
+from cyclopts import App, CycloptsError
+from rich.console import Console
+
+import batchmill
+from batchmill.errors import BatchmillError, RunError
+
+DONE, INCOMPLETE, NOT_STARTED, CANCELLED = 0, 1, 2, 130
+
+app = App(
+    name="batchmill",
+    help="Run one function over every file of a manifest: nothing is lost, one bad file costs "
+    "one file.",
+    version=batchmill.__version__,
+    version_flags=["--version"],
+    help_flags=["--help", "-h"],
+    help_format="markdown",
+)
+# Each is imported when it is called: `try` needs neither Prefect nor Ray.
+app.command("batchmill.cli.run:run")
+app.command("batchmill.cli.try_one:try_one", name="try")
+app.command("batchmill.cli.plan:plan")
+app.command("batchmill.cli.status:status")
+app.command("batchmill.cli.failures:failures")
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and end the process with its exit code."""
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        code = app(
+            arguments, exit_on_error=False, print_error=False, result_action="return_value"
+        )
+    except CycloptsError as error:
+        errors.print(f"batchmill: {error}", style="red", markup=False)
+        errors.print("See: batchmill --help, batchmill COMMAND --help", markup=False)
+        code = NOT_STARTED
+    except RunError as error:
+        errors.print(str(error), markup=False)
+        code = INCOMPLETE
+    except BatchmillError as error:
+        errors.print(f"batchmill: {error}", style="red", markup=False)
+        code = NOT_STARTED
+    except KeyboardInterrupt:
+        errors.print("Cancelled. What is done is committed; the same command goes on from there.")
+        code = CANCELLED
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`), which is its right.
+        sys.stderr.close()
+        code = DONE
+    sys.exit(code if isinstance(code, int) else DONE)

@@ -1,0 +1,87 @@
+"""Options that several commands share."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Group, Parameter
+
+from batchmill.job import Job, make_job
+from batchmill.params import parse_params
+
+WORK = Group("What to do", sort_key=1)
+BATCHES = Group("How to divide it", sort_key=2)
+
+Step = Annotated[
+    str, Parameter(name="--step", group=WORK, help="Function or class: package.module:attribute.")
+]
+Params = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--param",
+        group=WORK,
+        negative=(),
+        help="A parameter of the step, key=value; may be given again. JSON, else text.",
+    ),
+]
+ParamsFile = Annotated[
+    Path | None, Parameter(name="--params", group=WORK, help="JSON file with parameters.")
+]
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON, for scripts.")]
+Dataset = Annotated[str, Parameter(help="The dataset's folder.")]
+Manifest = Annotated[
+    str, Parameter(help="CSV, TSV, JSON Lines or Parquet file, a folder, or a quoted glob.")
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """What `run` and `plan` need to know of a job besides its manifest."""
+
+    step: Step
+    output: Annotated[
+        str, Parameter(group=WORK, alias="-o", help="The dataset's folder; made if it is not there.")
+    ]
+    param: Params = ()
+    params: ParamsFile = None
+    input_column: Annotated[
+        str, Parameter(group=WORK, help="Column of the manifest that has the inputs' paths.")
+    ] = "input"
+    root: Annotated[
+        str | None,
+        Parameter(
+            group=WORK,
+            help="Folder that relative inputs are relative to, and must not leave. "
+            "Default: the manifest's.",
+        ),
+    ] = None
+    pattern: Annotated[
+        str, Parameter(group=WORK, help="Of a folder, only files whose name or path fits.")
+    ] = "*"
+    batch_size: Annotated[
+        int | None,
+        Parameter(
+            group=BATCHES,
+            help="Inputs in a batch, the work of one process. Default: from inputs and cores.",
+        ),
+    ] = None
+    num_workers: Annotated[
+        int | None,
+        Parameter(
+            group=BATCHES,
+            help="DataLoader workers in each shard; 0: none. Default: the cores, at most 8.",
+        ),
+    ] = None
+
+    def job(self, manifest: str) -> Job:
+        """Make the job that these options describe."""
+        return make_job(
+            manifest=manifest,
+            step=self.step,
+            output=self.output,
+            params=parse_params(self.param, self.params),
+            input_column=self.input_column,
+            root=self.root,
+            pattern=self.pattern,
+        )

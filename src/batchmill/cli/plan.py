@@ -1,0 +1,107 @@
+"""`batchmill plan`: what a run would do."""
+
+import json as json_text
+import os
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from batchmill.batching import Batching, Cores, Layout, lay_out, parallelism
+from batchmill.cli.options import JobOptions, Json, Manifest
+from batchmill.job import Prepared, prepare
+from batchmill.plan import REASONS
+
+SHOWN_NAMES = 5
+
+
+def plan(
+    manifest: Manifest,
+    /,
+    *,
+    options: JobOptions,
+    cores: Annotated[
+        int | None, Parameter(help="Cores to plan for, as of a cluster. Default: this machine's.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Tell what `batchmill run` would do, and how many cores the batch size lets it use.
+
+    Starts nothing and writes nothing. Example:
+
+    ```
+    batchmill plan words.csv --step batchmill.steps.words:split --output dataset --batch-size 2
+    ```
+    """
+    prepared = prepare(options.job(manifest))
+    available = cores or _own_cores()
+    batching = Batching(batch_size=options.batch_size, num_workers=options.num_workers)
+    sizes = prepared.plan.pending["size"].to_numpy()
+    layout = lay_out(sizes, batching, Cores(total=available, node=available))
+    if json:
+        print(json_text.dumps(_as_json(prepared, layout, available)))
+    else:
+        _show(prepared, layout, available)
+
+
+def _own_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _batch_sizes(pending: int, chosen: int) -> list[int]:
+    """Powers of two up to the first that makes one batch, and the one that is chosen."""
+    sizes = {1, chosen}
+    while max(sizes) < pending:
+        sizes.add(max(sizes) * 2)
+    powers = {2**power for power in range(pending.bit_length() + 1)}
+    return sorted({size for size in powers if size < 2 * max(pending, 1)} | {chosen})
+
+
+def _as_json(prepared: Prepared, layout: Layout, cores: int) -> dict[str, object]:
+    pending = len(prepared.plan.pending)
+    return {
+        **prepared.plan.counts,
+        "shards": layout.shards if pending else 0,
+        "batch_size": layout.batch_size,
+        "num_workers": layout.num_workers,
+        "cores": cores,
+        "parallelism": [
+            {"batch_size": size, "cores": parallelism(pending, size)}
+            for size in _batch_sizes(pending, layout.batch_size)
+        ],
+    }
+
+
+def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    counts = prepared.plan.counts
+    for reason in REASONS:
+        names = prepared.plan.first(reason, SHOWN_NAMES)
+        more = " ..." if counts[reason] > len(names) else ""
+        line = f"{counts[reason]:>12,} {reason}" + (f": {', '.join(names)}{more}" if names else "")
+        console.print(line, markup=False)
+    for reason in ("quarantined", "unchanged", "withdrawn"):
+        console.print(f"{counts[reason]:>12,} {reason}", markup=False)
+    if prepared.plan.step_changed:
+        console.print("The step or its params have changed since: its inputs run again.")
+    pending = len(prepared.plan.pending)
+    if not pending:
+        console.print("Nothing to execute.")
+        return
+    console.print(
+        f"{pending:,} inputs to execute, in {layout.shards:,} shard(s) with batch_size "
+        f"{layout.batch_size} and num_workers {layout.num_workers}."
+    )
+    table = Table("batch_size", "batches", "cores it can use", f"idle of {cores} here")
+    for size in _batch_sizes(pending, layout.batch_size):
+        can_use = parallelism(pending, size)
+        mark = " <- this run" if size == layout.batch_size else ""
+        table.add_row(str(size), f"{can_use:,}", f"{can_use:,}", f"{max(0, cores - can_use)}{mark}")
+    console.print(table)
+    idle = cores - parallelism(pending, layout.batch_size)
+    if idle > 0:
+        console.print(
+            f"batch_size {layout.batch_size} leaves {idle} of {cores} cores idle: a batch is the "
+            "work of one core. A smaller one uses more."
+        )

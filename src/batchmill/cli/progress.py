@@ -1,0 +1,118 @@
+"""What a terminal shows while a run goes: a bar, or plain lines where there is no terminal."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from batchmill.errors import BatchmillError
+from batchmill.ledger import Ledger
+from batchmill.progress import RunWatcher
+
+_POLL_SECONDS = 0.5
+_LINE_SECONDS = 10.0
+_STARTING = "starting Prefect and Ray"
+
+
+@contextmanager
+def showing_progress(ledger: Ledger, console: Console, *, quiet: bool) -> Iterator[None]:
+    """Show how far the run that the block starts has come, until the block ends."""
+    if quiet:
+        yield
+        return
+    stop = threading.Event()
+    follow = _follow_with_bar if console.is_terminal else _follow_with_lines
+    thread = threading.Thread(
+        target=follow, args=(RunWatcher(ledger), console, stop), name="progress", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _follow_with_bar(watcher: RunWatcher, console: Console, stop: threading.Event) -> None:
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    with bar:
+        shown = bar.add_task(_STARTING, total=None, rate="")
+        clock = _Clock()
+        ended = False
+        while not ended:
+            ended = stop.wait(_POLL_SECONDS)
+            try:
+                seen = watcher.poll()
+            except BatchmillError:
+                continue  # The run itself says so, and better.
+            if seen:
+                failed = f"[red]{seen.failed:,} failed[/red]" if seen.failed else "0 failed"
+                bar.update(
+                    shown,
+                    description=f"inputs, {failed}",
+                    total=seen.total,
+                    completed=seen.done,
+                    rate=f"{clock.rate(seen.done):.1f}/s",
+                )
+
+
+def _follow_with_lines(watcher: RunWatcher, console: Console, stop: threading.Event) -> None:
+    clock = _Clock()
+    next_line = 0.0
+    ended = False
+    told = False
+    while not ended:
+        ended = stop.wait(_POLL_SECONDS)
+        try:
+            seen = watcher.poll()
+        except BatchmillError:
+            continue
+        if seen is None:
+            if not told and not ended:
+                console.print(f"{_STARTING} ...")
+                told = True
+            continue
+        rate = clock.rate(seen.done)
+        if ended or time.monotonic() >= next_line:
+            left = f", {(seen.total - seen.done) / rate:.0f} s left" if rate and not ended else ""
+            console.print(
+                f"{seen.done:,}/{seen.total:,} inputs, {seen.failed:,} failed, {rate:.1f}/s{left}",
+                soft_wrap=True,
+            )
+            next_line = time.monotonic() + _LINE_SECONDS
+
+
+class _Clock:
+    """The rate since the run began, in inputs a second."""
+
+    def __init__(self) -> None:
+        self._begun: float | None = None
+
+    def rate(self, done: int) -> float:
+        now = time.monotonic()
+        if self._begun is None:
+            self._begun = now
+        elapsed = now - self._begun
+        return done / elapsed if elapsed else 0.0

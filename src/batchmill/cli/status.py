@@ -1,0 +1,32 @@
+"""`batchmill status`: what is in a dataset."""
+
+import json as json_text
+
+from rich.console import Console
+
+from batchmill.cli.options import Dataset, Json
+from batchmill.errors import OptionError
+from batchmill.job import open_dataset
+from batchmill.summary import failure_message, summarise
+
+
+def status(dataset: Dataset, /, *, json: Json = False) -> None:
+    """Tell how many inputs of a dataset are done, failed and pending, after or during a run.
+
+    ```
+    batchmill status dataset
+    ```
+    """
+    ledger = open_dataset(dataset)
+    runs = ledger.runs()
+    if not runs:
+        raise OptionError(f"{dataset}: no run has been planned there yet. Run batchmill run.")
+    summary = summarise(ledger, runs[-1])
+    ended = ledger.read_summary(runs[-1])
+    if json:
+        print(json_text.dumps({**summary.as_json(), "ended": ended is not None}))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    state = f"took {ended['seconds']:.1f} s" if ended else "has not ended, or was killed"
+    console.print(f"run {summary.run} {state}; {summary.executed:,} inputs executed", markup=False)
+    console.print(failure_message(summary, dataset) or summary.sentence(), markup=False)

@@ -1,0 +1,150 @@
+"""Run a step on one input: whatever it raises becomes this input's outcome."""
+
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from batchmill.ledger import STAGING
+from batchmill.outcome import Kind, Outcome
+from batchmill.outputs import OutputError, place_outputs, remove_folder
+from batchmill.rows import encode_rows, rows_of
+from batchmill.step import Step
+
+_ENGINE = os.path.dirname(os.path.abspath(__file__))
+_MAX_TEXT = 64 * 1024
+
+
+class Input(NamedTuple):
+    """One input, as a step is given it: its name, its id, its local path, the manifest's row."""
+
+    name: str
+    input_id: str
+    path: str
+    row: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workbench:
+    """Where one attempt at a shard puts what its steps write."""
+
+    dataset: Path
+    attempt: str
+    host: str = field(default_factory=socket.gethostname)
+
+    @property
+    def staging(self) -> Path:
+        """The folder of the outputs that are being written."""
+        return self.dataset / STAGING / self.attempt
+
+    def clear(self) -> None:
+        """Remove what is left of this attempt's staged outputs."""
+        remove_folder(self.staging)
+
+
+def execute(step: Step, item: Input, bench: Workbench, indexed: Callable[[], Any]) -> Outcome:
+    """Run `step` on one input, put its files in place, and say what became of it.
+
+    `indexed` gives the result of a step that is no function: it looks the input up in the step's
+    Dataset. Nothing is raised but what ends the process.
+    """
+    started = time.perf_counter()
+    staged = bench.staging / item.input_id if "out" in step.given else None
+    kind: Kind = "failed"
+    try:
+        if not os.path.exists(item.path):
+            kind = "missing"
+            raise FileNotFoundError(
+                f"{item.path}: no such file. Put it there, or drop it from the manifest."
+            )
+        if staged:
+            remove_folder(staged)
+            staged.mkdir(parents=True)
+        result = _call(step, item, staged) if step.kind == "function" else indexed()
+        rows = rows_of(result)
+        outputs = place_outputs(staged, rows, bench.dataset, item.input_id)
+        encoded = encode_rows(rows)
+    except BaseException as error:  # An input's own fault becomes its outcome.
+        _undo(staged, bench.dataset, item.input_id)
+        return _failure(item, bench, kind, error, time.perf_counter() - started)
+    return Outcome(
+        input=item.name,
+        input_id=item.input_id,
+        kind="ok",
+        attempts=1,
+        seconds=time.perf_counter() - started,
+        finished_at=time.time(),
+        host=bench.host,
+        rows=encoded,
+        outputs=outputs,
+    )
+
+
+def _call(step: Step, item: Input, staged: Path | None) -> Any:
+    given: dict[str, Any] = {}
+    if staged:
+        given["out"] = staged
+    if "row" in step.given:
+        given["row"] = dict(item.row)
+    return step.target(Path(item.path), **given, **step.params)
+
+
+def _undo(staged: Path | None, dataset: Path, input_id: str) -> None:
+    """Leave nothing of an input that failed: neither what it staged nor an earlier run's files."""
+    if staged:
+        remove_folder(staged)
+    remove_folder(dataset / "files" / input_id)
+
+
+def _failure(
+    item: Input, bench: Workbench, kind: Kind, error: BaseException, seconds: float
+) -> Outcome:
+    own_fault = isinstance(error, OutputError) or kind == "missing"
+    return Outcome(
+        input=item.name,
+        input_id=item.input_id,
+        kind=kind,
+        attempts=1,
+        seconds=seconds,
+        finished_at=time.time(),
+        host=bench.host,
+        error=type(error).__name__,
+        message=_text_of(error),
+        traceback="" if own_fault else _traceback_of(error),
+    )
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except BaseException as fault:  # A step's exception may do anything, here too.
+        text = f"(its text cannot be had: str() raised {type(fault).__name__})"
+    return _printable(text)
+
+
+def _traceback_of(error: BaseException) -> str:
+    """Format a traceback from the step's first line on; the way there is of no use to anybody."""
+    try:
+        lines = traceback.format_exception(type(error), error, _own_frames(error.__traceback__))
+        return _printable("".join(lines))
+    except BaseException as fault:
+        return f"{type(error).__name__} (its traceback cannot be had: {type(fault).__name__})"
+
+
+def _own_frames(frames: TracebackType | None) -> TracebackType | None:
+    step = frames
+    while step and os.path.dirname(step.tb_frame.f_code.co_filename) == _ENGINE:
+        step = step.tb_next
+    return step or frames
+
+
+def _printable(text: str) -> str:
+    """Bound a text, and replace what no file or table takes."""
+    if len(text) > _MAX_TEXT:
+        text = f"{text[: _MAX_TEXT // 2]}\n... {len(text) - _MAX_TEXT} characters left out ...\n{text[-_MAX_TEXT // 2 :]}"
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")

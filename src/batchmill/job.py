@@ -1,0 +1,162 @@
+"""A job: what is to be run over what, into where; and everything that can be known beforehand."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from batchmill.errors import OptionError, StepError
+from batchmill.ledger import FOLDER, Ledger
+from batchmill.manifest import Manifest, ManifestLike, load_manifest
+from batchmill.plan import PLANNED_COLUMNS, Plan, make_plan
+from batchmill.step import Step, load_step
+from batchmill.storage import LocalStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What decides a dataset's content. Paths are absolute, so that any process can use them.
+
+    `search` is the folder that joins the import path, last.
+    """
+
+    manifest: str
+    step: str
+    output: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    input_column: str = "input"
+    root: str | None = None
+    pattern: str = "*"
+    search: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A job that has been checked, and what it has to do."""
+
+    job: Job
+    manifest: Manifest
+    step: Step
+    ledger: Ledger
+    plan: Plan
+
+
+def make_job(
+    *,
+    manifest: str,
+    step: str,
+    output: str,
+    params: Mapping[str, Any] | None = None,
+    input_column: str = "input",
+    root: str | None = None,
+    pattern: str = "*",
+) -> Job:
+    """Make a job from what a user gives: paths become absolute, `~` the home folder."""
+    return Job(
+        manifest=_absolute(manifest),
+        step=step,
+        output=_absolute(output),
+        params=dict(params or {}),
+        input_column=input_column,
+        root=None if root is None else _absolute(root),
+        pattern=pattern,
+        search=os.getcwd(),
+    )
+
+
+def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
+    """Check a job and plan it. Starts nothing, writes nothing, opens no input.
+
+    `listed` is a list or DataFrame that will be the job's manifest once it is saved. Raises ManifestError, StepError, OptionError, LedgerError or StoreError.
+    """
+    step = load_step(job.step, job.params, search=job.search)
+    ledger = open_output(job.output)
+    manifest = load_manifest(
+        job.manifest if listed is None else listed,
+        input_column=job.input_column, root=job.root, pattern=job.pattern,
+    )
+    if step.kind == "items" and len(step.target) != len(manifest):
+        raise StepError(
+            f"step {step.ref}: has {len(step.target)} items for {len(manifest)} inputs. "
+            "Its item i belongs to row i of the manifest."
+        )
+    if "labels" in step.given and "label" not in manifest.carried.column_names:
+        raise StepError(
+            f"step {step.ref}: takes labels, but the manifest has no column 'label' "
+            f"(found: {', '.join(manifest.carried.column_names) or 'none'}). Add or rename one."
+        )
+    records = ledger.records(PLANNED_COLUMNS)
+    return Prepared(
+        job=job,
+        manifest=manifest,
+        step=step,
+        ledger=ledger,
+        plan=make_plan(manifest, records, step.identity),
+    )
+
+
+# A run's caller checks the job before it starts anything; the flow need not do it again.
+_known: ContextVar[Prepared | None] = ContextVar("prepared", default=None)
+
+
+@contextmanager
+def handing_over(prepared: Prepared) -> Iterator[None]:
+    """Let `prepare_once` return `prepared` for its job, within the block."""
+    token = _known.set(prepared)
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
+def prepare_once(job: Job) -> Prepared:
+    """Do as `prepare` does, unless the caller has handed over what it gave."""
+    known = _known.get()
+    return known if known and known.job == job else prepare(job)
+
+
+def open_output(output: str) -> Ledger:
+    """Return the ledger of an output folder, which may not be there yet.
+
+    Raises OptionError for a folder that holds something else, LedgerError for an unknown version.
+    """
+    if "://" in output:
+        raise OptionError(f"--output {output}: is a URL; datasets are on the file system only.")
+    ledger = Ledger(LocalStore(output))
+    if ledger.exists:
+        ledger.check_version()
+        return ledger
+    folder = Path(output)
+    if folder.exists() and not folder.is_dir():
+        raise OptionError(f"--output {output}: is a file. Name a folder.")
+    if folder.is_dir() and any(name != FOLDER for name in os.listdir(folder)):
+        raise OptionError(
+            f"--output {output}: holds files that are not a dataset's. Name a new or empty folder."
+        )
+    nearest = folder
+    while not nearest.exists():
+        nearest = nearest.parent
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise OptionError(
+            f"--output {output}: {nearest} cannot be written to. "
+            "Give yourself the right, or name another folder."
+        )
+    return ledger
+
+
+def open_dataset_folder(dataset: str) -> Ledger:
+    """Return the ledger of a dataset that is there. Raises OptionError where there is none."""
+    ledger = Ledger(LocalStore(os.path.abspath(dataset)))
+    if not ledger.exists:
+        raise OptionError(f"{dataset}: is no dataset (it has no {FOLDER} folder). Check the path.")
+    ledger.check_version()
+    return ledger
+
+
+def _absolute(path: str) -> str:
+    if "://" in path:
+        return path
+    return os.path.abspath(os.path.expanduser(path))

@@ -1,0 +1,194 @@
+"""The ledger: the committed outcomes of a dataset, and the only truth about what is done.
+
+    DATASET/.batchmill/
+      format.json                  {"ledger": 1}
+      parts/RUN-ATTEMPT-N.parquet  outcomes; never changed after they are written
+      runs/RUN/plan.arrow          what a run set out to do
+      runs/RUN/summary.json        how it ended
+      staging/                     outputs that are being written
+
+Of several records of one input, that of the latest run wins, and within a run the latest.
+"""
+
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchmill.errors import LedgerError
+from batchmill.outcome import Outcome
+from batchmill.storage import LocalStore
+
+VERSION = 1
+FOLDER = ".batchmill"
+STAGING = f"{FOLDER}/staging"
+FILES = "files"
+
+_FORMAT = f"{FOLDER}/format.json"
+_PARTS = f"{FOLDER}/parts"
+_RUNS = f"{FOLDER}/runs"
+
+_FILE = pa.struct([("path", pa.string()), ("size", pa.int64())])
+PART_SCHEMA = pa.schema(
+    [
+        ("input", pa.string()),
+        ("input_id", pa.string()),
+        ("outcome", pa.string()),
+        ("attempts", pa.int32()),
+        ("seconds", pa.float64()),
+        ("finished_at", pa.float64()),
+        ("host", pa.string()),
+        ("rows", pa.string()),
+        ("outputs", pa.list_(_FILE)),
+        ("error", pa.string()),
+        ("message", pa.string()),
+        ("traceback", pa.string()),
+        ("log", pa.string()),
+        # What the outcome is an outcome of: the input's content, the manifest's row, the step.
+        ("size", pa.int64()),
+        ("mtime_ns", pa.int64()),
+        ("carried", pa.string()),
+        ("step", pa.string()),
+        ("run", pa.int32()),
+    ],
+    metadata={"batchmill.ledger": str(VERSION)},
+)
+
+
+class Origin(NamedTuple):
+    """What an outcome is an outcome of."""
+
+    size: int
+    mtime_ns: int
+    carried: str
+    step: str
+    run: int
+
+
+class Ledger:
+    """The ledger of the dataset in one store."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self.store = store
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a dataset here."""
+        return self.store.exists(_FORMAT)
+
+    def create(self) -> None:
+        """Make the folder a dataset; of one that is, check the version. Raises LedgerError."""
+        if self.exists:
+            self.check_version()
+        else:
+            self.store.write(_FORMAT, json.dumps({"ledger": VERSION}).encode())
+
+    def check_version(self) -> None:
+        """Raise LedgerError for a ledger that this version of batchmill cannot read."""
+        try:
+            version = json.loads(self.store.read(_FORMAT))["ledger"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise LedgerError(
+                f"{self.store.path(_FORMAT)}: is not a ledger's format file. "
+                "Is this folder a dataset? Choose another one."
+            ) from error
+        if version != VERSION:
+            raise LedgerError(
+                f"{self.store.root}: its ledger has version {version}, this batchmill knows "
+                f"version {VERSION}. Install the batchmill that made it, or a newer one."
+            )
+
+    # Runs
+
+    def runs(self) -> list[int]:
+        """Return the numbers of the runs that were started, in order."""
+        return sorted(int(name) for name in self.store.names(_RUNS) if name.isdigit())
+
+    def plan_name(self, run: int) -> str:
+        """Return the name of a run's plan file in the store."""
+        return f"{_RUNS}/{run:06d}/plan.arrow"
+
+    def write_summary(self, run: int, summary: Mapping[str, Any]) -> None:
+        """Record how a run ended."""
+        text = json.dumps(summary, indent=2, ensure_ascii=False)
+        self.store.write(self._summary_name(run), text.encode())
+
+    def read_summary(self, run: int) -> dict[str, Any] | None:
+        """Return how a run ended; None if it has not, or was killed."""
+        name = self._summary_name(run)
+        if not self.store.exists(name):
+            return None
+        summary: dict[str, Any] = json.loads(self.store.read(name))
+        return summary
+
+    def _summary_name(self, run: int) -> str:
+        return f"{_RUNS}/{run:06d}/summary.json"
+
+    # Parts
+
+    def commit(self, part: str, records: Sequence[tuple[Outcome, Origin]]) -> None:
+        """Write one part. Its outputs are in place already, or it would name what is not there."""
+        columns = [
+            {
+                "input": outcome.input,
+                "input_id": outcome.input_id,
+                "outcome": outcome.kind,
+                "attempts": outcome.attempts,
+                "seconds": outcome.seconds,
+                "finished_at": outcome.finished_at,
+                "host": outcome.host,
+                "rows": outcome.rows,
+                "outputs": [file._asdict() for file in outcome.outputs],
+                "error": outcome.error,
+                "message": outcome.message,
+                "traceback": outcome.traceback,
+                "log": outcome.log,
+                **origin._asdict(),
+            }
+            for outcome, origin in records
+        ]
+        buffer = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist(columns, PART_SCHEMA), buffer, compression="zstd")
+        self.store.write(f"{_PARTS}/{part}.parquet", buffer.getvalue())
+
+    def part_names(self, run: int | None = None) -> list[str]:
+        """Return the names of the committed parts, of one run or of all."""
+        start = "" if run is None else f"{run:06d}-"
+        names = self.store.names(_PARTS)
+        return [name for name in names if name.startswith(start) and name.endswith(".parquet")]
+
+    def read_part(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read one part. Raises LedgerError, with the part's name, if it is torn or foreign."""
+        path = self.store.path(f"{_PARTS}/{name}")
+        try:
+            file = pq.ParquetFile(path)
+            if (file.schema_arrow.metadata or {}).get(b"batchmill.ledger") != str(VERSION).encode():
+                raise LedgerError(f"{path}: is no part of a ledger of version {VERSION}.")
+            return file.read(columns=list(columns) if columns else None)
+        except (OSError, pa.ArrowException) as error:
+            raise LedgerError(
+                f"{path}: cannot be read ({error}). Move it away, and run the same command again: "
+                "the inputs that it recorded run once more."
+            ) from error
+
+    def records(
+        self, columns: Iterable[str] | None = None, *, run: int | None = None
+    ) -> pa.Table:
+        """Return the winning record of each input, among those of one run or of all."""
+        wanted = [field.name for field in PART_SCHEMA if columns is None or field.name in columns]
+        needed = sorted({*wanted, "input", "run", "finished_at"})
+        tables = [self.read_part(name, needed) for name in self.part_names(run)]
+        empty = pa.schema([PART_SCHEMA.field(name) for name in needed]).empty_table()
+        table = pa.concat_tables([empty, *tables], promote_options="permissive")
+        return _winners(table).select(wanted)
+
+
+def _winners(table: pa.Table) -> pa.Table:
+    """Keep the latest record of each input."""
+    keys = table.select(["input", "run", "finished_at"]).to_pandas()
+    ordered = keys.sort_values(["run", "finished_at"], kind="stable")
+    kept = ordered.drop_duplicates("input", keep="last").index
+    return table if len(kept) == len(table) else table.take(pa.array(kept.sort_values()))

@@ -1,0 +1,170 @@
+"""CSV and TSV manifests, read by pandas; a second reading finds the lines of what is wrong."""
+
+import csv
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from batchmill.manifest.source import Source
+
+_BYTE_ORDER_MARKS = {
+    b"\xef\xbb\xbf": "UTF-8",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+# A field may be as long as a manifest's author likes.
+csv.field_size_limit(2**31 - 1)
+
+# Numbers as a program writes them. 007 and +49 are names, and stay text.
+_INTEGER = r"-?(?:0|[1-9]\d{0,17})"
+_NUMBER = r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?"
+
+
+def read_delimited(path: Path, separator: str) -> Source:
+    """Read a CSV or TSV file. Every cell is text, an empty one is missing."""
+    data = path.read_bytes()
+    faults = encoding_faults(data)
+    if not data.strip():
+        return Source(
+            name=str(path),
+            frame=pd.DataFrame(),
+            folder=path.parent,
+            locate=list,
+            faults=faults or ["is empty. Give it a header and one line an input."],
+        )
+    frame = None if faults else _read_fast(data, separator)
+    if frame is not None:
+        return Source(
+            name=str(path),
+            frame=frame,
+            folder=path.parent,
+            locate=lambda: [place for place, _ in _records(data, separator)][1:],
+        )
+    return _read_closely(path, data, separator, faults)
+
+
+def type_columns(frame: pd.DataFrame, leave: str) -> pd.DataFrame:
+    """Give the columns of text their types: whole numbers, numbers, true/false, or text.
+
+    The column named `leave` stays text, and so does one with numbers that would not survive it
+    (`007`).
+    """
+    typed = {}
+    for name in frame.columns:
+        column = frame[name]
+        if name != leave and column.notna().any():
+            values = column.dropna()
+            if values.str.fullmatch(_INTEGER).all():
+                column = column.astype("Int64")
+            elif values.str.fullmatch(_NUMBER).all():
+                column = column.astype("Float64")
+            elif values.isin(["true", "false", "True", "False"]).all():
+                column = column.str.lower().map({"true": True, "false": False}).astype("boolean")
+        typed[name] = column
+    return pd.DataFrame(typed)
+
+
+def encoding_faults(data: bytes) -> list[str]:
+    """Name the lines of a text file that no reader of UTF-8 can take, and its byte order mark."""
+    for mark, encoding in _BYTE_ORDER_MARKS.items():
+        if data.startswith(mark):
+            fault = (
+                f"line 1: begins with a byte order mark ({encoding}). "
+                "Save the file as UTF-8 without one."
+            )
+            # Every second byte of UTF-16 is a NUL: to name those lines would say nothing new.
+            return [fault] if encoding == "UTF-16" else [fault, *_line_faults(data)]
+    return _line_faults(data)
+
+
+def _line_faults(data: bytes) -> list[str]:
+    faults = []
+    if b"\0" in data:
+        faults += [
+            f"line {number}: holds a NUL byte. Remove it."
+            for number, line in enumerate(data.split(b"\n"), 1)
+            if b"\0" in line
+        ]
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        for number, line in enumerate(data.split(b"\n"), 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                faults.append(
+                    f"line {number}: is not UTF-8 (byte 0x{line[error.start]:02x} at position "
+                    f"{error.start + 1}). Save the file as UTF-8."
+                )
+    return faults
+
+
+def _read_fast(data: bytes, separator: str) -> pd.DataFrame | None:
+    """Read with pandas alone; None where something in it wants a closer look."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            frame = pd.read_csv(
+                io.BytesIO(data),
+                sep=separator,
+                dtype=str,
+                keep_default_na=False,  # A label may well be "NA" or "None".
+                na_values=[""],
+                index_col=False,
+            )
+    except (pd.errors.ParserError, pd.errors.ParserWarning, ValueError):
+        return None
+    header = next(_records(data, separator))[1]
+    if list(frame.columns) != header:
+        return None
+    # pandas fills a row that ends early with missing values, without a word.
+    return None if frame.iloc[:, -1].isna().any() else frame
+
+
+def _read_closely(path: Path, data: bytes, separator: str, faults: list[str]) -> Source:
+    """Read record by record, to know the line of each and to see the ragged ones."""
+    places: list[str] = []
+    rows: list[Sequence[str | None]] = []
+    header: list[str] | None = None
+    faults = list(faults)
+    try:
+        for place, record in _records(data, separator):
+            if header is None:
+                header = record
+                twice = sorted({name for name in header if header.count(name) > 1})
+                faults += [
+                    f"{place}: column {name!r} stands there twice. Rename one." for name in twice
+                ]
+            elif len(record) != len(header):
+                faults.append(
+                    f"{place}: has {len(record)} fields, the header has {len(header)}. "
+                    "Quote a field that holds the separator, or fill in what is missing."
+                )
+            else:
+                places.append(place)
+                rows.append([value or None for value in record])
+    except csv.Error as error:
+        faults.append(f"cannot be read as a table: {error}.")
+    return Source(
+        name=str(path),
+        frame=pd.DataFrame(rows, columns=header, dtype="str"),
+        folder=path.parent,
+        locate=lambda: places,
+        faults=faults,
+    )
+
+
+def _records(data: bytes, separator: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield (place, fields) of each record; a record with line breaks is placed at its first line."""
+    text = data.decode("utf-8", "replace").removeprefix("\ufeff")
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    before = 0
+    for record in reader:
+        if record:
+            yield f"line {before + 1}", record
+        before = reader.line_num
+
+

@@ -1,0 +1,257 @@
+"""Load and check a manifest. Its inputs are looked at (`stat`), never opened."""
+
+import json
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from batchmill.errors import ManifestError
+from batchmill.manifest.delimited import read_delimited, type_columns
+from batchmill.manifest.listing import is_glob, read_folder, read_glob
+from batchmill.manifest.records import read_json_lines, read_parquet
+from batchmill.manifest.source import Numbered, Source
+
+ManifestLike = str | os.PathLike[str] | Sequence[str] | pd.DataFrame
+
+# The table that a run publishes has these columns itself.
+RESERVED_COLUMNS = frozenset({"output"})
+
+_SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+_JSON_LINES = {".jsonl", ".ndjson"}
+_PARQUET = {".parquet", ".pq"}
+MISSING_SIZE = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A checked manifest.
+
+    `inputs` is a table with one row an input, in the manifest's order: `input` (its name:
+    relative to `root` where it lies below it), `path` (absolute), `size` (bytes, -1 if there is
+    no such file), `mtime_ns`. `carried` has the manifest's other columns, row for row.
+    """
+
+    name: str
+    root: Path
+    inputs: pa.Table
+    carried: pa.Table
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+def load_manifest(
+    source: ManifestLike,
+    *,
+    input_column: str = "input",
+    root: str | os.PathLike[str] | None = None,
+    pattern: str = "*",
+) -> Manifest:
+    """Read a manifest and check every row of it.
+
+    `source` is a CSV, TSV, JSON Lines or Parquet file, a folder (searched recursively for
+    `pattern`), a glob, a list of paths or a DataFrame. Relative inputs are relative to `root`,
+    by default the manifest's folder (the working directory, for a list or DataFrame).
+
+    Raises ManifestError with all faults at once, each with its line.
+    """
+    table = _read(source, pattern)
+    column = "input" if _is_listing(source) else input_column
+    faults = list(table.faults)
+    frame = table.frame
+    if column not in frame.columns and not (faults and frame.empty):
+        found = ", ".join(repr(str(name)) for name in frame.columns) or "none"
+        faults.append(
+            f"line 1: no column {column!r} (found: {found}). "
+            "Rename the column, or name yours with --input-column."
+        )
+    if column not in frame.columns:
+        raise ManifestError(table.name, faults)
+    if frame.empty and not faults:
+        faults.append("has a header, but no inputs. Add one line an input.")
+    reserved = (RESERVED_COLUMNS | ({"input"} - {column})) & set(frame.columns)
+    faults += [
+        f"line 1: the column {name!r} would hide the one that batchmill writes. Rename it."
+        for name in sorted(reserved)
+    ]
+    if not _is_listing(source) and isinstance(source, str | os.PathLike):
+        if Path(source).suffix.lower() in _SEPARATORS:
+            # A file of text has no types: those of its columns are read off their values.
+            frame = type_columns(frame, leave=column)
+
+    confined = root is not None
+    base = Path(os.path.abspath(root if root is not None else table.folder))
+    if confined and not base.is_dir():
+        faults.append(f"--root {root}: no such folder. Give the folder that its inputs are in.")
+    checked = _check_inputs(table, frame[column], base, confined=confined)
+    faults += checked.faults
+    if faults:
+        raise ManifestError(table.name, faults)
+    return Manifest(
+        name=table.name,
+        root=base,
+        inputs=checked.table,
+        carried=_carried(frame.drop(columns=column)),
+    )
+
+
+def _is_listing(source: ManifestLike) -> bool:
+    if not isinstance(source, str | os.PathLike):
+        return False
+    path = os.fspath(source)
+    return os.path.isdir(path) or (is_glob(path) and not os.path.exists(path))
+
+
+def _read(source: ManifestLike, pattern: str) -> Source:
+    if isinstance(source, pd.DataFrame):
+        frame = source.reset_index(drop=True).rename(columns=str)
+        return _in_memory("the DataFrame", frame)
+    if not isinstance(source, str | os.PathLike):
+        return _in_memory(
+            "the list", pd.DataFrame({"input": pd.Series([os.fspath(item) for item in source])})
+        )
+    text = os.fspath(source)
+    path = Path(text)
+    try:
+        if path.is_dir():
+            return read_folder(path, pattern)
+        if path.exists():
+            return _read_file(path)
+    except OSError as error:
+        raise ManifestError(
+            text, [f"cannot be read: {error.strerror}. Check the path and its permissions."]
+        ) from error
+    if is_glob(text):
+        return read_glob(text)
+    if "://" in text:
+        raise ManifestError(text, ["is a URL; manifests are read from the file system only."])
+    raise ManifestError(
+        text, [f"no such file or folder (looked in {os.getcwd()}). Check the path."]
+    )
+
+
+def _read_file(path: Path) -> Source:
+    suffix = path.suffix.lower()
+    if suffix in _SEPARATORS:
+        return read_delimited(path, _SEPARATORS[suffix])
+    if suffix in _JSON_LINES:
+        return read_json_lines(path)
+    if suffix in _PARQUET:
+        return read_parquet(path)
+    known = ", ".join(sorted([*_SEPARATORS, *_JSON_LINES, *_PARQUET]))
+    raise ManifestError(
+        str(path),
+        [f"of what form is it? Its name ends in none of {known}. Rename it, or give a folder."],
+    )
+
+
+def _in_memory(name: str, frame: pd.DataFrame) -> Source:
+    return Source(
+        name=name,
+        frame=frame,
+        folder=Path.cwd(),
+        locate=lambda: Numbered("row", len(frame), first=0),
+        faults=[] if len(frame) else ["is empty. Give at least one input."],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Checked:
+    table: pa.Table
+    faults: list[str]
+
+
+def _check_inputs(source: Source, column: pd.Series, root: Path, *, confined: bool) -> _Checked:
+    """Resolve and look at each input, and collect every fault in the order of the manifest."""
+    base = str(root)
+    prefix = base.rstrip("/") + "/"
+    names: list[str] = []
+    paths: list[str] = []
+    sizes = np.full(len(column), MISSING_SIZE, dtype=np.int64)
+    times = np.zeros(len(column), dtype=np.int64)
+    first_at: dict[str, int] = {}
+    faults: list[str] = []
+
+    def fault(index: int, text: str) -> None:
+        faults.append(f"{source.places[index]}: {text}")
+
+    for index, value in enumerate(column.tolist()):
+        reason = _unusable(value, column.name)
+        if reason:
+            fault(index, reason)
+            continue
+        path = os.path.normpath(os.path.join(base, value))
+        below = path.startswith(prefix)
+        if confined and not below:
+            fault(index, f"{value!r} leaves the root {base}. Move the file, or widen --root.")
+        earlier = first_at.setdefault(path, index)
+        if earlier != index:
+            fault(index, f"{value!r} is listed already on {source.places[earlier]}. Keep one.")
+            continue
+        try:
+            seen = os.stat(path)
+        except OSError:
+            pass  # It may be there when its turn comes; if not, its outcome says so.
+        else:
+            if stat.S_ISDIR(seen.st_mode):
+                fault(index, f"{value!r} is a folder. Name a file (or give the folder itself).")
+            elif not stat.S_ISREG(seen.st_mode):
+                fault(index, f"{value!r} is no regular file. Name a file.")
+            sizes[index] = seen.st_size
+            times[index] = seen.st_mtime_ns
+        names.append(path[len(prefix) :] if below else path)
+        paths.append(path)
+
+    if faults:
+        return _Checked(table=pa.table({}), faults=faults)
+    table = pa.table({"input": names, "path": paths, "size": sizes, "mtime_ns": times})
+    return _Checked(table=table, faults=faults)
+
+
+def _unusable(value: object, column: object) -> str:
+    """Say why a cell cannot be the name of a file; empty if it can."""
+    if _is_missing(value):
+        return f"no value in column {str(column)!r}. Fill it in, or drop the row."
+    if not isinstance(value, str):
+        return f"{value!r} in column {str(column)!r} is no path. Write it as text."
+    if not value.strip():
+        return f"no value in column {str(column)!r}. Fill it in, or drop the row."
+    if "://" in value:
+        return f"{value!r} is a URL; inputs are read from the file system only."
+    if "\0" in value:
+        return f"{value!r} holds a NUL character. Remove it."
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return f"{value!r} is not UTF-8. Rename the file."
+    return ""
+
+
+def _carried(frame: pd.DataFrame) -> pa.Table:
+    """Turn the other columns into Arrow: lists become JSON text, and a mix of types text."""
+    columns = {}
+    for name in frame.columns:
+        try:
+            column = pa.array(frame[name], from_pandas=True)
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            text = [None if _is_missing(value) else str(value) for value in frame[name]]
+            column = pa.array(text, pa.string())
+        if isinstance(column, pa.ChunkedArray):
+            column = column.combine_chunks()
+        if pa.types.is_nested(column.type):
+            text = [None if value is None else json.dumps(value) for value in column.to_pylist()]
+            column = pa.array(text, pa.string())
+        if pa.types.is_large_string(column.type) or pa.types.is_dictionary(column.type):
+            column = column.cast(pa.string())
+        columns[str(name)] = column
+    return pa.table(columns)
+
+
+def _is_missing(value: object) -> bool:
+    return value is None or value is pd.NA or (isinstance(value, float) and value != value)

@@ -1,0 +1,50 @@
+"""What became of one input."""
+
+from typing import Final, Literal, NamedTuple, get_args
+
+Kind = Literal["ok", "failed", "timeout", "crashed", "oom", "missing", "cancelled"]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
+
+class WrittenFile(NamedTuple):
+    """One output file: its path relative to the dataset, and its size in bytes."""
+
+    path: str
+    size: int
+
+
+class Outcome(NamedTuple):
+    """What became of one input. Holds only plain values, so that it can always be pickled.
+
+    `rows` is the JSON text of the metadata rows; `error` is the exception's type, `message` its
+    text; `seconds` is the wall time of the last attempt, `finished_at` seconds since 1970.
+    """
+
+    input: str
+    input_id: str
+    kind: Kind
+    attempts: int
+    seconds: float
+    finished_at: float
+    host: str
+    rows: str = "[]"
+    outputs: tuple[WrittenFile, ...] = ()
+    error: str = ""
+    message: str = ""
+    traceback: str = ""
+    log: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Why it is not ok, in one line."""
+        return one_line(self.error, self.message)
+
+
+def one_line(error: str, message: str) -> str:
+    """Join an error's type and the first line of its text.
+
+    >>> one_line("ValueError", "bad header\\nat byte 12")
+    'ValueError: bad header'
+    """
+    first = message.strip().partition("\n")[0]
+    return f"{error}: {first}" if first else error

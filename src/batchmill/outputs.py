@@ -1,0 +1,132 @@
+"""The files that a step writes: in a private folder first, then in the dataset, as it named them."""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+
+from batchmill.ledger import FILES
+from batchmill.outcome import WrittenFile
+from batchmill.rows import Row
+
+
+class OutputError(Exception):
+    """What a step wrote and what it named differ; the text says how."""
+
+
+def place_outputs(
+    staged: Path | None, rows: Iterable[Row], dataset: Path, input_id: str
+) -> tuple[WrittenFile, ...]:
+    """Move a step's files into the dataset, and make the rows name them there.
+
+    `staged` is the folder that the step wrote to; None if it was given none. Raises OutputError
+    unless the rows name just the files that were written.
+    """
+    named = _named(rows)
+    written = dict(_written(staged)) if staged else {}
+    _compare(set(named), set(written))
+    target = dataset / FILES / input_id
+    if written and staged:
+        _replace_folder(staged, target, written)
+    else:
+        remove_folder(target)
+    for name, naming in named.items():
+        for row in naming:
+            row["output"] = f"{FILES}/{input_id}/{name}"
+    return tuple(
+        WrittenFile(f"{FILES}/{input_id}/{name}", size) for name, size in sorted(written.items())
+    )
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder and what is in it; one that is not there is no fault."""
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        return
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _named(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Group rows by the file that they name."""
+    named: dict[str, list[Row]] = {}
+    for number, row in enumerate(rows):
+        value = row.get("output")
+        if value is None:
+            continue
+        text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+        path = PurePosixPath(text) if isinstance(text, str) else None
+        if path is None or not path.parts:
+            raise OutputError(
+                f"row {number} has output={value!r}; expected the name of a file, relative to `out`."
+            )
+        if path.is_absolute() or ".." in path.parts:
+            raise OutputError(
+                f"row {number} names {str(path)!r}, which is not below its output folder. "
+                "Write to `out`, and name the file relative to it."
+            )
+        named.setdefault(str(path), []).append(row)
+    return named
+
+
+def _written(folder: Path, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Yield (relative name, size in bytes) of the files below a folder."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = f"{prefix}{entry.name}"
+            if entry.is_symlink():
+                raise OutputError(
+                    f"it wrote {name!r}, a symbolic link, which may lead out of the dataset. "
+                    "Write a file."
+                )
+            if entry.is_dir():
+                yield from _written(Path(entry.path), f"{name}/")
+            elif entry.is_file():
+                yield name, entry.stat().st_size
+            else:
+                raise OutputError(f"it wrote {name!r}, which is no regular file. Write a file.")
+
+
+def _compare(named: set[str], written: set[str]) -> None:
+    faults = []
+    if named - written:
+        faults.append(f"named but not written: {_listed(named - written)}")
+    if written - named:
+        faults.append(f"written but not named: {_listed(written - named)}")
+    if faults:
+        raise OutputError(
+            f"{'; '.join(faults)}. Each file in `out` needs a row whose `output` is its name."
+        )
+
+
+def _listed(names: set[str], shown: int = 5) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(sorted(names)[:shown]) + more
+
+
+def _replace_folder(staged: Path, target: Path, written: Iterable[str]) -> None:
+    """Put a folder in another's place; one rename where nothing stands there yet."""
+    try:
+        os.rename(staged, target)
+        return
+    except OSError:
+        if not target.exists():
+            raise
+    # An earlier run's files are there. File by file, so that at no moment one is missing.
+    names = set(written)
+    try:
+        for name in names:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(staged / name, target / name)
+        for stale in [name for name, _ in _written(target) if name not in names]:
+            os.unlink(target / stale)
+        remove_folder(staged)
+    except (FileExistsError, IsADirectoryError, NotADirectoryError, OutputError):
+        # What was a file is a folder now, or there is what no step may write.
+        for name in names:
+            (staged / name).parent.mkdir(parents=True, exist_ok=True)
+            if (target / name).is_file() and not (staged / name).exists():
+                os.replace(target / name, staged / name)
+        shutil.rmtree(target)
+        os.rename(staged, target)

@@ -1,0 +1,133 @@
+"""A step's parameters: read from the command line, checked against its signature."""
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from batchmill.errors import OptionError, StepError
+
+
+def parse_params(pairs: Sequence[str], file: Path | None = None) -> dict[str, Any]:
+    """Turn `key=value` texts into parameters; those of `file` (a JSON object) come first.
+
+    A value is JSON where it parses as such, else text:
+
+    >>> parse_params(["seconds=2.5", "name=speech", 'ids=["a"]'])
+    {'seconds': 2.5, 'name': 'speech', 'ids': ['a']}
+    """
+    params = _read_file(file) if file else {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise OptionError(f"--param {pair}: expected key=value, as in --param seconds=5.")
+        params[key.strip()] = _json_or_text(text)
+    return params
+
+
+def check_params(
+    ref: str,
+    target: Any,
+    signature: inspect.Signature,
+    params: Mapping[str, Any],
+    filled: frozenset[str],
+) -> dict[str, Any]:
+    """Return all parameters of a step, converted to their annotated types, defaults included.
+
+    `filled` are those that batchmill gives itself. Raises StepError with every fault at once.
+    """
+    import pydantic
+
+    named = {
+        name: parameter
+        for name, parameter in signature.parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in filled
+    }
+    any_name = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    hints = _hints(target)
+    faults = [
+        f"parameter {name!r} is missing. Give it: --param {name}=..."
+        + (" (a step's output folder is called 'out')" if "out" not in signature.parameters else "")
+        for name, parameter in named.items()
+        if parameter.default is parameter.empty and name not in params
+    ]
+    checked = {
+        name: parameter.default
+        for name, parameter in named.items()
+        if parameter.default is not parameter.empty
+    }
+    for name, value in params.items():
+        if name not in named:
+            if any_name and name not in filled:
+                checked[name] = value
+            else:
+                takes = ", ".join(named) or "none"
+                faults.append(f"unknown parameter {name!r}. It takes: {takes}.")
+            continue
+        if name not in hints:
+            checked[name] = value
+            continue
+        try:
+            checked[name] = _convert(hints[name], value)
+        except pydantic.ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            faults.append(
+                f"parameter {name!r} is {value!r} ({type(value).__name__}), "
+                f"expected {_type_name(hints[name])}: {reason}."
+            )
+    if faults:
+        lines = [f"step {ref}: {faults[0]}"] if len(faults) == 1 else [f"step {ref}:", *faults]
+        raise StepError("\n  ".join(lines))
+    return checked
+
+
+def _convert(hint: Any, value: Any) -> Any:
+    import pydantic
+
+    # The command line's JSON makes a number of "5" where the step wants text.
+    config = pydantic.ConfigDict(coerce_numbers_to_str=True, arbitrary_types_allowed=True)
+    try:
+        adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(hint, config=config)
+    except pydantic.errors.PydanticUserError:
+        # Models and dataclasses have settings of their own, and take no others.
+        adapter = pydantic.TypeAdapter(hint)
+    return adapter.validate_python(value)
+
+
+def _hints(target: Any) -> dict[str, Any]:
+    function = target.__init__ if inspect.isclass(target) else target
+    if not inspect.isroutine(function):
+        function = type(function).__call__
+    try:
+        return get_type_hints(function, include_extras=True)
+    except Exception:
+        # An annotation may name what only a type checker imports; then nothing is checked here.
+        return {}
+
+
+def _type_name(hint: Any) -> str:
+    name = getattr(hint, "__name__", None)
+    return name if isinstance(hint, type) and name else str(hint).replace("typing.", "")
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"--params {file}: {error.strerror}. Check the path.") from error
+    except ValueError as error:
+        raise OptionError(f"--params {file}: is not JSON ({error}). Mend it.") from error
+    if not isinstance(value, dict):
+        raise OptionError(
+            f'--params {file}: holds a {type(value).__name__}; expected an object: {{"key": value}}.'
+        )
+    return value

@@ -1,0 +1,107 @@
+"""The plan on disk: one Arrow file, of which each shard reads its own rows.
+
+A task is given the file and a range of rows, never a list of inputs: that costs the same for ten
+inputs as for ten million, and the file is mapped, not copied, into each process.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from batchmill.batching import Layout
+from batchmill.digests import input_id
+from batchmill.errors import LedgerError
+from batchmill.ledger import Ledger
+from batchmill.job import Prepared
+
+_KEY = b"batchmill.work"
+_CARRIED = "carried"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What every shard of a run needs to know besides its inputs.
+
+    `counts` are the plan's: how many of the manifest's inputs were new, unchanged, and so on.
+    """
+
+    run: int
+    counts: Mapping[str, int]
+    step: str
+    params: Mapping[str, Any]
+    search: str
+    identity: str
+    batch_size: int
+    num_workers: int
+
+
+def write_run_plan(prepared: Prepared, run: int, layout: Layout) -> None:
+    """Write a run's plan, its inputs in the order of the shards."""
+    job, plan, manifest, ledger = prepared.job, prepared.plan, prepared.manifest, prepared.ledger
+    work = Work(
+        run=run,
+        counts=plan.counts,
+        step=job.step,
+        params=job.params,
+        search=job.search,
+        identity=prepared.step.identity,
+        batch_size=layout.batch_size,
+        num_workers=layout.num_workers,
+    )
+    order = pa.array(layout.order)
+    pending = plan.pending.take(order)
+    positions = pending.column("position")
+    names = pending.column("input").to_pylist()
+    table = pending.select(["position", "input", "path", "size", "mtime_ns"])
+    table = table.append_column("input_id", pa.array([input_id(name) for name in names]))
+    if manifest.carried.num_columns:
+        carried = manifest.carried.take(positions)
+        arrays = [pa.concat_arrays(column.chunks) for column in carried.columns]
+        table = table.append_column(_CARRIED, pa.StructArray.from_arrays(arrays, carried.column_names))
+    table = table.replace_schema_metadata({_KEY: json.dumps(asdict(work))})
+    with (
+        ledger.store.replacing(ledger.plan_name(run)) as file,
+        pa.ipc.new_file(file, table.schema) as writer,
+    ):
+        writer.write_table(table, max_chunksize=4096)
+
+
+def read_work(ledger: Ledger, run: int) -> Work:
+    """Read what every shard of a run needs to know."""
+    with _open(ledger, run) as source:
+        return Work(**json.loads((source.schema.metadata or {})[_KEY]))
+
+
+def read_inputs(ledger: Ledger, run: int, start: int, stop: int) -> pa.Table:
+    """Read the rows `start` up to `stop` of a run's plan."""
+    with _open(ledger, run) as source:
+        return source.read_all().slice(start, stop - start)
+
+
+def count_inputs(ledger: Ledger, run: int) -> int:
+    """Count the inputs that a run set out to execute."""
+    with _open(ledger, run) as source:
+        return sum(source.get_batch(i).num_rows for i in range(source.num_record_batches))
+
+
+def carried_rows(inputs: pa.Table) -> list[dict[str, Any]]:
+    """Return the manifest's other columns of each input, as plain values."""
+    if _CARRIED not in inputs.column_names:
+        return [{} for _ in range(len(inputs))]
+    rows: list[dict[str, Any]] = inputs.column(_CARRIED).to_pylist()
+    return rows
+
+
+def _open(ledger: Ledger, run: int) -> pa.ipc.RecordBatchFileReader:
+    path = ledger.store.path(ledger.plan_name(run))
+    try:
+        return pa.ipc.open_file(pa.memory_map(str(path)))
+    except (OSError, pa.ArrowException) as error:
+        raise LedgerError(
+            f"{path}: the plan of run {run} cannot be read ({error}). "
+            "Is the dataset's folder there, on this machine too? Run the same command again."
+        ) from error
+

@@ -1,0 +1,142 @@
+"""Publish a dataset's tables: metadata.parquet, metadata.csv and failures.csv."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pcsv
+import pyarrow.parquet as pq
+
+from batchmill.ledger import Ledger
+from batchmill.manifest import Manifest
+
+# Rows of so many inputs are Python objects at a time; then they are Arrow.
+_CHUNK = 20_000
+_FAILURE_COLUMNS = (
+    "input",
+    "outcome",
+    "error",
+    "message",
+    "attempts",
+    "seconds",
+    "host",
+    "traceback",
+    "log",
+)
+
+
+def publish(ledger: Ledger, manifest: Manifest) -> None:
+    """Write the tables of what the ledger holds, each replaced at once.
+
+    `metadata` has a row for each that a step gave: `input`, the manifest's columns, `output`, the
+    step's own. Its order is the manifest's, whatever the order of execution; inputs that the
+    manifest no longer lists come last. `failures.csv` has a row for each input that is not ok.
+    """
+    records = ledger.records(
+        ["input", "outcome", "rows", "carried", *_FAILURE_COLUMNS]
+    )
+    position = pc.index_in(records["input"], value_set=_one_array(manifest.inputs["input"]))
+    records = records.append_column("position", position).sort_by(
+        [("position", "ascending"), ("input", "ascending")]
+    )
+    ok = pc.equal(records["outcome"], "ok")
+    metadata = metadata_table(records.filter(ok), manifest)
+    with ledger.store.replacing("metadata.parquet") as file:
+        pq.write_table(metadata, file, compression="zstd", row_group_size=128 * 1024)
+    with ledger.store.replacing("metadata.csv") as file:
+        pcsv.write_csv(metadata, file)
+    with ledger.store.replacing("failures.csv") as file:
+        pcsv.write_csv(records.filter(pc.invert(ok)).select(list(_FAILURE_COLUMNS)), file)
+
+
+def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
+    """Make the metadata table of `ok` records, which are in its order already.
+
+    `position` is the record's row in the manifest, null for one that the manifest no longer lists.
+    """
+    withdrawn = pc.is_null(records["position"])
+    chunks = [
+        _chunk(part.slice(start, _CHUNK), manifest)
+        for part in (records.filter(pc.invert(withdrawn)), records.filter(withdrawn))
+        for start in range(0, len(part), _CHUNK)
+    ]
+    found = [name for chunk in chunks for name in chunk.column_names]
+    names = dict.fromkeys(["input", *(["output"] if "output" in found else [])])
+    names |= dict.fromkeys([*manifest.carried.column_names, *found])
+    return pa.table({name: _column(name, chunks) for name in names})
+
+
+def _chunk(records: pa.Table, manifest: Manifest) -> pa.Table:
+    """Make the metadata rows of some records; the columns' types are those of these rows."""
+    rows: list[dict[str, Any]] = []
+    owners: list[int] = []
+    for index, text in enumerate(records["rows"].to_pylist()):
+        made = json.loads(text)
+        rows += made
+        owners += [index] * len(made)
+    owner = pa.array(owners, pa.int64())
+    columns: dict[str, pa.Array | pa.ChunkedArray] = {"input": records["input"].take(owner)}
+    for name, carried in _carried(records, manifest):
+        columns[name] = carried.take(owner)
+    for key in dict.fromkeys(key for row in rows for key in row):
+        values = [row.get(key) for row in rows]
+        if key in columns:  # What a step says of an input goes before what the manifest says.
+            kept = columns[key].to_pylist()
+            values = [row.get(key, kept[index]) for index, row in enumerate(rows)]
+        columns[key] = _typed(values)
+    return pa.table(columns)
+
+
+def _carried(
+    records: pa.Table, manifest: Manifest
+) -> Iterator[tuple[str, pa.Array | pa.ChunkedArray]]:
+    """Yield the manifest's columns of these records; those of withdrawn ones are in the ledger."""
+    if records["position"].null_count == 0:
+        for name in manifest.carried.column_names:
+            yield name, manifest.carried[name].take(records["position"])
+        return
+    recorded = [json.loads(text) for text in records["carried"].to_pylist()]
+    for name in dict.fromkeys(key for row in recorded for key in row):
+        column = _typed([row.get(name) for row in recorded])
+        if name in manifest.carried.column_names:
+            try:
+                column = column.cast(manifest.carried.schema.field(name).type)
+            except pa.ArrowException:
+                pass  # It had another type once; then the column becomes text.
+        yield name, column
+
+
+def _typed(values: Sequence[Any]) -> pa.Array:
+    """Make a column of JSON values: of one type where they have one, else of text."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {bool} or kinds <= {str} or kinds <= {float}:
+        return pa.array(values)
+    if kinds <= {int, float}:
+        try:
+            return pa.array(values, pa.int64() if kinds == {int} else pa.float64())
+        except OverflowError:
+            pass  # A whole number of more than 64 bits.
+    return pa.array(
+        [value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values],
+        pa.string(),
+    )
+
+
+def _column(name: str, chunks: Sequence[pa.Table]) -> pa.ChunkedArray:
+    """Join a column of all chunks; where their types differ, in the type that holds them all."""
+    arrays = [
+        chunk[name] if name in chunk.column_names else pa.chunked_array([pa.nulls(len(chunk))])
+        for chunk in chunks
+    ]
+    types = {array.type for array in arrays} - {pa.null()}
+    if types == {pa.int64(), pa.float64()}:
+        kind = pa.float64()
+    else:
+        kind = types.pop() if len(types) == 1 else pa.string()
+    return pa.chunked_array([part for array in arrays for part in array.cast(kind).chunks], kind)
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks)

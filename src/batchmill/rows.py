@@ -1,0 +1,113 @@
+"""What a step gives back, turned into rows of the metadata table."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+# Rows of one input are held in memory and in the ledger: a day of one-second clips is 15 MiB.
+MAX_ROWS_BYTES = 32 * 2**20
+
+# Columns that batchmill fills in; a row that has them would hide the truth.
+RESERVED_KEYS = frozenset({"input"})
+
+Row = dict[str, Any]
+
+
+def rows_of(result: object) -> list[Row]:
+    """Turn a step's result into metadata rows.
+
+    A mapping, NamedTuple or dataclass is one row; a list of those, or what a generator yields, is
+    a row each; None is no row. Anything else is one row with the column `value`.
+
+    >>> rows_of({"words": 3})
+    [{'words': 3}]
+    >>> rows_of(["sim", "imp"])
+    [{'value': ['sim', 'imp']}]
+    """
+    if result is None:
+        return []
+    if isinstance(result, Iterator):
+        return [_as_row(item) for item in result if item is not None]
+    if isinstance(result, list) and all(_is_record(item) for item in result):
+        return [_as_row(item) for item in result]
+    return [_as_row(result)]
+
+
+def encode_rows(rows: Iterable[Row]) -> str:
+    """Write rows as JSON text. Raises TypeError or ValueError for what a table cannot hold."""
+    text = json.dumps(
+        [{str(key): _plain(value, str(key)) for key, value in row.items()} for row in rows],
+        ensure_ascii=False,
+        separators=(",", ":"),
+    )
+    # Lone surrogates pass json.dumps, but no file or table takes them.
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > MAX_ROWS_BYTES:
+        raise ValueError(
+            f"its metadata takes {size / 2**20:,.0f} MiB, more than {MAX_ROWS_BYTES >> 20} MiB. "
+            "Write large results to a file in `out`, and name it in a row."
+        )
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _is_record(value: object) -> bool:
+    return (
+        isinstance(value, Mapping)
+        or (isinstance(value, tuple) and hasattr(value, "_asdict"))
+        or (dataclasses.is_dataclass(value) and not isinstance(value, type))
+    )
+
+
+def _as_row(value: Any) -> Row:
+    if isinstance(value, Mapping):
+        row = dict(value)
+    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+        row = value._asdict()
+    elif _is_record(value):
+        row = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    else:
+        row = {"value": value}
+    hidden = RESERVED_KEYS & row.keys()
+    if hidden:
+        raise ValueError(
+            f"a row has the key {sorted(hidden)[0]!r}, which batchmill fills in itself. Rename it."
+        )
+    return row
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Reduce a value to what JSON knows: numbers of numpy and torch, paths, dates, enums too."""
+    if value is None or isinstance(value, bool | int | str):
+        return value if type(value) in (bool, int, str, type(None)) else _plain_subclass(value)
+    if isinstance(value, float):
+        return float(value)
+    if _is_record(value):
+        return {str(key): _plain(item, where) for key, item in _as_mapping(value).items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        items = sorted(value) if isinstance(value, set | frozenset) else value
+        return [_plain(item, where) for item in items]
+    if hasattr(value, "tolist"):  # numpy's and torch's arrays and scalars
+        return _plain(value.tolist(), where)
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    if hasattr(value, "__fspath__"):
+        return str(value)
+    if hasattr(value, "value") and hasattr(value, "name"):  # an Enum
+        return _plain(value.value, where)
+    raise TypeError(
+        f"the value of {where!r} is a {type(value).__name__}, which no table can hold. "
+        "Give numbers, text, lists or dicts; write the rest to a file in `out`."
+    )
+
+
+def _plain_subclass(value: Any) -> Any:
+    """Undress an IntEnum, a StrEnum, a numpy string and the like."""
+    for plain in (bool, int, str):
+        if isinstance(value, plain):
+            return plain(value.value) if hasattr(value, "value") else plain(value)
+    return value
+
+
+def _as_mapping(value: Any) -> Mapping[Any, Any]:
+    return value if isinstance(value, Mapping) else _as_row(value)

@@ -1,0 +1,177 @@
+"""Run one shard: its inputs through a DataLoader, their outcomes into the ledger."""
+
+import json
+import logging
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from batchmill.errors import StepError
+from batchmill.execute import Input, Workbench
+from batchmill.ledger import FILES, Ledger, Origin
+from batchmill.outcome import Outcome
+from batchmill.plan_file import carried_rows, read_inputs, read_work
+from batchmill.step import Step, load_step
+from batchmill.storage import LocalStore
+
+logger = logging.getLogger(__name__)
+
+# A killed machine costs what is not committed: so many seconds of work, or so many inputs.
+COMMIT_SECONDS = 2.0
+COMMIT_INPUTS = 2_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """The rows `start` up to `stop` of a run's plan; the `number`-th of `total`."""
+
+    dataset: str
+    run: int
+    number: int
+    total: int
+    start: int
+    stop: int
+
+    @property
+    def inputs(self) -> int:
+        """The number of inputs."""
+        return self.stop - self.start
+
+
+class ShardResult(NamedTuple):
+    """How many inputs of a shard had which outcome, and how long it took in seconds."""
+
+    outcomes: Mapping[str, int]
+    seconds: float
+
+
+def run_shard(
+    shard: Shard, on_outcome: Callable[[Outcome], None] = lambda outcome: None
+) -> ShardResult:
+    """Execute the inputs of a shard and commit their outcomes; calls `on_outcome` with each.
+
+    Raises StepError if the step cannot be loaded here, LedgerError and StoreError if the dataset
+    cannot be read or written. What was committed before stays.
+    """
+    # torch takes a second to import; only the processes that run shards need it.
+    from batchmill.loading import GuardedInputs, outcomes
+
+    begun = time.perf_counter()
+    ledger = Ledger(LocalStore(shard.dataset))
+    work = read_work(ledger, shard.run)
+    step = load_step(work.step, work.params, search=work.search)
+    table = read_inputs(ledger, shard.run, shard.start, shard.stop)
+    inputs = _inputs(table)
+    bench = Workbench(dataset=ledger.store.root, attempt=uuid.uuid4().hex[:12])
+    ledger.store.path(FILES).mkdir(exist_ok=True)
+    origins = {
+        item.name: Origin(
+            size, mtime_ns, json.dumps(item.row, default=str), work.identity, work.run
+        )
+        for item, size, mtime_ns in zip(
+            inputs, table["size"].to_pylist(), table["mtime_ns"].to_pylist(), strict=True
+        )
+    }
+    counts: Counter[str] = Counter()
+    guarded = GuardedInputs(
+        step=step, inputs=inputs, bench=bench, indexed=_indexed(step, table, inputs)
+    )
+    try:
+        with _Committer(ledger, f"{work.run:06d}-{bench.attempt}", origins) as committer:
+            for batch in outcomes(
+                guarded, batch_size=work.batch_size, num_workers=work.num_workers
+            ):
+                for outcome in batch:
+                    counts[outcome.kind] += 1
+                    on_outcome(outcome)
+                committer.add(batch)
+    finally:
+        bench.clear()
+    return ShardResult(dict(counts), time.perf_counter() - begun)
+
+
+def _inputs(table: pa.Table) -> list[Input]:
+    return [
+        Input(*fields)
+        for fields in zip(
+            table["input"].to_pylist(),
+            table["input_id"].to_pylist(),
+            table["path"].to_pylist(),
+            carried_rows(table),
+            strict=True,
+        )
+    ]
+
+
+def _indexed(step: Step, table: pa.Table, inputs: list[Input]) -> Callable[[int], Any]:
+    """Return what looks up the result of input i of this shard in the step's Dataset."""
+    if step.kind == "items":
+        positions = table["position"].to_pylist()
+        return lambda index: step.target[positions[index]]
+    if step.kind != "dataset":
+        return lambda index: None
+    labels = {item.path: item.row.get("label") for item in inputs}
+    extra = {"labels": labels} if "labels" in step.given else {}
+    made = step.target([item.path for item in inputs], **extra, **step.params)
+    if len(made) != len(inputs):
+        raise StepError(
+            f"step {step.ref}: the Dataset has {len(made)} items for {len(inputs)} inputs. "
+            "As a step, it must have one item for each input, in the same order."
+        )
+    return lambda index: made[index]
+
+
+@dataclass
+class _Committer:
+    """Commits outcomes in parts, by number and by time, also while the next batch is awaited."""
+
+    ledger: Ledger
+    prefix: str
+    origins: Mapping[str, Origin]
+    _waiting: list[Outcome] = field(default_factory=list)
+    _parts: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _error: BaseException | None = None
+
+    def __enter__(self) -> "_Committer":
+        self._clock = threading.Thread(target=self._tick, name="commit", daemon=True)
+        self._clock.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._clock.join()
+        self._commit()
+
+    def add(self, outcomes: list[Outcome]) -> None:
+        if self._error:
+            raise self._error
+        with self._lock:
+            self._waiting += outcomes
+            due = len(self._waiting) >= COMMIT_INPUTS
+        if due:
+            self._commit()
+
+    def _tick(self) -> None:
+        while not self._stop.wait(COMMIT_SECONDS):
+            try:
+                self._commit()
+            except BaseException as error:  # Raised in the shard's own thread, by add().
+                self._error = error
+                return
+
+    def _commit(self) -> None:
+        with self._lock:
+            if not self._waiting:
+                return
+            records = [(outcome, self.origins[outcome.input]) for outcome in self._waiting]
+            self.ledger.commit(f"{self.prefix}-{self._parts:05d}", records)
+            self._waiting = []
+            self._parts += 1

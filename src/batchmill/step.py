@@ -1,0 +1,205 @@
+"""The user's step: found by its reference, looked at once, and ready to be given inputs."""
+
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal
+
+from batchmill.digests import digest
+from batchmill.errors import StepError
+from batchmill.params import check_params
+
+StepKind = Literal["function", "dataset", "items"]
+
+# What batchmill itself gives to a function's or a Dataset's parameters of these names.
+_GIVEN_TO_FUNCTION = ("out", "row")
+_GIVEN_TO_DATASET = ("labels",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step and its checked parameters.
+
+    `kind` tells how it is used: a "function" is called with each input's path; a "dataset" is a
+    class that is made with the list of inputs and then indexed; "items" is an object with
+    `__len__` and `__getitem__`, whose item i belongs to row i of the manifest. `given` are the
+    names of those parameters that batchmill fills in; `identity` is a digest of reference, source
+    and params: results of another identity are not this step's.
+    """
+
+    ref: str
+    kind: StepKind
+    target: Any
+    params: Mapping[str, Any]
+    given: frozenset[str]
+    identity: str
+
+
+def load_step(ref: str, params: Mapping[str, Any] | None = None, *, search: str = "") -> Step:
+    """Import the step that `ref` ("package.module:attribute") names, and check `params` against it.
+
+    `search` is a folder that joins the import path, last. Raises StepError, which says what was
+    found and what was expected.
+    """
+    target = _resolve(ref, search)
+    params = dict(params or {})
+    kind = _kind(ref, target)
+    if kind == "items":
+        if params:
+            raise StepError(
+                f"step {ref}: is a {type(target).__name__}, which takes no parameters; "
+                f"got {', '.join(sorted(params))}. Drop them, or name a class or function."
+            )
+        return _step(ref, kind, target, {}, frozenset())
+    signature = _signature(ref, target)
+    takes = _takes_input(ref, signature)
+    special = _GIVEN_TO_FUNCTION if kind == "function" else _GIVEN_TO_DATASET
+    given = frozenset(name for name in special if name in signature.parameters and name != takes)
+    checked = check_params(ref, target, signature, params, filled=given | {takes})
+    return _step(ref, kind, target, checked, given)
+
+
+def reference_to(step: str | Callable[..., Any]) -> str:
+    """Return the reference of a function or class; a reference is returned as it is.
+
+    Raises StepError for one that another process could not import: a lambda, a function inside
+    another, one typed into a REPL or notebook.
+    """
+    if isinstance(step, str):
+        return step
+    module = getattr(step, "__module__", None)
+    name = getattr(step, "__qualname__", "")
+    if module == "__main__":
+        file = getattr(sys.modules["__main__"], "__file__", None)
+        module = os.path.splitext(os.path.basename(file))[0] if file else None
+    if not module or not name or "<" in name:
+        raise StepError(
+            f"step {step!r}: other processes cannot import it. Put it at the top level of a "
+            "module, and name it as package.module:attribute."
+        )
+    return f"{module}:{name}"
+
+
+def _step(
+    ref: str, kind: StepKind, target: Any, params: Mapping[str, Any], given: frozenset[str]
+) -> Step:
+    identity = digest("step", ref, _source(target), _described(params))
+    return Step(
+        ref=ref, kind=kind, target=target, params=params, given=given, identity=identity
+    )
+
+
+def _described(params: Mapping[str, Any]) -> str:
+    """Write params as JSON, the same in every process; of what JSON has no form for, the type."""
+    from pydantic_core import to_json
+
+    return to_json(dict(sorted(params.items())), fallback=lambda value: str(type(value))).decode()
+
+
+def _source(target: Any) -> str:
+    """Return the text of the module that defines the step; a part of its identity."""
+    try:
+        module = inspect.getmodule(target)
+        return inspect.getsource(module) if module else ""
+    except (OSError, TypeError):
+        return ""
+
+
+def _resolve(ref: str, search: str) -> Any:
+    module_name, colon, attribute = ref.partition(":")
+    if not colon or not module_name or not attribute:
+        raise StepError(
+            f"step {ref!r}: expected package.module:attribute, "
+            "as in batchmill.steps.words:split."
+        )
+    if module_name.endswith(".py") or "/" in module_name:
+        hint = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise StepError(
+            f"step {ref!r}: {module_name!r} is a path; expected a module, as in {hint}:{attribute}."
+        )
+    value: Any = _import_module(ref, module_name, search)
+    for part in attribute.split("."):
+        try:
+            value = getattr(value, part)
+        except AttributeError as error:
+            names = [name for name in dir(value) if not name.startswith("_")]
+            raise StepError(
+                f"step {ref}: {module_name} has no {part!r}. It has: {', '.join(names) or 'nothing'}."
+            ) from error
+    return value
+
+
+def _import_module(ref: str, module_name: str, search: str) -> ModuleType:
+    """Import a module, with `search` last on the import path; it stays there for later imports."""
+    if search and search not in sys.path:
+        sys.path.append(search)
+    # A file that was written a moment ago may not be in the finder's cache of its folder.
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(module_name)
+    except StepError as error:
+        # A built-in step's module says itself which library it misses, and how to get it.
+        raise StepError(f"step {ref}: {error}") from error
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name == missing or module_name.startswith(f"{missing}."):
+            where = f" or in {search}" if search else ""
+            raise StepError(
+                f"step {ref}: no module {missing!r} on the import path{where}. "
+                "Check the spelling, install it, or go to its folder."
+            ) from error
+        raise StepError(
+            f"step {ref}: {module_name} imports {missing!r}, which is not installed. "
+            f"Install it: pip install {missing.partition('.')[0]}"
+        ) from error
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
+        raise StepError(
+            f"step {ref}: importing {module_name} failed with {type(error).__name__}: {error}{place}. "
+            f"Mend it until this works: python -c 'import {module_name}'"
+        ) from error
+
+
+def _kind(ref: str, target: Any) -> StepKind:
+    if inspect.isclass(target):
+        if hasattr(target, "__getitem__") and hasattr(target, "__len__"):
+            return "dataset"
+        raise StepError(
+            f"step {ref}: the class {target.__name__} has no __getitem__ and __len__. "
+            "A class must be a Dataset; else name a function."
+        )
+    if callable(target) and not hasattr(target, "__getitem__"):
+        return "function"
+    if hasattr(target, "__getitem__") and hasattr(target, "__len__"):
+        return "items"
+    raise StepError(
+        f"step {ref}: is a {type(target).__name__}; expected a function, a Dataset class, or an "
+        "object with __len__ and __getitem__."
+    )
+
+
+def _signature(ref: str, target: Any) -> inspect.Signature:
+    try:
+        return inspect.signature(target)
+    except (TypeError, ValueError) as error:
+        raise StepError(
+            f"step {ref}: its parameters cannot be read ({error}). Wrap it in a function."
+        ) from error
+
+
+def _takes_input(ref: str, signature: inspect.Signature) -> str:
+    for parameter in signature.parameters.values():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            return parameter.name
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            return parameter.name
+        break
+    raise StepError(
+        f"step {ref}: takes no positional parameter; its first one is given the input's path."
+    )

@@ -1,0 +1,1 @@
+"""Steps that come with batchmill; each module needs no more than its own extra."""

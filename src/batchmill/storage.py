@@ -1,0 +1,81 @@
+"""The folder that a dataset lives in: whole files appear at once, or not at all."""
+
+import errno
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from batchmill.errors import StoreError
+
+_TEMPORARY = ".part-"
+
+
+class LocalStore:
+    """Files below one folder, by names relative to it with `/` between their parts."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+
+    def path(self, name: str) -> Path:
+        """Return the place of `name` in the file system."""
+        return self.root / name
+
+    @contextmanager
+    def replacing(self, name: str) -> Iterator[BinaryIO]:
+        """Open a file that takes the place of `name` when the block ends, and is gone if it fails.
+
+        The content is on the disk before the name is, so that a power cut leaves the old file or
+        the new one. Raises StoreError.
+        """
+        target = self.path(name)
+        temporary = target.with_name(f".{target.name}{_TEMPORARY}{uuid.uuid4().hex}")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            # Rename is atomic only within one filesystem: hence the temporary name beside it.
+            temporary.replace(target)
+        except OSError as error:
+            raise StoreError(str(target), _reason(error)) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a whole file. Raises StoreError."""
+        with self.replacing(name) as file:
+            file.write(data)
+
+    def read(self, name: str) -> bytes:
+        """Return a file's content. Raises StoreError."""
+        try:
+            return self.path(name).read_bytes()
+        except OSError as error:
+            raise StoreError(str(self.path(name)), _reason(error)) from error
+
+    def exists(self, name: str) -> bool:
+        """Tell whether there is a file or folder of this name."""
+        return self.path(name).exists()
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder in sorted order, without what is being written."""
+        try:
+            found = os.listdir(self.path(folder))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreError(str(self.path(folder)), _reason(error)) from error
+        return sorted(name for name in found if _TEMPORARY not in name)
+
+
+def _reason(error: OSError) -> str:
+    text = error.strerror or str(error)
+    if error.errno == errno.ENOSPC:
+        return f"{text}. Make room, and run the same command again: what is done stays done."
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{text}. Give yourself the right to write there, or choose another folder."
+    return f"{text}."

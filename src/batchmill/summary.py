@@ -1,0 +1,94 @@
+"""What came of a run, from its plan and the ledger alone."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from batchmill.ledger import Ledger
+from batchmill.outcome import one_line
+from batchmill.plan_file import count_inputs, read_work
+
+SHOWN_NAMES = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The state of a dataset's inputs after (or during) a run.
+
+    `outcomes` counts the manifest's inputs by outcome, `pending` those that have none yet;
+    `executed` counts the inputs whose step was started in this run. `failures` has the first few
+    names with their reasons.
+    """
+
+    run: int
+    inputs: int
+    outcomes: Mapping[str, int]
+    pending: int
+    executed: int
+    counts: Mapping[str, int] = field(default_factory=dict)
+    failures: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def failed(self) -> int:
+        """The number of inputs whose outcome is not ok."""
+        return sum(count for kind, count in self.outcomes.items() if kind != "ok")
+
+    @property
+    def complete(self) -> bool:
+        """Whether every input of the manifest is ok."""
+        return not self.failed and not self.pending
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain values, for scripts."""
+        return {
+            "run": self.run,
+            "inputs": self.inputs,
+            "outcomes": dict(self.outcomes),
+            "pending": self.pending,
+            "executed": self.executed,
+            "plan": dict(self.counts),
+        }
+
+    def sentence(self) -> str:
+        """Say in one sentence how it ended."""
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.outcomes.items())
+        text = f"{self.inputs:,} inputs: {kinds or 'no outcome'}"
+        return f"{text}, {self.pending:,} pending" if self.pending else text
+
+
+def summarise(ledger: Ledger, run: int) -> Summary:
+    """Sum up a run; also one that is under way, or was killed."""
+    work = read_work(ledger, run)
+    planned = count_inputs(ledger, run)
+    records = ledger.records(["input", "outcome", "error", "message"], run=run)
+    outcomes = Counter(records["outcome"].to_pylist())
+    outcomes["ok"] += work.counts["unchanged"]
+    failures = [
+        (record["input"], f"{record['outcome']}: {one_line(record['error'], record['message'])}")
+        for record in records.sort_by("input").to_pylist()
+        if record["outcome"] != "ok"
+    ]
+    inputs = sum(work.counts[reason] for reason in ("new", "changed", "retry", "unchanged"))
+    return Summary(
+        run=run,
+        inputs=inputs,
+        outcomes={kind: count for kind, count in outcomes.most_common() if count},
+        pending=planned - len(records),
+        executed=len(records) - outcomes["missing"],
+        counts=work.counts,
+        failures=tuple(failures[:SHOWN_NAMES]),
+    )
+
+
+def failure_message(summary: Summary, dataset: str) -> str:
+    """Say how many inputs are not ok, of which kinds, the first names, and where the rest is."""
+    lines = [f"{summary.sentence()}."]
+    lines += [f"  {name}: {why}" for name, why in summary.failures]
+    if summary.failed > len(summary.failures):
+        lines.append(f"  ... and {summary.failed - len(summary.failures):,} more")
+    if summary.failed:
+        lines.append(f"All of them, with tracebacks: batchmill failures {dataset}")
+    if summary.pending:
+        lines.append("The same command, given again, runs what is pending.")
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Prefect tasks: unwrap the arguments, call the engine, return."""

@@ -1,0 +1,15 @@
+"""The task that loads and checks the manifest, and plans the run."""
+
+from prefect import task
+from prefect.logging import get_run_logger
+
+from batchmill.job import Job, Prepared, prepare_once
+
+
+@task(name="load_manifest")
+def load_manifest(job: Job) -> Prepared:
+    """Check a job and plan it; its log says what there is to do."""
+    prepared = prepare_once(job)
+    counts = ", ".join(f"{count:,} {what}" for what, count in prepared.plan.counts.items() if count)
+    get_run_logger().info("%s: %s", prepared.manifest.name, counts)
+    return prepared

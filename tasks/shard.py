@@ -1,0 +1,35 @@
+"""The task that runs one shard on a Ray worker."""
+
+from prefect import task
+from prefect.logging import get_run_logger
+
+from batchmill.outcome import Outcome
+from batchmill.shard import Shard, ShardResult
+from batchmill.shard import run_shard as run
+
+# Ray and Prefect must not repeat a shard by themselves: the ledger knows which inputs are left.
+NO_RETRIES = 0
+SHOWN_FAILURES = 100
+
+
+@task(
+    name="run_shard",
+    task_run_name="shard {shard.number}/{shard.total}, {shard.inputs} inputs",
+    retries=NO_RETRIES,
+)
+def run_shard(shard: Shard) -> ShardResult:
+    """Execute and commit the inputs of one shard; its log names those that are not ok."""
+    logger = get_run_logger()
+    failures = 0
+
+    def report(outcome: Outcome) -> None:
+        nonlocal failures
+        if outcome.kind != "ok":
+            failures += 1
+            if failures <= SHOWN_FAILURES:
+                logger.error("%s: %s: %s", outcome.input, outcome.kind, outcome.reason)
+
+    result = run(shard, report)
+    counts = ", ".join(f"{count} {kind}" for kind, count in result.outcomes.items())
+    logger.info("%s in %.1f s", counts, result.seconds)
+    return result
