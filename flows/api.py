@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from uuid import UUID
 
+from batchmill.flows.embedded_server import embedded_server
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.context import FlowRunContext
@@ -12,8 +13,6 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 from prefect.states import Crashed
-
-from batchmill.flows.embedded_server import embedded_server
 
 _RECORD_SECONDS = 20
 _DRAIN_SECONDS = 5
@@ -57,9 +56,7 @@ def wait_until_recorded(flow_run: UUID, task_runs: int) -> None:
         while time.monotonic() < deadline:
             ended = 0
             for offset in range(0, task_runs, _PAGE):
-                page = client.read_task_runs(
-                    flow_run_filter=this_run, limit=_PAGE, offset=offset
-                )
+                page = client.read_task_runs(flow_run_filter=this_run, limit=_PAGE, offset=offset)
                 ended += sum(1 for run in page if run.state and run.state.is_final())
             if ended >= task_runs:
                 return
@@ -68,8 +65,9 @@ def wait_until_recorded(flow_run: UUID, task_runs: int) -> None:
 
 def mark_crashed(task_run: UUID, reason: str) -> None:
     """Say of a task run that its process is gone; without it, it would stay Running for ever."""
-    with get_client(sync_client=True) as client:
-        try:
-            client.set_task_run_state(task_run, Crashed(message=reason), force=True)
-        except (ObjectNotFound, PrefectHTTPStatusError):
-            pass  # It died before the server heard of it, or the server is gone too.
+    # It may have died before the server heard of it; or the server is gone, too.
+    with (
+        suppress(ObjectNotFound, PrefectHTTPStatusError),
+        get_client(sync_client=True) as client,
+    ):
+        client.set_task_run_state(task_run, Crashed(message=reason), force=True)

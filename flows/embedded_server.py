@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from batchmill.errors import ServiceError
 from batchmill.flows.server_keeper import LOCK, RECORD
+
+from batchmill.errors import ServiceError
 
 # The first start on a machine makes the database, which took 13 to 19 s on two cores.
 _START_SECONDS = 180

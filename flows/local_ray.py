@@ -1,11 +1,12 @@
 """The Ray that a run uses: a private one on this machine, or the cluster at an address."""
 
+import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import ray
 from prefect_ray import RayTaskRunner
@@ -13,21 +14,25 @@ from prefect_ray import RayTaskRunner
 from batchmill.batching import Cores
 from batchmill.errors import ServiceError
 
+logger = logging.getLogger(__name__)
+
 # Shards pass nothing through Ray's object store; its default is a third of the memory.
+_LONGEST_FOLDER = 20
 _OBJECT_STORE_BYTES = 100 * 2**20
 
 
 @contextmanager
-def ray_runner(address: str | None, *, verbose: bool = False) -> Iterator[RayTaskRunner[Any]]:
+def ray_runner(address: str | None) -> Iterator[RayTaskRunner[Any]]:
     """Give a task runner that is connected to Ray, and leave nothing of a private Ray behind.
 
-    Raises ServiceError where no Ray can be started, or none answers at the address.
+    What Ray's processes print is shown where batchmill's log level is DEBUG. Raises ServiceError
+    where no Ray can be started, or none answers at the address.
     """
+    verbose = logger.isEnabledFor(logging.DEBUG)
     quiet: dict[str, Any] = {} if verbose else {"log_to_driver": False, "logging_level": "ERROR"}
     folder = None
     if address is None:
-        # Paths of sockets are short: a deep temporary folder would break Ray.
-        folder = tempfile.mkdtemp(prefix="batchmill-", dir="/tmp" if os.path.isdir("/tmp") else None)
+        folder = tempfile.mkdtemp(prefix="batchmill-", dir=_short_temporary_folder())
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         runner = RayTaskRunner(
@@ -58,8 +63,14 @@ def ray_runner(address: str | None, *, verbose: bool = False) -> Iterator[RayTas
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _short_temporary_folder() -> str | None:
+    """Return a folder for Ray's sockets, whose paths have 107 bytes at most."""
+    usual = tempfile.gettempdir()
+    return usual if len(usual) <= _LONGEST_FOLDER else os.path.join(os.sep, "tmp")
+
+
 def cluster_cores() -> Cores:
     """Count the cores of the connected cluster."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
+    nodes = [node for node in cast("Any", ray).nodes() if node["Alive"]]
     cores = [int(node["Resources"].get("CPU", 0)) for node in nodes]
     return Cores(total=max(1, sum(cores)), node=max([1, *cores]))

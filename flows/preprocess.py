@@ -4,9 +4,14 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import ray
+from batchmill.flows.api import mark_crashed, shared_api, wait_until_recorded
+from batchmill.flows.local_ray import cluster_cores, ray_runner
+from batchmill.tasks.manifest import load_manifest
+from batchmill.tasks.metadata import write_metadata
+from batchmill.tasks.shard import run_shard
 from prefect import Flow
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
@@ -19,8 +24,6 @@ from pydantic import Field
 
 from batchmill.batching import Batching, Cores, lay_out
 from batchmill.errors import RunError
-from batchmill.flows.api import mark_crashed, shared_api, wait_until_recorded
-from batchmill.flows.local_ray import cluster_cores, ray_runner
 from batchmill.job import Prepared, handing_over, make_job, prepare, prepare_once
 from batchmill.manifest import ManifestLike
 from batchmill.manifest.saved import listed_manifest, save_manifest
@@ -28,9 +31,6 @@ from batchmill.plan_file import write_run_plan
 from batchmill.shard import Shard
 from batchmill.step import reference_to
 from batchmill.summary import failure_message, summarise
-from batchmill.tasks.manifest import load_manifest
-from batchmill.tasks.metadata import write_metadata
-from batchmill.tasks.shard import run_shard
 
 # Shards wait in Ray's queue only so that a free worker need not wait for the next submission.
 _IN_FLIGHT_PER_SLOT = 2
@@ -56,9 +56,12 @@ class PreprocessFlow(Flow[..., dict[str, Any]]):
         StoreError before anything is started, ServiceError if Prefect or Ray cannot be, and
         RunError if at the end not every input is ok.
         """
-        listed = None if isinstance(manifest, str | os.PathLike) else manifest
+        if isinstance(manifest, str | os.PathLike):
+            path, listed = os.fspath(manifest), None
+        else:
+            path, listed = listed_manifest(output), manifest
         job = make_job(
-            manifest=listed_manifest(output) if listed is not None else os.fspath(manifest),
+            manifest=path,
             step=reference_to(step),
             output=os.fspath(output),
             **{name: options[name] for name in _JOB_OPTIONS if name in options},
@@ -69,9 +72,9 @@ class PreprocessFlow(Flow[..., dict[str, Any]]):
             save_manifest(prepared.manifest, job.manifest, job.input_column)
         before = prepared.ledger.runs()
         with shared_api(), handing_over(prepared):
-            state: State[dict[str, Any]] = super().__call__(
-                **options | {"manifest": job.manifest, "step": job.step, "output": job.output},
-                return_state=True,
+            parameters = {"manifest": job.manifest, "step": job.step, "output": job.output}
+            state: State[Any] = cast("Any", super()).__call__(
+                **options, **parameters, return_state=True
             )
             ended = prepared.ledger.runs()[len(before) :]
             summary = prepared.ledger.read_summary(ended[-1]) if ended else None
@@ -79,12 +82,14 @@ class PreprocessFlow(Flow[..., dict[str, Any]]):
                 task_runs = summary["shards"] + _OTHER_TASK_RUNS
                 wait_until_recorded(state.state_details.flow_run_id, task_runs)
         if summary is None:
-            return state.result()  # Raises what ended the run early.
+            state.result()  # Raises what ended the run early.
+            raise RunError(f"the run ended as {state.name}: {state.message or 'no reason given'}")
         if state.is_completed():
             return summary
-        raise RunError(state.message)
+        raise RunError(state.message or state.name or "failed")
 
 
+@PreprocessFlow
 def preprocess(
     manifest: str,
     step: str,
@@ -126,11 +131,12 @@ def preprocess(
     )
     batching = Batching(batch_size=batch_size, num_workers=num_workers)
     started = time.time()
-    prepared: Prepared = load_manifest(opaque(job))
+    prepared = load_manifest(job)
     prepared.ledger.create()
     run = 1 + max(prepared.ledger.runs(), default=0)
     shards = _run_shards(prepared, run, batching, ray_address)
-    write_metadata(opaque(prepared))
+    whole: Any = opaque(prepared)  # Prefect need not look into it for futures.
+    write_metadata(whole)
     summary = summarise(prepared.ledger, run)
     prepared.ledger.write_summary(
         run, summary.as_json() | {"shards": shards, "seconds": round(time.time() - started, 3)}
@@ -139,9 +145,6 @@ def preprocess(
         return Failed(message=failure_message(summary, job.output))
     get_run_logger().info(summary.sentence())
     return summary.as_json()
-
-
-preprocess = PreprocessFlow(preprocess, name="preprocess")
 
 
 def _run_shards(prepared: Prepared, run: int, batching: Batching, address: str | None) -> int:

@@ -27,8 +27,7 @@ def keep(folder: Path, port: int) -> None:
     """Run a Prefect server on loopback until nobody holds the lock in `folder`."""
     with (folder / LOCK).open("r+") as lock:
         server = subprocess.Popen(
-            [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1"]
-            + ["--port", str(port)],
+            [sys.executable, "-m", "prefect", "server", "start", *_address(port)],
             env=_environment(port),
             preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
@@ -46,6 +45,10 @@ def keep(folder: Path, port: int) -> None:
             server.kill()
             server.wait()
         (folder / RECORD).unlink(missing_ok=True)
+
+
+def _address(port: int) -> list[str]:
+    return ["--host", "127.0.0.1", "--port", str(port)]
 
 
 def _environment(port: int) -> dict[str, str]:

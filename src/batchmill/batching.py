@@ -64,13 +64,13 @@ class Layout:
         return len(self.bounds) - 1
 
 
-def parallelism(inputs: int, batch_size: int, cores: int) -> int:
-    """Return how many cores can work at once: a batch is the work of one of them.
+def parallelism(inputs: int, batch_size: int) -> int:
+    """Return how many cores a run can use: as many as it has batches, each the work of one.
 
-    >>> [parallelism(4, batch_size, cores=8) for batch_size in (1, 2, 4)]
+    >>> [parallelism(4, batch_size) for batch_size in (1, 2, 4)]
     [4, 2, 1]
     """
-    return min(cores, -(-inputs // batch_size))
+    return -(-inputs // batch_size)
 
 
 def lay_out(sizes: NDArray[np.int64], batching: Batching, cores: Cores) -> Layout:
@@ -82,7 +82,7 @@ def lay_out(sizes: NDArray[np.int64], batching: Batching, cores: Cores) -> Layou
     batch_size = batching.batch_size
     if batch_size is None:
         batch_size = max(1, min(MAX_AUTO_BATCH, count // (cores.total * BATCHES_PER_WORKER)))
-    batches = -(-count // batch_size)
+    batches = parallelism(count, batch_size)
     workers = min(workers, max(1, batches))
     slots = max(1, cores.total // max(1, workers))
     fill_all = -(-batches // max(1, workers))

@@ -4,13 +4,15 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-from batchmill.ledger import STAGING
+from batchmill.errors import StepError
+from batchmill.ledger import FILES, STAGING
 from batchmill.outcome import Kind, Outcome
 from batchmill.outputs import OutputError, place_outputs, remove_folder
 from batchmill.rows import encode_rows, rows_of
@@ -31,7 +33,10 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Workbench:
-    """Where one attempt at a shard puts what its steps write."""
+    """Where one attempt at a shard puts what its steps write; its folders last as long as `with`.
+
+    `dataset` is the dataset's folder, `attempt` a name that no other attempt has.
+    """
 
     dataset: Path
     attempt: str
@@ -42,9 +47,15 @@ class Workbench:
         """The folder of the outputs that are being written."""
         return self.dataset / STAGING / self.attempt
 
-    def clear(self) -> None:
-        """Remove what is left of this attempt's staged outputs."""
+    def __enter__(self) -> Self:
+        (self.dataset / FILES).mkdir(parents=True, exist_ok=True)
+        self.staging.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
         remove_folder(self.staging)
+        with suppress(OSError):  # Another attempt has its own there.
+            self.staging.parent.rmdir()
 
 
 def execute(step: Step, item: Input, bench: Workbench, indexed: Callable[[], Any]) -> Outcome:
@@ -64,7 +75,7 @@ def execute(step: Step, item: Input, bench: Workbench, indexed: Callable[[], Any
             )
         if staged:
             remove_folder(staged)
-            staged.mkdir(parents=True)
+            staged.mkdir()
         result = _call(step, item, staged) if step.kind == "function" else indexed()
         rows = rows_of(result)
         outputs = place_outputs(staged, rows, bench.dataset, item.input_id)
@@ -85,6 +96,22 @@ def execute(step: Step, item: Input, bench: Workbench, indexed: Callable[[], Any
     )
 
 
+def make_dataset(step: Step, inputs: Sequence[Input]) -> Any:
+    """Make the Dataset of a step that is a class: from the inputs' paths, as text.
+
+    Raises StepError unless it has one item for each input.
+    """
+    labels = {item.path: item.row.get("label") for item in inputs}
+    extra = {"labels": labels} if "labels" in step.given else {}
+    made = step.target([item.path for item in inputs], **extra, **step.params)
+    if len(made) != len(inputs):
+        raise StepError(
+            f"step {step.ref}: the Dataset has {len(made)} items for {len(inputs)} inputs. "
+            "As a step, it must have one item for each input, in the same order."
+        )
+    return made
+
+
 def _call(step: Step, item: Input, staged: Path | None) -> Any:
     given: dict[str, Any] = {}
     if staged:
@@ -98,7 +125,7 @@ def _undo(staged: Path | None, dataset: Path, input_id: str) -> None:
     """Leave nothing of an input that failed: neither what it staged nor an earlier run's files."""
     if staged:
         remove_folder(staged)
-    remove_folder(dataset / "files" / input_id)
+    remove_folder(dataset / FILES / input_id)
 
 
 def _failure(
@@ -146,5 +173,7 @@ def _own_frames(frames: TracebackType | None) -> TracebackType | None:
 def _printable(text: str) -> str:
     """Bound a text, and replace what no file or table takes."""
     if len(text) > _MAX_TEXT:
-        text = f"{text[: _MAX_TEXT // 2]}\n... {len(text) - _MAX_TEXT} characters left out ...\n{text[-_MAX_TEXT // 2 :]}"
+        half = _MAX_TEXT // 2
+        gap = f"... {len(text) - _MAX_TEXT} characters left out ..."
+        text = "\n".join([text[:half], gap, text[-half:]])
     return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")

@@ -70,13 +70,16 @@ def make_job(
 def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
     """Check a job and plan it. Starts nothing, writes nothing, opens no input.
 
-    `listed` is a list or DataFrame that will be the job's manifest once it is saved. Raises ManifestError, StepError, OptionError, LedgerError or StoreError.
+    `listed` is a list or DataFrame that will be the job's manifest once it is saved. Raises
+    ManifestError, StepError, OptionError, LedgerError or StoreError.
     """
     step = load_step(job.step, job.params, search=job.search)
     ledger = open_output(job.output)
     manifest = load_manifest(
         job.manifest if listed is None else listed,
-        input_column=job.input_column, root=job.root, pattern=job.pattern,
+        input_column=job.input_column,
+        root=job.root,
+        pattern=job.pattern,
     )
     if step.kind == "items" and len(step.target) != len(manifest):
         raise StepError(
@@ -147,7 +150,7 @@ def open_output(output: str) -> Ledger:
     return ledger
 
 
-def open_dataset_folder(dataset: str) -> Ledger:
+def open_ledger(dataset: str) -> Ledger:
     """Return the ledger of a dataset that is there. Raises OptionError where there is none."""
     ledger = Ledger(LocalStore(os.path.abspath(dataset)))
     if not ledger.exists:

@@ -174,9 +174,7 @@ class Ledger:
                 "the inputs that it recorded run once more."
             ) from error
 
-    def records(
-        self, columns: Iterable[str] | None = None, *, run: int | None = None
-    ) -> pa.Table:
+    def records(self, columns: Iterable[str] | None = None, *, run: int | None = None) -> pa.Table:
         """Return the winning record of each input, among those of one run or of all."""
         wanted = [field.name for field in PART_SCHEMA if columns is None or field.name in columns]
         needed = sorted({*wanted, "input", "run", "finished_at"})

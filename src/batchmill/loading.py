@@ -29,9 +29,7 @@ class GuardedInputs:
         return len(self.inputs)
 
     def __getitem__(self, index: int) -> Outcome:
-        return execute(
-            self.step, self.inputs[index], self.bench, lambda: self.indexed(index)
-        )
+        return execute(self.step, self.inputs[index], self.bench, lambda: self.indexed(index))
 
 
 def outcomes(
@@ -57,7 +55,7 @@ def _as_it_is(batch: list[Outcome]) -> list[Outcome]:
     return batch
 
 
-def _begin_worker(worker: int) -> None:
+def _begin_worker(_: int) -> None:
     """Cut a forked worker loose from the threads of its parent, which it does not have."""
     _fresh_streams()
     # Runs last of all finalizers, after the queue to the parent has been emptied.

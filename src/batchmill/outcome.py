@@ -41,9 +41,9 @@ class Outcome(NamedTuple):
 
 
 def one_line(error: str, message: str) -> str:
-    """Join an error's type and the first line of its text.
+    r"""Join an error's type and the first line of its text.
 
-    >>> one_line("ValueError", "bad header\\nat byte 12")
+    >>> one_line("ValueError", "bad header\nat byte 12")
     'ValueError: bad header'
     """
     first = message.strip().partition("\n")[0]

@@ -1,4 +1,4 @@
-"""The files that a step writes: in a private folder first, then in the dataset, as it named them."""
+"""The files that a step writes: in a private folder first, then in the dataset, as named."""
 
 import os
 import shutil
@@ -59,7 +59,7 @@ def _named(rows: Iterable[Row]) -> dict[str, list[Row]]:
         path = PurePosixPath(text) if isinstance(text, str) else None
         if path is None or not path.parts:
             raise OutputError(
-                f"row {number} has output={value!r}; expected the name of a file, relative to `out`."
+                f"row {number} has output={value!r}; expected a file's name, relative to `out`."
             )
         if path.is_absolute() or ".." in path.parts:
             raise OutputError(

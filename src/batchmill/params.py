@@ -102,7 +102,7 @@ def _hints(target: Any) -> dict[str, Any]:
         function = type(function).__call__
     try:
         return get_type_hints(function, include_extras=True)
-    except Exception:
+    except (NameError, TypeError, AttributeError, SyntaxError):
         # An annotation may name what only a type checker imports; then nothing is checked here.
         return {}
 
@@ -128,6 +128,6 @@ def _read_file(file: Path) -> dict[str, Any]:
         raise OptionError(f"--params {file}: is not JSON ({error}). Mend it.") from error
     if not isinstance(value, dict):
         raise OptionError(
-            f'--params {file}: holds a {type(value).__name__}; expected an object: {{"key": value}}.'
+            f'--params {file}: holds a {type(value).__name__}; expected {{"key": value}}.'
         )
     return value

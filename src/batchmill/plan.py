@@ -41,7 +41,9 @@ def make_plan(manifest: Manifest, records: pa.Table, step_identity: str) -> Plan
     joined = inputs.merge(known, on="input", how="left", suffixes=("", "_done"))
 
     is_new = joined["outcome"].isna()
-    other_step = ~is_new & (joined["step_done" if "step_done" in joined else "step"] != step_identity)
+    other_step = ~is_new & (
+        joined["step_done" if "step_done" in joined else "step"] != step_identity
+    )
     other_file = ~is_new & (
         (joined["size"] != joined["size_done"]) | (joined["mtime_ns"] != joined["mtime_ns_done"])
     )

@@ -14,8 +14,8 @@ import pyarrow as pa
 from batchmill.batching import Layout
 from batchmill.digests import input_id
 from batchmill.errors import LedgerError
-from batchmill.ledger import Ledger
 from batchmill.job import Prepared
+from batchmill.ledger import Ledger
 
 _KEY = b"batchmill.work"
 _CARRIED = "carried"
@@ -60,7 +60,9 @@ def write_run_plan(prepared: Prepared, run: int, layout: Layout) -> None:
     if manifest.carried.num_columns:
         carried = manifest.carried.take(positions)
         arrays = [pa.concat_arrays(column.chunks) for column in carried.columns]
-        table = table.append_column(_CARRIED, pa.StructArray.from_arrays(arrays, carried.column_names))
+        table = table.append_column(
+            _CARRIED, pa.StructArray.from_arrays(arrays, carried.column_names)
+        )
     table = table.replace_schema_metadata({_KEY: json.dumps(asdict(work))})
     with (
         ledger.store.replacing(ledger.plan_name(run)) as file,
@@ -104,4 +106,3 @@ def _open(ledger: Ledger, run: int) -> pa.ipc.RecordBatchFileReader:
             f"{path}: the plan of run {run} cannot be read ({error}). "
             "Is the dataset's folder there, on this machine too? Run the same command again."
         ) from error
-

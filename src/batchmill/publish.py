@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -30,13 +31,11 @@ _FAILURE_COLUMNS = (
 def publish(ledger: Ledger, manifest: Manifest) -> None:
     """Write the tables of what the ledger holds, each replaced at once.
 
-    `metadata` has a row for each that a step gave: `input`, the manifest's columns, `output`, the
+    `metadata` has a row for each that a step gave: `input`, `output`, the manifest's columns, the
     step's own. Its order is the manifest's, whatever the order of execution; inputs that the
     manifest no longer lists come last. `failures.csv` has a row for each input that is not ok.
     """
-    records = ledger.records(
-        ["input", "outcome", "rows", "carried", *_FAILURE_COLUMNS]
-    )
+    records = ledger.records(["input", "outcome", "rows", "carried"])
     position = pc.index_in(records["input"], value_set=_one_array(manifest.inputs["input"]))
     records = records.append_column("position", position).sort_by(
         [("position", "ascending"), ("input", "ascending")]
@@ -48,7 +47,13 @@ def publish(ledger: Ledger, manifest: Manifest) -> None:
     with ledger.store.replacing("metadata.csv") as file:
         pcsv.write_csv(metadata, file)
     with ledger.store.replacing("failures.csv") as file:
-        pcsv.write_csv(records.filter(pc.invert(ok)).select(list(_FAILURE_COLUMNS)), file)
+        pcsv.write_csv(failure_records(ledger), file)
+
+
+def failure_records(ledger: Ledger) -> pa.Table:
+    """Return the inputs that are not ok, sorted by name: outcome, reason, traceback, log."""
+    records = ledger.records(_FAILURE_COLUMNS).select(list(_FAILURE_COLUMNS))
+    return records.filter(pc.not_equal(records["outcome"], "ok")).sort_by("input")
 
 
 def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
@@ -101,10 +106,9 @@ def _carried(
     for name in dict.fromkeys(key for row in recorded for key in row):
         column = _typed([row.get(name) for row in recorded])
         if name in manifest.carried.column_names:
-            try:
+            # It may have had another type once; then the column becomes text.
+            with suppress(pa.ArrowException):
                 column = column.cast(manifest.carried.schema.field(name).type)
-            except pa.ArrowException:
-                pass  # It had another type once; then the column becomes text.
         yield name, column
 
 
@@ -119,7 +123,12 @@ def _typed(values: Sequence[Any]) -> pa.Array:
         except OverflowError:
             pass  # A whole number of more than 64 bits.
     return pa.array(
-        [value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values],
+        [
+            value
+            if value is None or isinstance(value, str)
+            else json.dumps(value, ensure_ascii=False)
+            for value in values
+        ],
         pa.string(),
     )
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from batchmill.errors import StepError
-from batchmill.execute import Input, Workbench
-from batchmill.ledger import FILES, Ledger, Origin
+from batchmill.errors import BatchmillError
+from batchmill.execute import Input, Workbench, make_dataset
+from batchmill.ledger import Ledger, Origin
 from batchmill.outcome import Outcome
 from batchmill.plan_file import carried_rows, read_inputs, read_work
 from batchmill.step import Step, load_step
@@ -51,9 +51,7 @@ class ShardResult(NamedTuple):
     seconds: float
 
 
-def run_shard(
-    shard: Shard, on_outcome: Callable[[Outcome], None] = lambda outcome: None
-) -> ShardResult:
+def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None) -> ShardResult:
     """Execute the inputs of a shard and commit their outcomes; calls `on_outcome` with each.
 
     Raises StepError if the step cannot be loaded here, LedgerError and StoreError if the dataset
@@ -69,7 +67,6 @@ def run_shard(
     table = read_inputs(ledger, shard.run, shard.start, shard.stop)
     inputs = _inputs(table)
     bench = Workbench(dataset=ledger.store.root, attempt=uuid.uuid4().hex[:12])
-    ledger.store.path(FILES).mkdir(exist_ok=True)
     origins = {
         item.name: Origin(
             size, mtime_ns, json.dumps(item.row, default=str), work.identity, work.run
@@ -82,17 +79,13 @@ def run_shard(
     guarded = GuardedInputs(
         step=step, inputs=inputs, bench=bench, indexed=_indexed(step, table, inputs)
     )
-    try:
-        with _Committer(ledger, f"{work.run:06d}-{bench.attempt}", origins) as committer:
-            for batch in outcomes(
-                guarded, batch_size=work.batch_size, num_workers=work.num_workers
-            ):
-                for outcome in batch:
-                    counts[outcome.kind] += 1
+    with bench, _Committer(ledger, f"{work.run:06d}-{bench.attempt}", origins) as committer:
+        for batch in outcomes(guarded, batch_size=work.batch_size, num_workers=work.num_workers):
+            for outcome in batch:
+                counts[outcome.kind] += 1
+                if on_outcome:
                     on_outcome(outcome)
-                committer.add(batch)
-    finally:
-        bench.clear()
+            committer.add(batch)
     return ShardResult(dict(counts), time.perf_counter() - begun)
 
 
@@ -114,17 +107,10 @@ def _indexed(step: Step, table: pa.Table, inputs: list[Input]) -> Callable[[int]
     if step.kind == "items":
         positions = table["position"].to_pylist()
         return lambda index: step.target[positions[index]]
-    if step.kind != "dataset":
-        return lambda index: None
-    labels = {item.path: item.row.get("label") for item in inputs}
-    extra = {"labels": labels} if "labels" in step.given else {}
-    made = step.target([item.path for item in inputs], **extra, **step.params)
-    if len(made) != len(inputs):
-        raise StepError(
-            f"step {step.ref}: the Dataset has {len(made)} items for {len(inputs)} inputs. "
-            "As a step, it must have one item for each input, in the same order."
-        )
-    return lambda index: made[index]
+    if step.kind == "dataset":
+        made = make_dataset(step, inputs)
+        return lambda index: made[index]
+    return lambda _: None
 
 
 @dataclass
@@ -138,7 +124,7 @@ class _Committer:
     _parts: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stop: threading.Event = field(default_factory=threading.Event)
-    _error: BaseException | None = None
+    _error: Exception | None = None
 
     def __enter__(self) -> "_Committer":
         self._clock = threading.Thread(target=self._tick, name="commit", daemon=True)
@@ -163,7 +149,10 @@ class _Committer:
         while not self._stop.wait(COMMIT_SECONDS):
             try:
                 self._commit()
-            except BaseException as error:  # Raised in the shard's own thread, by add().
+            except (
+                BatchmillError,
+                pa.ArrowException,
+            ) as error:  # Raised in the shard's own thread, by add().
                 self._error = error
                 return
 

@@ -5,7 +5,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
@@ -89,9 +89,7 @@ def _step(
     ref: str, kind: StepKind, target: Any, params: Mapping[str, Any], given: frozenset[str]
 ) -> Step:
     identity = digest("step", ref, _source(target), _described(params))
-    return Step(
-        ref=ref, kind=kind, target=target, params=params, given=given, identity=identity
-    )
+    return Step(ref=ref, kind=kind, target=target, params=params, given=given, identity=identity)
 
 
 def _described(params: Mapping[str, Any]) -> str:
@@ -114,8 +112,7 @@ def _resolve(ref: str, search: str) -> Any:
     module_name, colon, attribute = ref.partition(":")
     if not colon or not module_name or not attribute:
         raise StepError(
-            f"step {ref!r}: expected package.module:attribute, "
-            "as in batchmill.steps.words:split."
+            f"step {ref!r}: expected package.module:attribute, as in batchmill.steps.words:split."
         )
     if module_name.endswith(".py") or "/" in module_name:
         hint = module_name.removesuffix(".py").strip("./").replace("/", ".")
@@ -127,9 +124,9 @@ def _resolve(ref: str, search: str) -> Any:
         try:
             value = getattr(value, part)
         except AttributeError as error:
-            names = [name for name in dir(value) if not name.startswith("_")]
+            names = ", ".join(name for name in dir(value) if not name.startswith("_"))
             raise StepError(
-                f"step {ref}: {module_name} has no {part!r}. It has: {', '.join(names) or 'nothing'}."
+                f"step {ref}: {module_name} has no {part!r}. It has: {names or 'nothing'}."
             ) from error
     return value
 
@@ -161,8 +158,8 @@ def _import_module(ref: str, module_name: str, search: str) -> ModuleType:
         frames = traceback.extract_tb(error.__traceback__)
         place = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
         raise StepError(
-            f"step {ref}: importing {module_name} failed with {type(error).__name__}: {error}{place}. "
-            f"Mend it until this works: python -c 'import {module_name}'"
+            f"step {ref}: importing {module_name} failed with {type(error).__name__}: {error}"
+            f"{place}. Mend it until this works: python -c 'import {module_name}'"
         ) from error
 
 

@@ -83,7 +83,7 @@ def summarise(ledger: Ledger, run: int) -> Summary:
 
 def failure_message(summary: Summary, dataset: str) -> str:
     """Say how many inputs are not ok, of which kinds, the first names, and where the rest is."""
-    lines = [f"{summary.sentence()}."]
+    lines = [summary.sentence()]
     lines += [f"  {name}: {why}" for name, why in summary.failures]
     if summary.failed > len(summary.failures):
         lines.append(f"  ... and {summary.failed - len(summary.failures):,} more")

@@ -2,10 +2,9 @@
 
 import json as json_text
 
-from rich.console import Console
-
+from batchmill.cli.console import console
 from batchmill.cli.options import Dataset, Json
-from batchmill.job import open_dataset
+from batchmill.job import open_ledger
 from batchmill.outcome import one_line
 from batchmill.publish import failure_records
 
@@ -18,15 +17,15 @@ def failures(dataset: Dataset, /, *, json: Json = False) -> None:
     batchmill failures dataset --json
     ```
     """
-    records = failure_records(open_dataset(dataset)).to_pylist()
+    records = failure_records(open_ledger(dataset)).to_pylist()
     if json:
         print(json_text.dumps(records, ensure_ascii=False))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    out = console()
     for record in records:
         why = one_line(record["error"], record["message"])
-        console.print(f"{record['input']}: {record['outcome']}: {why}", markup=False)
+        out.print(f"{record['input']}: {record['outcome']}: {why}")
         for text in (record["traceback"], record["log"]):
             for line in text.rstrip().splitlines():
-                console.print(f"    {line}", markup=False)
-    console.print(f"{len(records):,} inputs are not ok." if records else "Every input is ok.")
+                out.print(f"    {line}")
+    out.print(f"{len(records):,} inputs are not ok." if records else "Every input is ok.")

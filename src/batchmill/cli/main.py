@@ -7,9 +7,9 @@ import sys
 from typing import NoReturn
 
 from cyclopts import App, CycloptsError
-from rich.console import Console
 
 import batchmill
+from batchmill.cli.console import console
 from batchmill.errors import BatchmillError, RunError
 
 DONE, INCOMPLETE, NOT_STARTED, CANCELLED = 0, 1, 2, 130
@@ -24,29 +24,30 @@ app = App(
     help_format="markdown",
 )
 # Each is imported when it is called: `try` needs neither Prefect nor Ray.
-app.command("batchmill.cli.run:run")
-app.command("batchmill.cli.try_one:try_one", name="try")
-app.command("batchmill.cli.plan:plan")
-app.command("batchmill.cli.status:status")
-app.command("batchmill.cli.failures:failures")
+for name, where, what in (
+    ("run", "batchmill.cli.run:run", "Run a step over every input of a manifest."),
+    ("try", "batchmill.cli.try_one:try_one", "Run a step on one input, in this process."),
+    ("plan", "batchmill.cli.plan:plan", "Tell what a run would do, and on how many cores."),
+    ("status", "batchmill.cli.status:status", "Count the inputs of a dataset by outcome."),
+    ("failures", "batchmill.cli.failures:failures", "List the inputs that are not ok, and why."),
+):
+    app.command(where, name=name, help=what)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and end the process with its exit code."""
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors = console(stderr=True)
     try:
-        code = app(
-            arguments, exit_on_error=False, print_error=False, result_action="return_value"
-        )
+        code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        errors.print(f"batchmill: {error}", style="red", markup=False)
-        errors.print("See: batchmill --help, batchmill COMMAND --help", markup=False)
+        errors.print(f"batchmill: {error}", style="red")
+        errors.print("See: batchmill --help, batchmill COMMAND --help")
         code = NOT_STARTED
     except RunError as error:
-        errors.print(str(error), markup=False)
+        errors.print(str(error))
         code = INCOMPLETE
     except BatchmillError as error:
-        errors.print(f"batchmill: {error}", style="red", markup=False)
+        errors.print(f"batchmill: {error}", style="red")
         code = NOT_STARTED
     except KeyboardInterrupt:
         errors.print("Cancelled. What is done is committed; the same command goes on from there.")

@@ -21,13 +21,16 @@ Params = Annotated[
         name="--param",
         group=WORK,
         negative=(),
+        show_default=False,
         help="A parameter of the step, key=value; may be given again. JSON, else text.",
     ),
 ]
 ParamsFile = Annotated[
     Path | None, Parameter(name="--params", group=WORK, help="JSON file with parameters.")
 ]
-Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON, for scripts.")]
+Json = Annotated[
+    bool, Parameter(name="--json", negative=(), show_default=False, help="Print JSON, for scripts.")
+]
 Dataset = Annotated[str, Parameter(help="The dataset's folder.")]
 Manifest = Annotated[
     str, Parameter(help="CSV, TSV, JSON Lines or Parquet file, a folder, or a quoted glob.")
@@ -41,7 +44,8 @@ class JobOptions:
 
     step: Step
     output: Annotated[
-        str, Parameter(group=WORK, alias="-o", help="The dataset's folder; made if it is not there.")
+        str,
+        Parameter(group=WORK, alias="-o", help="The dataset's folder; made if it is not there."),
     ]
     param: Params = ()
     params: ParamsFile = None

@@ -5,11 +5,12 @@ import os
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.table import Table
 
 from batchmill.batching import Batching, Cores, Layout, lay_out, parallelism
+from batchmill.cli.console import console
 from batchmill.cli.options import JobOptions, Json, Manifest
+from batchmill.errors import OptionError
 from batchmill.job import Prepared, prepare
 from batchmill.plan import REASONS
 
@@ -35,6 +36,8 @@ def plan(
     ```
     """
     prepared = prepare(options.job(manifest))
+    if cores is not None and cores < 1:
+        raise OptionError(f"--cores {cores}: expected 1 or more.")
     available = cores or _own_cores()
     batching = Batching(batch_size=options.batch_size, num_workers=options.num_workers)
     sizes = prepared.plan.pending["size"].to_numpy()
@@ -50,12 +53,9 @@ def _own_cores() -> int:
 
 
 def _batch_sizes(pending: int, chosen: int) -> list[int]:
-    """Powers of two up to the first that makes one batch, and the one that is chosen."""
-    sizes = {1, chosen}
-    while max(sizes) < pending:
-        sizes.add(max(sizes) * 2)
-    powers = {2**power for power in range(pending.bit_length() + 1)}
-    return sorted({size for size in powers if size < 2 * max(pending, 1)} | {chosen})
+    """Return the powers of two up to the first that makes one batch, and the one that is chosen."""
+    powers = [2**power for power in range((max(pending, 1) - 1).bit_length() + 1)]
+    return sorted({*powers, chosen})
 
 
 def _as_json(prepared: Prepared, layout: Layout, cores: int) -> dict[str, object]:
@@ -74,34 +74,34 @@ def _as_json(prepared: Prepared, layout: Layout, cores: int) -> dict[str, object
 
 
 def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    out = console()
     counts = prepared.plan.counts
     for reason in REASONS:
         names = prepared.plan.first(reason, SHOWN_NAMES)
         more = " ..." if counts[reason] > len(names) else ""
         line = f"{counts[reason]:>12,} {reason}" + (f": {', '.join(names)}{more}" if names else "")
-        console.print(line, markup=False)
+        out.print(line)
     for reason in ("quarantined", "unchanged", "withdrawn"):
-        console.print(f"{counts[reason]:>12,} {reason}", markup=False)
+        out.print(f"{counts[reason]:>12,} {reason}")
     if prepared.plan.step_changed:
-        console.print("The step or its params have changed since: its inputs run again.")
+        out.print("The step or its params have changed since: its inputs run again.")
     pending = len(prepared.plan.pending)
     if not pending:
-        console.print("Nothing to execute.")
+        out.print("Nothing to execute.")
         return
-    console.print(
+    out.print(
         f"{pending:,} inputs to execute, in {layout.shards:,} shard(s) with batch_size "
         f"{layout.batch_size} and num_workers {layout.num_workers}."
     )
-    table = Table("batch_size", "batches", "cores it can use", f"idle of {cores} here")
+    table = Table("batch_size", "cores it can use", f"idle of {cores} here")
     for size in _batch_sizes(pending, layout.batch_size):
         can_use = parallelism(pending, size)
         mark = " <- this run" if size == layout.batch_size else ""
-        table.add_row(str(size), f"{can_use:,}", f"{can_use:,}", f"{max(0, cores - can_use)}{mark}")
-    console.print(table)
+        table.add_row(str(size), f"{can_use:,}", f"{max(0, cores - can_use)}{mark}")
+    out.print(table, soft_wrap=False)
     idle = cores - parallelism(pending, layout.batch_size)
     if idle > 0:
-        console.print(
+        out.print(
             f"batch_size {layout.batch_size} leaves {idle} of {cores} cores idle: a batch is the "
             "work of one core. A smaller one uses more."
         )

@@ -1,18 +1,20 @@
 """`batchmill run`: the main job."""
 
-import json
+import json as json_text
+import logging
 import os
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from batchmill.batching import Batching
+from batchmill.cli.console import console
 from batchmill.cli.options import JobOptions, Json, Manifest
 from batchmill.cli.progress import showing_progress
 from batchmill.errors import RunError
 from batchmill.job import Prepared, handing_over, prepare
+from batchmill.summary import summarise
 
 
 def run(
@@ -26,7 +28,13 @@ def run(
     ] = None,
     json: Json = False,
     verbose: Annotated[
-        bool, Parameter(alias="-v", negative=(), help="Show what Prefect and Ray have to say.")
+        bool,
+        Parameter(
+            alias="-v",
+            negative=(),
+            show_default=False,
+            help="Show what Prefect and Ray have to say.",
+        ),
     ] = False,
 ) -> None:
     """Run a step over every input of a manifest, and write the dataset.
@@ -41,17 +49,17 @@ def run(
     job = options.job(manifest)
     Batching(batch_size=options.batch_size, num_workers=options.num_workers)
     prepared = prepare(job)
-    console = Console(stderr=True, highlight=False)
+    told = console(stderr=True)
     if not json:
-        console.print(_to_do(prepared), markup=False)
-    _quieten(verbose)
+        told.print(_to_do(prepared))
+    _set_loudness(verbose)
     # Imported now, for this takes a second or two, and bad input is to be told at once.
     from batchmill.flows.preprocess import preprocess
 
     begun = time.monotonic()
     try:
-        with handing_over(prepared), showing_progress(prepared.ledger, console, quiet=json):
-            summary = preprocess(
+        with handing_over(prepared), showing_progress(prepared.ledger, told, quiet=json):
+            preprocess(
                 job.manifest,
                 job.step,
                 job.output,
@@ -62,21 +70,11 @@ def run(
                 batch_size=options.batch_size,
                 num_workers=options.num_workers,
                 ray_address=ray,
-                verbose=verbose,
             )
     except RunError:
-        if json:
-            print(_json_of(prepared.ledger.read_summary(prepared.ledger.runs()[-1])))
+        _tell(prepared, json, time.monotonic() - begun)
         raise
-    if json:
-        print(_json_of(summary))
-    else:
-        seconds = time.monotonic() - begun
-        console.print(
-            f"{summary['sentence']} ({summary['executed']:,} executed in {seconds:.1f} s)",
-            markup=False,
-        )
-        console.print(f"Dataset: {job.output}", markup=False)
+    _tell(prepared, json, time.monotonic() - begun)
 
 
 def _to_do(prepared: Prepared) -> str:
@@ -86,11 +84,19 @@ def _to_do(prepared: Prepared) -> str:
     return f"{len(prepared.manifest):,} inputs ({listed}); {pending:,} to execute."
 
 
-def _quieten(verbose: bool) -> None:
-    """Keep Prefect's log off the terminal; its API gets it all the same."""
-    if not verbose:
+def _tell(prepared: Prepared, as_json: bool, seconds: float) -> None:
+    summary = summarise(prepared.ledger, prepared.ledger.runs()[-1])
+    if as_json:
+        print(json_text.dumps(summary.as_json(), ensure_ascii=False))
+    else:
+        out = console()
+        out.print(f"{summary.sentence()} ({summary.executed:,} executed in {seconds:.1f} s)")
+        out.print(f"Dataset: {prepared.job.output}")
+
+
+def _set_loudness(verbose: bool) -> None:
+    """Keep Prefect's log off the terminal unless it is wanted; its API gets it all the same."""
+    if verbose:
+        logging.getLogger("batchmill").setLevel(logging.DEBUG)
+    else:
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-
-
-def _json_of(summary: dict[str, Any] | None) -> str:
-    return json.dumps(summary, ensure_ascii=False)

@@ -2,11 +2,10 @@
 
 import json as json_text
 
-from rich.console import Console
-
+from batchmill.cli.console import console
 from batchmill.cli.options import Dataset, Json
 from batchmill.errors import OptionError
-from batchmill.job import open_dataset
+from batchmill.job import open_ledger
 from batchmill.summary import failure_message, summarise
 
 
@@ -17,7 +16,7 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
     batchmill status dataset
     ```
     """
-    ledger = open_dataset(dataset)
+    ledger = open_ledger(dataset)
     runs = ledger.runs()
     if not runs:
         raise OptionError(f"{dataset}: no run has been planned there yet. Run batchmill run.")
@@ -26,7 +25,7 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
     if json:
         print(json_text.dumps({**summary.as_json(), "ended": ended is not None}))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    out = console()
     state = f"took {ended['seconds']:.1f} s" if ended else "has not ended, or was killed"
-    console.print(f"run {summary.run} {state}; {summary.executed:,} inputs executed", markup=False)
-    console.print(failure_message(summary, dataset) or summary.sentence(), markup=False)
+    out.print(f"run {summary.run} {state}; {summary.executed:,} inputs executed")
+    out.print(failure_message(summary, dataset))

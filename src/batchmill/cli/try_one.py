@@ -2,21 +2,24 @@
 
 import json as json_text
 import os
+import shutil
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.table import Table
 
+from batchmill.cli.console import console
 from batchmill.cli.options import Json, Params, ParamsFile, Step
 from batchmill.digests import input_id
 from batchmill.errors import OptionError
-from batchmill.execute import Input, Workbench, execute
-from batchmill.outcome import Outcome
+from batchmill.execute import Input, Workbench, execute, make_dataset
+from batchmill.ledger import FILES
+from batchmill.outcome import Outcome, WrittenFile
 from batchmill.params import parse_params
+from batchmill.step import Step as LoadedStep
 from batchmill.step import load_step
 
 SHOWN_ROWS = 20
@@ -32,7 +35,11 @@ def try_one(
     params: ParamsFile = None,
     row: Annotated[
         tuple[str, ...],
-        Parameter(negative=(), help="Another column of the manifest, key=value; may be repeated."),
+        Parameter(
+            negative=(),
+            show_default=False,
+            help="Another column of the manifest, key=value; may be repeated.",
+        ),
     ] = (),
     keep: Annotated[
         Path | None, Parameter(help="Folder to keep the files in that the step writes.")
@@ -49,21 +56,40 @@ def try_one(
         raise OptionError(f"{input}: no such file. Check the path.")
     loaded = load_step(step, parse_params(param, params), search=os.getcwd())
     carried = parse_params(row)
-    with ExitStack() as stack:
-        if keep is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="batchmill-")))
-        else:
-            folder = keep.absolute()
-            folder.mkdir(parents=True, exist_ok=True)
-        name = os.path.basename(input)
-        item = Input(name, input_id(name), os.path.abspath(input), carried)
-        bench = Workbench(dataset=folder, attempt="try")
-        outcome = execute(loaded, item, bench, lambda: loaded.dataset([item.path], [carried])[0])
+    name = os.path.basename(input)
+    item = Input(name, input_id(name), os.path.abspath(input), carried)
+    look_up = _looking_up(loaded, item)
+    with tempfile.TemporaryDirectory(prefix="batchmill-") as folder:
+        with Workbench(dataset=Path(folder), attempt="try") as bench:
+            outcome = execute(loaded, item, bench, look_up)
+        outcome = _in_own_folder(outcome)
+        if keep and outcome.outputs:
+            shutil.copytree(Path(folder, FILES, item.input_id), keep, dirs_exist_ok=True)
     if json:
         print(json_text.dumps(_as_json(outcome), ensure_ascii=False))
     else:
         _show(outcome, keep)
     return 0 if outcome.kind == "ok" else FAILED
+
+
+def _looking_up(step: LoadedStep, item: Input) -> Callable[[], Any]:
+    if step.kind == "items":
+        raise OptionError(
+            f"step {step.ref}: has an item for each row of a manifest, and cannot be tried "
+            "on a file. Look at its items in Python."
+        )
+    return lambda: make_dataset(step, [item])[0]
+
+
+def _in_own_folder(outcome: Outcome) -> Outcome:
+    """Name files as the step does, not as a dataset would."""
+    inside = f"{FILES}/{outcome.input_id}/"
+    rows = json_text.loads(outcome.rows)
+    for row in rows:
+        if row.get("output"):
+            row["output"] = row["output"].removeprefix(inside)
+    files = tuple(WrittenFile(f.path.removeprefix(inside), f.size) for f in outcome.outputs)
+    return outcome._replace(rows=json_text.dumps(rows), outputs=files)
 
 
 def _as_json(outcome: Outcome) -> dict[str, Any]:
@@ -80,24 +106,28 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def _show(outcome: Outcome, keep: Path | None) -> None:
-    console = Console(highlight=False)
-    console.print(f"{outcome.input}: {outcome.kind} in {outcome.seconds:.3f} s", markup=False)
+    out = console()
+    out.print(f"{outcome.input}: {outcome.kind} in {outcome.seconds:.3f} s")
     if outcome.kind != "ok":
-        console.print(outcome.traceback or outcome.reason, markup=False, soft_wrap=True)
+        out.print(outcome.traceback or outcome.reason)
         return
     rows = json_text.loads(outcome.rows)
     if rows:
         keys = list(dict.fromkeys(key for row in rows for key in row))
-        table = Table(*keys, title=f"{len(rows):,} rows", title_justify="left")
+        table = Table(*keys, title=_count(len(rows), "row"), title_justify="left")
         for row in rows[:SHOWN_ROWS]:
             table.add_row(*[_cell(row.get(key)) for key in keys])
-        console.print(table)
+        out.print(table, soft_wrap=False)
         if len(rows) > SHOWN_ROWS:
-            console.print(f"... and {len(rows) - SHOWN_ROWS:,} more (all of them: --json)")
+            out.print(f"... and {len(rows) - SHOWN_ROWS:,} more (all of them: --json)")
     size = sum(file.size for file in outcome.outputs)
     kept = f"kept in {keep}" if keep else "not kept (--keep FOLDER does)"
     if outcome.outputs:
-        console.print(f"{len(outcome.outputs):,} files, {size:,} bytes, {kept}", markup=False)
+        out.print(f"{_count(len(outcome.outputs), 'file')}, {size:,} bytes, {kept}")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def _cell(value: object) -> str:

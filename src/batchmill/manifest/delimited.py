@@ -158,7 +158,7 @@ def _read_closely(path: Path, data: bytes, separator: str, faults: list[str]) ->
 
 
 def _records(data: bytes, separator: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield (place, fields) of each record; a record with line breaks is placed at its first line."""
+    """Yield (place, fields) of each record; one with line breaks is placed at its first line."""
     text = data.decode("utf-8", "replace").removeprefix("\ufeff")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
     before = 0
@@ -166,5 +166,3 @@ def _records(data: bytes, separator: str) -> Iterator[tuple[str, list[str]]]:
         if record:
             yield f"line {before + 1}", record
         before = reader.line_num
-
-

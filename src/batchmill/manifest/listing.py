@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from batchmill.manifest.source import Numbered, Source
+from batchmill.manifest.source import Source, numbered
 
 # Marks a folder as a dataset of ours, whose files are outputs and never inputs.
 _DATASET_MARK = ".batchmill"
@@ -50,7 +50,7 @@ def _listed(name: str, folder: Path, names: list[str], nothing: str) -> Source:
         name=name,
         frame=pd.DataFrame({"input": pd.Series(names, dtype=object)}),
         folder=folder,
-        locate=lambda: Numbered("file", len(names)),
+        locate=numbered("file", len(names)),
         faults=[] if names else [f"{nothing}. Look at what is there, or give another pattern."],
     )
 

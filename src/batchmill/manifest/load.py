@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from batchmill.errors import ManifestError
 from batchmill.manifest.delimited import read_delimited, type_columns
 from batchmill.manifest.listing import is_glob, read_folder, read_glob
 from batchmill.manifest.records import read_json_lines, read_parquet
-from batchmill.manifest.source import Numbered, Source
+from batchmill.manifest.source import Source, numbered
 
 ManifestLike = str | os.PathLike[str] | Sequence[str] | pd.DataFrame
 
@@ -80,10 +81,9 @@ def load_manifest(
         f"line 1: the column {name!r} would hide the one that batchmill writes. Rename it."
         for name in sorted(reserved)
     ]
-    if not _is_listing(source) and isinstance(source, str | os.PathLike):
-        if Path(source).suffix.lower() in _SEPARATORS:
-            # A file of text has no types: those of its columns are read off their values.
-            frame = type_columns(frame, leave=column)
+    if _is_delimited(source):
+        # A file of text has no types: those of its columns are read off their values.
+        frame = type_columns(frame, leave=column)
 
     confined = root is not None
     base = Path(os.path.abspath(root if root is not None else table.folder))
@@ -92,13 +92,24 @@ def load_manifest(
     checked = _check_inputs(table, frame[column], base, confined=confined)
     faults += checked.faults
     if faults:
-        raise ManifestError(table.name, faults)
+        raise ManifestError(table.name, sorted(faults, key=_line_of))
     return Manifest(
         name=table.name,
         root=base,
         inputs=checked.table,
         carried=_carried(frame.drop(columns=column)),
     )
+
+
+def _is_delimited(source: ManifestLike) -> bool:
+    if not isinstance(source, str | os.PathLike) or _is_listing(source):
+        return False
+    return Path(source).suffix.lower() in _SEPARATORS
+
+
+def _line_of(fault: str) -> int:
+    number = re.match(r"(?:line|row|file) (\d+):", fault)
+    return int(number[1]) if number else 0
 
 
 def _is_listing(source: ManifestLike) -> bool:
@@ -156,7 +167,7 @@ def _in_memory(name: str, frame: pd.DataFrame) -> Source:
         name=name,
         frame=frame,
         folder=Path.cwd(),
-        locate=lambda: Numbered("row", len(frame), first=0),
+        locate=numbered("row", len(frame), first=0),
         faults=[] if len(frame) else ["is empty. Give at least one input."],
     )
 

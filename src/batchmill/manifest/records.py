@@ -8,7 +8,7 @@ import pandas as pd
 
 from batchmill.errors import ManifestError
 from batchmill.manifest.delimited import encoding_faults
-from batchmill.manifest.source import Numbered, Source
+from batchmill.manifest.source import Source, numbered
 
 # pandas keeps `attrs` in a Parquet file: the folder that a saved list's inputs are relative to.
 ROOT_ATTRIBUTE = "batchmill.root"
@@ -55,7 +55,7 @@ def read_parquet(path: Path) -> Source:
         name=str(path),
         frame=frame,
         folder=Path(frame.attrs.get(ROOT_ATTRIBUTE, path.parent)),
-        locate=lambda: Numbered("row", len(frame)),
+        locate=numbered("row", len(frame)),
         faults=[] if len(frame) else ["has no rows. Give it one row an input."],
     )
 
@@ -72,7 +72,7 @@ def _line_faults(data: bytes) -> list[str]:
         else:
             if not isinstance(value, dict):
                 faults.append(
-                    f'line {number}: is not an object. Write {{"input": "a.wav", ...}} on each line.'
+                    f'line {number}: is no object. Write {{"input": "a.wav", ...}} on each line.'
                 )
     return faults or ["cannot be read as JSON Lines: one JSON object a line is expected."]
 
@@ -80,7 +80,10 @@ def _line_faults(data: bytes) -> list[str]:
 def _nested_as_text(frame: pd.DataFrame) -> pd.DataFrame:
     for name in frame.columns:
         column = frame[name]
-        if column.dtype == object and column.map(lambda value: isinstance(value, dict | list)).any():
+        if (
+            column.dtype == object
+            and column.map(lambda value: isinstance(value, dict | list)).any()
+        ):
             frame[name] = column.map(
                 lambda value: json.dumps(value) if isinstance(value, dict | list) else value
             )

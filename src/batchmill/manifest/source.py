@@ -29,14 +29,6 @@ class Source:
         return self.locate()
 
 
-class Numbered(Sequence[str]):
-    """`row 1`, `row 2`, ... without a list of them."""
-
-    def __init__(self, word: str, length: int, first: int = 1) -> None:
-        self._word, self._length, self._first = word, length, first
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]
-        return f"{self._word} {index + self._first}"
+def numbered(word: str, count: int, first: int = 1) -> Callable[[], list[str]]:
+    """Return what locates the rows of a form without lines: "row 1", "row 2", ...."""
+    return lambda: [f"{word} {number}" for number in range(first, first + count)]

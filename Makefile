@@ -1,0 +1,72 @@
+# `make help` lists what there is. Everything happens in .venv; nothing is installed elsewhere.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := demo-output
+SHELL := /bin/bash
+
+# A strict editable install links single files: it must be made again when one is added.
+FILES := $(shell find src flows tasks blocks -name '*.py' | LC_ALL=C sort | cksum | cut -d' ' -f1)
+INSTALLED := $(VENV)/.installed-$(FILES)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast check lint format types bench docs clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+setup: $(INSTALLED) ## Make .venv with everything that the other targets need
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "batchmill needs Python 3.11 or newer: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	rm -rf build $(VENV)/.installed-*
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+		--config-settings editable_mode=strict --editable '.[audio,dev]'
+	touch $@
+
+demo: setup ## Cut twelve short recordings into clips, and show the dataset
+	rm -rf $(DEMO)
+	$(BIN)/batchmill run examples/recordings/manifest.csv --step batchmill.steps.audio:split \
+		--param seconds=2 --output $(DEMO)
+	@echo; echo "The first rows of $(DEMO)/metadata.parquet (metadata.csv has the same):"
+	@$(BIN)/python -c "import pandas as pd; \
+		rows = pd.read_parquet('$(DEMO)/metadata.parquet').round(3); \
+		print(rows.drop(columns='source').head(8).to_string(index=False)); \
+		print(f'... {len(rows)} rows')"
+	@echo; echo "The clips:        $(DEMO)/files/"
+	@echo "What failed, why: $(DEMO)/failures.csv (nothing, this time)"
+	@echo "What is done:     $(BIN)/batchmill status $(DEMO)"
+	@echo "The run's story:  $(BIN)/prefect server start, then http://127.0.0.1:4200"
+
+test: setup ## Run all tests
+	$(BIN)/python -m pytest
+
+test-fast: setup ## Run the tests that start no server
+	$(BIN)/python -m pytest -m 'not end_to_end' -n auto
+
+check: lint types test ## Run everything that must hold: format, lint, imports, types, tests
+
+lint: setup ## Check format, style, and the direction of imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-logo
+
+format: setup ## Put the code into the house's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+types: setup ## Check types
+	$(BIN)/mypy
+
+bench: setup ## Measure what batchmill costs, in minutes
+	$(BIN)/python -m benchmarks.overhead
+
+docs: setup ## Check that the pages' links lead somewhere, and their commands run
+	$(BIN)/python -m pytest tests/docs
+
+clean: ## Remove what the other targets have made
+	rm -rf $(VENV) build dist $(DEMO) .mypy_cache .ruff_cache .pytest_cache .hypothesis
