@@ -124,7 +124,7 @@ def _resolve(ref: str, search: str) -> Any:
         try:
             value = getattr(value, part)
         except AttributeError as error:
-            names = ", ".join(name for name in dir(value) if not name.startswith("_"))
+            names = ", ".join(name for name in dir(value) if name.isidentifier() and name[0] != "_")
             raise StepError(
                 f"step {ref}: {module_name} has no {part!r}. It has: {names or 'nothing'}."
             ) from error

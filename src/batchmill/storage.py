@@ -4,7 +4,7 @@ import errno
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -43,7 +43,8 @@ class LocalStore:
         except OSError as error:
             raise StoreError(str(target), _reason(error)) from error
         finally:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # After the rename it is gone.
+                temporary.unlink()
 
     def write(self, name: str, data: bytes) -> None:
         """Write a whole file. Raises StoreError."""

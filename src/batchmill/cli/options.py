@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 
-from batchmill.job import Job, make_job
 from batchmill.params import parse_params
+
+if TYPE_CHECKING:
+    from batchmill.job import Job
 
 WORK = Group("What to do", sort_key=1)
 BATCHES = Group("How to divide it", sort_key=2)
@@ -78,8 +80,11 @@ class JobOptions:
         ),
     ] = None
 
-    def job(self, manifest: str) -> Job:
+    def job(self, manifest: str) -> "Job":
         """Make the job that these options describe."""
+        # Here, for it imports pandas, which `try` has no use for.
+        from batchmill.job import make_job
+
         return make_job(
             manifest=manifest,
             step=self.step,

@@ -18,9 +18,10 @@ _BYTE_ORDER_MARKS = {
 # A field may be as long as a manifest's author likes.
 csv.field_size_limit(2**31 - 1)
 
-# Numbers as a program writes them. 007 and +49 are names, and stay text.
+# Numbers as a program writes them, and of no more digits than a column of numbers can hold: 007,
+# +49 and account numbers are names, and stay text.
 _INTEGER = r"-?(?:0|[1-9]\d{0,17})"
-_NUMBER = r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?"
+_NUMBER = r"-?(?:0|[1-9]\d{0,14})(?:\.\d+)?(?:[eE][-+]?\d+)?"
 
 
 def read_delimited(path: Path, separator: str) -> Source:
@@ -148,9 +149,10 @@ def _read_closely(path: Path, data: bytes, separator: str, faults: list[str]) ->
                 rows.append([value or None for value in record])
     except csv.Error as error:
         faults.append(f"cannot be read as a table: {error}.")
+    frame = pd.DataFrame(rows, columns=header, dtype="str")
     return Source(
         name=str(path),
-        frame=pd.DataFrame(rows, columns=header, dtype="str"),
+        frame=frame.loc[:, ~frame.columns.duplicated()],
         folder=path.parent,
         locate=lambda: places,
         faults=faults,

@@ -1,8 +1,8 @@
 """JSON Lines and Parquet manifests, read by pandas."""
 
-import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -12,34 +12,43 @@ from batchmill.manifest.source import Source, numbered
 
 # pandas keeps `attrs` in a Parquet file: the folder that a saved list's inputs are relative to.
 ROOT_ATTRIBUTE = "batchmill.root"
+_UTF8_MARK = b"\xef\xbb\xbf"
 
 
 def read_json_lines(path: Path) -> Source:
-    """Read one JSON object a line. Lists and objects in it stay JSON text."""
+    """Read one JSON object a line."""
     data = path.read_bytes()
     faults = encoding_faults(data)
-    frame = pd.DataFrame()
     if not data.strip():
         faults = faults or ["is empty. Give it one JSON object a line."]
-    elif not faults:
-        try:
-            frame = pd.read_json(
-                io.BytesIO(data), lines=True, dtype=False, convert_dates=False, convert_axes=False
-            )
-        except ValueError:
-            faults = _line_faults(data)
-        else:
-            if not data.lstrip().startswith(b"{"):
-                faults = _line_faults(data)
+    rows: list[dict[str, Any]] = []
+    places: list[str] = []
+    for number, line in enumerate(data.removeprefix(_UTF8_MARK).split(b"\n"), 1):
+        fault = _read_line(line, rows) if line.strip() else None
+        if fault:
+            faults.append(f"line {number}: {fault}")
+        elif line.strip():
+            places.append(f"line {number}")
     return Source(
         name=str(path),
-        frame=_nested_as_text(frame),
+        # As objects, whole numbers stay whole where some are missing.
+        frame=pd.DataFrame(rows, dtype=object),
         folder=path.parent,
-        locate=lambda: [
-            f"line {number}" for number, line in enumerate(data.splitlines(), 1) if line.strip()
-        ],
+        locate=lambda: places,
         faults=faults,
     )
+
+
+def _read_line(line: bytes, rows: list[dict[str, Any]]) -> str | None:
+    """Add a line's object to `rows`, or say why it is none."""
+    try:
+        value = json.loads(line.decode("utf-8", "replace"))
+    except ValueError as error:
+        return f"is not JSON ({error}). Mend it, or drop the line."
+    if not isinstance(value, dict):
+        return 'is no object. Write {"input": "a.wav", ...} on each line.'
+    rows.append(value)
+    return None
 
 
 def read_parquet(path: Path) -> Source:
@@ -58,33 +67,3 @@ def read_parquet(path: Path) -> Source:
         locate=numbered("row", len(frame)),
         faults=[] if len(frame) else ["has no rows. Give it one row an input."],
     )
-
-
-def _line_faults(data: bytes) -> list[str]:
-    faults = []
-    for number, line in enumerate(data.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            faults.append(f"line {number}: is not JSON ({error}). Mend it, or drop the line.")
-        else:
-            if not isinstance(value, dict):
-                faults.append(
-                    f'line {number}: is no object. Write {{"input": "a.wav", ...}} on each line.'
-                )
-    return faults or ["cannot be read as JSON Lines: one JSON object a line is expected."]
-
-
-def _nested_as_text(frame: pd.DataFrame) -> pd.DataFrame:
-    for name in frame.columns:
-        column = frame[name]
-        if (
-            column.dtype == object
-            and column.map(lambda value: isinstance(value, dict | list)).any()
-        ):
-            frame[name] = column.map(
-                lambda value: json.dumps(value) if isinstance(value, dict | list) else value
-            )
-    return frame

@@ -51,7 +51,7 @@ def split(
     Raises ValueError for a recording that is empty or shorter than its header says, and
     soundfile.LibsndfileError for one that is no sound file.
     """
-    with soundfile.SoundFile(source) as recording:
+    with _ForwardFile(source) as recording:
         _check_length(recording)
         rate = recording.samplerate
         length = max(1, round(seconds * rate))
@@ -74,6 +74,18 @@ def split(
                 "channels": recording.channels,
                 "peak": _peak(clip, dtype),
             }
+
+
+class _ForwardFile(soundfile.SoundFile):
+    """A recording that is read from its beginning to its end only.
+
+    soundfile seeks after each block that it reads; there, a decoder of MP3 starts anew, and gives
+    silence for some milliseconds.
+    """
+
+    def seekable(self) -> bool:
+        """Tell soundfile not to seek."""
+        return False
 
 
 def _windows(

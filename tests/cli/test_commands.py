@@ -1,0 +1,163 @@
+"""Commands in this process: what they print, and their exit codes."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from batchmill.cli.main import app, main
+
+SPLIT = "batchmill.steps.words:split"
+STEPS = Path(__file__).parent.parent / "engine"
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+
+    def command(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return ended.value.code, out, err
+
+    return command
+
+
+def test_try_shows_rows_and_files(command, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(STEPS)
+    keep = tmp_path / "kept"
+    code, out, _ = command(
+        "try", words / "a.txt", "--step", "steps_under_test:copy", "--param", "times=2",
+        "--keep", keep,
+    )  # fmt: skip
+    assert code == 0
+    assert "a.txt: ok" in out
+    assert "2 rows" in out
+    assert "2 files, 12 bytes, kept in" in out
+    assert sorted(os.listdir(keep)) == ["0.txt", "1.txt"]
+
+
+def test_try_as_json(command, words):
+    code, out, _ = command(
+        "try", words / "a.txt", "--step", SPLIT, "--param", "num_chars=3", "--param", "overlap=2",
+        "--json",
+    )  # fmt: skip
+    assert code == 0
+    assert [row["part"] for row in json.loads(out)["rows"]] == ["sim", "imp", "mpl", "ple"]
+
+
+def test_try_prints_the_traceback_of_a_failure(command, words, monkeypatch):
+    monkeypatch.chdir(STEPS)
+    code, out, _ = command("try", words / "b.txt", "--step", "steps_under_test:fails_on_b")
+    assert code == 1
+    assert "b.txt: failed" in out
+    assert "in fails_on_b" in out
+    assert out.rstrip().endswith("and more")
+
+
+def test_try_gives_the_step_a_row(command, words, monkeypatch):
+    monkeypatch.chdir(STEPS)
+    code, out, _ = command(
+        "try", words / "a.txt", "--step", "steps_under_test:labelled", "--row", "label=ab", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["rows"] == [{"twice": "abab"}]
+
+
+def test_plan_prints_batch_sizes_against_the_cores_they_can_use(command, words, tmp_path):
+    code, out, _ = command(
+        "plan", words / "manifest.csv", "--step", SPLIT, "--output", tmp_path / "out",
+        "--batch-size", "4", "--cores", "4",
+    )  # fmt: skip
+    assert code == 0
+    assert "4 new: a.txt, b.txt, c.txt, d.txt" in out
+    cells = re.findall(r"│ (\d+) +│ (\d+) +│ (\d+)", out)
+    assert cells == [("1", "4", "0"), ("2", "2", "2"), ("4", "1", "3")]
+    assert "batch_size 4 leaves 3 of 4 cores idle" in out
+    assert not (tmp_path / "out").exists()
+
+
+def test_plan_does_not_complain_when_no_core_is_idle(command, words, tmp_path):
+    _, out, _ = command(
+        "plan", words / "manifest.csv", "--step", SPLIT, "--output", tmp_path / "out",
+        "--batch-size", "1", "--cores", "4",
+    )  # fmt: skip
+    assert "leaves" not in out
+
+
+def test_plan_as_json(command, words, tmp_path):
+    code, out, _ = command(
+        "plan", words / "manifest.csv", "--step", SPLIT, "--output", tmp_path / "out",
+        "--cores", "2", "--json",
+    )  # fmt: skip
+    plan = json.loads(out)
+    assert code == 0
+    assert {name: plan[name] for name in ("new", "changed", "retry", "unchanged", "shards")} == {
+        "new": 4,
+        "changed": 0,
+        "retry": 0,
+        "unchanged": 0,
+        "shards": 1,
+    }
+    assert {"batch_size": 2, "cores": 2} in plan["parallelism"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "nosuch.csv", "--step", SPLIT, "-o", "out"], "no such file or folder"),
+        (["run", "manifest.csv", "--step", "nosuch:x", "-o", "out"], "no module 'nosuch'"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--param", "n=1"], "unknown param"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--param", "num_chars=x"], "int"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--param", "x"], "key=value"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "a.txt"], "is a file. Name a folder"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "."], "holds files that are not"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "s3://b/x"], "is a URL"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--batch-size", "0"], "1 or more"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--num-workers", "-1"], "0 or more"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--root", "nosuch"], "no such fol"),
+        (["run", "manifest.csv", "--step", SPLIT], "--output"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--bogus"], "--bogus"),
+        (["plan", "manifest.csv", "--step", SPLIT, "-o", "out", "--cores", "0"], "1 or more"),
+        (["status", "nosuch"], "is no dataset"),
+        (["failures", "."], "is no dataset"),
+        (["try", "nosuch.txt", "--step", SPLIT], "no such file"),
+        (["nosuch"], "nosuch"),
+    ],
+)
+def test_a_users_mistake_is_told_without_a_traceback_and_starts_nothing(
+    command, words, monkeypatch, arguments, expected
+):
+    monkeypatch.chdir(words)
+    before = sorted(os.listdir(words))
+    code, out, err = command(*arguments)
+    assert code == 2
+    assert expected in err
+    assert "Traceback" not in err + out
+    assert out == ""
+    assert sorted(os.listdir(words)) == before
+
+
+def test_markup_and_smileys_in_names_are_left_alone(command, words):
+    _, _, err = command("try", words / "a.txt", "--step", "nosuch:boom:[red]")
+    assert "nosuch:boom:[red]" in err
+
+
+@pytest.mark.parametrize("name", ["run", "try", "plan", "status", "failures"])
+def test_every_command_has_help_with_an_example(command, name):
+    code, out, _ = command(name, "--help")
+    assert code == 0
+    assert f"batchmill {name} " in out
+    assert "--json" in out
+
+
+def test_the_commands_are_those_that_are_documented(command):
+    docs = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
+    documented = set(re.findall(r"^\| `batchmill (\w+) ", docs, re.MULTILINE))
+    commands = {name for name in app if not name.startswith("-")}
+    assert commands == documented
+    _, out, _ = command("--help")
+    assert all(name in out for name in commands)

@@ -1,0 +1,94 @@
+"""Steps of every kind, as users write them; tests name them by reference."""
+
+import dataclasses
+import enum
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+
+class Clip(NamedTuple):
+    start: float
+    end: float
+
+
+@dataclasses.dataclass
+class Page:
+    number: int
+    text: str
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+def length(source: Path):
+    return {"length": len(source.read_text())}
+
+
+def copy(source: Path, out: Path, *, times: int = 1):
+    for i in range(times):
+        (out / f"{i}.txt").write_text(source.read_text())
+        yield {"output": f"{i}.txt", "copy": i}
+
+
+def labelled(source: Path, row: dict):
+    return {"twice": row["label"] * 2}
+
+
+def annotated(source, *, seconds: float, mode: Literal["fast", "slow"] = "fast", name: str = "x"):
+    return {"seconds": seconds, "mode": mode, "name": name}
+
+
+def anything(source, **options):
+    return options
+
+
+def two_inputs(source, target):
+    return None
+
+
+def no_input():
+    return None
+
+
+def fails_on_b(source: Path, out: Path):
+    (out / "half.txt").write_text("half")
+    if source.name == "b.txt":
+        raise ValueError("bad header\nand more")
+    return {"output": "half.txt"}
+
+
+class Splitter:
+    """A Dataset by its methods alone; it imports nothing of torch, nor of batchmill."""
+
+    def __init__(self, inputs, size=2):
+        self.inputs = inputs
+        self.size = size
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        with open(self.inputs[index]) as file:
+            return file.read()[: self.size]
+
+
+class Labelled(Splitter):
+    def __init__(self, inputs, labels):
+        super().__init__(inputs)
+        self.labels = labels
+
+    def __getitem__(self, index):
+        return {"label_of": self.labels[self.inputs[index]]}
+
+
+class OneShort(Splitter):
+    def __len__(self):
+        return len(self.inputs) - 1
+
+
+class NoDataset:
+    pass
+
+
+letters = ["one", "two", "three", "four"]

@@ -1,0 +1,171 @@
+"""CSV and TSV: what is read, and how each fault is told with its line."""
+
+import pytest
+
+from batchmill import ManifestError, load_manifest
+
+
+def faults_of(path, **options) -> tuple[str, ...]:
+    with pytest.raises(ManifestError) as caught:
+        load_manifest(str(path), **options)
+    return caught.value.faults
+
+
+@pytest.fixture
+def write(tmp_path):
+    for name in ("a.wav", "b.wav", "c.wav"):
+        (tmp_path / name).write_bytes(b"sound")
+
+    def write(content: str | bytes, name: str = "m.csv"):
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write
+
+
+def test_inputs_are_relative_to_the_manifests_folder(write, tmp_path):
+    manifest = load_manifest(str(write("input\na.wav\n./b.wav\n")))
+    assert manifest.inputs["input"].to_pylist() == ["a.wav", "b.wav"]
+    assert manifest.inputs["path"].to_pylist() == [str(tmp_path / "a.wav"), str(tmp_path / "b.wav")]
+    assert manifest.inputs["size"].to_pylist() == [5, 5]
+
+
+def test_an_absolute_path_below_the_folder_has_the_same_name(write, tmp_path):
+    manifest = load_manifest(str(write(f"input\n{tmp_path}/a.wav\n")))
+    assert manifest.inputs["input"].to_pylist() == ["a.wav"]
+
+
+def test_a_path_outside_the_folder_is_fine_without_root(write, tmp_path):
+    below = tmp_path / "below"
+    below.mkdir()
+    path = below / "m.csv"
+    path.write_text("input\n../a.wav\n")
+    assert load_manifest(str(path)).inputs["input"].to_pylist() == [str(tmp_path / "a.wav")]
+
+
+def test_with_root_a_path_that_leaves_it_is_a_fault(write, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "x.wav").write_bytes(b"")
+    path = write("input\nx.wav\n../a.wav\n/etc/passwd\n")
+    found = faults_of(path, root=tmp_path / "in")
+    assert [fault.split(" leaves")[0] for fault in found] == [
+        "line 3: '../a.wav'",
+        "line 4: '/etc/passwd'",
+    ]
+
+
+def test_tab_separated(write):
+    manifest = load_manifest(str(write("input\tlabel\na.wav\tx,y\n", "m.tsv")))
+    assert manifest.carried["label"].to_pylist() == ["x,y"]
+
+
+def test_another_column_can_be_the_input(write):
+    manifest = load_manifest(str(write("file,label\na.wav,1\n")), input_column="file")
+    assert manifest.inputs["input"].to_pylist() == ["a.wav"]
+    assert manifest.carried.column_names == ["label"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["1", "2"], [1, 2]),
+        (["1", ""], [1, None]),
+        (["1.5", "-2e3"], [1.5, -2000.0]),
+        (["007", "12"], ["007", "12"]),
+        (["1", "x"], ["1", "x"]),
+        (["true", "False"], [True, False]),
+        (["NA", "None"], ["NA", "None"]),
+        (["", ""], [None, None]),
+        (["12345678901234567890", "1"], ["12345678901234567890", "1"]),
+    ],
+)
+def test_columns_get_types_that_lose_nothing(write, cells, expected):
+    manifest = load_manifest(str(write(f"input,x\na.wav,{cells[0]}\nb.wav,{cells[1]}\n")))
+    assert manifest.carried["x"].to_pylist() == expected
+
+
+def test_numbers_in_the_input_column_stay_text(write, tmp_path):
+    (tmp_path / "007").write_bytes(b"")
+    assert load_manifest(str(write("input\n007\n"))).inputs["input"].to_pylist() == ["007"]
+
+
+def test_quoted_fields_may_hold_separators_and_line_breaks(write):
+    manifest = load_manifest(str(write('input,note\na.wav,"one, two\nthree"\nb.wav,x\n')))
+    assert manifest.carried["note"].to_pylist() == ["one, two\nthree", "x"]
+
+
+def test_lines_are_counted_across_quoted_line_breaks(write):
+    found = faults_of(write('input,note\na.wav,"one\ntwo"\n,x\n'))
+    assert len(found) == 1
+    assert found[0].startswith("line 4: no value in column 'input'")
+
+
+def test_blank_lines_are_passed_over_and_counted(write):
+    assert faults_of(write("input,x\n\na.wav,1\n\n,2\n"))[0].startswith("line 5:")
+
+
+def test_all_faults_are_told_at_once_in_the_order_of_their_lines(write, tmp_path):
+    (tmp_path / "folder").mkdir()
+    found = faults_of(write("input,x\na.wav,1,2\nfolder,1\n,1\nb.wav,1\nb.wav,1\nc.wav\n"))
+    assert [fault.split(".")[0] for fault in found] == [
+        "line 2: has 3 fields, the header has 2",
+        "line 3: 'folder' is a folder",
+        "line 4: no value in column 'input'",
+        "line 6: 'b",
+        "line 7: has 1 fields, the header has 2",
+    ]
+
+
+def test_the_same_file_under_two_names_is_a_duplicate(write):
+    found = faults_of(write("input\na.wav\n./a.wav\n"))
+    assert found == ("line 3: './a.wav' is listed already on line 2. Keep one.",)
+
+
+def test_a_row_that_is_too_long_is_found_in_the_first_line_too(write):
+    assert faults_of(write("input\na.wav,x\nb.wav\n"))[0].startswith("line 2: has 2 fields")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"\xef\xbb\xbfinput\na.wav\n", "line 1: begins with a byte order mark (UTF-8)"),
+        ("input\na.wav\n".encode("utf-16"), "line 1: begins with a byte order mark (UTF-16)"),
+        (b"input\na.wav\nb\xe9.wav\n", "line 3: is not UTF-8 (byte 0xe9 at position 2)"),
+        (b"input\nb\x00.wav\na.wav\n", "line 2: holds a NUL byte"),
+        (b"", "is empty"),
+        (b"  \n\n", "is empty"),
+        (b"input\n", "has a header, but no inputs"),
+        (b"file\na.wav\n", "line 1: no column 'input' (found: 'file')"),
+        (b"input,output\na.wav,x\n", "line 1: the column 'output' would hide"),
+        (b"input,x,x\na.wav,1,2\n", "line 1: column 'x' stands there twice"),
+    ],
+)
+def test_what_no_table_can_be(write, content, expected):
+    assert any(fault.startswith(expected) for fault in faults_of(write(content)))
+
+
+def test_a_manifest_that_is_not_there(tmp_path):
+    assert faults_of(tmp_path / "nosuch.csv")[0].startswith("no such file or folder")
+
+
+def test_a_form_that_is_not_known(write):
+    assert "of what form is it?" in faults_of(write("a.wav\n", "m.list"))[0]
+
+
+def test_an_input_that_is_not_there_is_no_fault_of_the_manifest(write):
+    manifest = load_manifest(str(write("input\nnosuch.wav\n")))
+    assert manifest.inputs["size"].to_pylist() == [-1]
+
+
+def test_a_url_is_refused_by_name(write):
+    assert "is a URL" in faults_of(write("input\ns3://bucket/a.wav\n"))[0]
+
+
+def test_the_error_lists_every_fault(write):
+    with pytest.raises(ManifestError) as caught:
+        load_manifest(str(write("input,x\n,1\n,2\n")))
+    text = str(caught.value)
+    assert "2 faults" in text
+    assert "line 2:" in text
+    assert "line 3:" in text

@@ -1,0 +1,81 @@
+"""The plan is a pure function of manifest, ledger and step."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from batchmill.manifest import Manifest
+from batchmill.plan import PLANNED_COLUMNS, make_plan
+
+
+def manifest_of(*names, size=5, mtime_ns=1):
+    inputs = pa.table(
+        {
+            "input": list(names),
+            "path": [f"/data/{name}" for name in names],
+            "size": [size] * len(names),
+            "mtime_ns": [mtime_ns] * len(names),
+        }
+    )
+    return Manifest(name="m.csv", root=Path("/data"), inputs=inputs, carried=pa.table({}))
+
+
+def records_of(**outcomes):
+    rows = [
+        {"input": name, "outcome": outcome, "size": 5, "mtime_ns": 1, "step": "s"}
+        for name, outcome in outcomes.items()
+    ]
+    schema = pa.schema(
+        [
+            (name, pa.int64() if name in ("size", "mtime_ns") else pa.string())
+            for name in PLANNED_COLUMNS
+        ]
+    )
+    return pa.Table.from_pylist(rows, schema)
+
+
+def reasons(plan):
+    return dict(
+        zip(plan.pending["input"].to_pylist(), plan.pending["reason"].to_pylist(), strict=True)
+    )
+
+
+def test_without_a_ledger_all_is_new_in_the_manifests_order():
+    plan = make_plan(manifest_of("b", "a"), records_of(), "s")
+    assert plan.pending["input"].to_pylist() == ["b", "a"]
+    assert plan.pending["position"].to_pylist() == [0, 1]
+    assert plan.counts["new"] == 2
+
+
+def test_each_input_has_one_reason():
+    plan = make_plan(manifest_of("a", "b", "c"), records_of(a="ok", b="failed", gone="ok"), "s")
+    assert reasons(plan) == {"b": "retry", "c": "new"}
+    assert plan.counts == {
+        "new": 1,
+        "changed": 0,
+        "retry": 1,
+        "quarantined": 0,
+        "unchanged": 1,
+        "withdrawn": 1,
+    }
+    assert not plan.step_changed
+
+
+@pytest.mark.parametrize("change", [{"size": 6}, {"mtime_ns": 2}])
+def test_a_file_that_changed_runs_again(change):
+    plan = make_plan(manifest_of("a", **change), records_of(a="ok"), "s")
+    assert reasons(plan) == {"a": "changed"}
+    assert not plan.step_changed
+
+
+def test_another_step_runs_all_again_and_says_so():
+    plan = make_plan(manifest_of("a", "b"), records_of(a="ok", b="failed"), "other")
+    assert reasons(plan) == {"a": "changed", "b": "changed"}
+    assert plan.step_changed
+
+
+def test_the_first_names_of_a_reason():
+    plan = make_plan(manifest_of("a", "b", "c"), records_of(b="ok"), "s")
+    assert plan.first("new", 1) == ["a"]
+    assert plan.first("changed", 5) == []

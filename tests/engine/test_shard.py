@@ -1,0 +1,230 @@
+"""A whole job in this process: prepared, divided, run with a real DataLoader, summed up."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from batchmill import StepError
+from batchmill.batching import Batching, Cores, lay_out
+from batchmill.job import make_job, prepare
+from batchmill.plan_file import read_inputs, write_run_plan
+from batchmill.progress import RunWatcher
+from batchmill.publish import publish
+from batchmill.shard import Shard, run_shard
+from batchmill.summary import failure_message, summarise
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _steps_in_the_working_directory(monkeypatch):
+    monkeypatch.chdir(HERE)
+
+
+def run_job(manifest, step, output, batch_size=None, num_workers=2, cores=2, seen=None, **params):
+    """Do what the flow does, without Prefect and Ray; return the summary."""
+    job = make_job(manifest=str(manifest), step=step, output=str(output), params=params)
+    prepared = prepare(job)
+    prepared.ledger.create()
+    run = 1 + max(prepared.ledger.runs(), default=0)
+    layout = lay_out(
+        prepared.plan.pending["size"].to_numpy(),
+        Batching(batch_size=batch_size, num_workers=num_workers),
+        Cores(total=cores, node=cores),
+    )
+    write_run_plan(prepared, run, layout)
+    for number in range(layout.shards) if len(prepared.plan.pending) else ():
+        start, stop = layout.bounds[number : number + 2]
+        shard = Shard(
+            dataset=job.output,
+            run=run,
+            number=number + 1,
+            total=layout.shards,
+            start=start,
+            stop=stop,
+        )
+        run_shard(shard, seen.append if seen is not None else None)
+    publish(prepared.ledger, prepared.manifest)
+    return summarise(prepared.ledger, run)
+
+
+PARTS = {
+    "a.txt": '["sim", "imp", "mpl", "ple"]',
+    "b.txt": '["sca", "cal", "ale", "lea", "eab", "abl", "ble"]',
+    "c.txt": '["pre", "rep", "epr", "pro", "roc", "oce", "ces", "ess", "ssi", "sin", "ing"]',
+    "d.txt": '["pyt", "yto", "tor", "orc", "rch"]',
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 100])
+def test_the_tutorials_class_gives_the_same_for_every_batch_size(
+    words, tmp_path, monkeypatch, batch_size, num_workers
+):
+    monkeypatch.chdir(HERE.parent.parent / "examples" / "words")
+    summary = run_job(
+        words / "manifest.csv",
+        "splitter:WordSplitter",
+        tmp_path / "out",
+        batch_size=batch_size,
+        num_workers=num_workers,
+        num_chars=3,
+        overlap=2,
+    )
+    assert summary.complete
+    table = pd.read_parquet(tmp_path / "out" / "metadata.parquet")
+    assert dict(zip(table["input"], table["value"], strict=True)) == PARTS
+
+
+def test_the_same_bytes_for_any_division(words, tmp_path):
+    for number in range(60):
+        (words / f"{number}.txt").write_text("x" * number)
+    contents = set()
+    divisions = [(1, 0, 1), (7, 2, 1), (100, 1, 8), (3, 1, 16)]
+    for number, (batch_size, num_workers, cores) in enumerate(divisions):
+        output = tmp_path / str(number)
+        summary = run_job(
+            words,
+            "steps_under_test:copy",
+            output,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            cores=cores,
+            times=2,
+        )
+        assert summary.outcomes == {"ok": 65}
+        contents.add(
+            ((output / "metadata.csv").read_bytes(), (output / "metadata.parquet").read_bytes())
+        )
+    assert len(contents) == 1
+
+
+def test_an_input_that_raises_costs_no_other_one(words, tmp_path):
+    seen = []
+    summary = run_job(
+        words / "manifest.csv", "steps_under_test:fails_on_b", tmp_path / "out", seen=seen
+    )
+    assert {outcome.input: outcome.kind for outcome in seen} == {
+        "a.txt": "ok",
+        "b.txt": "failed",
+        "c.txt": "ok",
+        "d.txt": "ok",
+    }
+    assert summary.outcomes == {"ok": 3, "failed": 1}
+    assert not summary.complete
+    assert summary.failures == (("b.txt", "failed: ValueError: bad header"),)
+    message = failure_message(summary, "out")
+    assert "4 inputs: 3 ok, 1 failed" in message
+    assert "b.txt: failed: ValueError: bad header" in message
+    failures = pd.read_csv(tmp_path / "out" / "failures.csv")
+    assert "in fails_on_b" in failures["traceback"][0]
+
+
+def test_a_missing_file_is_missing_and_was_not_executed(words, tmp_path):
+    (words / "c.txt").unlink()
+    summary = run_job(words / "manifest.csv", "steps_under_test:length", tmp_path / "out")
+    assert summary.outcomes == {"ok": 3, "missing": 1}
+    assert summary.executed == 3
+
+
+def test_a_second_run_executes_what_is_new_changed_or_failed(words, tmp_path):
+    out = tmp_path / "out"
+    manifest = words / "manifest.csv"
+    run_job(manifest, "steps_under_test:fails_on_b", out)
+    summary = run_job(manifest, "steps_under_test:fails_on_b", out)
+    assert (summary.executed, summary.counts["retry"], summary.counts["unchanged"]) == (1, 1, 3)
+    (words / "e.txt").write_text("new")
+    with open(manifest, "a") as file:
+        file.write("e.txt\n")
+    (words / "a.txt").write_text("longer than before")
+    summary = run_job(manifest, "steps_under_test:fails_on_b", out)
+    assert summary.executed == 3
+    assert summary.outcomes == {"ok": 4, "failed": 1}
+    table = pd.read_parquet(out / "metadata.parquet")
+    assert table["input"].tolist() == ["a.txt", "c.txt", "d.txt", "e.txt"]
+
+
+def test_a_second_run_with_nothing_to_do(words, tmp_path):
+    first = run_job(words / "manifest.csv", "steps_under_test:length", tmp_path / "out")
+    before = (tmp_path / "out" / "metadata.parquet").read_bytes()
+    second = run_job(words / "manifest.csv", "steps_under_test:length", tmp_path / "out")
+    assert (first.executed, second.executed) == (4, 0)
+    assert second.outcomes == {"ok": 4}
+    assert (tmp_path / "out" / "metadata.parquet").read_bytes() == before
+
+
+def test_a_list_gives_row_i_its_item_i(words, tmp_path):
+    run_job(words / "manifest.csv", "steps_under_test:letters", tmp_path / "out", batch_size=1)
+    table = pd.read_parquet(tmp_path / "out" / "metadata.parquet")
+    assert table["value"].tolist() == ["one", "two", "three", "four"]
+    (words / "manifest.csv").write_text("input\na.txt\n")
+    with pytest.raises(StepError, match="has 4 items for 1 inputs"):
+        run_job(words / "manifest.csv", "steps_under_test:letters", tmp_path / "other")
+
+
+def test_labels_come_from_the_manifest(words, tmp_path):
+    (words / "labels.csv").write_text("input,label\na.txt,1\nd.txt,2\n")
+    run_job(words / "labels.csv", "steps_under_test:Labelled", tmp_path / "out")
+    table = pd.read_parquet(tmp_path / "out" / "metadata.parquet")
+    assert table[["input", "label", "label_of"]].to_numpy().tolist() == [
+        ["a.txt", 1, 1],
+        ["d.txt", 2, 2],
+    ]
+    with pytest.raises(StepError, match="no column 'label'"):
+        run_job(words / "manifest.csv", "steps_under_test:Labelled", tmp_path / "other")
+
+
+def test_progress_follows_the_run_that_begins(words, tmp_path):
+    out = tmp_path / "out"
+    run_job(words / "manifest.csv", "steps_under_test:length", out)
+    job = make_job(manifest=str(words), step="steps_under_test:fails_on_b", output=str(out))
+    watcher = RunWatcher(prepare(job).ledger)
+    assert watcher.poll() is None
+    run_job(words / "manifest.csv", "steps_under_test:fails_on_b", out)
+    progress = watcher.poll()
+    assert (progress.run, progress.total, progress.done, progress.failed) == (2, 4, 4, 1)
+
+
+def test_the_plan_file_has_the_other_columns_in_the_order_of_the_shards(words, tmp_path):
+    (words / "m.csv").write_text("input,n\na.txt,1\nb.txt,2\nc.txt,3\nd.txt,4\n")
+    job = make_job(
+        manifest=str(words / "m.csv"), step="steps_under_test:length", output=str(tmp_path / "out")
+    )
+    prepared = prepare(job)
+    prepared.ledger.create()
+    layout = lay_out(np.array([1, 4, 2, 3]), Batching(batch_size=1), Cores(total=1, node=1))
+    write_run_plan(prepared, 1, layout)
+    rows = read_inputs(prepared.ledger, 1, 0, 4).to_pylist()
+    assert {row["input"]: row["carried"] for row in rows} == {
+        "a.txt": {"n": 1},
+        "b.txt": {"n": 2},
+        "c.txt": {"n": 3},
+        "d.txt": {"n": 4},
+    }
+
+
+def test_a_step_that_prints_and_logs_does_not_hang(words, tmp_path, monkeypatch):
+    (tmp_path / "chatty.py").write_text(
+        "import logging, sys\n"
+        "def step(source):\n"
+        "    print('x' * 1000); print('y', file=sys.stderr)\n"
+        "    logging.getLogger('chatty').warning('z')\n"
+        "    return {'n': 1}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    summary = run_job(words / "manifest.csv", "chatty:step", tmp_path / "out", batch_size=1)
+    assert summary.outcomes == {"ok": 4}
+
+
+def test_the_dataset_holds_nothing_but_what_it_should(words, tmp_path):
+    run_job(words / "manifest.csv", "steps_under_test:fails_on_b", tmp_path / "out")
+    found = {
+        os.path.relpath(os.path.join(folder, name), tmp_path / "out").split(os.sep)[0]
+        for folder, _, names in os.walk(tmp_path / "out")
+        for name in names
+    }
+    assert found == {".batchmill", "files", "metadata.csv", "metadata.parquet", "failures.csv"}
+    assert sorted(os.listdir(tmp_path / "out" / ".batchmill")) == ["format.json", "parts", "runs"]

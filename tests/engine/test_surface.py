@@ -1,0 +1,65 @@
+"""What `import batchmill` gives, and what it must not cost."""
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import batchmill
+
+
+def test_the_public_names():
+    assert batchmill.__all__ == sorted(batchmill.__all__)
+    assert set(batchmill.__all__) == {
+        "BatchmillError",
+        "LedgerError",
+        "Manifest",
+        "ManifestError",
+        "OptionError",
+        "Outcome",
+        "RunError",
+        "ServiceError",
+        "StepError",
+        "StoreError",
+        "load_manifest",
+    }
+    for name in batchmill.__all__:
+        assert getattr(batchmill, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        _ = batchmill.nope
+
+
+def test_importing_it_loads_nothing_heavy():
+    script = "import sys, batchmill, batchmill.cli.main; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    loaded = set(done.stdout.decode().split())
+    assert not loaded & {"torch", "pandas", "prefect", "ray", "pyarrow", "numpy"}
+
+
+def test_trying_a_light_step_loads_neither_prefect_nor_ray_nor_torch(words):
+    script = (
+        "import sys\n"
+        "from batchmill.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as end: print(end.code, *sys.modules)\n"
+    )
+    arguments = ["try", str(words / "a.txt"), "--step", "batchmill.steps.words:split", "--json"]
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True)
+    code, *loaded = done.stdout.decode().splitlines()[-1].split()
+    assert code == "0"
+    assert not set(loaded) & {"torch", "pandas", "prefect", "ray"}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        batchmill.ManifestError("m.csv", ["line 2: a", "line 3: b"]),
+        batchmill.StoreError("/x", "No space left"),
+        batchmill.StepError("step x: y"),
+        batchmill.RunError("2 failed"),
+    ],
+)
+def test_errors_survive_pickling(error):
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy)) == (type(error), str(error))
