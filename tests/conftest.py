@@ -1,11 +1,13 @@
 """What tests of every part share."""
 
+import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
+from live import Shell, ask, clean_environment, prefect_server_in, wait_for
 
 WORDS = {"a.txt": "simple", "b.txt": "scaleable", "c.txt": "preprocessing", "d.txt": "pytorch"}
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -16,4 +18,61 @@ def words(tmp_path: Path) -> Path:
     for name, word in WORDS.items():
         (folder / name).write_text(word)
     (folder / "manifest.csv").write_text("input\n" + "".join(f"{name}\n" for name in WORDS))
+    return folder
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent / "end_to_end"):
+            item.add_marker(pytest.mark.end_to_end)
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory):
+    """A Prefect server on a free port; gives its API's URL."""
+    with prefect_server_in(tmp_path_factory.mktemp("server-home")) as url:
+        yield url
+
+
+@pytest.fixture
+def work(tmp_path):
+    """An empty folder to work in."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def bare_shell(work, tmp_path):
+    """A shell of a user who has set up no server."""
+    shell = Shell(work, clean_environment(tmp_path / "home"))
+    yield shell
+    wait_for(lambda: not shell.leftovers(), f"the end of {shell.leftovers()}")
+
+
+@pytest.fixture
+def shell(work, tmp_path, prefect_server):
+    """A shell of a user with a Prefect server."""
+    environment = clean_environment(tmp_path / "home") | {"PREFECT_API_URL": prefect_server}
+    shell = Shell(work, environment)
+    yield shell
+    wait_for(lambda: not shell.leftovers(), f"the end of {shell.leftovers()}")
+
+
+@pytest.fixture
+def api(prefect_server):
+    """Asks the server's API: `api("/flow_runs/filter", {...})`."""
+    return partial(ask, prefect_server)
+
+
+@pytest.fixture
+def recordings(work):
+    """Debian's spoken WAVs and its desktop's OGG sounds, and one that is no sound."""
+    folder = work / "recordings"
+    folder.mkdir()
+    sources = [*Path("/usr/share/sounds/alsa").glob("*.wav")]
+    sources += Path("/usr/share/sounds/freedesktop/stereo").glob("*.oga")
+    assert len(sources) > 30, "install alsa-utils and sound-theme-freedesktop (.ci/run does)"
+    for source in sources:
+        shutil.copy(source, folder)  # Links of the theme are copied as what they lead to.
     return folder

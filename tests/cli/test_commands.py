@@ -10,7 +10,7 @@ import pytest
 from batchmill.cli.main import app, main
 
 SPLIT = "batchmill.steps.words:split"
-STEPS = Path(__file__).parent.parent / "engine"
+STEPS = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from batchmill.execute import Input, Workbench, execute, make_dataset
 from batchmill.step import Step, load_step
 
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parents[1] / "support")
 
 
 @pytest.fixture

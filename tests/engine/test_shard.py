@@ -16,7 +16,7 @@ from batchmill.publish import publish
 from batchmill.shard import Shard, run_shard
 from batchmill.summary import failure_message, summarise
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from batchmill import OptionError, StepError
 from batchmill.params import parse_params
 from batchmill.step import load_step, reference_to
 
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parents[1] / "support")
 STEPS = "steps_under_test"
 
 

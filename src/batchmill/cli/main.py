@@ -22,6 +22,7 @@ app = App(
     version_flags=["--version"],
     help_flags=["--help", "-h"],
     help_format="markdown",
+    suppress_keyboard_interrupt=False,  # main() has something to say, then.
 )
 # Each is imported when it is called: `try` needs neither Prefect nor Ray.
 for name, where, what in (

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import (
@@ -13,11 +14,11 @@ from rich.progress import (
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 
 from batchmill.errors import BatchmillError
 from batchmill.ledger import Ledger
+from batchmill.progress import Progress as RunProgress
 from batchmill.progress import RunWatcher
 
 _POLL_SECONDS = 0.5
@@ -52,13 +53,12 @@ def _follow_with_bar(watcher: RunWatcher, console: Console, stop: threading.Even
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]}"),
         console=console,
         transient=True,
     )
     with bar:
-        shown = bar.add_task(_STARTING, total=None, rate="")
+        shown = bar.add_task(_STARTING, total=None, rate="", left="")
         clock = _Clock()
         ended = False
         while not ended:
@@ -68,13 +68,15 @@ def _follow_with_bar(watcher: RunWatcher, console: Console, stop: threading.Even
             except BatchmillError:
                 continue  # The run itself says so, and better.
             if seen:
+                rate = clock.rate(seen.done)
                 failed = f"[red]{seen.failed:,} failed[/red]" if seen.failed else "0 failed"
                 bar.update(
                     shown,
                     description=f"inputs, {failed}",
                     total=seen.total,
                     completed=seen.done,
-                    rate=f"{clock.rate(seen.done):.1f}/s",
+                    rate=f"{rate:.1f}/s",
+                    left=_time_left(seen, rate),
                 )
 
 
@@ -96,12 +98,16 @@ def _follow_with_lines(watcher: RunWatcher, console: Console, stop: threading.Ev
             continue
         rate = clock.rate(seen.done)
         if ended or time.monotonic() >= next_line:
-            left = f", {(seen.total - seen.done) / rate:.0f} s left" if rate and not ended else ""
-            console.print(
-                f"{seen.done:,}/{seen.total:,} inputs, {seen.failed:,} failed, {rate:.1f}/s{left}",
-                soft_wrap=True,
-            )
+            line = f"{seen.done:,}/{seen.total:,} inputs, {seen.failed:,} failed, {rate:.1f}/s"
+            left = "" if ended else _time_left(seen, rate)
+            console.print(", ".join(filter(None, [line, left])))
             next_line = time.monotonic() + _LINE_SECONDS
+
+
+def _time_left(seen: RunProgress, rate: float) -> str:
+    if not rate:
+        return ""
+    return f"{timedelta(seconds=round((seen.total - seen.done) / rate))} left"
 
 
 class _Clock:

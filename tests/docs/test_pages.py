@@ -1,0 +1,61 @@
+"""README and docs: their commands run as they are written, their links lead somewhere."""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ALL_PAGES = [*PAGES, *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md"))]
+
+# Set-up, or what another test starts: make by .ci/run, deployments by test_deployment.
+ELSEWHERE = ("make ", "pip install", "prefect ")
+
+
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def commands_of(page):
+    return [block for block in blocks(page, "sh") if not block.startswith(ELSEWHERE)]
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_commands_of_a_page_run_one_after_the_other(page, shell, work):
+    commands = commands_of(page)
+    shutil.copytree(ROOT / "examples", work / "examples")
+    for block in commands:
+        done = shell.run("bash", "-euc", block)
+        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+
+
+def test_the_readme_has_commands_to_run():
+    assert sum(block.count("batchmill ") for block in commands_of(PAGES[0])) >= 6
+
+
+@pytest.mark.end_to_end
+def test_the_readmes_python_runs(shell, work):
+    shutil.copytree(ROOT / "examples", work / "examples")
+    (script,) = (block for block in blocks(ROOT / "README.md", "python") if "preprocess(" in block)
+    done = shell.run(sys.executable, "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert (work / "dataset" / "metadata.csv").exists()
+
+
+def test_the_readmes_step_is_the_examples():
+    (step,) = (block for block in blocks(ROOT / "README.md", "python") if "def count" in block)
+    assert step == (ROOT / "examples" / "words" / "counting.py").read_text()
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]*)\)", page.read_text()):
+        other = page if not target else page.parent / target
+        headings = re.findall(r"^#+ (.*)$", other.read_text(), re.MULTILINE)
+        assert anchor in {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}

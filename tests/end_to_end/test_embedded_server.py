@@ -1,0 +1,82 @@
+"""Without a server of the user's: one temporary server for all, its history kept."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+from live import ask, prefect_server_in, wait_for
+
+SPLIT = "batchmill.steps.words:split"
+
+
+def servers(shell):
+    """The Prefect servers, by pid, that the shell's commands have started."""
+    found = set()
+    for process in shell.leftovers():
+        with suppress(psutil.Error):  # It has just ended.
+            if {"prefect", "server", "start"} <= set(process.cmdline()):
+                found.add(process.pid)
+    return found
+
+
+def test_two_runs_at_once_share_one_server_and_its_history_is_kept(bare_shell, words):
+    shell = bare_shell
+    runs = [
+        shell.start(
+            sys.executable, "-m", "batchmill", "run", words / "manifest.csv", "--step", SPLIT,
+            "-o", output, "--batch-size", "1",
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for output in ("one", "two")
+    ]  # fmt: skip
+    seen = set()
+
+    def both_have_ended():
+        seen.update(servers(shell))
+        return all(run.poll() is not None for run in runs)
+
+    wait_for(both_have_ended, "the end of both runs", 180)
+    for run in runs:
+        out, err = run.communicate()
+        assert run.returncode == 0, err
+        assert "4 inputs: 4 ok" in out
+    assert len(seen) == 1
+    wait_for(lambda: not shell.leftovers(), f"the end of {shell.leftovers()}")
+
+    with prefect_server_in(Path(shell.environment["PREFECT_HOME"])) as url:
+        history = ask(url, "/flow_runs/filter", {})
+        assert [run["state"]["type"] for run in history] == ["COMPLETED", "COMPLETED"]
+        for run in history:
+            tasks = ask(url, "/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
+            assert {task["state"]["type"] for task in tasks} == {"COMPLETED"}
+            assert {re.split("[- ]", task["name"])[0] for task in tasks} == {
+                "load_manifest",
+                "shard",
+                "write_metadata",
+            }
+            logs = ask(url, "/logs/filter", {"logs": {"flow_run_id": {"any_": [run["id"]]}}})
+            assert any("4 ok in" in log["message"] for log in logs)
+
+
+def test_a_run_that_is_killed_leaves_no_server(bare_shell, words, work):
+    (work / "slow.py").write_text("import time\ndef step(source): time.sleep(600)\n")
+    run = bare_shell.start(
+        sys.executable, "-m", "batchmill", "run", words, "--step", "slow:step", "-o", "out",
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_for(lambda: servers(bare_shell), "the temporary server", 120)
+    wait_for(lambda: (work / "out").exists(), "the run's beginning", 120)
+    os.kill(run.pid, signal.SIGKILL)
+    run.wait()
+    wait_for(lambda: not servers(bare_shell), "the server's end")
+
+
+def test_bad_input_starts_no_server(bare_shell, tmp_path):
+    done = bare_shell.batchmill("run", "nosuch.csv", "--step", SPLIT, "-o", "out")
+    assert done.returncode == 2
+    assert not (tmp_path / "home").exists()

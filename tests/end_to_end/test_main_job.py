@@ -1,0 +1,197 @@
+"""The main job on real recordings: the installed command, a real Ray, a real Prefect server."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import soundfile
+from live import wait_for
+
+SPLIT = "batchmill.steps.audio:split"
+
+
+def flow_run_of(api, dataset):
+    """The latest flow run over a dataset, and its task runs."""
+    runs = api("/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 50})
+    run = next(run for run in runs if run["parameters"].get("output") == str(dataset))
+    tasks = api("/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
+    return run, tasks
+
+
+def test_recordings_become_clips_and_the_server_shows_it(shell, api, recordings, work):
+    (recordings / "broken.wav").write_bytes(b"RIFF and nothing more")
+    done = shell.batchmill(
+        "run", "recordings", "--step", SPLIT, "-o", "clips", "--param", "seconds=1"
+    )
+
+    # What the command says.
+    count = len(list(recordings.iterdir()))
+    assert done.returncode == 1, done.stderr
+    assert f"{count} inputs: {count - 1} ok, 1 failed" in done.stdout
+    assert "broken.wav: failed: LibsndfileError" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert len((done.stdout + done.stderr).splitlines()) < 20, "a flood of noise"
+
+    # What is in the dataset: each recording, sample for sample.
+    table = pd.read_parquet(work / "clips" / "metadata.parquet")
+    assert set(table["input"]) == {path.name for path in recordings.iterdir()} - {"broken.wav"}
+    for name, rows in table.groupby("input"):
+        rows = rows.sort_values("clip")
+        clips = [soundfile.read(work / "clips" / path, dtype="int16")[0] for path in rows["output"]]
+        if name.endswith(".wav"):
+            whole, _ = soundfile.read(recordings / name, dtype="int16")
+            assert np.array_equal(np.concatenate(clips), whole), name
+        else:
+            assert sum(map(len, clips)) == soundfile.info(recordings / name).frames, name
+    failures = pd.read_csv(work / "clips" / "failures.csv")
+    assert failures["input"].tolist() == ["broken.wav"]
+
+    # What the server shows.
+    run, tasks = flow_run_of(api, work / "clips")
+    assert run["state"]["type"] == "FAILED"
+    assert "1 failed" in run["state"]["message"]
+    assert "broken.wav" in run["state"]["message"]
+    names = [task["name"] for task in tasks]
+    shards = [name for name in names if name.startswith("shard ")]
+    assert sum(int(name.split(", ")[1].split()[0]) for name in shards) == count
+    assert len(shards) < count / 2
+    assert {task["state"]["type"] for task in tasks} == {"COMPLETED"}
+    assert {name.split("-")[0] for name in names if name not in shards} == {
+        "load_manifest",
+        "write_metadata",
+    }
+    filters = {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200}
+    logs = [log["message"] for log in api("/logs/filter", filters)]
+    assert any("broken.wav: failed: LibsndfileError" in message for message in logs)
+
+    # What other commands say of it.
+    code, status = shell.json("status", "clips")
+    assert (code, status["outcomes"]) == (0, {"ok": count - 1, "failed": 1})
+    assert (status["pending"], status["executed"]) == (0, count)
+    code, failures = shell.json("failures", "clips")
+    assert [(row["input"], row["outcome"], row["error"]) for row in failures] == [
+        ("broken.wav", "failed", "LibsndfileError")
+    ]
+    assert "Traceback" in failures[0]["traceback"]
+
+    # Mended and run again, only that one is executed.
+    (recordings / "broken.wav").unlink()
+    soundfile.write(recordings / "broken.wav", np.zeros(8000, np.int16), 8000)
+    code, summary = shell.json(
+        "run", "recordings", "--step", SPLIT, "-o", "clips", "--param", "seconds=1"
+    )
+    assert (code, summary["executed"], summary["outcomes"]) == (0, 1, {"ok": count})
+    run, _ = flow_run_of(api, work / "clips")
+    assert run["state"]["type"] == "COMPLETED"
+
+
+def test_the_same_bytes_for_any_division(shell, recordings, work):
+    for name in list(recordings.iterdir())[12:]:
+        name.unlink()
+    rows = sorted(path.name for path in recordings.iterdir())
+    (work / "m.csv").write_text(
+        "file,label\n" + "".join(f"recordings/{name},{i}\n" for i, name in enumerate(rows))
+    )
+    options = ["run", "m.csv", "--step", SPLIT, "--input-column", "file", "-o"]
+    for output, *division in (
+        ("one", "--batch-size", "1", "--num-workers", "0"),
+        ("two", "--batch-size", "5", "--num-workers", "2"),
+        ("three", "--batch-size", "100", "--num-workers", "1"),
+    ):
+        code, summary = shell.json(*options, output, *division)
+        assert (code, summary["outcomes"]) == (0, {"ok": 12})
+    for name in ("metadata.parquet", "metadata.csv", "failures.csv"):
+        contents = {(work / output / name).read_bytes() for output in ("one", "two", "three")}
+        assert len(contents) == 1, name
+    table = pd.read_csv(work / "one" / "metadata.csv")
+    assert dict(zip(table["input"], table["label"], strict=True)) == {
+        f"recordings/{name}": i for i, name in enumerate(rows)
+    }
+
+
+def test_the_flow_from_python_takes_a_data_frame_and_a_function(shell, words, work):
+    (work / "mine.py").write_text(
+        "def shout(source, row, *, mark='!'):\n"
+        "    return {'shout': source.read_text().upper() + mark * row['times']}\n"
+    )
+    done = shell.python(
+        "import pandas as pd\n"
+        "from mine import shout\n"
+        "from batchmill.flows.preprocess import preprocess\n"
+        f"frame = pd.DataFrame({{'path': [{str(words / 'a.txt')!r}, {str(words / 'd.txt')!r}],"
+        " 'times': [1, 2]})\n"
+        "for _ in range(2):\n"
+        "    summary = preprocess(frame, shout, 'out', input_column='path', params={'mark': '?'})\n"
+        "    print(summary['executed'], summary['outcomes'])\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["2 {'ok': 2}", "0 {'ok': 2}"]
+    assert pd.read_parquet(work / "out" / "metadata.parquet")["shout"].tolist() == [
+        "SIMPLE?",
+        "PYTORCH??",
+    ]
+
+
+def test_the_flow_from_python_raises_before_and_after(shell, words, work):
+    done = shell.python(
+        "import batchmill\n"
+        "from batchmill.flows.preprocess import preprocess\n"
+        f"words = {str(words)!r}\n"
+        "split = 'batchmill.steps.words:split'\n"
+        "for manifest, step, params in (\n"
+        "    (words + '/nosuch.csv', split, {}), ([], split, {}),\n"
+        "    (words, 'nosuch:step', {}), (words, split, {'num_chars': 'x'}),\n"
+        "    (words + '/manifest.csv', split, {'num_chars': 2, 'overlap': 2}),\n"
+        "):\n"
+        "    try:\n"
+        "        preprocess(manifest, step, 'out', params=params)\n"
+        "    except batchmill.BatchmillError as error:\n"
+        "        import os; print(type(error).__name__, os.path.exists('out'))\n"
+    )
+    assert done.stdout.splitlines()[-5:] == [
+        "ManifestError False",
+        "ManifestError False",
+        "StepError False",
+        "StepError False",
+        "RunError True",
+    ]
+
+
+def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(shell, work):
+    (work / "slow.py").write_text(
+        "import time\n"
+        "def step(source, out):\n"
+        "    with open('started.txt', 'a') as file: file.write(source.name + '\\n')\n"
+        "    time.sleep(0.2)\n"
+        "    (out / 'x').write_text('x')\n"
+        "    return {'output': 'x'}\n"
+    )
+    folder = work / "in"
+    folder.mkdir()
+    for number in range(80):
+        (folder / f"{number}.txt").write_text("x")
+    command = [sys.executable, "-m", "batchmill", "run", "in", "--step", "slow:step", "-o", "out"]
+    run = shell.start(
+        *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+
+    def some_are_done():
+        done = shell.batchmill("status", "out", "--json")
+        return done.returncode == 0 and json.loads(done.stdout)["executed"] > 5
+
+    wait_for(some_are_done, "the first outcomes")
+    os.killpg(run.pid, signal.SIGINT)
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert "Cancelled. What is done is committed" in err
+    wait_for(lambda: not shell.leftovers(), "the end of every process")
+    _, status = shell.json("status", "out")
+    done = status["outcomes"]["ok"]
+    assert 5 < done < 80
+    assert status["pending"] == 80 - done
+    code, summary = shell.json("run", "in", "--step", "slow:step", "-o", "out")
+    assert (code, summary["executed"], summary["outcomes"]) == (0, 80 - done, {"ok": 80})

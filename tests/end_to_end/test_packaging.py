@@ -1,0 +1,40 @@
+"""What others install: the wheel's content, and its bounds."""
+
+import sys
+import zipfile
+
+from live import ROOT
+
+
+def test_the_wheel_has_one_top_level_and_every_module(shell, tmp_path):
+    done = shell.run(
+        sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", tmp_path / "w", ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (tmp_path / "w").glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")}
+    assert tops == {"batchmill"}
+    sources = {
+        "batchmill/" + str(path.relative_to(ROOT / folder))
+        if folder == "src/batchmill"
+        else f"batchmill/{folder}/{path.relative_to(ROOT / folder)}"
+        for folder in ("src/batchmill", "flows", "tasks", "blocks")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    assert sources <= set(names)
+    assert "batchmill/py.typed" in names
+
+    # It runs as it is, whatever the working directory holds.
+    done = shell.run(
+        sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--target",
+        tmp_path / "site", wheel,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (shell.folder / "tasks").mkdir()
+    shell.environment["PYTHONPATH"] = str(tmp_path / "site")
+    done = shell.python(
+        "import batchmill, batchmill.flows.preprocess as p; print(batchmill.__file__, p.__file__)"
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(place.startswith(str(tmp_path)) for place in done.stdout.split())

@@ -1,0 +1,142 @@
+"""Commands, servers and processes for tests of the real thing."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+MARK = "BATCHMILL_TEST_MARK"
+START_SECONDS = 180
+
+
+def wait_for(condition, what, seconds=60):
+    """Poll until `condition` gives something; fail with `what` if it never does."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.2)
+    raise AssertionError(f"waited {seconds} s in vain: {what}")
+
+
+def processes_marked(mark):
+    """Return the processes that inherited a mark in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+@dataclass
+class Shell:
+    """Runs commands in a folder, with an environment in which nothing of the user's is touched."""
+
+    folder: Path
+    environment: dict[str, str]
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __post_init__(self):
+        self.environment = self.environment | {MARK: self.mark}
+
+    def start(self, *arguments, **options):
+        return subprocess.Popen(
+            [str(argument) for argument in arguments],
+            cwd=self.folder,
+            env=self.environment,
+            text=True,
+            **options,
+        )
+
+    def run(self, *arguments, timeout=300):
+        process = self.start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out, err = process.communicate(timeout=timeout)
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def batchmill(self, *arguments):
+        return self.run(sys.executable, "-m", "batchmill", *arguments)
+
+    def json(self, *arguments):
+        done = self.batchmill(*arguments, "--json")
+        return done.returncode, json.loads(done.stdout)
+
+    def python(self, script):
+        return self.run(sys.executable, "-c", script)
+
+    def leftovers(self):
+        return processes_marked(self.mark)
+
+
+def clean_environment(home):
+    """An environment without Prefect's and Ray's settings, and with this Python's commands."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PREFECT_", "RAY_", "PYTEST_", "COV_"))
+    }
+    commands = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
+    return kept | {"PREFECT_HOME": str(home), "PATH": commands, "COLUMNS": "200"}
+
+
+def ask(api_url, path, body=None):
+    """Ask a Prefect server's API; with a body, by POST."""
+    request = urllib.request.Request(
+        api_url + path,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+@contextmanager
+def prefect_server_in(home):
+    """Run a Prefect server of its own on a free port; gives its API's URL."""
+    home.mkdir(exist_ok=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/api"
+    environment = clean_environment(home) | {
+        "PREFECT_API_URL": url,
+        "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "0.5",
+    }
+    address = ["--host", "127.0.0.1", "--port", str(port)]
+    with (home / "server.log").open("w") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "prefect", "server", "start", *address],
+            env=environment,
+            stdout=log,
+            stderr=log,
+        )
+
+    def healthy():
+        assert server.poll() is None, (home / "server.log").read_text()
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+                return answer.status == 200
+        except OSError:
+            return False
+
+    try:
+        wait_for(healthy, "the Prefect server's start", START_SECONDS)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(30)
