@@ -6,16 +6,15 @@ from contextlib import contextmanager, suppress
 from uuid import UUID
 
 from batchmill.flows.embedded_server import embedded_server
+from batchmill.tasks.logs import send_logs
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
-from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 from prefect.states import Crashed
 
 _RECORD_SECONDS = 20
-_DRAIN_SECONDS = 5
 _POLL_SECONDS = 0.2
 _PAGE = 200
 
@@ -42,7 +41,7 @@ def shared_api() -> Iterator[None]:
             yield
         finally:
             # What is not sent now would be sent when the server is gone.
-            APILogWorker.drain_all(timeout=_DRAIN_SECONDS, at_exit=False)
+            send_logs()
 
 
 def wait_until_recorded(flow_run: UUID, task_runs: int) -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, cast
+from uuid import UUID
 
 import ray
 from batchmill.flows.api import mark_crashed, shared_api, wait_until_recorded
@@ -15,6 +16,7 @@ from batchmill.tasks.shard import run_shard
 from prefect import Flow
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
 from prefect.states import Failed
 from prefect.utilities.annotations import opaque
 from prefect_ray import RayTaskRunner
@@ -173,6 +175,8 @@ def _run_shards(prepared: Prepared, run: int, batching: Batching, address: str |
         # Ray's own retries would run a shard again behind Prefect's back.
         with remote_options(num_cpus=num_cpus, max_retries=0):
             _submit(runner, shards, layout.slots * _IN_FLIGHT_PER_SLOT)
+        # A private Ray ends its workers at once, with what they have not told the server yet.
+        wait_until_recorded(UUID(flow_run.get_id()), total + 1)
     return total
 
 

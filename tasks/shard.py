@@ -1,5 +1,6 @@
 """The task that runs one shard on a Ray worker."""
 
+from batchmill.tasks.logs import send_logs
 from prefect import task
 from prefect.logging import get_run_logger
 
@@ -29,7 +30,11 @@ def run_shard(shard: Shard) -> ShardResult:
             if failures <= SHOWN_FAILURES:
                 logger.error("%s: %s: %s", outcome.input, outcome.kind, outcome.reason)
 
-    result = run(shard, report)
-    counts = ", ".join(f"{count} {kind}" for kind, count in result.outcomes.items())
-    logger.info("%s in %.1f s", counts, result.seconds)
+    try:
+        result = run(shard, report)
+        counts = ", ".join(f"{count} {kind}" for kind, count in result.outcomes.items())
+        logger.info("%s in %.1f s", counts, result.seconds)
+    finally:
+        # After the last shard, Ray ends its workers at once.
+        send_logs()
     return result
