@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import pandas as pd
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from batchmill.manifest import Manifest
 
@@ -17,7 +18,7 @@ class Plan:
     """What a run has to do.
 
     `pending` has a row for each input to execute: `position` (its row in the manifest), `input`,
-    `path`, `size` (bytes, -1 if there is no such file), `mtime_ns` and `reason` (one of REASONS).
+    `size` (bytes, -1 if there is no such file), `mtime_ns` and `reason` (one of REASONS).
     `counts` says how many inputs are new, changed, to be retried, quarantined, unchanged,
     withdrawn; `step_changed` whether "changed" is for the step's sake.
     """
@@ -28,54 +29,54 @@ class Plan:
 
     def first(self, reason: str, count: int) -> list[str]:
         """Return the names of the first inputs that are pending for this reason."""
-        chosen = self.pending.filter(pa.compute.field("reason") == reason)
+        chosen = self.pending.filter(pc.field("reason") == reason)
         names: list[str] = chosen.column("input").slice(0, count).to_pylist()
         return names
 
 
 def make_plan(manifest: Manifest, records: pa.Table, step_identity: str) -> Plan:
     """Compare a manifest's inputs with the ledger's records (at least PLANNED_COLUMNS of them)."""
-    inputs = manifest.inputs.to_pandas()
-    inputs["position"] = range(len(inputs))
-    known = records.select(list(PLANNED_COLUMNS)).to_pandas()
-    joined = inputs.merge(known, on="input", how="left", suffixes=("", "_done"))
+    inputs = manifest.inputs
+    known = records.select(list(PLANNED_COLUMNS))
+    place = pc.index_in(inputs["input"], value_set=pa.concat_arrays(known["input"].chunks))
+    done = known.take(place)
 
-    is_new = joined["outcome"].isna()
-    other_step = ~is_new & (
-        joined["step_done" if "step_done" in joined else "step"] != step_identity
+    is_new = pc.is_null(place)
+    other_step = _differ(done["step"], step_identity)
+    other_file = pc.or_(
+        _differ(done["size"], inputs["size"]), _differ(done["mtime_ns"], inputs["mtime_ns"])
     )
-    other_file = ~is_new & (
-        (joined["size"] != joined["size_done"]) | (joined["mtime_ns"] != joined["mtime_ns_done"])
-    )
-    changed = other_step | other_file
-    retry = ~is_new & ~changed & (joined["outcome"] != "ok")
-    reason = pd.Series(pd.NA, index=joined.index, dtype="object")
-    reason[is_new], reason[changed], reason[retry] = "new", "changed", "retry"
-    joined["reason"] = reason
+    changed = pc.or_(other_step, other_file)
+    retry = pc.and_(_differ(done["outcome"], "ok"), pc.invert(changed))
+    is_pending = pc.or_(is_new, pc.or_(changed, retry))
 
-    todo = joined[reason.notna()]
-    columns = ["position", "input", "path", "size", "mtime_ns", "reason"]
-    pending = pa.Table.from_pandas(
-        todo[columns].reset_index(drop=True), schema=_PENDING, preserve_index=False
-    ).replace_schema_metadata(None)
+    reason = pc.if_else(is_new, "new", pc.if_else(changed, "changed", "retry"))
+    table = pa.table(
+        {
+            "position": np.arange(len(inputs)),
+            "input": inputs["input"],
+            "size": inputs["size"],
+            "mtime_ns": inputs["mtime_ns"],
+            "reason": reason,
+        }
+    )
     counts = {
-        "new": int(is_new.sum()),
-        "changed": int(changed.sum()),
-        "retry": int(retry.sum()),
+        "new": _count(is_new),
+        "changed": _count(changed),
+        "retry": _count(retry),
         "quarantined": 0,
-        "unchanged": int(reason.isna().sum()),
-        "withdrawn": int((~known["input"].isin(inputs["input"])).sum()),
+        "unchanged": len(inputs) - _count(is_pending),
+        "withdrawn": len(known) - (len(inputs) - _count(is_new)),
     }
-    return Plan(pending=pending, counts=counts, step_changed=bool(other_step.any()))
+    return Plan(
+        pending=table.filter(is_pending), counts=counts, step_changed=_count(other_step) > 0
+    )
 
 
-_PENDING = pa.schema(
-    [
-        ("position", pa.int64()),
-        ("input", pa.string()),
-        ("path", pa.string()),
-        ("size", pa.int64()),
-        ("mtime_ns", pa.int64()),
-        ("reason", pa.string()),
-    ]
-)
+def _differ(recorded: pa.ChunkedArray, current: pa.ChunkedArray | str) -> pa.ChunkedArray:
+    """Tell where what is recorded is not what is so now; of what is not recorded, False."""
+    return pc.not_equal(recorded, current).fill_null(False)
+
+
+def _count(where: pa.ChunkedArray) -> int:
+    return int(pc.sum(where).as_py() or 0)

@@ -25,7 +25,8 @@ _CARRIED = "carried"
 class Work:
     """What every shard of a run needs to know besides its inputs.
 
-    `counts` are the plan's: how many of the manifest's inputs were new, unchanged, and so on.
+    `root` is the folder that inputs are relative to. `counts` are the plan's: how many of the
+    manifest's inputs were new, unchanged, and so on.
     """
 
     run: int
@@ -33,6 +34,7 @@ class Work:
     step: str
     params: Mapping[str, Any]
     search: str
+    root: str
     identity: str
     batch_size: int
     num_workers: int
@@ -47,6 +49,7 @@ def write_run_plan(prepared: Prepared, run: int, layout: Layout) -> None:
         step=job.step,
         params=job.params,
         search=job.search,
+        root=str(manifest.root),
         identity=prepared.step.identity,
         batch_size=layout.batch_size,
         num_workers=layout.num_workers,
@@ -55,7 +58,7 @@ def write_run_plan(prepared: Prepared, run: int, layout: Layout) -> None:
     pending = plan.pending.take(order)
     positions = pending.column("position")
     names = pending.column("input").to_pylist()
-    table = pending.select(["position", "input", "path", "size", "mtime_ns"])
+    table = pending.select(["position", "input", "size", "mtime_ns"])
     table = table.append_column("input_id", pa.array([input_id(name) for name in names]))
     if manifest.carried.num_columns:
         carried = manifest.carried.take(positions)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import threading
 import time
 import uuid
@@ -65,7 +66,7 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
     work = read_work(ledger, shard.run)
     step = load_step(work.step, work.params, search=work.search)
     table = read_inputs(ledger, shard.run, shard.start, shard.stop)
-    inputs = _inputs(table)
+    inputs = _inputs(table, work.root)
     bench = Workbench(dataset=ledger.store.root, attempt=uuid.uuid4().hex[:12])
     origins = {
         item.name: Origin(
@@ -89,13 +90,12 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
     return ShardResult(dict(counts), time.perf_counter() - begun)
 
 
-def _inputs(table: pa.Table) -> list[Input]:
+def _inputs(table: pa.Table, root: str) -> list[Input]:
     return [
-        Input(*fields)
-        for fields in zip(
+        Input(name, identifier, os.path.join(root, name), row)
+        for name, identifier, row in zip(
             table["input"].to_pylist(),
             table["input_id"].to_pylist(),
-            table["path"].to_pylist(),
             carried_rows(table),
             strict=True,
         )

@@ -13,7 +13,6 @@ def manifest_of(*names, size=5, mtime_ns=1):
     inputs = pa.table(
         {
             "input": list(names),
-            "path": [f"/data/{name}" for name in names],
             "size": [size] * len(names),
             "mtime_ns": [mtime_ns] * len(names),
         }

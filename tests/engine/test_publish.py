@@ -24,7 +24,7 @@ def ledger(tmp_path):
 
 def manifest_of(names, **carried):
     count = len(names)
-    inputs = pa.table({"input": names, "path": names, "size": [1] * count, "mtime_ns": [1] * count})
+    inputs = pa.table({"input": names, "size": [1] * count, "mtime_ns": [1] * count})
     columns = pa.table(carried) if carried else pa.table({"": pa.nulls(count)}).select([])
     return Manifest(name="m", root=Path("/"), inputs=inputs, carried=columns)
 

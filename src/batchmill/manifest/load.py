@@ -3,17 +3,16 @@
 import json
 import os
 import re
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from batchmill.errors import ManifestError
 from batchmill.manifest.delimited import read_delimited, type_columns
+from batchmill.manifest.inputs import check_inputs, is_missing
 from batchmill.manifest.listing import is_glob, read_folder, read_glob
 from batchmill.manifest.records import read_json_lines, read_parquet
 from batchmill.manifest.source import Source, numbered
@@ -26,7 +25,6 @@ RESERVED_COLUMNS = frozenset({"output"})
 _SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 _JSON_LINES = {".jsonl", ".ndjson"}
 _PARQUET = {".parquet", ".pq"}
-MISSING_SIZE = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +32,8 @@ class Manifest:
     """A checked manifest.
 
     `inputs` is a table with one row an input, in the manifest's order: `input` (its name:
-    relative to `root` where it lies below it), `path` (absolute), `size` (bytes, -1 if there is
-    no such file), `mtime_ns`. `carried` has the manifest's other columns, row for row.
+    relative to `root` where it lies below it, else absolute), `size` (bytes, -1 if there is no such
+    file), `mtime_ns`. `carried` has the manifest's other columns, row for row.
     """
 
     name: str
@@ -89,7 +87,7 @@ def load_manifest(
     base = Path(os.path.abspath(root if root is not None else table.folder))
     if confined and not base.is_dir():
         faults.append(f"--root {root}: no such folder. Give the folder that its inputs are in.")
-    checked = _check_inputs(table, frame[column], base, confined=confined)
+    checked = check_inputs(table, column, str(base), confined=confined)
     faults += checked.faults
     if faults:
         raise ManifestError(table.name, sorted(faults, key=_line_of))
@@ -172,78 +170,6 @@ def _in_memory(name: str, frame: pd.DataFrame) -> Source:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Checked:
-    table: pa.Table
-    faults: list[str]
-
-
-def _check_inputs(source: Source, column: pd.Series, root: Path, *, confined: bool) -> _Checked:
-    """Resolve and look at each input, and collect every fault in the order of the manifest."""
-    base = str(root)
-    prefix = base.rstrip("/") + "/"
-    names: list[str] = []
-    paths: list[str] = []
-    sizes = np.full(len(column), MISSING_SIZE, dtype=np.int64)
-    times = np.zeros(len(column), dtype=np.int64)
-    first_at: dict[str, int] = {}
-    faults: list[str] = []
-
-    def fault(index: int, text: str) -> None:
-        faults.append(f"{source.places[index]}: {text}")
-
-    for index, value in enumerate(column.tolist()):
-        reason = _unusable(value, column.name)
-        if reason:
-            fault(index, reason)
-            continue
-        path = os.path.normpath(os.path.join(base, value))
-        below = path.startswith(prefix)
-        if confined and not below:
-            fault(index, f"{value!r} leaves the root {base}. Move the file, or widen --root.")
-        earlier = first_at.setdefault(path, index)
-        if earlier != index:
-            fault(index, f"{value!r} is listed already on {source.places[earlier]}. Keep one.")
-            continue
-        try:
-            seen = os.stat(path)
-        except OSError:
-            pass  # It may be there when its turn comes; if not, its outcome says so.
-        else:
-            if stat.S_ISDIR(seen.st_mode):
-                fault(index, f"{value!r} is a folder. Name a file (or give the folder itself).")
-            elif not stat.S_ISREG(seen.st_mode):
-                fault(index, f"{value!r} is no regular file. Name a file.")
-            sizes[index] = seen.st_size
-            times[index] = seen.st_mtime_ns
-        names.append(path[len(prefix) :] if below else path)
-        paths.append(path)
-
-    if faults:
-        return _Checked(table=pa.table({}), faults=faults)
-    table = pa.table({"input": names, "path": paths, "size": sizes, "mtime_ns": times})
-    return _Checked(table=table, faults=faults)
-
-
-def _unusable(value: object, column: object) -> str:
-    """Say why a cell cannot be the name of a file; empty if it can."""
-    if _is_missing(value):
-        return f"no value in column {str(column)!r}. Fill it in, or drop the row."
-    if not isinstance(value, str):
-        return f"{value!r} in column {str(column)!r} is no path. Write it as text."
-    if not value.strip():
-        return f"no value in column {str(column)!r}. Fill it in, or drop the row."
-    if "://" in value:
-        return f"{value!r} is a URL; inputs are read from the file system only."
-    if "\0" in value:
-        return f"{value!r} holds a NUL character. Remove it."
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return f"{value!r} is not UTF-8. Rename the file."
-    return ""
-
-
 def _carried(frame: pd.DataFrame) -> pa.Table:
     """Turn the other columns into Arrow: lists become JSON text, and a mix of types text."""
     columns = {}
@@ -251,7 +177,7 @@ def _carried(frame: pd.DataFrame) -> pa.Table:
         try:
             column = pa.array(frame[name], from_pandas=True)
         except (pa.ArrowInvalid, pa.ArrowTypeError):
-            text = [None if _is_missing(value) else str(value) for value in frame[name]]
+            text = [None if is_missing(value) else str(value) for value in frame[name]]
             column = pa.array(text, pa.string())
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
@@ -262,7 +188,3 @@ def _carried(frame: pd.DataFrame) -> pa.Table:
             column = column.cast(pa.string())
         columns[str(name)] = column
     return pa.table(columns)
-
-
-def _is_missing(value: object) -> bool:
-    return value is None or value is pd.NA or (isinstance(value, float) and value != value)

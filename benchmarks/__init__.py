@@ -1,0 +1,1 @@
+"""Measurements; see each module. `make bench` runs them."""

@@ -1,0 +1,136 @@
+"""Check the inputs of a manifest: each is named once, and is a file, as far as a look can tell.
+
+A million rows pass through whole columns at a time; Python looks only at those that are odd.
+"""
+
+import os
+import stat
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from batchmill.manifest.source import Source
+
+MISSING_SIZE = -1
+
+# What is not a plain relative path: absolute, or with // or . or .. in it, or no path at all.
+_ODD = r"^/|/$|//|(^|/)\.\.?(/|$)|\x00|^\s*$"
+# So many names are Python objects at a time.
+_CHUNK = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedInputs:
+    """`table` has the columns `input`, `size`, `mtime_ns`; it counts only if `faults` is empty."""
+
+    table: pa.Table
+    faults: list[str]
+
+
+def check_inputs(source: Source, column: str, root: str, *, confined: bool) -> CheckedInputs:
+    """Resolve each input against the folder `root`, and look at it; `confined` ones stay below."""
+    faults: dict[int, str] = {}
+    values = source.frame[column]
+    names = _names(values, root, faults, confined=confined)
+    _find_duplicates(names, values, source, faults)
+    sizes, times = _look(names, root, faults)
+    table = pa.table({"input": names, "size": sizes, "mtime_ns": times})
+    found = [f"{source.places[index]}: {text}" for index, text in sorted(faults.items())]
+    return CheckedInputs(table=table, faults=found)
+
+
+def _names(
+    values: pd.Series, root: str, faults: dict[int, str], *, confined: bool
+) -> pa.StringArray:
+    """Name each input relative to `root`, or absolutely where it is not below; null at a fault."""
+    for index, value in enumerate(values):
+        if not isinstance(value, str) or not value.isascii():
+            reason = _why_unusable(value, str(values.name))
+            if reason:
+                faults[index] = reason
+    if faults:
+        values = values.astype(object)
+        values.iloc[list(faults)] = None
+    names = pa.array(values, pa.string(), from_pandas=True)
+    if isinstance(names, pa.ChunkedArray):
+        names = names.combine_chunks()
+    odd = pc.match_substring_regex(names, _ODD).fill_null(False)
+    odd = pc.or_(odd, pc.match_substring(names, "://").fill_null(False))
+    resolved: list[str | None] = []
+    for index in np.flatnonzero(odd.to_numpy(zero_copy_only=False)).tolist():
+        value = names[index].as_py()
+        name, reason = _resolve(value, root, str(values.name), confined=confined)
+        if reason:
+            faults[index] = reason
+        resolved.append(name)
+    return pc.replace_with_mask(names, odd, pa.array(resolved, pa.string()))
+
+
+def _why_unusable(value: object, column: str) -> str:
+    """Say why a cell cannot be a path; empty if it can."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return f"{value!r} is not UTF-8. Rename the file."
+        return ""
+    if is_missing(value):
+        return f"no value in column {column!r}. Fill it in, or drop the row."
+    return f"{value!r} in column {column!r} is no path. Write it as text."
+
+
+def _resolve(value: str, root: str, column: str, *, confined: bool) -> tuple[str | None, str]:
+    """Return an odd path's name, or what is wrong with it."""
+    if not value.strip():
+        return None, f"no value in column {column!r}. Fill it in, or drop the row."
+    if "://" in value:
+        return None, f"{value!r} is a URL; inputs are read from the file system only."
+    if "\0" in value:
+        return None, f"{value!r} holds a NUL character. Remove it."
+    path = os.path.normpath(os.path.join(root, value))
+    below = path.startswith(root.rstrip("/") + "/")
+    if confined and not below:
+        return None, f"{value!r} leaves the root {root}. Move the file, or widen --root."
+    return (os.path.relpath(path, root) if below else path), ""
+
+
+def _find_duplicates(
+    names: pa.StringArray, values: pd.Series, source: Source, faults: dict[int, str]
+) -> None:
+    series = names.to_pandas()
+    repeated = series.duplicated(keep=False) & series.notna()
+    first: dict[str, int] = {}
+    for index in np.flatnonzero(repeated.to_numpy()).tolist():
+        earlier = first.setdefault(series.iloc[index], index)
+        if earlier != index:
+            place = source.places[earlier]
+            faults[index] = f"{values.iloc[index]!r} is listed already on {place}. Keep one."
+
+
+def _look(
+    names: pa.StringArray, root: str, faults: dict[int, str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return each input's size and time; what is not there may be when its turn comes."""
+    sizes = np.full(len(names), MISSING_SIZE, dtype=np.int64)
+    times = np.zeros(len(names), dtype=np.int64)
+    for start in range(0, len(names), _CHUNK):
+        for index, name in enumerate(names.slice(start, _CHUNK).to_pylist(), start):
+            if name is None or index in faults:
+                continue
+            try:
+                seen = os.stat(os.path.join(root, name))
+            except OSError:
+                continue
+            if not stat.S_ISREG(seen.st_mode):
+                kind = "a folder" if stat.S_ISDIR(seen.st_mode) else "no regular file"
+                faults[index] = f"{name!r} is {kind}. Name a file."
+            sizes[index], times[index] = seen.st_size, seen.st_mtime_ns
+    return sizes, times
+
+
+def is_missing(value: object) -> bool:
+    """Tell whether a cell is empty: None, NA or NaN."""
+    return value is None or value is pd.NA or (isinstance(value, float) and value != value)
