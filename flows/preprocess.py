@@ -17,7 +17,7 @@ from prefect import Flow
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
-from prefect.states import Failed
+from prefect.states import Completed, Failed
 from prefect.utilities.annotations import opaque
 from prefect_ray import RayTaskRunner
 from prefect_ray.context import remote_options
@@ -27,9 +27,16 @@ from pydantic import Field
 from batchmill.batching import Batching, Cores, lay_out
 from batchmill.errors import RunError
 from batchmill.job import Prepared, handing_over, make_job, prepare, prepare_once
+from batchmill.lease import check_free, lease
 from batchmill.manifest import ManifestLike
 from batchmill.manifest.saved import listed_manifest, save_manifest
 from batchmill.plan_file import write_run_plan
+from batchmill.policy import (
+    DEFAULT_RETRIES,
+    DEFAULT_TIMEOUT_SECONDS,
+    FailurePolicy,
+    make_policy,
+)
 from batchmill.shard import Shard
 from batchmill.step import reference_to
 from batchmill.summary import failure_message, summarise
@@ -38,6 +45,8 @@ from batchmill.summary import failure_message, summarise
 _IN_FLIGHT_PER_SLOT = 2
 # Task runs of a flow run besides its shards: load_manifest and write_metadata.
 _OTHER_TASK_RUNS = 2
+_BATCH_OPTIONS = ("batch_size", "num_workers")
+_POLICY_OPTIONS = ("retries", "timeout_seconds", "memory_limit", "max_failures", "fail_fast")
 _JOB_OPTIONS = ("params", "input_column", "root", "pattern")
 
 
@@ -68,10 +77,13 @@ class PreprocessFlow(Flow[..., dict[str, Any]]):
             output=os.fspath(output),
             **{name: options[name] for name in _JOB_OPTIONS if name in options},
         )
-        Batching(batch_size=options.get("batch_size"), num_workers=options.get("num_workers"))
+        # What the flow would refuse is told before a server is there.
+        Batching(**{name: options[name] for name in _BATCH_OPTIONS if name in options})
+        make_policy(**{name: options[name] for name in _POLICY_OPTIONS if name in options})
         prepared = prepare_once(job) if listed is None else prepare(job, listed)
         if listed is not None:
             save_manifest(prepared.manifest, job.manifest, job.input_column)
+        check_free(prepared.ledger.store.root)
         before = prepared.ledger.runs()
         with shared_api(), handing_over(prepared):
             parameters = {"manifest": job.manifest, "step": job.step, "output": job.output}
@@ -102,6 +114,11 @@ def preprocess(
     pattern: str = "*",
     batch_size: Annotated[int, Field(ge=1)] | None = None,
     num_workers: Annotated[int, Field(ge=0)] | None = None,
+    retries: Annotated[int, Field(ge=0)] = DEFAULT_RETRIES,
+    timeout_seconds: Annotated[float, Field(gt=0)] | None = DEFAULT_TIMEOUT_SECONDS,
+    memory_limit: str | None = None,
+    max_failures: str = "0",
+    fail_fast: bool = False,
     ray_address: str | None = None,
 ) -> Any:
     """Run one step over every input that a manifest lists.
@@ -119,6 +136,12 @@ def preprocess(
         batch_size: Inputs in a batch, which one DataLoader worker works on. By default, from the
             number of inputs and cores.
         num_workers: DataLoader workers in each shard. By default, the machine's cores, at most 8.
+        retries: How often an input may be executed again for its own faults.
+        timeout_seconds: After so many seconds at one input, its worker is killed.
+        memory_limit: After so much memory at one input, its worker is killed; as 2G or 500M.
+        max_failures: With more inputs than these not ok, a number or a share as 2%, the run is
+            Failed.
+        fail_fast: Then start no more shards.
         ray_address: The Ray cluster's address, as ray://host:10001. By default, a private Ray on
             this machine.
     """
@@ -132,33 +155,45 @@ def preprocess(
         pattern=pattern,
     )
     batching = Batching(batch_size=batch_size, num_workers=num_workers)
+    policy = make_policy(
+        retries=retries,
+        timeout_seconds=timeout_seconds,
+        memory_limit=memory_limit,
+        max_failures=max_failures,
+        fail_fast=fail_fast,
+    )
     started = time.time()
     prepared = load_manifest(job)
     prepared.ledger.create()
-    run = 1 + max(prepared.ledger.runs(), default=0)
-    shards = _run_shards(prepared, run, batching, ray_address)
-    whole: Any = opaque(prepared)  # Prefect need not look into it for futures.
-    write_metadata(whole)
-    summary = summarise(prepared.ledger, run)
-    prepared.ledger.write_summary(
-        run, summary.as_json() | {"shards": shards, "seconds": round(time.time() - started, 3)}
-    )
-    if not summary.complete:
+    with lease(prepared.ledger.store.root):
+        run = 1 + max(prepared.ledger.runs(), default=0)
+        shards = _run_shards(prepared, run, batching, policy, ray_address)
+        whole: Any = opaque(prepared)  # Prefect need not look into it for futures.
+        write_metadata(whole)
+        summary = summarise(prepared.ledger, run)
+        ended = {"shards": shards, "seconds": round(time.time() - started, 3)}
+        prepared.ledger.write_summary(run, summary.as_json() | ended)
+    if not summary.accepted(policy.failures_allowed(summary.inputs)):
         return Failed(message=failure_message(summary, job.output))
-    get_run_logger().info(summary.sentence())
-    return summary.as_json()
+    return Completed(message=summary.sentence(), data=summary.as_json())
 
 
-def _run_shards(prepared: Prepared, run: int, batching: Batching, address: str | None) -> int:
+def _run_shards(
+    prepared: Prepared,
+    run: int,
+    batching: Batching,
+    policy: FailurePolicy,
+    address: str | None,
+) -> int:
     """Run what is pending on Ray, and return the number of shards."""
     sizes = prepared.plan.pending["size"].to_numpy()
     if not len(sizes):
-        write_run_plan(prepared, run, lay_out(sizes, batching, Cores(total=1, node=1)))
+        write_run_plan(prepared, run, lay_out(sizes, batching, Cores(total=1, node=1)), policy)
         return 0
     with ray_runner(address) as runner:
         cores = cluster_cores()
         layout = lay_out(sizes, batching, cores)
-        write_run_plan(prepared, run, layout)
+        write_run_plan(prepared, run, layout, policy)
         total = layout.shards
         shards = [
             Shard(
@@ -174,17 +209,27 @@ def _run_shards(prepared: Prepared, run: int, batching: Batching, address: str |
         num_cpus = max(1, min(layout.num_workers, cores.node))
         # Ray's own retries would run a shard again behind Prefect's back.
         with remote_options(num_cpus=num_cpus, max_retries=0):
-            _submit(runner, shards, layout.slots * _IN_FLIGHT_PER_SLOT)
+            _submit(runner, shards, layout.slots * _IN_FLIGHT_PER_SLOT, _enough(prepared, policy))
         # A private Ray ends its workers at once, with what they have not told the server yet.
         wait_until_recorded(UUID(flow_run.get_id()), total + 1)
     return total
 
 
-def _submit(runner: RayTaskRunner[Any], shards: Sequence[Shard], in_flight: int) -> None:
+def _enough(prepared: Prepared, policy: FailurePolicy) -> int | None:
+    """Return the number of failures beyond which no more shards start; None: all start."""
+    return policy.failures_allowed(len(prepared.manifest)) if policy.fail_fast else None
+
+
+def _submit(
+    runner: RayTaskRunner[Any], shards: Sequence[Shard], in_flight: int, enough: int | None
+) -> None:
     """Submit shards, a bounded number at a time, and wait for all of them."""
     waiting = list(reversed(shards))
     running: dict[Any, tuple[Shard, PrefectRayFuture[Any]]] = {}
+    failures = 0
     while waiting or running:
+        if enough is not None and failures > enough:
+            waiting.clear()
         while waiting and len(running) < in_flight:
             shard = waiting.pop()
             future = runner.submit(run_shard, {"shard": shard})
@@ -194,7 +239,10 @@ def _submit(runner: RayTaskRunner[Any], shards: Sequence[Shard], in_flight: int)
             shard, future = running.pop(reference)
             future.wait()  # Else its state is what it was before.
             state = future.state
-            if not state.is_completed():
+            if state.is_completed():
+                outcomes = future.result().outcomes
+                failures += sum(outcomes.values()) - outcomes.get("ok", 0)
+            else:
                 get_run_logger().error(
                     "shard %s/%s ended early: %s", shard.number, shard.total, state.message
                 )

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         ServiceError,
         StepError,
         StoreError,
+        WorkerError,
     )
     from batchmill.manifest import Manifest, load_manifest
     from batchmill.outcome import Outcome
@@ -29,6 +30,7 @@ _HOMES = {
     "ServiceError": "batchmill.errors",
     "StepError": "batchmill.errors",
     "StoreError": "batchmill.errors",
+    "WorkerError": "batchmill.errors",
     "load_manifest": "batchmill.manifest",
 }
 
@@ -44,6 +46,7 @@ __all__ = [
     "ServiceError",
     "StepError",
     "StoreError",
+    "WorkerError",
     "load_manifest",
 ]
 

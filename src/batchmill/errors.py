@@ -7,6 +7,7 @@
     ├── LedgerError      the dataset's record cannot be read or written
     ├── StoreError       a folder or file of the dataset cannot be read or written
     ├── ServiceError     the Prefect server or the Ray cluster cannot be started or reached
+    ├── WorkerError      worker processes keep dying, and no input is to blame
     └── RunError         the run ended, but not every input is `ok`
 
 Each text says what is wrong, where, and what to do. All of them survive pickling, because Ray
@@ -66,6 +67,10 @@ class StoreError(BatchmillError):
 
 class ServiceError(BatchmillError):
     """The Prefect server or the Ray cluster cannot be started or reached."""
+
+
+class WorkerError(BatchmillError):
+    """Worker processes of a shard keep dying between inputs; no input is to blame."""
 
 
 class RunError(BatchmillError):

@@ -146,6 +146,32 @@ def _failure(
     )
 
 
+def lost(
+    item: Input,
+    bench: Workbench,
+    *,
+    kind: Kind,
+    error: str,
+    message: str,
+    log: str,
+    seconds: float,
+) -> Outcome:
+    """Make the outcome of an input whose process is gone, and remove what it has left behind."""
+    _undo(bench.staging / item.input_id, bench.dataset, item.input_id)
+    return Outcome(
+        input=item.name,
+        input_id=item.input_id,
+        kind=kind,
+        attempts=1,
+        seconds=seconds,
+        finished_at=time.time(),
+        host=bench.host,
+        error=error,
+        message=message,
+        log=_printable(log),
+    )
+
+
 def _text_of(error: BaseException) -> str:
     try:
         text = str(error)
@@ -157,17 +183,19 @@ def _text_of(error: BaseException) -> str:
 def _traceback_of(error: BaseException) -> str:
     """Format a traceback from the step's first line on; the way there is of no use to anybody."""
     try:
-        lines = traceback.format_exception(type(error), error, _own_frames(error.__traceback__))
-        return _printable("".join(lines))
+        frames = _step_frames(error.__traceback__)
+        if frames is None and error.__cause__ is None:
+            return ""  # It is batchmill that does not take what the step gave: the message says it.
+        return _printable("".join(traceback.format_exception(type(error), error, frames)))
     except BaseException as fault:
         return f"{type(error).__name__} (its traceback cannot be had: {type(fault).__name__})"
 
 
-def _own_frames(frames: TracebackType | None) -> TracebackType | None:
-    step = frames
-    while step and os.path.dirname(step.tb_frame.f_code.co_filename) == _ENGINE:
-        step = step.tb_next
-    return step or frames
+def _step_frames(frames: TracebackType | None) -> TracebackType | None:
+    """Return the traceback from the first frame that is not batchmill's own."""
+    while frames and os.path.dirname(frames.tb_frame.f_code.co_filename) == _ENGINE:
+        frames = frames.tb_next
+    return frames
 
 
 def _printable(text: str) -> str:

@@ -97,7 +97,12 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
         manifest=manifest,
         step=step,
         ledger=ledger,
-        plan=make_plan(manifest, records, step.identity),
+        plan=make_plan(
+            manifest,
+            records,
+            step.identity,
+            takes_rows=bool({"row", "labels"} & step.given),
+        ),
     )
 
 

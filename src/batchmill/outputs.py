@@ -22,7 +22,7 @@ def place_outputs(
     `staged` is the folder that the step wrote to; None if it was given none. Raises OutputError
     unless the rows name just the files that were written.
     """
-    named = _named(rows)
+    named = _named(rows, staged)
     written = dict(_written(staged)) if staged else {}
     _compare(set(named), set(written))
     target = dataset / FILES / input_id
@@ -48,7 +48,7 @@ def remove_folder(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _named(rows: Iterable[Row]) -> dict[str, list[Row]]:
+def _named(rows: Iterable[Row], staged: Path | None) -> dict[str, list[Row]]:
     """Group rows by the file that they name."""
     named: dict[str, list[Row]] = {}
     for number, row in enumerate(rows):
@@ -61,6 +61,8 @@ def _named(rows: Iterable[Row]) -> dict[str, list[Row]]:
             raise OutputError(
                 f"row {number} has output={value!r}; expected a file's name, relative to `out`."
             )
+        if staged and path.is_relative_to(staged):
+            path = path.relative_to(staged)
         if path.is_absolute() or ".." in path.parts:
             raise OutputError(
                 f"row {number} names {str(path)!r}, which is not below its output folder. "

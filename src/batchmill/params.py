@@ -108,6 +108,7 @@ def _hints(target: Any) -> dict[str, Any]:
 
 
 def _type_name(hint: Any) -> str:
+    hint = getattr(hint, "__origin__", hint) if hasattr(hint, "__metadata__") else hint
     name = getattr(hint, "__name__", None)
     return name if isinstance(hint, type) and name else str(hint).replace("typing.", "")
 

@@ -1,7 +1,9 @@
 """Decide what a run has to do: manifest + ledger + step -> plan. Touches nothing."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +12,7 @@ import pyarrow.compute as pc
 from batchmill.manifest import Manifest
 
 REASONS = ("new", "changed", "retry")
-PLANNED_COLUMNS = ("input", "outcome", "size", "mtime_ns", "step")
+PLANNED_COLUMNS = ("input", "outcome", "size", "mtime_ns", "carried", "step")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +36,13 @@ class Plan:
         return names
 
 
-def make_plan(manifest: Manifest, records: pa.Table, step_identity: str) -> Plan:
-    """Compare a manifest's inputs with the ledger's records (at least PLANNED_COLUMNS of them)."""
+def make_plan(
+    manifest: Manifest, records: pa.Table, step_identity: str, *, takes_rows: bool = False
+) -> Plan:
+    """Compare a manifest's inputs with the ledger's records (at least PLANNED_COLUMNS of them).
+
+    A step that `takes_rows` sees the manifest's other columns: there, they are part of an input.
+    """
     inputs = manifest.inputs
     known = records.select(list(PLANNED_COLUMNS))
     place = pc.index_in(inputs["input"], value_set=pa.concat_arrays(known["input"].chunks))
@@ -47,6 +54,9 @@ def make_plan(manifest: Manifest, records: pa.Table, step_identity: str) -> Plan
         _differ(done["size"], inputs["size"]), _differ(done["mtime_ns"], inputs["mtime_ns"])
     )
     changed = pc.or_(other_step, other_file)
+    if takes_rows:
+        rows = pa.array([carried_text(row) for row in manifest.carried_rows()], pa.string())
+        changed = pc.or_(changed, _differ(done["carried"], rows))
     retry = pc.and_(_differ(done["outcome"], "ok"), pc.invert(changed))
     is_pending = pc.or_(is_new, pc.or_(changed, retry))
 
@@ -71,6 +81,11 @@ def make_plan(manifest: Manifest, records: pa.Table, step_identity: str) -> Plan
     return Plan(
         pending=table.filter(is_pending), counts=counts, step_changed=_count(other_step) > 0
     )
+
+
+def carried_text(row: Mapping[str, Any]) -> str:
+    """Write the manifest's other columns of an input as the ledger has them."""
+    return json.dumps(row, default=str, ensure_ascii=False)
 
 
 def _differ(recorded: pa.ChunkedArray, current: pa.ChunkedArray | str) -> pa.ChunkedArray:

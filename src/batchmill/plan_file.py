@@ -16,6 +16,7 @@ from batchmill.digests import input_id
 from batchmill.errors import LedgerError
 from batchmill.job import Prepared
 from batchmill.ledger import Ledger
+from batchmill.policy import FailurePolicy
 
 _KEY = b"batchmill.work"
 _CARRIED = "carried"
@@ -38,9 +39,12 @@ class Work:
     identity: str
     batch_size: int
     num_workers: int
+    policy: FailurePolicy
 
 
-def write_run_plan(prepared: Prepared, run: int, layout: Layout) -> None:
+def write_run_plan(
+    prepared: Prepared, run: int, layout: Layout, policy: FailurePolicy | None = None
+) -> None:
     """Write a run's plan, its inputs in the order of the shards."""
     job, plan, manifest, ledger = prepared.job, prepared.plan, prepared.manifest, prepared.ledger
     work = Work(
@@ -53,6 +57,7 @@ def write_run_plan(prepared: Prepared, run: int, layout: Layout) -> None:
         identity=prepared.step.identity,
         batch_size=layout.batch_size,
         num_workers=layout.num_workers,
+        policy=policy or FailurePolicy(),
     )
     order = pa.array(layout.order)
     pending = plan.pending.take(order)
@@ -77,7 +82,8 @@ def write_run_plan(prepared: Prepared, run: int, layout: Layout) -> None:
 def read_work(ledger: Ledger, run: int) -> Work:
     """Read what every shard of a run needs to know."""
     with _open(ledger, run) as source:
-        return Work(**json.loads((source.schema.metadata or {})[_KEY]))
+        values = json.loads((source.schema.metadata or {})[_KEY])
+        return Work(**values | {"policy": FailurePolicy(**values["policy"])})
 
 
 def read_inputs(ledger: Ledger, run: int, start: int, stop: int) -> pa.Table:
@@ -90,6 +96,12 @@ def count_inputs(ledger: Ledger, run: int) -> int:
     """Count the inputs that a run set out to execute."""
     with _open(ledger, run) as source:
         return sum(source.get_batch(i).num_rows for i in range(source.num_record_batches))
+
+
+def planned_names(ledger: Ledger, run: int) -> pa.ChunkedArray:
+    """Return the names of the inputs that a run set out to execute."""
+    with _open(ledger, run) as source:
+        return source.read_all().column("input")
 
 
 def carried_rows(inputs: pa.Table) -> list[dict[str, Any]]:

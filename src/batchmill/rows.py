@@ -82,6 +82,8 @@ def _plain(value: Any, where: str) -> Any:
         return value if type(value) in (bool, int, str, type(None)) else _plain_subclass(value)
     if isinstance(value, float):
         return float(value)
+    if type(value).__name__ in ("NAType", "NaTType"):  # pandas' missing values
+        return None
     if _is_record(value):
         return {str(key): _plain(item, where) for key, item in _as_mapping(value).items()}
     if isinstance(value, list | tuple | set | frozenset):

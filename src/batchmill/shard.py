@@ -1,6 +1,5 @@
 """Run one shard: its inputs through a DataLoader, their outcomes into the ledger."""
 
-import json
 import logging
 import os
 import threading
@@ -9,14 +8,16 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from batchmill.errors import BatchmillError
-from batchmill.execute import Input, Workbench, make_dataset
+from batchmill.execute import Input, Workbench, execute, lost, make_dataset
 from batchmill.ledger import Ledger, Origin
 from batchmill.outcome import Outcome
+from batchmill.plan import carried_text
 from batchmill.plan_file import carried_rows, read_inputs, read_work
 from batchmill.step import Step, load_step
 from batchmill.storage import LocalStore
@@ -59,7 +60,7 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
     cannot be read or written. What was committed before stays.
     """
     # torch takes a second to import; only the processes that run shards need it.
-    from batchmill.loading import GuardedInputs, outcomes
+    from batchmill.isolation import IsolatedRun, Limits, RetryPolicy
 
     begun = time.perf_counter()
     ledger = Ledger(LocalStore(shard.dataset))
@@ -69,24 +70,39 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
     inputs = _inputs(table, work.root)
     bench = Workbench(dataset=ledger.store.root, attempt=uuid.uuid4().hex[:12])
     origins = {
-        item.name: Origin(
-            size, mtime_ns, json.dumps(item.row, default=str), work.identity, work.run
-        )
+        item.name: Origin(size, mtime_ns, carried_text(item.row), work.identity, work.run)
         for item, size, mtime_ns in zip(
             inputs, table["size"].to_pylist(), table["mtime_ns"].to_pylist(), strict=True
         )
     }
     counts: Counter[str] = Counter()
-    guarded = GuardedInputs(
-        step=step, inputs=inputs, bench=bench, indexed=_indexed(step, table, inputs)
-    )
+    look_up = _look_up(step, table, inputs)
+
+    def deliver(outcome: Outcome) -> None:
+        counts[outcome.kind] += 1
+        committer.add(outcome)
+        if on_outcome:
+            on_outcome(outcome)
+
     with bench, _Committer(ledger, f"{work.run:06d}-{bench.attempt}", origins) as committer:
-        for batch in outcomes(guarded, batch_size=work.batch_size, num_workers=work.num_workers):
-            for outcome in batch:
-                counts[outcome.kind] += 1
-                if on_outcome:
-                    on_outcome(outcome)
-            committer.add(batch)
+        IsolatedRun(
+            count=len(inputs),
+            run=lambda index: execute(step, inputs[index], bench, partial(look_up, index)),
+            lost=lambda index, death: lost(
+                inputs[index],
+                bench,
+                kind=death.kind,
+                error=death.error,
+                message=death.message,
+                log=death.log,
+                seconds=death.seconds,
+            ),
+            deliver=deliver,
+            limits=Limits(
+                timeout_seconds=work.policy.timeout_seconds, memory_bytes=work.policy.memory_bytes
+            ),
+            retry=RetryPolicy(retries=work.policy.retries),
+        ).execute(batch_size=work.batch_size, num_workers=work.num_workers)
     return ShardResult(dict(counts), time.perf_counter() - begun)
 
 
@@ -102,7 +118,7 @@ def _inputs(table: pa.Table, root: str) -> list[Input]:
     ]
 
 
-def _indexed(step: Step, table: pa.Table, inputs: list[Input]) -> Callable[[int], Any]:
+def _look_up(step: Step, table: pa.Table, inputs: list[Input]) -> Callable[[int], Any]:
     """Return what looks up the result of input i of this shard in the step's Dataset."""
     if step.kind == "items":
         positions = table["position"].to_pylist()
@@ -136,11 +152,11 @@ class _Committer:
         self._clock.join()
         self._commit()
 
-    def add(self, outcomes: list[Outcome]) -> None:
+    def add(self, outcome: Outcome) -> None:
         if self._error:
             raise self._error
         with self._lock:
-            self._waiting += outcomes
+            self._waiting.append(outcome)
             due = len(self._waiting) >= COMMIT_INPUTS
         if due:
             self._commit()

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow.compute as pc
+
 from batchmill.ledger import Ledger
 from batchmill.outcome import one_line
-from batchmill.plan_file import count_inputs, read_work
+from batchmill.plan_file import planned_names, read_work
 
 SHOWN_NAMES = 10
 
@@ -34,10 +36,9 @@ class Summary:
         """The number of inputs whose outcome is not ok."""
         return sum(count for kind, count in self.outcomes.items() if kind != "ok")
 
-    @property
-    def complete(self) -> bool:
-        """Whether every input of the manifest is ok."""
-        return not self.failed and not self.pending
+    def accepted(self, failures_allowed: int) -> bool:
+        """Tell whether every input is accounted for, and no more than so many are not ok."""
+        return self.pending == 0 and self.failed <= failures_allowed
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain values, for scripts."""
@@ -60,7 +61,7 @@ class Summary:
 def summarise(ledger: Ledger, run: int) -> Summary:
     """Sum up a run; also one that is under way, or was killed."""
     work = read_work(ledger, run)
-    planned = count_inputs(ledger, run)
+    planned = planned_names(ledger, run)
     records = ledger.records(["input", "outcome", "error", "message"], run=run)
     outcomes = Counter(records["outcome"].to_pylist())
     outcomes["ok"] += work.counts["unchanged"]
@@ -74,7 +75,10 @@ def summarise(ledger: Ledger, run: int) -> Summary:
         run=run,
         inputs=inputs,
         outcomes={kind: count for kind, count in outcomes.most_common() if count},
-        pending=planned - len(records),
+        # Two sets are compared, not two numbers: each planned input, by its name, has a record.
+        pending=len(planned) - pc.sum(pc.is_in(planned, records["input"].combine_chunks())).as_py()
+        if len(planned)
+        else 0,
         executed=len(records) - outcomes["missing"],
         counts=work.counts,
         failures=tuple(failures[:SHOWN_NAMES]),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from batchmill.cli.main import app, main
+from batchmill.cli.main import main, make_app
 
 SPLIT = "batchmill.steps.words:split"
 STEPS = Path(__file__).parents[1] / "support"
@@ -150,14 +150,15 @@ def test_markup_and_smileys_in_names_are_left_alone(command, words):
 def test_every_command_has_help_with_an_example(command, name):
     code, out, _ = command(name, "--help")
     assert code == 0
-    assert f"batchmill {name} " in out
+    examples = [line for line in out.splitlines() if line.strip().startswith(f"batchmill {name} ")]
+    assert examples
     assert "--json" in out
 
 
 def test_the_commands_are_those_that_are_documented(command):
     docs = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
     documented = set(re.findall(r"^\| `batchmill (\w+) ", docs, re.MULTILINE))
-    commands = {name for name in app if not name.startswith("-")}
+    commands = {name for name in make_app() if not name.startswith("-")}
     assert commands == documented
     _, out, _ = command("--help")
     assert all(name in out for name in commands)

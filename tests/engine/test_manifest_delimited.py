@@ -41,7 +41,15 @@ def test_a_path_outside_the_folder_is_fine_without_root(write, tmp_path):
     below.mkdir()
     path = below / "m.csv"
     path.write_text("input\n../a.wav\n")
-    assert load_manifest(str(path)).inputs["input"].to_pylist() == [str(tmp_path / "a.wav")]
+    assert load_manifest(str(path)).inputs["input"].to_pylist() == ["../a.wav"]
+
+
+def test_one_file_named_in_two_ways_outside_the_folder_is_a_duplicate(write, tmp_path):
+    below = tmp_path / "below"
+    below.mkdir()
+    path = below / "m.csv"
+    path.write_text(f"input\n../a.wav\n{tmp_path}/a.wav\n")
+    assert "is listed already on line 2" in faults_of(path)[0]
 
 
 def test_with_root_a_path_that_leaves_it_is_a_fault(write, tmp_path):

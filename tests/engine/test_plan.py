@@ -1,5 +1,6 @@
 """The plan is a pure function of manifest, ledger and step."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ def manifest_of(*names, size=5, mtime_ns=1):
 
 def records_of(**outcomes):
     rows = [
-        {"input": name, "outcome": outcome, "size": 5, "mtime_ns": 1, "step": "s"}
+        {"input": name, "outcome": outcome, "size": 5, "mtime_ns": 1, "carried": "{}", "step": "s"}
         for name, outcome in outcomes.items()
     ]
     schema = pa.schema(
@@ -72,6 +73,16 @@ def test_another_step_runs_all_again_and_says_so():
     plan = make_plan(manifest_of("a", "b"), records_of(a="ok", b="failed"), "other")
     assert reasons(plan) == {"a": "changed", "b": "changed"}
     assert plan.step_changed
+
+
+def test_a_row_that_changed_runs_again_where_the_step_sees_it():
+    manifest = manifest_of("a", "b")
+    manifest = replace(manifest, carried=pa.table({"label": ["x", "y"]}))
+    records = records_of(a="ok", b="ok").set_column(
+        4, "carried", [['{"label": "x"}', '{"label": "z"}']]
+    )
+    assert reasons(make_plan(manifest, records, "s", takes_rows=True)) == {"b": "changed"}
+    assert reasons(make_plan(manifest, records, "s")) == {}
 
 
 def test_the_first_names_of_a_reason():

@@ -6,15 +6,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from jobs import run_job
 
 from batchmill import StepError
 from batchmill.batching import Batching, Cores, lay_out
 from batchmill.job import make_job, prepare
 from batchmill.plan_file import read_inputs, write_run_plan
 from batchmill.progress import RunWatcher
-from batchmill.publish import publish
-from batchmill.shard import Shard, run_shard
-from batchmill.summary import failure_message, summarise
+from batchmill.summary import failure_message
 
 HERE = Path(__file__).parents[1] / "support"
 
@@ -22,33 +21,6 @@ HERE = Path(__file__).parents[1] / "support"
 @pytest.fixture(autouse=True)
 def _steps_in_the_working_directory(monkeypatch):
     monkeypatch.chdir(HERE)
-
-
-def run_job(manifest, step, output, batch_size=None, num_workers=2, cores=2, seen=None, **params):
-    """Do what the flow does, without Prefect and Ray; return the summary."""
-    job = make_job(manifest=str(manifest), step=step, output=str(output), params=params)
-    prepared = prepare(job)
-    prepared.ledger.create()
-    run = 1 + max(prepared.ledger.runs(), default=0)
-    layout = lay_out(
-        prepared.plan.pending["size"].to_numpy(),
-        Batching(batch_size=batch_size, num_workers=num_workers),
-        Cores(total=cores, node=cores),
-    )
-    write_run_plan(prepared, run, layout)
-    for number in range(layout.shards) if len(prepared.plan.pending) else ():
-        start, stop = layout.bounds[number : number + 2]
-        shard = Shard(
-            dataset=job.output,
-            run=run,
-            number=number + 1,
-            total=layout.shards,
-            start=start,
-            stop=stop,
-        )
-        run_shard(shard, seen.append if seen is not None else None)
-    publish(prepared.ledger, prepared.manifest)
-    return summarise(prepared.ledger, run)
 
 
 PARTS = {
@@ -74,7 +46,7 @@ def test_the_tutorials_class_gives_the_same_for_every_batch_size(
         num_chars=3,
         overlap=2,
     )
-    assert summary.complete
+    assert summary.accepted(0)
     table = pd.read_parquet(tmp_path / "out" / "metadata.parquet")
     assert dict(zip(table["input"], table["value"], strict=True)) == PARTS
 
@@ -114,7 +86,8 @@ def test_an_input_that_raises_costs_no_other_one(words, tmp_path):
         "d.txt": "ok",
     }
     assert summary.outcomes == {"ok": 3, "failed": 1}
-    assert not summary.complete
+    assert not summary.accepted(0)
+    assert summary.accepted(1)
     assert summary.failures == (("b.txt", "failed: ValueError: bad header"),)
     message = failure_message(summary, "out")
     assert "4 inputs: 3 ok, 1 failed" in message

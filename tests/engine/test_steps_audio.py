@@ -128,7 +128,7 @@ def test_a_recording_without_sound_is_refused(tmp_path, out):
         list(split(tmp_path / "a.wav", out))
 
 
-@pytest.mark.parametrize("name", ["a.wav", "a.flac"])
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg"])
 def test_a_truncated_recording_is_refused(tmp_path, out, name):
     source = tmp_path / name
     noise = np.random.default_rng(0).integers(-9999, 9999, 5 * RATE).astype(np.int16)

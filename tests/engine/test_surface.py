@@ -22,6 +22,7 @@ def test_the_public_names():
         "ServiceError",
         "StepError",
         "StoreError",
+        "WorkerError",
         "load_manifest",
     }
     for name in batchmill.__all__:

@@ -14,30 +14,39 @@ from batchmill.errors import BatchmillError, RunError
 
 DONE, INCOMPLETE, NOT_STARTED, CANCELLED = 0, 1, 2, 130
 
-app = App(
-    name="batchmill",
-    help="Run one function over every file of a manifest: nothing is lost, one bad file costs "
-    "one file.",
-    version=batchmill.__version__,
-    version_flags=["--version"],
-    help_flags=["--help", "-h"],
-    help_format="markdown",
-    suppress_keyboard_interrupt=False,  # main() has something to say, then.
-)
-# Each is imported when it is called: `try` needs neither Prefect nor Ray.
-for name, where, what in (
+# Each is imported when it is called: `try` needs neither Prefect nor Ray. So the overview of all
+# has a line for each here; a command's own help is its docstring.
+_OVERVIEW = (
     ("run", "batchmill.cli.run:run", "Run a step over every input of a manifest."),
     ("try", "batchmill.cli.try_one:try_one", "Run a step on one input, in this process."),
     ("plan", "batchmill.cli.plan:plan", "Tell what a run would do, and on how many cores."),
     ("status", "batchmill.cli.status:status", "Count the inputs of a dataset by outcome."),
     ("failures", "batchmill.cli.failures:failures", "List the inputs that are not ok, and why."),
-):
-    app.command(where, name=name, help=what)
+)
+
+
+def make_app(called: str = "") -> App:
+    """Make the application; the docstring of the command that is `called` is its help."""
+    app = App(
+        name="batchmill",
+        help="Run one function over every file of a manifest: nothing is lost, one bad file costs "
+        "one file.",
+        version=batchmill.__version__,
+        version_flags=["--version"],
+        help_flags=["--help", "-h"],
+        help_format="markdown",
+        suppress_keyboard_interrupt=False,  # main() has something to say, then.
+    )
+    for name, where, what in _OVERVIEW:
+        app.command(where, name=name, help=None if name == called else what)
+    return app
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and end the process with its exit code."""
     errors = console(stderr=True)
+    called = (sys.argv[1:] if arguments is None else arguments)[:1]
+    app = make_app(*called)
     try:
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:

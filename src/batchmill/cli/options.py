@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Group, Parameter
 
 from batchmill.params import parse_params
+from batchmill.policy import DEFAULT_RETRIES, DEFAULT_TIMEOUT_SECONDS, FailurePolicy, make_policy
 
 if TYPE_CHECKING:
     from batchmill.job import Job
 
 WORK = Group("What to do", sort_key=1)
 BATCHES = Group("How to divide it", sort_key=2)
+FAILURES = Group("What to do about failures", sort_key=3)
 
 Step = Annotated[
     str, Parameter(name="--step", group=WORK, help="Function or class: package.module:attribute.")
@@ -79,6 +81,48 @@ class JobOptions:
             help="DataLoader workers in each shard; 0: none. Default: the cores, at most 8.",
         ),
     ] = None
+
+    retries: Annotated[
+        int,
+        Parameter(
+            group=FAILURES, help="How often an input may be executed again for its own faults."
+        ),
+    ] = DEFAULT_RETRIES
+    timeout: Annotated[
+        float,
+        Parameter(group=FAILURES, help="Seconds at one input, after which its worker is killed."),
+    ] = DEFAULT_TIMEOUT_SECONDS
+    memory_limit: Annotated[
+        str | None,
+        Parameter(
+            group=FAILURES,
+            help="Memory at one input, as 2G, beyond which its worker is killed. Default: what "
+            "the machine has.",
+        ),
+    ] = None
+    max_failures: Annotated[
+        str,
+        Parameter(
+            group=FAILURES,
+            help="How many inputs may fail, as 3 or 2%, before the run counts as failed.",
+        ),
+    ] = "0"
+    fail_fast: Annotated[
+        bool,
+        Parameter(
+            group=FAILURES, negative=(), show_default=False, help="Then start no more shards."
+        ),
+    ] = False
+
+    def policy(self) -> FailurePolicy:
+        """Make the failure policy that these options describe. Raises OptionError."""
+        return make_policy(
+            retries=self.retries,
+            timeout_seconds=self.timeout,
+            memory_limit=self.memory_limit,
+            max_failures=self.max_failures,
+            fail_fast=self.fail_fast,
+        )
 
     def job(self, manifest: str) -> "Job":
         """Make the job that these options describe."""

@@ -111,14 +111,14 @@ def _time_left(seen: RunProgress, rate: float) -> str:
 
 
 class _Clock:
-    """The rate since the run began, in inputs a second."""
+    """The rate since the first input was done, in inputs a second."""
 
     def __init__(self) -> None:
         self._begun: float | None = None
 
     def rate(self, done: int) -> float:
         now = time.monotonic()
-        if self._begun is None:
+        if self._begun is None or not done:
             self._begun = now
         elapsed = now - self._begun
         return done / elapsed if elapsed else 0.0

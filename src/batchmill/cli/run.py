@@ -48,6 +48,7 @@ def run(
     """
     job = options.job(manifest)
     Batching(batch_size=options.batch_size, num_workers=options.num_workers)
+    options.policy()
     prepared = prepare(job)
     told = console(stderr=True)
     if not json:
@@ -58,7 +59,10 @@ def run(
 
     begun = time.monotonic()
     try:
-        with handing_over(prepared), showing_progress(prepared.ledger, told, quiet=json):
+        with (
+            handing_over(prepared),
+            showing_progress(prepared.ledger, told, quiet=json or not len(prepared.plan.pending)),
+        ):
             preprocess(
                 job.manifest,
                 job.step,
@@ -69,11 +73,17 @@ def run(
                 pattern=job.pattern,
                 batch_size=options.batch_size,
                 num_workers=options.num_workers,
+                retries=options.retries,
+                timeout_seconds=options.timeout,
+                memory_limit=options.memory_limit,
+                max_failures=options.max_failures,
+                fail_fast=options.fail_fast,
                 ray_address=ray,
             )
-    except RunError:
+    except RunError as error:
         _tell(prepared, json, time.monotonic() - begun)
-        raise
+        # Its first line has just been said.
+        raise RunError(str(error).partition("\n")[2]) from error
     _tell(prepared, json, time.monotonic() - begun)
 
 
@@ -100,3 +110,4 @@ def _set_loudness(verbose: bool) -> None:
         logging.getLogger("batchmill").setLevel(logging.DEBUG)
     else:
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+        os.environ.setdefault("DO_NOT_TRACK", "1")

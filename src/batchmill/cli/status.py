@@ -6,6 +6,7 @@ from batchmill.cli.console import console
 from batchmill.cli.options import Dataset, Json
 from batchmill.errors import OptionError
 from batchmill.job import open_ledger
+from batchmill.lease import holder
 from batchmill.summary import failure_message, summarise
 
 
@@ -22,10 +23,19 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
         raise OptionError(f"{dataset}: no run has been planned there yet. Run batchmill run.")
     summary = summarise(ledger, runs[-1])
     ended = ledger.read_summary(runs[-1])
+    who = holder(ledger.store.root)
     if json:
-        print(json_text.dumps({**summary.as_json(), "ended": ended is not None}))
+        print(
+            json_text.dumps(
+                {**summary.as_json(), "ended": ended is not None, "going_on": who is not None}
+            )
+        )
         return
     out = console()
-    state = f"took {ended['seconds']:.1f} s" if ended else "has not ended, or was killed"
+    state = "was stopped before its end"
+    if who:
+        state = f"is going on ({who})"
+    elif ended:
+        state = f"took {ended['seconds']:.1f} s"
     out.print(f"run {summary.run} {state}; {summary.executed:,} inputs executed")
     out.print(failure_message(summary, dataset))

@@ -53,7 +53,8 @@ def try_one(
     ```
     """
     if not os.path.isfile(input):
-        raise OptionError(f"{input}: no such file. Check the path.")
+        what = "is a folder; name one file of it" if os.path.isdir(input) else "no such file"
+        raise OptionError(f"{input}: {what}. Check the path.")
     loaded = load_step(step, parse_params(param, params), search=os.getcwd())
     carried = parse_params(row)
     name = os.path.basename(input)
@@ -97,7 +98,8 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
         "input": outcome.input,
         "outcome": outcome.kind,
         "seconds": outcome.seconds,
-        "rows": json_text.loads(outcome.rows),
+        # JSON proper has no NaN and no infinity.
+        "rows": json_text.loads(outcome.rows, parse_constant=lambda _: None),
         "files": [file._asdict() for file in outcome.outputs],
         "error": outcome.error,
         "message": outcome.message,
@@ -112,7 +114,9 @@ def _show(outcome: Outcome, keep: Path | None) -> None:
         out.print(outcome.traceback or outcome.reason)
         return
     rows = json_text.loads(outcome.rows)
-    if rows:
+    if not rows:
+        out.print("0 rows")
+    else:
         keys = list(dict.fromkeys(key for row in rows for key in row))
         table = Table(*keys, title=_count(len(rows), "row"), title_justify="left")
         for row in rows[:SHOWN_ROWS]:

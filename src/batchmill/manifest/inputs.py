@@ -6,6 +6,7 @@ A million rows pass through whole columns at a time; Python looks only at those 
 import os
 import stat
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -34,8 +35,8 @@ def check_inputs(source: Source, column: str, root: str, *, confined: bool) -> C
     """Resolve each input against the folder `root`, and look at it; `confined` ones stay below."""
     faults: dict[int, str] = {}
     values = source.frame[column]
-    names = _names(values, root, faults, confined=confined)
-    _find_duplicates(names, values, source, faults)
+    names, places = _names(values, root, faults, confined=confined)
+    _find_duplicates(places, values, source, faults)
     sizes, times = _look(names, root, faults)
     table = pa.table({"input": names, "size": sizes, "mtime_ns": times})
     found = [f"{source.places[index]}: {text}" for index, text in sorted(faults.items())]
@@ -44,8 +45,12 @@ def check_inputs(source: Source, column: str, root: str, *, confined: bool) -> C
 
 def _names(
     values: pd.Series, root: str, faults: dict[int, str], *, confined: bool
-) -> pa.StringArray:
-    """Name each input relative to `root`, or absolutely where it is not below; null at a fault."""
+) -> tuple[pa.StringArray, pa.StringArray]:
+    """Return each input's name, and one for its place that only the same file has; null at a fault.
+
+    A path below `root` is named relative to it. One that leaves it keeps its form: relative paths
+    are the same on every machine.
+    """
     for index, value in enumerate(values):
         if not isinstance(value, str) or not value.isascii():
             reason = _why_unusable(value, str(values.name))
@@ -59,14 +64,23 @@ def _names(
         names = names.combine_chunks()
     odd = pc.match_substring_regex(names, _ODD).fill_null(False)
     odd = pc.or_(odd, pc.match_substring(names, "://").fill_null(False))
-    resolved: list[str | None] = []
+    resolved: list[_Resolved] = []
     for index in np.flatnonzero(odd.to_numpy(zero_copy_only=False)).tolist():
         value = names[index].as_py()
-        name, reason = _resolve(value, root, str(values.name), confined=confined)
-        if reason:
-            faults[index] = reason
-        resolved.append(name)
-    return pc.replace_with_mask(names, odd, pa.array(resolved, pa.string()))
+        found = _resolve(value, root, str(values.name), confined=confined)
+        if found.fault:
+            faults[index] = found.fault
+        resolved.append(found)
+    return (
+        pc.replace_with_mask(names, odd, pa.array([r.name for r in resolved], pa.string())),
+        pc.replace_with_mask(names, odd, pa.array([r.place for r in resolved], pa.string())),
+    )
+
+
+class _Resolved(NamedTuple):
+    name: str | None = None
+    place: str | None = None
+    fault: str = ""
 
 
 def _why_unusable(value: object, column: str) -> str:
@@ -82,32 +96,33 @@ def _why_unusable(value: object, column: str) -> str:
     return f"{value!r} in column {column!r} is no path. Write it as text."
 
 
-def _resolve(value: str, root: str, column: str, *, confined: bool) -> tuple[str | None, str]:
-    """Return an odd path's name, or what is wrong with it."""
+def _resolve(value: str, root: str, column: str, *, confined: bool) -> _Resolved:
+    """Return an odd path's name and place, or what is wrong with it."""
     if not value.strip():
-        return None, f"no value in column {column!r}. Fill it in, or drop the row."
+        return _Resolved(fault=f"no value in column {column!r}. Fill it in, or drop the row.")
     if "://" in value:
-        return None, f"{value!r} is a URL; inputs are read from the file system only."
+        return _Resolved(fault=f"{value!r} is a URL; inputs are read from the file system only.")
     if "\0" in value:
-        return None, f"{value!r} holds a NUL character. Remove it."
+        return _Resolved(fault=f"{value!r} holds a NUL character. Remove it.")
     path = os.path.normpath(os.path.join(root, value))
     below = path.startswith(root.rstrip("/") + "/")
     if confined and not below:
-        return None, f"{value!r} leaves the root {root}. Move the file, or widen --root."
-    return (os.path.relpath(path, root) if below else path), ""
+        return _Resolved(fault=f"{value!r} leaves the root {root}. Move the file, or widen --root.")
+    place = os.path.relpath(path, root) if below else path
+    return _Resolved(place if below or os.path.isabs(value) else os.path.normpath(value), place)
 
 
 def _find_duplicates(
-    names: pa.StringArray, values: pd.Series, source: Source, faults: dict[int, str]
+    places: pa.StringArray, values: pd.Series, source: Source, faults: dict[int, str]
 ) -> None:
-    series = names.to_pandas()
+    series = places.to_pandas()
     repeated = series.duplicated(keep=False) & series.notna()
     first: dict[str, int] = {}
     for index in np.flatnonzero(repeated.to_numpy()).tolist():
         earlier = first.setdefault(series.iloc[index], index)
         if earlier != index:
-            place = source.places[earlier]
-            faults[index] = f"{values.iloc[index]!r} is listed already on {place}. Keep one."
+            line = source.places[earlier]
+            faults[index] = f"{values.iloc[index]!r} is listed already on {line}. Keep one."
 
 
 def _look(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -44,6 +45,13 @@ class Manifest:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    def carried_rows(self) -> list[dict[str, Any]]:
+        """Return the other columns of each input, as plain values."""
+        if not self.carried.num_columns:
+            return [{} for _ in range(len(self))]
+        rows: list[dict[str, Any]] = self.carried.to_pylist()
+        return rows
+
 
 def load_manifest(
     source: ManifestLike,
@@ -66,10 +74,10 @@ def load_manifest(
     frame = table.frame
     if column not in frame.columns and not (faults and frame.empty):
         found = ", ".join(repr(str(name)) for name in frame.columns) or "none"
-        faults.append(
-            f"line 1: no column {column!r} (found: {found}). "
-            "Rename the column, or name yours with --input-column."
-        )
+        remedy = "Rename the column, or name yours with --input-column."
+        if len(frame.columns) == 1 and any(sign in found for sign in ";\t|"):
+            remedy = "Separate the fields with commas (.csv) or tabs (.tsv)."
+        faults.append(f"line 1: no column {column!r} (found: {found}). {remedy}")
     if column not in frame.columns:
         raise ManifestError(table.name, faults)
     if frame.empty and not faults:

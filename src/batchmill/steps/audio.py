@@ -46,13 +46,15 @@ def split(
 
     Yields for each clip: `output`, `source` (the recording's file name), `clip` (its number from
     0), `start` and `end` (seconds), `sample_rate` (Hz), `channels`, `peak` (largest absolute
-    sample, 1.0 is full scale).
+    sample, 1.0 is full scale; compressed sound may exceed it, and is cut off there).
 
     Raises ValueError for a recording that is empty or shorter than its header says, and
     soundfile.LibsndfileError for one that is no sound file.
     """
     with _ForwardFile(source) as recording:
         _check_length(recording)
+        if recording.format == "OGG":
+            _check_last_page(source)
         rate = recording.samplerate
         length = max(1, round(seconds * rate))
         hop = length - round(overlap * rate)
@@ -126,6 +128,19 @@ def _check_length(recording: soundfile.SoundFile) -> None:
                     "it is truncated or damaged"
                 )
 
+
+def _check_last_page(source: Path) -> None:
+    """Raise ValueError for an OGG whose last page is not marked as such (RFC 3533, section 6)."""
+    with source.open("rb") as file:
+        file.seek(max(0, source.stat().st_size - _LARGEST_PAGE_BYTES))
+        tail = file.read()
+    page = tail.rfind(b"OggS")
+    if page < 0 or len(tail) < page + 6 or not tail[page + 5] & _LAST_PAGE:
+        raise ValueError("its last page is not there: it is truncated or damaged")
+
+
+_LARGEST_PAGE_BYTES = 65_307
+_LAST_PAGE = 4
 
 # Programs that write to a pipe cannot know the length, and put one of these.
 _UNKNOWN_LENGTHS = {0, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FFFF000, 0x7FFFFFDB, 0xFFFFFFDB}

@@ -1,0 +1,6 @@
+"""Isolation: one outcome for each input, whatever the input does to its process."""
+
+from batchmill.isolation.loader import Death, IsolatedRun, RetryPolicy
+from batchmill.isolation.watchdog import Limits
+
+__all__ = ["Death", "IsolatedRun", "Limits", "RetryPolicy"]

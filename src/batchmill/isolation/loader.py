@@ -1,0 +1,278 @@
+"""Drives torch's DataLoader so that each input has one outcome, whatever the input does.
+
+A DataLoader alone loses everything when a worker dies, and never names the file. Here a worker
+hands over each outcome as soon as it has it, and says in its slot which input it is at. When a
+worker dies, the others finish what they are at, the slot of the dead one tells who is to blame, and
+a new DataLoader takes the rest. One to blame runs again alone, as often as its retries allow.
+"""
+
+import os
+import signal
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch.utils.data import DataLoader
+
+from batchmill.errors import WorkerError
+from batchmill.isolation.processes import (
+    adopt_orphans,
+    children,
+    kernel_oom_kills,
+    kill_descendants,
+    kill_tree,
+    reap,
+)
+from batchmill.isolation.station import Station
+from batchmill.isolation.watchdog import Limits, Verdict, Watchdog, signal_name
+from batchmill.isolation.worker import Drain, Gate, GuardedInputs, begin_worker
+from batchmill.outcome import Kind, Outcome
+
+_POLL_SECONDS = 0.02
+# Workers that die between inputs are nobody's fault; so many in a row without an outcome are ours.
+_MAX_IDLE_DEATHS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    """How often an input may be executed again for its own faults, and after how many seconds.
+
+    The n-th retry waits `backoff_seconds` x 2^(n-1), at most `max_backoff_seconds`.
+    """
+
+    retries: int = 0
+    backoff_seconds: float = 0.5
+    max_backoff_seconds: float = 30.0
+
+    def pause(self, attempts: int) -> float:
+        """Return the seconds to wait after so many attempts."""
+        return min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** (attempts - 1))
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a worker ended: its input (None if it was idle), the kind of outcome, and the reason."""
+
+    index: int | None
+    kind: Kind
+    error: str
+    message: str
+    log: str
+    seconds: float
+
+
+class _Retry(NamedTuple):
+    due: float
+    alone: bool
+
+
+@dataclass
+class IsolatedRun:
+    """The execution of some inputs, each by its index, in DataLoader workers.
+
+    `run` executes one input in a worker and never raises; `lost` makes the outcome of one whose
+    worker died; `deliver` is given each final outcome once, from a thread of its own.
+    """
+
+    count: int
+    run: Callable[[int], Outcome]
+    lost: Callable[[int, Death], Outcome]
+    deliver: Callable[[Outcome], None]
+    limits: Limits
+    retry: RetryPolicy
+    _attempts: Counter[int] = field(default_factory=Counter)
+    _open: set[int] = field(default_factory=set)
+    _retries: dict[int, _Retry] = field(default_factory=dict)
+
+    def execute(self, *, batch_size: int, num_workers: int) -> None:
+        """Execute all inputs; returns when each has its final outcome.
+
+        Raises WorkerError if workers keep dying between inputs, and what `deliver` raises.
+        """
+        self._open = set(range(self.count))
+        together = list(range(self.count))
+        idle_deaths = 0
+        adopt_orphans()
+        try:
+            while self._open:
+                indices, alone = (together, False) if together else self._due()
+                deaths = self._pass(
+                    indices, 1 if alone else batch_size, 1 if alone else num_workers
+                )
+                blamed = {death.index for death in deaths}
+                for death in deaths:
+                    self._blame(death)
+                idle_deaths = idle_deaths + 1 if blamed == {None} else 0
+                if idle_deaths > _MAX_IDLE_DEATHS:
+                    raise WorkerError(deaths[0].message)
+                together = [i for i in indices if i in self._open and i not in self._retries]
+        finally:
+            adopt_orphans(False)
+
+    def _due(self) -> tuple[list[int], bool]:
+        """Wait for the next retry; return what runs now, and whether it runs alone."""
+        first = min(self._retries, key=lambda index: self._retries[index].due)
+        time.sleep(max(0.0, self._retries[first].due - time.monotonic()))
+        alone = self._retries[first].alone
+        now = time.monotonic()
+        chosen = [first] if alone else self._due_together(now)
+        for index in chosen:
+            del self._retries[index]
+        return chosen, alone
+
+    def _due_together(self, now: float) -> list[int]:
+        return [
+            index for index, retry in self._retries.items() if retry.due <= now and not retry.alone
+        ]
+
+    def _pass(self, indices: Sequence[int], batch_size: int, num_workers: int) -> list[Death]:
+        """Run one DataLoader until it is through, or a worker has died; return the deaths."""
+        workers = max(1, min(num_workers, -(-len(indices) // batch_size)))
+        before = frozenset(children(os.getpid()))
+        oom_kills = kernel_oom_kills()
+        stations = [Station() for _ in range(workers)]
+        drain = Drain()
+        gate = Gate()
+        watchdog = Watchdog(stations, self.limits, drain, self._receive)
+        iterator = _iterate(
+            GuardedInputs(indices=indices, run=self.run, drain=drain),
+            batch_size,
+            workers,
+            partial(begin_worker, stations=stations, gate=gate, parent=os.getpid()),
+        )
+        processes = list(iterator._workers)
+        watchdog.start()
+        died = False
+        try:
+            gate.open(workers)
+            for _ in iterator:
+                pass
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            died = True
+        except BaseException:  # Cancelled: what is not finished will run another time.
+            for process in processes:
+                kill_tree(process.pid)
+            raise
+        finally:
+            with _deaths_are_no_errors():
+                drain.set()
+                _wait_until_idle(stations, processes)
+                if died:
+                    iterator._shutdown_workers()
+                watchdog.stop()
+        deaths = [
+            self._autopsy(station, process.exitcode, watchdog.verdicts.get(number), oom_kills)
+            for number, (station, process) in enumerate(zip(stations, processes, strict=True))
+            if process.exitcode
+            or (died and station.occupied and station.occupied.index in self._open)
+        ]
+        spared = before | {process.pid for process in processes if process.is_alive()}
+        kill_descendants(os.getpid(), spare=spared)
+        for pid in set(children(os.getpid())) - spared:
+            reap(pid)
+        for station in stations:
+            station.close()
+        return deaths
+
+    def _receive(self, index: int, outcome: Outcome) -> None:
+        """Take an outcome from a worker; called by the watchdog's thread."""
+        self._settle(index, outcome, alone=False, again=outcome.kind == "failed")
+
+    def _blame(self, death: Death) -> None:
+        if death.index is None or death.index not in self._open:
+            return
+        again = death.kind in ("crashed", "oom")
+        self._settle(death.index, self.lost(death.index, death), alone=True, again=again)
+
+    def _settle(self, index: int, outcome: Outcome, *, alone: bool, again: bool) -> None:
+        if index not in self._open or index in self._retries:
+            return
+        self._attempts[index] += 1
+        attempts = self._attempts[index]
+        if again and attempts <= self.retry.retries:
+            due = time.monotonic() + self.retry.pause(attempts)
+            self._retries[index] = _Retry(due, alone)
+            return
+        self._open.discard(index)
+        self.deliver(outcome._replace(attempts=attempts))
+
+    def _autopsy(
+        self, station: Station, exitcode: int | None, verdict: Verdict | None, oom_kills: int
+    ) -> Death:
+        occupied = station.occupied
+        index = occupied.index if occupied else None
+        seconds = time.monotonic() - occupied.started if occupied else 0.0
+        log = station.log_tail()
+        if verdict:
+            error = {"timeout": "Timeout", "oom": "OutOfMemory"}[verdict.kind]
+            return Death(verdict.index, verdict.kind, error, verdict.message, log, seconds)
+        if exitcode == -signal.SIGKILL and kernel_oom_kills() > oom_kills:
+            message = "the machine ran out of memory, and its kernel killed the worker"
+            return Death(index, "oom", "OutOfMemory", message, log, seconds)
+        if exitcode is not None and exitcode < 0:
+            name = signal_name(-exitcode)
+            return Death(index, "crashed", name, f"its process died of {name}", log, seconds)
+        error = f"exit code {exitcode}"
+        return Death(index, "crashed", error, f"its process ended with {error}", log, seconds)
+
+
+def _iterate(
+    inputs: GuardedInputs, batch_size: int, num_workers: int, begin: Callable[[int], None]
+) -> Any:
+    """Fork the workers of a DataLoader, and return its iterator."""
+    with warnings.catch_warnings():
+        # More workers than cores: the user's choice, for steps that wait.
+        warnings.simplefilter("ignore", UserWarning)
+        return iter(
+            DataLoader(
+                inputs,  # type: ignore[arg-type]  # Any map-style object will do; torch says so.
+                batch_size=batch_size,
+                num_workers=num_workers,
+                collate_fn=_as_it_is,
+                # One slow input must not hold up the batches behind it.
+                in_order=False,
+                # Measured in a Ray worker: first item after 0.1 s, against 1 to 2 s otherwise.
+                multiprocessing_context="fork",
+                worker_init_fn=begin,
+            )
+        )
+
+
+def _as_it_is(batch: list[int]) -> list[int]:
+    return batch
+
+
+def _wait_until_idle(stations: Sequence[Station], processes: Sequence[Any]) -> None:
+    """Wait until no living worker is at an input; the watchdog sees to it that this ends."""
+    while any(
+        station.occupied and process.is_alive()
+        for station, process in zip(stations, processes, strict=True)
+    ):
+        time.sleep(_POLL_SECONDS)
+
+
+@contextmanager
+def _deaths_are_no_errors() -> Iterator[None]:
+    """Keep torch from raising at whatever line is reached when another worker dies.
+
+    Its handler of SIGCHLD raises RuntimeError in the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # There, torch has no handler.
+        return
+    previous = signal.getsignal(signal.SIGCHLD)
+    while signal.getsignal(signal.SIGCHLD) is not signal.SIG_DFL:
+        with suppress(RuntimeError):  # It may come in this very line.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, previous)

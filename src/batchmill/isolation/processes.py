@@ -1,0 +1,143 @@
+"""What the kernel knows of processes: who descends from whom, their memory, and their end.
+
+All of it is Linux; elsewhere the functions do less, and say so.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LINUX = sys.platform == "linux"
+_PAUSE_LOOKS, _PAUSE_SECONDS = 20, 0.002
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies; elsewhere than on Linux, nothing.
+
+    The parent may have died before: then this process ends here.
+    """
+    if _LINUX:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans(adopt: bool = True) -> None:
+    """Become the parent of descendants whose own parent dies, so that none escapes unseen."""
+    if _LINUX:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
+
+
+def children(pid: int) -> list[int]:
+    """Return the pids of a process's children."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    found: list[int] = []
+    for thread in threads:
+        try:
+            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+        except OSError:
+            continue  # The thread has just ended.
+    return found
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Yield the pids of all processes that descend from one."""
+    for child in children(pid):
+        yield child
+        yield from descendants(child)
+
+
+def pause(pid: int) -> bool:
+    """Stop a process where it stands; False if it is no more."""
+    _signal(pid, signal.SIGSTOP)
+    for _ in range(_PAUSE_LOOKS):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return False
+        if state in "TtZX":
+            return state in "Tt"
+        time.sleep(_PAUSE_SECONDS)
+    return False
+
+
+def resume(pid: int) -> None:
+    """Let a stopped process go on."""
+    _signal(pid, signal.SIGCONT)
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and all that it started."""
+    # Stopped first, it can start no more while the others are looked for.
+    pause(pid)
+    for descendant in list(descendants(pid)):
+        _signal(descendant, signal.SIGKILL)
+    _signal(pid, signal.SIGKILL)
+
+
+def kill_descendants(pid: int, spare: frozenset[int] = frozenset()) -> None:
+    """Kill what descends from a process, but not those of its children that are to be spared."""
+    for child in children(pid):
+        if child not in spare:
+            kill_tree(child)
+
+
+def reap(pid: int) -> None:
+    """Take note of a dead child that nobody else waits for."""
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the memory that a process and its descendants have in use."""
+    total = 0
+    for process in (pid, *descendants(pid)):
+        try:
+            total += int(Path(f"/proc/{process}/statm").read_text().split()[1]) * _PAGE_BYTES
+        except (OSError, IndexError):
+            continue
+    return total
+
+
+def available_bytes() -> int | None:
+    """Return the memory that the machine can still give; None where it does not tell."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def kernel_oom_kills() -> int:
+    """Return how many processes the kernel has killed for want of memory since it started."""
+    try:
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return 0
+
+
+def offer_to_oom_killer() -> None:
+    """Have the kernel, if memory runs out, kill this process before any other."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)

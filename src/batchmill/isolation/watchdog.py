@@ -1,0 +1,180 @@
+"""Watches workers: takes their outcomes, and kills one that is over its time or memory."""
+
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from batchmill.isolation.processes import (
+    available_bytes,
+    kill_tree,
+    pause,
+    resident_bytes,
+    resume,
+)
+from batchmill.isolation.station import Occupied, Station
+from batchmill.isolation.worker import DUMP_SIGNAL, Drain
+from batchmill.outcome import Outcome
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.1
+# Outcomes of tiny inputs come by the thousand: to be woken for each would cost more than they do.
+_GATHER_SECONDS = 0.003
+_DUMP_SECONDS = 0.5
+# With less than this left, the kernel's killer is near, and it may choose the wrong process.
+_LOW_MEMORY_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one input may use: seconds of wall time, bytes of memory; None: no limit."""
+
+    timeout_seconds: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why the watchdog killed a worker, and at which input."""
+
+    index: int
+    kind: Literal["timeout", "oom"]
+    message: str
+
+
+class Watchdog:
+    """A thread that serves the stations of one DataLoader until it is stopped.
+
+    `receive` is called with each outcome, in this thread.
+    """
+
+    def __init__(
+        self,
+        stations: Sequence[Station],
+        limits: Limits,
+        drain: Drain,
+        receive: Callable[[int, Outcome], None],
+    ) -> None:
+        self._stations = stations
+        self._limits = limits
+        self._drain = drain
+        self._receive = receive
+        self._stop = threading.Event()
+        self._seen: dict[int, Occupied] = {}
+        self.verdicts: dict[int, Verdict] = {}
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch; after the workers were forked, so that none has half a thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take what has arrived, and end. Raises what `receive` has raised."""
+        self._stop.set()
+        self._thread.join()
+        if self.error:
+            raise self.error
+
+    def _serve(self) -> None:
+        try:
+            next_look = 0.0
+            while not self._stop.is_set():
+                select.select([station.reader for station in self._stations], [], [], _LOOK_SECONDS)
+                self._collect()
+                if time.monotonic() >= next_look:
+                    self._look()
+                    next_look = time.monotonic() + _LOOK_SECONDS
+                time.sleep(_GATHER_SECONDS)
+            self._collect()
+        except BaseException as error:
+            self.error = error
+            # Nobody would take their outcomes, nor keep their deadlines.
+            for station in self._stations:
+                kill_tree(station.pid)
+
+    def _collect(self) -> None:
+        judged = {verdict.index for verdict in self.verdicts.values()}
+        for station in self._stations:
+            for index, outcome in station.receive():
+                if index not in judged:  # What comes after the verdict comes too late.
+                    self._receive(index, outcome)
+
+    def _look(self) -> None:
+        for number, station in enumerate(self._stations):
+            station.bound_log()
+            occupied = station.occupied
+            # Seen twice the same: what is being written at this instant may be half of it old.
+            if occupied and self._seen.get(number) == occupied and number not in self.verdicts:
+                self._judge(number, station, occupied)
+            if occupied:
+                self._seen[number] = occupied
+        if self._limits.memory_bytes is None:
+            self._relieve_memory()
+
+    def _judge(self, number: int, station: Station, occupied: Occupied) -> None:
+        timeout, memory = self._limits.timeout_seconds, self._limits.memory_bytes
+        if timeout is not None and time.monotonic() - occupied.started > timeout:
+            self._kill(number, occupied, "timeout", f"still at work after {timeout:g} s")
+        elif memory is not None:
+            used = resident_bytes(station.pid)
+            if used > memory:
+                limit = f"{memory / 2**20:,.0f} MiB"
+                message = f"its worker used {used / 2**20:,.0f} MiB of memory; the limit is {limit}"
+                self._kill(number, occupied, "oom", message)
+
+    def _relieve_memory(self) -> None:
+        available = available_bytes()
+        if available is None or available > _LOW_MEMORY_BYTES:
+            return
+        at_work = [
+            (resident_bytes(station.pid), number, occupied)
+            for number, station in enumerate(self._stations)
+            if (occupied := station.occupied) and number not in self.verdicts
+        ]
+        if at_work:
+            used, number, occupied = max(at_work)
+            message = (
+                f"its worker used {used / 2**20:,.0f} MiB of memory, and the machine had "
+                f"{available / 2**20:,.0f} MiB left"
+            )
+            self._kill(number, occupied, "oom", message)
+
+    def _kill(
+        self, number: int, occupied: Occupied, kind: Literal["timeout", "oom"], message: str
+    ) -> None:
+        station = self._stations[number]
+        if not pause(station.pid):
+            return  # It is dead already, of something else.
+        if station.occupied != occupied:
+            resume(station.pid)  # It has finished in the last moment.
+            return
+        self.verdicts[number] = Verdict(occupied.index, kind, message)
+        if kind == "timeout":
+            self._drain.set()  # While it writes its stack, it must not begin another input.
+            self._dump_stack(station)
+        kill_tree(station.pid)
+
+    def _dump_stack(self, station: Station) -> None:
+        """Have a paused worker write its stack to its log, and give it a moment to do so."""
+        before = os.fstat(station.log).st_size
+        os.kill(station.pid, DUMP_SIGNAL)
+        resume(station.pid)
+        deadline = time.monotonic() + _DUMP_SECONDS
+        while time.monotonic() < deadline and os.fstat(station.log).st_size == before:
+            time.sleep(0.01)
+        time.sleep(0.02)
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name, as SIGSEGV."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,194 @@
+"""What happens in a DataLoader's worker: a step may do anything, and the next one starts afresh."""
+
+import faulthandler
+import logging
+import mmap
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.util import Finalize
+from typing import IO
+
+from batchmill.isolation.processes import (
+    adopt_orphans,
+    end_with_parent,
+    kill_descendants,
+    offer_to_oom_killer,
+)
+from batchmill.isolation.station import Station
+from batchmill.outcome import Outcome
+
+SKIPPED = -1
+DUMP_SIGNAL = signal.SIGUSR1
+
+
+class Gate:
+    """Holds workers back until all of them, and their watchdog, are there."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+
+    def open(self, workers: int) -> None:
+        """Let so many workers pass, and close the parent's side."""
+        os.write(self._writer, b"." * workers)
+        os.close(self._writer)
+        os.close(self._reader)
+
+    def pass_through(self) -> None:
+        """Wait, in a worker, until the gate is open."""
+        os.read(self._reader, 1)
+        os.close(self._writer)
+        os.close(self._reader)
+
+
+class Drain:
+    """A flag that all workers see: finish the input at hand, begin no other."""
+
+    def __init__(self) -> None:
+        self._flag = mmap.mmap(-1, 1)
+
+    def set(self) -> None:
+        """Tell the workers."""
+        self._flag[0] = 1
+
+    def is_set(self) -> bool:
+        """Whether the workers have been told."""
+        return self._flag[0] == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardedInputs:
+    """A map-style Dataset that runs inputs in a worker and hands their outcomes to its station.
+
+    Its items are no more than the inputs' indices, as a receipt: what the DataLoader loses when a
+    worker dies is nothing but these.
+    """
+
+    indices: Sequence[int]
+    run: Callable[[int], Outcome]
+    drain: Drain
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, item: int) -> int:
+        if self.drain.is_set():
+            return SKIPPED
+        index = self.indices[item]
+        station = _worker.station
+        station.begin(index)
+        outcome = self.run(index)
+        _worker.restore()
+        if outcome.kind != "ok":
+            outcome = outcome._replace(log=station.log_tail())
+        station.finish(index, outcome)
+        _worker.forget_log()
+        return index
+
+
+class _Worker:
+    """This process, as the worker that it is."""
+
+    station: Station
+
+    def begin(self, station: Station, parent: int) -> None:
+        self.station = station
+        self._pid = os.getpid()
+        os.setsid()
+        end_with_parent(parent)
+        adopt_orphans()
+        offer_to_oom_killer()
+        station.enter()
+        self._nothing = os.open(os.devnull, os.O_RDONLY)
+        self._folder = os.getcwd()
+        self._environment = dict(os.environ)
+        self._take_streams()
+        for logger in [
+            logging.getLogger(),
+            *map(logging.getLogger, logging.root.manager.loggerDict),
+        ]:
+            logger.handlers = []
+        logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+        # The stack is written even while a step holds the interpreter's lock.
+        # Enabled already (Ray does it), it would not take the signals back that torch has taken.
+        faulthandler.disable()
+        faulthandler.enable(station.log)
+        faulthandler.register(DUMP_SIGNAL, station.log)
+        # Runs last of all finalizers, after the queue to the parent has been emptied.
+        Finalize(None, self.end, exitpriority=-1000)
+
+    def restore(self) -> None:
+        """Undo what a step may have done to this process, so that the next finds it as it was."""
+        if os.getpid() != self._pid:
+            os._exit(0)  # A step has forked, and its child has come back from it.
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (ValueError, OSError, AttributeError):
+                break
+        if not self._has_streams():
+            self._take_streams()
+        try:
+            moved = os.getcwd() != self._folder
+        except FileNotFoundError:
+            moved = True
+        if moved:
+            os.chdir(self._folder)
+        if os.environ != self._environment:
+            os.environ.clear()
+            os.environ.update(self._environment)
+
+    def forget_log(self) -> None:
+        if os.fstat(self.station.log).st_size:
+            os.ftruncate(self.station.log, 0)
+
+    def end(self) -> None:
+        """Leave with all that steps have started, and without the parent's exit handlers.
+
+        Those of Prefect would wait for threads that are not in a fork.
+        """
+        failed = sys.exc_info()[0] is not None
+        if failed:
+            traceback.print_exc()
+        kill_descendants(os.getpid())
+        os._exit(1 if failed else 0)
+
+    def _take_streams(self) -> None:
+        """Take the log as standard output and error.
+
+        The parent's streams may have been locked by another thread at the moment of the fork, and
+        then stay locked for ever: a worker that prints or logs would hang.
+        """
+        os.dup2(self._nothing, 0)
+        os.dup2(self.station.log, 1)
+        os.dup2(self.station.log, 2)
+        self._streams = (_text_stream(1), _text_stream(2))
+        sys.stdout, sys.stderr = self._streams
+        self._identity = os.fstat(self.station.log).st_ino
+
+    def _has_streams(self) -> bool:
+        if (sys.stdout, sys.stderr) != self._streams or sys.stdout.closed or sys.stderr.closed:
+            return False
+        try:
+            os.fstat(0)
+            return os.fstat(1).st_ino == os.fstat(2).st_ino == self._identity
+        except OSError:
+            return False
+
+
+def _text_stream(descriptor: int) -> IO[str]:
+    return os.fdopen(
+        descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
+
+
+_worker = _Worker()
+
+
+def begin_worker(number: int, *, stations: Sequence[Station], gate: Gate, parent: int) -> None:
+    """Make this process the worker at its station; the DataLoader's `worker_init_fn`."""
+    _worker.begin(stations[number], parent)
+    gate.pass_through()

@@ -1,0 +1,158 @@
+"""Steps that do to their process whatever a step can do, on inputs whose name says what."""
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+
+class UnpicklableError(Exception):
+    def __init__(self):
+        super().__init__("x")
+        self.lock = threading.Lock()
+
+    def __reduce__(self):
+        raise TypeError("cannot be pickled")
+
+
+class UnprintableError(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def _raise(error):
+    raise error
+
+
+def _recurse():
+    return _recurse()
+
+
+def _loop():
+    while True:
+        pass
+
+
+def _allocate():
+    hoard = []
+    while True:
+        hoard.append(bytearray(os.urandom(1)) * (64 * 2**20))
+
+
+def _orphan():
+    """A grandchild in a session of its own, whose parent is gone."""
+    script = "import os, time\nif os.fork(): os._exit(0)\nos.setsid()\ntime.sleep(600)\n"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def _ignore_sigterm():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    subprocess.Popen(["sleep", "600"])
+    time.sleep(600)
+
+
+def _print_much():
+    line = b"x" * 2**20
+    for _ in range(200):
+        os.write(1, line)
+    print("the last line", flush=True)
+    raise ValueError("after much noise")
+
+
+def _close_streams():
+    os.closerange(0, 3)
+
+
+def _mess_up():
+    os.chdir("/")
+    os.environ.clear()
+    os.environ["POISON"] = "left behind"
+    sys.stdout = None
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+
+
+def _fork_and_return():
+    if os.fork() == 0:
+        return {"from": "the child"}
+    return {"from": "the parent"}
+
+
+def _yield_and_fail():
+    yield {"n": 1}
+    raise ValueError("half-way")
+
+
+# What a name stands for: what is done, the outcome's kind, and its error.
+POISONS = {
+    "valueerror": (lambda: _raise(ValueError("bad header")), "failed", "ValueError"),
+    "memoryerror": (lambda: _raise(MemoryError()), "failed", "MemoryError"),
+    "systemexit": (lambda: sys.exit(3), "failed", "SystemExit"),
+    "keyboard": (lambda: _raise(KeyboardInterrupt()), "failed", "KeyboardInterrupt"),
+    "stop": (lambda: _raise(StopIteration()), "failed", "StopIteration"),
+    "generatorexit": (lambda: _raise(GeneratorExit()), "failed", "GeneratorExit"),
+    "recursion": (_recurse, "failed", "RecursionError"),
+    "unpicklable": (lambda: _raise(UnpicklableError()), "failed", "UnpicklableError"),
+    "unprintable": (lambda: _raise(UnprintableError()), "failed", "UnprintableError"),
+    "loop": (_loop, "timeout", "Timeout"),
+    "sleep": (lambda: time.sleep(600), "timeout", "Timeout"),
+    "gil": (lambda: re.match(r"(a+)+$", "a" * 64 + "b"), "timeout", "Timeout"),
+    "sigterm": (_ignore_sigterm, "timeout", "Timeout"),
+    "segfault": (lambda: ctypes.string_at(0), "crashed", "SIGSEGV"),
+    "abort": (os.abort, "crashed", "SIGABRT"),
+    "exit0": (lambda: os._exit(0), "crashed", "exit code 0"),
+    "exit3": (lambda: os._exit(3), "crashed", "exit code 3"),
+    "kill": (lambda: os.kill(os.getpid(), signal.SIGKILL), "crashed", "SIGKILL"),
+    "allocate": (_allocate, "oom", "OutOfMemory"),
+    "lock": (threading.Lock, "failed", "TypeError"),
+    "huge": (lambda: {"text": "x" * (200 * 2**20)}, "failed", "ValueError"),
+    "halfway": (_yield_and_fail, "failed", "ValueError"),
+    "noise": (_print_much, "failed", "ValueError"),
+    "closed": (_close_streams, "ok", ""),
+    "mess": (_mess_up, "ok", ""),
+    "fork": (_fork_and_return, "ok", ""),
+    "orphan": (_orphan, "ok", ""),
+}
+
+
+def _surroundings():
+    return [os.getcwd(), os.environ.get("POISON"), os.path.exists("/proc/self/fd/1")]
+
+
+def step(source: Path, *, log: str):
+    """Count the execution in a file, then do what the input's name says."""
+    with open(log, "a") as file:
+        file.write(f"{source.name}\n")
+    kind = source.name.split("-")[0]
+    if kind in POISONS:
+        return POISONS[kind][0]()
+    print(f"working on {source.name}")
+    return {"surroundings": _surroundings()}
+
+
+class Items:
+    """The same as a Dataset class."""
+
+    def __init__(self, inputs, log):
+        self.inputs = inputs
+        self.log = log
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return step(Path(self.inputs[index]), log=self.log)
+
+
+def flaky(source: Path, *, log: str, fails: int):
+    """Fail so many times on the input `flaky`, then work."""
+    with open(log, "a") as file:
+        file.write(f"{source.name}\n")
+    if source.name == "flaky" and Path(log).read_text().splitlines().count("flaky") <= fails:
+        raise ValueError("not yet")
+    return {"n": 1}
