@@ -14,6 +14,8 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 from prefect.states import Crashed
 
+from batchmill.errors import ServiceError
+
 _RECORD_SECONDS = 20
 _POLL_SECONDS = 0.2
 _PAGE = 200
@@ -26,6 +28,7 @@ def shared_api() -> Iterator[None]:
     It is the one that is configured, or that of the flow run around, or a temporary server.
     """
     if PREFECT_API_URL.value():
+        _check_configured()
         yield
         return
     around = FlowRunContext.get()
@@ -42,6 +45,17 @@ def shared_api() -> Iterator[None]:
         finally:
             # What is not sent now would be sent when the server is gone.
             send_logs()
+
+
+def _check_configured() -> None:
+    """Raise ServiceError if the configured server does not answer."""
+    with get_client(sync_client=True) as client:
+        trouble = client.api_healthcheck()
+    if trouble:
+        raise ServiceError(
+            f"The Prefect server at PREFECT_API_URL={PREFECT_API_URL.value()} does not answer "
+            f"({trouble}). Start it, or unset PREFECT_API_URL for a temporary one."
+        )
 
 
 def wait_until_recorded(flow_run: UUID, task_runs: int) -> None:

@@ -69,7 +69,14 @@ def _start(folder: Path) -> str:
         url = f"http://127.0.0.1:{port}/api"
         with (folder / _LOG).open("wb") as log:
             keeper = subprocess.Popen(
-                [sys.executable, "-m", "batchmill.flows.server_keeper", str(folder), str(port)],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "batchmill.flows.server_keeper",
+                    str(folder),
+                    str(port),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

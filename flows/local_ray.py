@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +13,13 @@ import ray
 from prefect_ray import RayTaskRunner
 
 from batchmill.batching import Cores
-from batchmill.errors import ServiceError
+from batchmill.errors import OptionError, ServiceError
 
 logger = logging.getLogger(__name__)
 
 # Shards pass nothing through Ray's object store; its default is a third of the memory.
 _LONGEST_FOLDER = 20
+_CONNECT_SECONDS = 10
 _OBJECT_STORE_BYTES = 100 * 2**20
 
 
@@ -61,6 +63,24 @@ def ray_runner(address: str | None) -> Iterator[RayTaskRunner[Any]]:
     finally:
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_address(address: str | None) -> None:
+    """Raise OptionError for what is no address, ServiceError if nobody answers there.
+
+    Ray itself would try for minutes.
+    """
+    if address is None or address in ("auto", "local"):
+        return
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not host or not port.isdigit():
+        raise OptionError(f"--ray {address}: expected ray://HOST:PORT, HOST:PORT or auto.")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ServiceError(
+            f"--ray {address}: nobody answers there ({error}). Is the cluster up, the port right?"
+        ) from error
 
 
 def _short_temporary_folder() -> str | None:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import ray
 from batchmill.flows.api import mark_crashed, shared_api, wait_until_recorded
-from batchmill.flows.local_ray import cluster_cores, ray_runner
+from batchmill.flows.local_ray import check_address, cluster_cores, ray_runner
 from batchmill.tasks.manifest import load_manifest
 from batchmill.tasks.metadata import write_metadata
 from batchmill.tasks.shard import run_shard
@@ -28,8 +28,10 @@ from batchmill.batching import Batching, Cores, lay_out
 from batchmill.errors import RunError
 from batchmill.job import Prepared, handing_over, make_job, prepare, prepare_once
 from batchmill.lease import check_free, lease
+from batchmill.ledger import STAGING
 from batchmill.manifest import ManifestLike
 from batchmill.manifest.saved import listed_manifest, save_manifest
+from batchmill.outputs import remove_folder
 from batchmill.plan_file import write_run_plan
 from batchmill.policy import (
     DEFAULT_RETRIES,
@@ -38,7 +40,7 @@ from batchmill.policy import (
     make_policy,
 )
 from batchmill.shard import Shard
-from batchmill.step import reference_to
+from batchmill.step import reference_to, refuse_nested_run
 from batchmill.summary import failure_message, summarise
 
 # Shards wait in Ray's queue only so that a free worker need not wait for the next submission.
@@ -67,6 +69,7 @@ class PreprocessFlow(Flow[..., dict[str, Any]]):
         StoreError before anything is started, ServiceError if Prefect or Ray cannot be, and
         RunError if at the end not every input is ok.
         """
+        refuse_nested_run()
         if isinstance(manifest, str | os.PathLike):
             path, listed = os.fspath(manifest), None
         else:
@@ -84,6 +87,7 @@ class PreprocessFlow(Flow[..., dict[str, Any]]):
         if listed is not None:
             save_manifest(prepared.manifest, job.manifest, job.input_column)
         check_free(prepared.ledger.store.root)
+        check_address(options.get("ray_address"))
         before = prepared.ledger.runs()
         with shared_api(), handing_over(prepared):
             parameters = {"manifest": job.manifest, "step": job.step, "output": job.output}
@@ -167,14 +171,16 @@ def preprocess(
     prepared.ledger.create()
     with lease(prepared.ledger.store.root):
         run = 1 + max(prepared.ledger.runs(), default=0)
-        shards = _run_shards(prepared, run, batching, policy, ray_address)
+        # What a killed run was writing: nobody else is at it now.
+        remove_folder(prepared.ledger.store.path(STAGING))
+        shards, lost = _run_shards(prepared, run, batching, policy, ray_address)
         whole: Any = opaque(prepared)  # Prefect need not look into it for futures.
         write_metadata(whole)
         summary = summarise(prepared.ledger, run)
         ended = {"shards": shards, "seconds": round(time.time() - started, 3)}
         prepared.ledger.write_summary(run, summary.as_json() | ended)
     if not summary.accepted(policy.failures_allowed(summary.inputs)):
-        return Failed(message=failure_message(summary, job.output))
+        return Failed(message="\n".join([failure_message(summary, job.output), *lost]))
     return Completed(message=summary.sentence(), data=summary.as_json())
 
 
@@ -184,12 +190,12 @@ def _run_shards(
     batching: Batching,
     policy: FailurePolicy,
     address: str | None,
-) -> int:
-    """Run what is pending on Ray, and return the number of shards."""
+) -> tuple[int, list[str]]:
+    """Run what is pending on Ray; return the number of shards, and why some ended early."""
     sizes = prepared.plan.pending["size"].to_numpy()
     if not len(sizes):
         write_run_plan(prepared, run, lay_out(sizes, batching, Cores(total=1, node=1)), policy)
-        return 0
+        return 0, []
     with ray_runner(address) as runner:
         cores = cluster_cores()
         layout = lay_out(sizes, batching, cores)
@@ -209,10 +215,12 @@ def _run_shards(
         num_cpus = max(1, min(layout.num_workers, cores.node))
         # Ray's own retries would run a shard again behind Prefect's back.
         with remote_options(num_cpus=num_cpus, max_retries=0):
-            _submit(runner, shards, layout.slots * _IN_FLIGHT_PER_SLOT, _enough(prepared, policy))
+            lost = _submit(
+                runner, shards, layout.slots * _IN_FLIGHT_PER_SLOT, _enough(prepared, policy)
+            )
         # A private Ray ends its workers at once, with what they have not told the server yet.
         wait_until_recorded(UUID(flow_run.get_id()), total + 1)
-    return total
+    return total, lost
 
 
 def _enough(prepared: Prepared, policy: FailurePolicy) -> int | None:
@@ -222,11 +230,12 @@ def _enough(prepared: Prepared, policy: FailurePolicy) -> int | None:
 
 def _submit(
     runner: RayTaskRunner[Any], shards: Sequence[Shard], in_flight: int, enough: int | None
-) -> None:
-    """Submit shards, a bounded number at a time, and wait for all of them."""
+) -> list[str]:
+    """Submit shards, a bounded number at a time, and wait; return why some ended early."""
     waiting = list(reversed(shards))
     running: dict[Any, tuple[Shard, PrefectRayFuture[Any]]] = {}
     failures = 0
+    lost: list[str] = []
     while waiting or running:
         if enough is not None and failures > enough:
             waiting.clear()
@@ -243,8 +252,8 @@ def _submit(
                 outcomes = future.result().outcomes
                 failures += sum(outcomes.values()) - outcomes.get("ok", 0)
             else:
-                get_run_logger().error(
-                    "shard %s/%s ended early: %s", shard.number, shard.total, state.message
-                )
+                lost.append(f"shard {shard.number}/{shard.total} ended early: {state.message}")
+                get_run_logger().error(lost[-1])
             if state.is_crashed():
                 mark_crashed(future.task_run_id, state.message or "its process is gone")
+    return lost

@@ -27,7 +27,7 @@ def keep(folder: Path, port: int) -> None:
     """Run a Prefect server on loopback until nobody holds the lock in `folder`."""
     with (folder / LOCK).open("r+") as lock:
         server = subprocess.Popen(
-            [sys.executable, "-m", "prefect", "server", "start", *_address(port)],
+            [sys.executable, "-P", "-m", "prefect", "server", "start", *_address(port)],
             env=_environment(port),
             preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )

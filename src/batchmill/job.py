@@ -1,16 +1,21 @@
 """A job: what is to be run over what, into where; and everything that can be known beforehand."""
 
+import glob
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from batchmill.digests import digest
 from batchmill.errors import OptionError, StepError
 from batchmill.ledger import FOLDER, Ledger
 from batchmill.manifest import Manifest, ManifestLike, load_manifest
+from batchmill.manifest.listing import is_glob
 from batchmill.plan import PLANNED_COLUMNS, Plan, make_plan
 from batchmill.step import Step, load_step
 from batchmill.storage import LocalStore
@@ -56,10 +61,10 @@ def make_job(
 ) -> Job:
     """Make a job from what a user gives: paths become absolute, `~` the home folder."""
     return Job(
-        manifest=_absolute(manifest),
+        manifest=_absolute_manifest(manifest),
         step=step,
         output=_absolute(output),
-        params=dict(params or {}),
+        params=_plain_params(params or {}),
         input_column=input_column,
         root=None if root is None else _absolute(root),
         pattern=pattern,
@@ -86,6 +91,10 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
             f"step {step.ref}: has {len(step.target)} items for {len(manifest)} inputs. "
             "Its item i belongs to row i of the manifest."
         )
+    if step.kind == "items":
+        # Its item i belongs to row i: with other rows, or in another order, all is another work.
+        order = digest("order", *manifest.inputs["input"].to_pylist())
+        step = replace(step, identity=digest("items", step.identity, order))
     if "labels" in step.given and "label" not in manifest.carried.column_names:
         raise StepError(
             f"step {step.ref}: takes labels, but the manifest has no column 'label' "
@@ -102,6 +111,7 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
             records,
             step.identity,
             takes_rows=bool({"row", "labels"} & step.given),
+            released=ledger.released(),
         ),
     )
 
@@ -162,6 +172,27 @@ def open_ledger(dataset: str) -> Ledger:
         raise OptionError(f"{dataset}: is no dataset (it has no {FOLDER} folder). Check the path.")
     ledger.check_version()
     return ledger
+
+
+def _absolute_manifest(manifest: str) -> str:
+    if is_glob(manifest) and not os.path.exists(manifest) and not os.path.isabs(manifest):
+        # The folder's own name may have brackets in it.
+        return os.path.join(glob.escape(os.getcwd()), manifest)
+    return _absolute(manifest) if manifest else manifest
+
+
+def _plain_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return params as JSON knows them: they go to other processes, and into the plan."""
+    plain = {}
+    for name, value in params.items():
+        try:
+            plain[name] = to_jsonable_python(value)
+        except PydanticSerializationError as error:
+            raise OptionError(
+                f"parameter {name!r} is a {type(value).__name__}, which cannot be written as JSON. "
+                "Give a number, text, list or dict, or a path to a file that has it."
+            ) from error
+    return plain
 
 
 def _absolute(path: str) -> str:

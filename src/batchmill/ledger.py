@@ -5,6 +5,7 @@
       parts/RUN-ATTEMPT-N.parquet  outcomes; never changed after they are written
       runs/RUN/plan.arrow          what a run set out to do
       runs/RUN/summary.json        how it ended
+      released/RUN-ID.json         failed inputs of runs up to RUN that may run again
       staging/                     outputs that are being written
 
 Of several records of one input, that of the latest run wins, and within a run the latest.
@@ -12,6 +13,7 @@ Of several records of one input, that of the latest run wins, and within a run t
 
 import io
 import json
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,6 +32,7 @@ FILES = "files"
 _FORMAT = f"{FOLDER}/format.json"
 _PARTS = f"{FOLDER}/parts"
 _RUNS = f"{FOLDER}/runs"
+_RELEASED = f"{FOLDER}/released"
 
 _FILE = pa.struct([("path", pa.string()), ("size", pa.int64())])
 PART_SCHEMA = pa.schema(
@@ -126,6 +129,22 @@ class Ledger:
 
     def _summary_name(self, run: int) -> str:
         return f"{_RUNS}/{run:06d}/summary.json"
+
+    # Failures
+
+    def release(self, inputs: Sequence[str]) -> None:
+        """Let failed inputs run again: what is recorded of them so far keeps them no longer."""
+        run = max(self.runs(), default=0)
+        text = json.dumps({"run": run, "inputs": list(inputs)}, ensure_ascii=False)
+        self.store.write(f"{_RELEASED}/{run:06d}-{uuid.uuid4().hex[:12]}.json", text.encode())
+
+    def released(self) -> dict[str, int]:
+        """Return released inputs, each with the run up to which its failures count no more."""
+        released: dict[str, int] = {}
+        for name in self.store.names(_RELEASED):
+            content = json.loads(self.store.read(f"{_RELEASED}/{name}"))
+            released |= dict.fromkeys(content["inputs"], content["run"])
+        return released
 
     # Parts
 

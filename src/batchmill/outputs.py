@@ -77,6 +77,8 @@ def _written(folder: Path, prefix: str = "") -> Iterator[tuple[str, int]]:
     with os.scandir(folder) as entries:
         for entry in entries:
             name = f"{prefix}{entry.name}"
+            if not _is_utf8(name):
+                raise OutputError(f"it wrote {name!r}, whose name is not UTF-8. Rename the file.")
             if entry.is_symlink():
                 raise OutputError(
                     f"it wrote {name!r}, a symbolic link, which may lead out of the dataset. "
@@ -88,6 +90,14 @@ def _written(folder: Path, prefix: str = "") -> Iterator[tuple[str, int]]:
                 yield name, entry.stat().st_size
             else:
                 raise OutputError(f"it wrote {name!r}, which is no regular file. Write a file.")
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _compare(named: set[str], written: set[str]) -> None:

@@ -58,6 +58,11 @@ def check_params(
         for name, parameter in named.items()
         if parameter.default is not parameter.empty
     }
+    faults += [
+        f"parameter {name!r} is positional-only; only the first may be. Drop the '/' after it."
+        for name, parameter in list(signature.parameters.items())[1:]
+        if parameter.kind is parameter.POSITIONAL_ONLY
+    ]
     for name, value in params.items():
         if name not in named:
             if any_name and name not in filled:
@@ -125,7 +130,7 @@ def _read_file(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(f"--params {file}: {error.strerror}. Check the path.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OptionError(f"--params {file}: is not JSON ({error}). Mend it.") from error
     if not isinstance(value, dict):
         raise OptionError(

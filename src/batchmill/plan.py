@@ -1,6 +1,7 @@
 """Decide what a run has to do: manifest + ledger + step -> plan. Touches nothing."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 from batchmill.manifest import Manifest
 
 REASONS = ("new", "changed", "retry")
-PLANNED_COLUMNS = ("input", "outcome", "size", "mtime_ns", "carried", "step")
+PLANNED_COLUMNS = ("input", "outcome", "size", "mtime_ns", "carried", "step", "run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +23,13 @@ class Plan:
     `pending` has a row for each input to execute: `position` (its row in the manifest), `input`,
     `size` (bytes, -1 if there is no such file), `mtime_ns` and `reason` (one of REASONS).
     `counts` says how many inputs are new, changed, to be retried, quarantined, unchanged,
-    withdrawn; `step_changed` whether "changed" is for the step's sake.
+    withdrawn; `settled` counts those that are not pending by outcome; `step_changed` tells whether
+    "changed" is for the step's sake.
     """
 
     pending: pa.Table
     counts: Mapping[str, int]
+    settled: Mapping[str, int]
     step_changed: bool
 
     def first(self, reason: str, count: int) -> list[str]:
@@ -37,11 +40,18 @@ class Plan:
 
 
 def make_plan(
-    manifest: Manifest, records: pa.Table, step_identity: str, *, takes_rows: bool = False
+    manifest: Manifest,
+    records: pa.Table,
+    step_identity: str,
+    *,
+    takes_rows: bool = False,
+    released: Mapping[str, int] | None = None,
 ) -> Plan:
     """Compare a manifest's inputs with the ledger's records (at least PLANNED_COLUMNS of them).
 
     A step that `takes_rows` sees the manifest's other columns: there, they are part of an input.
+    An input that failed is quarantined, unless it is `released`: the run up to which its failures
+    count no more.
     """
     inputs = manifest.inputs
     known = records.select(list(PLANNED_COLUMNS))
@@ -57,7 +67,8 @@ def make_plan(
     if takes_rows:
         rows = pa.array([carried_text(row) for row in manifest.carried_rows()], pa.string())
         changed = pc.or_(changed, _differ(done["carried"], rows))
-    retry = pc.and_(_differ(done["outcome"], "ok"), pc.invert(changed))
+    failed = pc.and_(_differ(done["outcome"], "ok"), pc.invert(changed))
+    retry = pc.and_(failed, _is_released(inputs["input"], done["run"], released or {}))
     is_pending = pc.or_(is_new, pc.or_(changed, retry))
 
     reason = pc.if_else(is_new, "new", pc.if_else(changed, "changed", "retry"))
@@ -74,13 +85,25 @@ def make_plan(
         "new": _count(is_new),
         "changed": _count(changed),
         "retry": _count(retry),
-        "quarantined": 0,
-        "unchanged": len(inputs) - _count(is_pending),
+        "quarantined": _count(failed) - _count(retry),
+        "unchanged": len(inputs) - _count(is_pending) - _count(failed) + _count(retry),
         "withdrawn": len(known) - (len(inputs) - _count(is_new)),
     }
     return Plan(
-        pending=table.filter(is_pending), counts=counts, step_changed=_count(other_step) > 0
+        pending=table.filter(is_pending),
+        counts=counts,
+        settled=dict(Counter(done["outcome"].filter(pc.invert(is_pending)).to_pylist())),
+        step_changed=_count(other_step) > 0,
     )
+
+
+def _is_released(
+    names: pa.ChunkedArray, runs: pa.ChunkedArray, released: Mapping[str, int]
+) -> pa.ChunkedArray:
+    """Tell which inputs may run again: those released after the run that recorded them."""
+    until = pa.array(list(released.values()), pa.int32())
+    place = pc.index_in(names, value_set=pa.array(list(released), pa.string()))
+    return pc.less_equal(runs, until.take(place)).fill_null(False)
 
 
 def carried_text(row: Mapping[str, Any]) -> str:

@@ -27,11 +27,13 @@ class Work:
     """What every shard of a run needs to know besides its inputs.
 
     `root` is the folder that inputs are relative to. `counts` are the plan's: how many of the
-    manifest's inputs were new, unchanged, and so on.
+    manifest's inputs were new, unchanged, and so on; `settled` has those that were not pending, by
+    outcome.
     """
 
     run: int
     counts: Mapping[str, int]
+    settled: Mapping[str, int]
     step: str
     params: Mapping[str, Any]
     search: str
@@ -50,6 +52,7 @@ def write_run_plan(
     work = Work(
         run=run,
         counts=plan.counts,
+        settled=plan.settled,
         step=job.step,
         params=job.params,
         search=job.search,

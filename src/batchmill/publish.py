@@ -113,24 +113,21 @@ def _carried(
 
 
 def _typed(values: Sequence[Any]) -> pa.Array:
-    """Make a column of JSON values: of one type where they have one, else of text."""
+    """Make a column of values: of the one type that holds them all, else of text."""
     kinds = {type(value) for value in values if value is not None}
     if kinds <= {bool} or kinds <= {str} or kinds <= {float}:
         return pa.array(values)
     if kinds <= {int, float}:
-        try:
+        # A whole number may have more bits than the type; then the column is text.
+        with suppress(OverflowError, pa.ArrowInvalid):
             return pa.array(values, pa.int64() if kinds == {int} else pa.float64())
-        except OverflowError:
-            pass  # A whole number of more than 64 bits.
-    return pa.array(
-        [
-            value
-            if value is None or isinstance(value, str)
-            else json.dumps(value, ensure_ascii=False)
-            for value in values
-        ],
-        pa.string(),
-    )
+    return pa.array([_text(value) for value in values], pa.string())
+
+
+def _text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _column(name: str, chunks: Sequence[pa.Table]) -> pa.ChunkedArray:
@@ -140,10 +137,15 @@ def _column(name: str, chunks: Sequence[pa.Table]) -> pa.ChunkedArray:
         for chunk in chunks
     ]
     types = {array.type for array in arrays} - {pa.null()}
+    if len(types) <= 1:
+        return _joined(arrays, types.pop() if types else pa.string())
     if types == {pa.int64(), pa.float64()}:
-        kind = pa.float64()
-    else:
-        kind = types.pop() if len(types) == 1 else pa.string()
+        with suppress(pa.ArrowInvalid):  # Not every whole number is one of floating point.
+            return _joined(arrays, pa.float64())
+    return _joined(arrays, pa.string())
+
+
+def _joined(arrays: Sequence[pa.ChunkedArray], kind: pa.DataType) -> pa.ChunkedArray:
     return pa.chunked_array([part for array in arrays for part in array.cast(kind).chunks], kind)
 
 

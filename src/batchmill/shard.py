@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from batchmill.errors import BatchmillError
 from batchmill.execute import Input, Workbench, execute, lost, make_dataset
 from batchmill.ledger import Ledger, Origin
 from batchmill.outcome import Outcome
@@ -124,9 +123,16 @@ def _look_up(step: Step, table: pa.Table, inputs: list[Input]) -> Callable[[int]
         positions = table["position"].to_pylist()
         return lambda index: step.target[positions[index]]
     if step.kind == "dataset":
-        made = make_dataset(step, inputs)
+        try:
+            made = make_dataset(step, inputs)
+        except Exception as error:  # Then each of its inputs fails with it.
+            return partial(_raise, error)
         return lambda index: made[index]
     return lambda _: None
+
+
+def _raise(error: Exception, _: int) -> Any:
+    raise error
 
 
 @dataclass
@@ -165,10 +171,7 @@ class _Committer:
         while not self._stop.wait(COMMIT_SECONDS):
             try:
                 self._commit()
-            except (
-                BatchmillError,
-                pa.ArrowException,
-            ) as error:  # Raised in the shard's own thread, by add().
+            except Exception as error:  # Raised in the shard's own thread, by add().
                 self._error = error
                 return
 

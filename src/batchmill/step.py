@@ -6,7 +6,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any, Literal
 
@@ -88,7 +90,7 @@ def reference_to(step: str | Callable[..., Any]) -> str:
 def _step(
     ref: str, kind: StepKind, target: Any, params: Mapping[str, Any], given: frozenset[str]
 ) -> Step:
-    identity = digest("step", ref, _source(target), _described(params))
+    identity = digest("step", ref, _source(ref, target), _described(params))
     return Step(ref=ref, kind=kind, target=target, params=params, given=given, identity=identity)
 
 
@@ -99,13 +101,18 @@ def _described(params: Mapping[str, Any]) -> str:
     return to_json(dict(sorted(params.items())), fallback=lambda value: str(type(value))).decode()
 
 
-def _source(target: Any) -> str:
-    """Return the text of the module that defines the step; a part of its identity."""
-    try:
-        module = inspect.getmodule(target)
-        return inspect.getsource(module) if module else ""
-    except (OSError, TypeError):
-        return ""
+def _source(ref: str, target: Any) -> str:
+    """Return the text of the modules that name and define the step; a part of its identity."""
+    modules = {sys.modules.get(ref.partition(":")[0]), inspect.getmodule(target)}
+    if isinstance(target, partial):
+        modules.add(inspect.getmodule(target.func))
+    texts = []
+    for module in modules:
+        try:
+            texts.append(inspect.getsource(module) if module else "")
+        except (OSError, TypeError):
+            continue
+    return "\n".join(sorted(texts))
 
 
 def _resolve(ref: str, search: str) -> Any:
@@ -137,6 +144,7 @@ def _import_module(ref: str, module_name: str, search: str) -> ModuleType:
         sys.path.append(search)
     # A file that was written a moment ago may not be in the finder's cache of its folder.
     importlib.invalidate_caches()
+    token = _importing.set(module_name)
     try:
         return importlib.import_module(module_name)
     except StepError as error:
@@ -161,6 +169,25 @@ def _import_module(ref: str, module_name: str, search: str) -> ModuleType:
             f"step {ref}: importing {module_name} failed with {type(error).__name__}: {error}"
             f"{place}. Mend it until this works: python -c 'import {module_name}'"
         ) from error
+    finally:
+        _importing.reset(token)
+
+
+# The module of a step that is being imported.
+_importing: ContextVar[str] = ContextVar("importing", default="")
+
+
+def refuse_nested_run() -> None:
+    """Raise StepError if the module of a step starts a run while it is imported.
+
+    Each process that runs the step imports it, and would start another run.
+    """
+    module = _importing.get()
+    if module:
+        raise StepError(
+            f"importing {module} starts a run itself, and so would each worker. "
+            "Put the call under: if __name__ == '__main__':"
+        )
 
 
 def _kind(ref: str, target: Any) -> StepKind:
@@ -171,6 +198,8 @@ def _kind(ref: str, target: Any) -> StepKind:
             f"step {ref}: the class {target.__name__} has no __getitem__ and __len__. "
             "A class must be a Dataset; else name a function."
         )
+    if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
+        raise StepError(f"step {ref}: is an async function. Name a plain one.")
     if callable(target) and not hasattr(target, "__getitem__"):
         return "function"
     if hasattr(target, "__getitem__") and hasattr(target, "__len__"):

@@ -12,6 +12,8 @@ from batchmill.outcome import one_line
 from batchmill.plan_file import planned_names, read_work
 
 SHOWN_NAMES = 10
+# What the inputs of a manifest can be; withdrawn ones are not in it.
+_LISTED = ("new", "changed", "retry", "quarantined", "unchanged")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +66,13 @@ def summarise(ledger: Ledger, run: int) -> Summary:
     planned = planned_names(ledger, run)
     records = ledger.records(["input", "outcome", "error", "message"], run=run)
     outcomes = Counter(records["outcome"].to_pylist())
-    outcomes["ok"] += work.counts["unchanged"]
+    outcomes.update(work.settled)
     failures = [
         (record["input"], f"{record['outcome']}: {one_line(record['error'], record['message'])}")
         for record in records.sort_by("input").to_pylist()
         if record["outcome"] != "ok"
     ]
-    inputs = sum(work.counts[reason] for reason in ("new", "changed", "retry", "unchanged"))
+    inputs = sum(work.counts[reason] for reason in _LISTED)
     return Summary(
         run=run,
         inputs=inputs,
@@ -89,10 +91,16 @@ def failure_message(summary: Summary, dataset: str) -> str:
     """Say how many inputs are not ok, of which kinds, the first names, and where the rest is."""
     lines = [summary.sentence()]
     lines += [f"  {name}: {why}" for name, why in summary.failures]
-    if summary.failed > len(summary.failures):
-        lines.append(f"  ... and {summary.failed - len(summary.failures):,} more")
+    hidden = summary.failed - summary.counts.get("quarantined", 0) - len(summary.failures)
+    if hidden > 0:
+        lines.append(f"  ... and {hidden:,} more")
     if summary.failed:
         lines.append(f"All of them, with tracebacks: batchmill failures {dataset}")
+    if summary.counts.get("quarantined"):
+        lines.append(
+            f"{summary.counts['quarantined']:,} of them failed in an earlier run, and were not "
+            f"executed again; they will be after: batchmill retry {dataset}"
+        )
     if summary.pending:
         lines.append("The same command, given again, runs what is pending.")
     return "\n".join(lines)

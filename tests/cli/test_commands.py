@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from jobs import run_job
 
 from batchmill.cli.main import main, make_app
 
@@ -122,6 +123,13 @@ def test_plan_as_json(command, words, tmp_path):
         (["run", "manifest.csv", "--step", SPLIT], "--output"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--bogus"], "--bogus"),
         (["plan", "manifest.csv", "--step", SPLIT, "-o", "out", "--cores", "0"], "1 or more"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--ray", "x"], "expected ray://"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--ray", "127.0.0.1:9"], "nobody"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--retries", "-1"], "0 or more"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--timeout", "0"], "more than 0"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--memory-limit", "x"], "as 2G"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--max-failures", "x"], "a share"),
+        (["try", ".", "--step", SPLIT], "is a folder"),
         (["status", "nosuch"], "is no dataset"),
         (["failures", "."], "is no dataset"),
         (["try", "nosuch.txt", "--step", SPLIT], "no such file"),
@@ -146,7 +154,7 @@ def test_markup_and_smileys_in_names_are_left_alone(command, words):
     assert "nosuch:boom:[red]" in err
 
 
-@pytest.mark.parametrize("name", ["run", "try", "plan", "status", "failures"])
+@pytest.mark.parametrize("name", ["run", "try", "plan", "status", "failures", "retry"])
 def test_every_command_has_help_with_an_example(command, name):
     code, out, _ = command(name, "--help")
     assert code == 0
@@ -162,3 +170,26 @@ def test_the_commands_are_those_that_are_documented(command):
     assert commands == documented
     _, out, _ = command("--help")
     assert all(name in out for name in commands)
+
+
+def test_retry_lets_failed_inputs_go(command, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(STEPS)
+    out = tmp_path / "out"
+    run_job(words, "steps_under_test:fails_on_b", out)
+    assert command("retry", out, "a.txt")[0] == 2
+    assert command("retry", out, "--kind", "nosuch")[0] == 2
+    code, text, _ = command("retry", out, "--kind", "crashed", "--json")
+    assert (code, json.loads(text)) == (0, {"released": []})
+    code, text, _ = command("retry", out, "b.txt", "--json")
+    assert (code, json.loads(text)) == (0, {"released": ["b.txt"]})
+    code, text, _ = command("plan", words, "--step", "steps_under_test:fails_on_b", "-o", out)
+    assert "1 retry: b.txt" in text
+
+
+def test_failures_as_csv(command, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(STEPS)
+    run_job(words, "steps_under_test:fails_on_b", tmp_path / "out")
+    code, text, _ = command("failures", tmp_path / "out", "--csv")
+    assert code == 0
+    assert text.startswith("input,outcome,error,message,attempts")
+    assert "b.txt,failed,ValueError" in text

@@ -187,7 +187,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(shell, work):
     os.killpg(run.pid, signal.SIGINT)
     _, err = run.communicate(timeout=60)
     assert run.returncode == 130
-    assert "Cancelled. What is done is committed" in err
+    assert "Cancelled. What is committed stays" in err
     wait_for(lambda: not shell.leftovers(), "the end of every process")
     _, status = shell.json("status", "out")
     done = status["outcomes"]["ok"]

@@ -161,6 +161,7 @@ def writes(*names, rows):
         (["a"], ["../a"], "'../a', which is not below its output folder"),
         (["a"], ["/a"], "'/a', which is not below"),
         (["a"], ["sub/../../a"], "not below its output folder"),
+        (["caf\udce9"], ["caf\udce9"], "whose name is not UTF-8"),
         (["a"], [3], "output=3; expected a file's name"),
         (["a"], [""], "output=''; expected a file's name"),
     ],
@@ -220,3 +221,12 @@ def test_texts_are_bounded_and_printable(dataset, source):
     assert "characters left out" in outcome.message
     outcome.message.encode()
     assert "\0" not in outcome.message
+
+
+def test_an_absolute_path_below_out_is_as_good_as_a_relative_one(dataset, source):
+    def step(source, out):
+        (out / "a").write_text("x")
+        return {"output": out / "a"}
+
+    assert run(dataset, source, step_of(step)).kind == "ok"
+    assert files_in(dataset) == ["files/id-a.txt/a"]

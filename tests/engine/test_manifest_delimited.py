@@ -85,6 +85,10 @@ def test_another_column_can_be_the_input(write):
         (["true", "False"], [True, False]),
         (["NA", "None"], ["NA", "None"]),
         (["", ""], [None, None]),
+        (["1.10", "1.1"], ["1.10", "1.1"]),
+        (["1.10", "2.25"], [1.1, 2.25]),
+        (["9e999", "1"], ["9e999", "1"]),
+        (["-0", "1"], [0.0, 1.0]),
         (["12345678901234567890", "1"], ["12345678901234567890", "1"]),
     ],
 )
@@ -177,3 +181,29 @@ def test_the_error_lists_every_fault(write):
     assert "2 faults" in text
     assert "line 2:" in text
     assert "line 3:" in text
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['input,label\na.wav,"x\nb.wav,y\n', 'input\n"a.wav\nb.wav\n', 'input\n"a.wav"x\n'],
+)
+def test_quotes_that_are_not_closed_swallow_no_input(write, content):
+    assert "cannot be read as a table" in faults_of(write(content))[0]
+
+
+@pytest.mark.parametrize("content", ["input,v\na.wav,1,\nb.wav,2,\n", "input\na.wav,\nb.wav\n"])
+def test_an_empty_field_too_many_is_a_field_too_many(write, content):
+    assert faults_of(write(content))[0].startswith("line 2: has")
+
+
+def test_a_line_of_blanks_is_a_blank_line(write):
+    found = faults_of(write("input\na.wav\n   \nb.wav\nb.wav\n"))
+    assert found == ("line 5: 'b.wav' is listed already on line 4. Keep one.",)
+
+
+def test_with_root_a_link_that_leaves_it_is_a_fault(write, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "x.wav").symlink_to(tmp_path / "a.wav")
+    found = faults_of(write("input\nx.wav\n"), root=tmp_path / "in")
+    assert "leaves the root" in found[0]
+    assert load_manifest(str(write("input\nin/x.wav\n"))).inputs["size"].to_pylist() == [5]

@@ -4,9 +4,11 @@ import os
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from batchmill import ManifestError, load_manifest
+from batchmill.job import make_job, prepare
 from batchmill.manifest.saved import save_manifest
 
 
@@ -41,6 +43,7 @@ def test_json_lines(folder):
         ('{"input": "a.wav"}\n["a.wav"]\n', "line 2: is no object"),
         ("[1]\n", "line 1: is no object"),
         ("", "is empty"),
+        ('{"input": "a.wav", "x": ' + "[" * 100_000, "line 1: is not JSON"),
         ('{"input": 3}\n', "line 1: 3 in column 'input' is no path"),
         ('{"input": "a.wav"}\n\n{"x": 1}\n', "line 3: no value in column 'input'"),
     ],
@@ -149,3 +152,63 @@ def test_a_saved_list_is_the_same_manifest(folder, monkeypatch, root):
     )
     assert after.inputs.equals(before.inputs)
     assert after.carried.to_pylist() == before.carried.to_pylist()
+
+
+def test_columns_that_no_table_can_hold_become_text(folder):
+    path = folder / "m.jsonl"
+    big = '{"input": "a.wav", "n": 9223372036854775808, "s": "\\ud800", "d": {"a": [1]}}\n'
+    path.write_text(big + '{"input": "sub/b.wav", "n": 1}\n')
+    rows = load_manifest(str(path)).carried.to_pylist()
+    assert rows[0] == {"n": "9223372036854775808", "s": "?", "d": '{"a": [1]}'}
+    assert rows[1] == {"n": "1", "s": None, "d": None}
+
+
+def test_columns_of_parquet_that_no_csv_can_hold_become_text(folder):
+    path = folder / "m.parquet"
+    table = pa.table(
+        {
+            "input": ["a.wav"],
+            "raw": pa.array([b"\xff\x00a"], pa.binary()),
+            "view": pa.array(["x"], pa.string_view()),
+            "days": pa.array([[20000]], pa.list_(pa.date32())),
+        }
+    )
+    pa.parquet.write_table(table, path)
+    (row,) = load_manifest(str(path)).carried.to_pylist()
+    assert row == {"raw": "\\xff\x00a", "view": "x", "days": '["2024-10-04"]'}
+
+
+def test_an_index_with_a_name_is_a_column(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    frame = pd.DataFrame({"input": ["a.wav"], "speaker": ["x"]})
+    frame.set_index("speaker").to_parquet("m.parquet")
+    assert load_manifest("m.parquet").carried["speaker"].to_pylist() == ["x"]
+    assert names(load_manifest(frame.set_index("input"))) == ["a.wav"]
+
+
+def test_a_data_frame_with_a_column_twice_and_a_list_with_a_hole(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    frame = pd.DataFrame([["a.wav", 1, 2]], columns=["input", "x", "x"])
+    with pytest.raises(ManifestError, match="column 'x' stands there twice"):
+        load_manifest(frame)
+    with pytest.raises(ManifestError, match="row 1: no value"):
+        load_manifest(["a.wav", None])
+
+
+def test_a_glob_passes_datasets_over_and_a_folder_may_have_brackets(tmp_path, monkeypatch):
+    folder = tmp_path / "data [1]"
+    (folder / "out" / ".batchmill").mkdir(parents=True)
+    (folder / "out" / "files").mkdir()
+    for name in ("a.txt", "out/files/b.txt"):
+        (folder / name).write_text("x")
+    monkeypatch.chdir(folder)
+    job = make_job(manifest="**/*.txt", step="batchmill.steps.words:split", output="new")
+    assert names(prepare(job).manifest) == ["a.txt"]
+
+
+def test_what_is_neither_file_nor_folder(tmp_path):
+    os.mkfifo(tmp_path / "m.csv")
+    with pytest.raises(ManifestError, match="is no regular file"):
+        load_manifest(str(tmp_path / "m.csv"))
+    with pytest.raises(ManifestError, match="has no name"):
+        load_manifest("")

@@ -23,12 +23,20 @@ def manifest_of(*names, size=5, mtime_ns=1):
 
 def records_of(**outcomes):
     rows = [
-        {"input": name, "outcome": outcome, "size": 5, "mtime_ns": 1, "carried": "{}", "step": "s"}
+        {
+            "input": name,
+            "outcome": outcome,
+            "size": 5,
+            "mtime_ns": 1,
+            "carried": "{}",
+            "step": "s",
+            "run": 1,
+        }
         for name, outcome in outcomes.items()
     ]
     schema = pa.schema(
         [
-            (name, pa.int64() if name in ("size", "mtime_ns") else pa.string())
+            (name, pa.int64() if name in ("size", "mtime_ns", "run") else pa.string())
             for name in PLANNED_COLUMNS
         ]
     )
@@ -49,13 +57,15 @@ def test_without_a_ledger_all_is_new_in_the_manifests_order():
 
 
 def test_each_input_has_one_reason():
-    plan = make_plan(manifest_of("a", "b", "c"), records_of(a="ok", b="failed", gone="ok"), "s")
+    records = records_of(a="ok", b="failed", d="oom", gone="ok")
+    plan = make_plan(manifest_of("a", "b", "c", "d"), records, "s", released={"b": 1})
     assert reasons(plan) == {"b": "retry", "c": "new"}
+    assert plan.settled == {"ok": 1, "oom": 1}
     assert plan.counts == {
         "new": 1,
         "changed": 0,
         "retry": 1,
-        "quarantined": 0,
+        "quarantined": 1,
         "unchanged": 1,
         "withdrawn": 1,
     }
@@ -73,6 +83,14 @@ def test_another_step_runs_all_again_and_says_so():
     plan = make_plan(manifest_of("a", "b"), records_of(a="ok", b="failed"), "other")
     assert reasons(plan) == {"a": "changed", "b": "changed"}
     assert plan.step_changed
+
+
+@pytest.mark.parametrize(
+    ("released", "expected"), [({}, {}), ({"a": 0}, {}), ({"a": 1}, {"a": "retry"}), ({"b": 9}, {})]
+)
+def test_a_failed_input_waits_until_it_is_released_after_its_failure(released, expected):
+    plan = make_plan(manifest_of("a"), records_of(a="failed"), "s", released=released)
+    assert reasons(plan) == expected
 
 
 def test_a_row_that_changed_runs_again_where_the_step_sees_it():

@@ -78,6 +78,8 @@ def test_rows_are_in_the_manifests_order_whatever_the_order_of_execution(ledger,
         (["[1]", '{"a":1}', "null"], pa.string()),
         (["NaN", "1.5", "Infinity"], pa.float64()),
         (["123456789012345678901", "1", "2"], pa.string()),
+        (["9007199254740993", "0.5", "1"], pa.string()),
+        (["9223372036854775808", "0.5", "1"], pa.string()),
     ],
 )
 def test_a_columns_type_holds_all_its_values(
@@ -142,3 +144,9 @@ def test_csv_has_the_same_rows(ledger, tmp_path):
     frame = pd.read_csv(tmp_path / "metadata.csv")
     assert frame["text"].tolist()[0] == 'one, "two"\nthree'
     assert len(frame) == 2
+
+
+def test_a_key_beside_a_column_of_dates(ledger, tmp_path):
+    commit(ledger, "000001-a-0", a='[{"day":"now"}]', b='[{"n":1}]')
+    publish(ledger, manifest_of(["a", "b"], day=pa.array([1, 2], pa.timestamp("s"))))
+    assert table(tmp_path)["day"] == ["now", '"1970-01-01 00:00:02"']

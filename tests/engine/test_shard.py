@@ -8,11 +8,14 @@ import pandas as pd
 import pytest
 from jobs import run_job
 
-from batchmill import StepError
+from batchmill import LedgerError, StepError
 from batchmill.batching import Batching, Cores, lay_out
 from batchmill.job import make_job, prepare
+from batchmill.lease import check_free, holder, lease
+from batchmill.ledger import Ledger
 from batchmill.plan_file import read_inputs, write_run_plan
 from batchmill.progress import RunWatcher
+from batchmill.storage import LocalStore
 from batchmill.summary import failure_message
 
 HERE = Path(__file__).parents[1] / "support"
@@ -103,21 +106,37 @@ def test_a_missing_file_is_missing_and_was_not_executed(words, tmp_path):
     assert summary.executed == 3
 
 
-def test_a_second_run_executes_what_is_new_changed_or_failed(words, tmp_path):
+def test_a_second_run_executes_what_is_new_or_changed(words, tmp_path):
     out = tmp_path / "out"
     manifest = words / "manifest.csv"
     run_job(manifest, "steps_under_test:fails_on_b", out)
     summary = run_job(manifest, "steps_under_test:fails_on_b", out)
-    assert (summary.executed, summary.counts["retry"], summary.counts["unchanged"]) == (1, 1, 3)
+    assert (summary.executed, summary.counts["quarantined"]) == (0, 1)
+    assert summary.outcomes == {"ok": 3, "failed": 1}
+    assert not summary.accepted(0)
+    assert "batchmill retry" in failure_message(summary, "out")
     (words / "e.txt").write_text("new")
     with open(manifest, "a") as file:
         file.write("e.txt\n")
     (words / "a.txt").write_text("longer than before")
     summary = run_job(manifest, "steps_under_test:fails_on_b", out)
-    assert summary.executed == 3
+    assert summary.executed == 2
     assert summary.outcomes == {"ok": 4, "failed": 1}
     table = pd.read_parquet(out / "metadata.parquet")
     assert table["input"].tolist() == ["a.txt", "c.txt", "d.txt", "e.txt"]
+
+
+def test_a_failed_input_runs_again_when_it_changes_or_is_released(words, tmp_path):
+    out = tmp_path / "out"
+    run_job(words, "steps_under_test:fails_on_b", out)
+    Ledger(LocalStore(out)).release(["b.txt"])
+    summary = run_job(words, "steps_under_test:fails_on_b", out)
+    assert (summary.executed, summary.counts["retry"]) == (1, 1)
+    summary = run_job(words, "steps_under_test:fails_on_b", out)
+    assert summary.executed == 0
+    (words / "b.txt").write_text("changed")
+    summary = run_job(words, "steps_under_test:fails_on_b", out)
+    assert (summary.executed, summary.counts["changed"]) == (1, 1)
 
 
 def test_a_second_run_with_nothing_to_do(words, tmp_path):
@@ -201,3 +220,40 @@ def test_the_dataset_holds_nothing_but_what_it_should(words, tmp_path):
     }
     assert found == {".batchmill", "files", "metadata.csv", "metadata.parquet", "failures.csv"}
     assert sorted(os.listdir(tmp_path / "out" / ".batchmill")) == ["format.json", "parts", "runs"]
+
+
+def test_a_dataset_that_cannot_be_made_fails_its_inputs_and_says_why(words, tmp_path, monkeypatch):
+    (tmp_path / "bad_init.py").write_text(
+        "class Bad:\n"
+        "    def __init__(self, inputs): raise ValueError('no weights')\n"
+        "    def __len__(self): return 0\n"
+        "    def __getitem__(self, index): return 1\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    summary = run_job(words / "manifest.csv", "bad_init:Bad", tmp_path / "out")
+    assert summary.outcomes == {"failed": 4}
+    assert summary.failures[0] == ("a.txt", "failed: ValueError: no weights")
+
+
+def test_other_items_or_another_order_of_a_list_is_another_work(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = tmp_path / "listed.py"
+    module.write_text("items = [1, 2, 3, 4]\n")
+    run_job(words / "manifest.csv", "listed:items", tmp_path / "out")
+    (words / "manifest.csv").write_text("input\nd.txt\nc.txt\nb.txt\na.txt\n")
+    summary = run_job(words / "manifest.csv", "listed:items", tmp_path / "out")
+    assert summary.executed == 4
+    table = pd.read_parquet(tmp_path / "out" / "metadata.parquet")
+    assert dict(zip(table["input"], table["value"], strict=True))["d.txt"] == 1
+
+
+def test_a_second_writer_is_refused_and_told_who_the_first_is(tmp_path):
+    Ledger(LocalStore(tmp_path)).create()
+    with lease(tmp_path):
+        assert f"process {os.getpid()}" in holder(tmp_path)
+        with pytest.raises(LedgerError, match="a run is going on there"):
+            check_free(tmp_path)
+        with pytest.raises(LedgerError, match="a run is going on there"), lease(tmp_path):
+            pass
+    assert holder(tmp_path) is None
+    check_free(tmp_path)

@@ -45,6 +45,7 @@ def test_the_kind_is_seen_from_what_it_has(name, kind, given):
         (f"{STEPS}:NoDataset", "has no __getitem__ and __len__"),
         (f"{STEPS}:no_input", "takes no positional parameter"),
         (f"{STEPS}:dataclasses", "is a module; expected a function"),
+        (f"{STEPS}:asynchronous", "is an async function"),
     ],
 )
 def test_a_wrong_reference_says_what_was_found_and_expected(ref, expected):
@@ -85,6 +86,7 @@ def test_the_search_folder_comes_last(tmp_path):
         ("copy", {"out": "x"}, "unknown parameter 'out'"),
         ("copy", {"source": "x"}, "unknown parameter 'source'"),
         ("two_inputs", {}, "'target' is missing. Give it: --param target=... (a step's output"),
+        ("positional", {}, "parameter 'k' is positional-only"),
         ("letters", {"n": 1}, "is a list, which takes no parameters"),
         ("Splitter", {"length": 1}, "unknown parameter 'length'. It takes: size"),
     ],
@@ -158,3 +160,15 @@ def test_a_params_file_that_is_none(tmp_path, content, expected):
         parse_params([], file)
     with pytest.raises(OptionError, match="expected key=value"):
         parse_params(["seconds"])
+
+
+def test_a_module_that_starts_a_run_when_it_is_imported_is_refused(tmp_path, words, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "starts.py").write_text(
+        "from batchmill.flows.preprocess import preprocess\n"
+        "def count(source): return {}\n"
+        f"preprocess({str(words)!r}, count, 'out')\n"
+    )
+    with pytest.raises(StepError, match="if __name__ == '__main__'"):
+        load_step("starts:count", {}, search=str(tmp_path))
+    assert not (tmp_path / "out").exists()

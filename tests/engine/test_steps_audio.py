@@ -128,14 +128,21 @@ def test_a_recording_without_sound_is_refused(tmp_path, out):
         list(split(tmp_path / "a.wav", out))
 
 
-@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg"])
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg", "a.mp3"])
 def test_a_truncated_recording_is_refused(tmp_path, out, name):
     source = tmp_path / name
     noise = np.random.default_rng(0).integers(-9999, 9999, 5 * RATE).astype(np.int16)
     soundfile.write(source, noise, RATE)
     source.write_bytes(source.read_bytes()[: source.stat().st_size // 2])
-    with pytest.raises((ValueError, soundfile.LibsndfileError)):
-        list(split(source, out, seconds=1))
+    for include_last in (True, False):
+        with pytest.raises((ValueError, soundfile.LibsndfileError)):
+            list(split(source, out, seconds=1, include_last=include_last))
+
+
+def test_a_clip_may_be_longer_than_any_memory(tmp_path, out):
+    soundfile.write(tmp_path / "a.wav", tone(1), RATE)
+    (row,) = split(tmp_path / "a.wav", out, seconds=1e9)
+    assert row["end"] == 1.0
 
 
 def test_what_is_no_recording_is_refused(tmp_path, out):

@@ -47,6 +47,14 @@ def two_inputs(source, target):
     return None
 
 
+def positional(source, k, /):
+    return None
+
+
+async def asynchronous(source):
+    return None
+
+
 def no_input():
     return None
 

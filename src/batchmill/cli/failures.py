@@ -1,6 +1,9 @@
 """`batchmill failures`: which inputs are not ok, and why."""
 
 import json as json_text
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from batchmill.cli.console import console
 from batchmill.cli.options import Dataset, Json
@@ -9,7 +12,15 @@ from batchmill.outcome import one_line
 from batchmill.publish import failure_records
 
 
-def failures(dataset: Dataset, /, *, json: Json = False) -> None:
+def failures(
+    dataset: Dataset,
+    /,
+    *,
+    json: Json = False,
+    csv: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="Print CSV, for tables.")
+    ] = False,
+) -> None:
     """List the inputs of a dataset that are not ok: outcome, reason, traceback.
 
     ```
@@ -17,7 +28,11 @@ def failures(dataset: Dataset, /, *, json: Json = False) -> None:
     batchmill failures dataset --json
     ```
     """
-    records = failure_records(open_ledger(dataset)).to_pylist()
+    table = failure_records(open_ledger(dataset))
+    if csv:
+        print(table.to_pandas().to_csv(index=False), end="")
+        return
+    records = table.to_pylist()
     if json:
         print(json_text.dumps(records, ensure_ascii=False))
         return
@@ -28,4 +43,4 @@ def failures(dataset: Dataset, /, *, json: Json = False) -> None:
         for text in (record["traceback"], record["log"]):
             for line in text.rstrip().splitlines():
                 out.print(f"    {line}")
-    out.print(f"{len(records):,} inputs are not ok." if records else "Every input is ok.")
+    out.print(f"{len(records):,} inputs are not ok." if records else "No input has failed.")

@@ -22,6 +22,7 @@ _OVERVIEW = (
     ("plan", "batchmill.cli.plan:plan", "Tell what a run would do, and on how many cores."),
     ("status", "batchmill.cli.status:status", "Count the inputs of a dataset by outcome."),
     ("failures", "batchmill.cli.failures:failures", "List the inputs that are not ok, and why."),
+    ("retry", "batchmill.cli.retry:retry", "Let failed inputs run again."),
 )
 
 
@@ -60,7 +61,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         errors.print(f"batchmill: {error}", style="red")
         code = NOT_STARTED
     except KeyboardInterrupt:
-        errors.print("Cancelled. What is done is committed; the same command goes on from there.")
+        errors.print("Cancelled. What is committed stays; the same command goes on from there.")
         code = CANCELLED
     except BrokenPipeError:
         # The reader of our output has gone (`| head`), which is its right.

@@ -55,6 +55,8 @@ def try_one(
     if not os.path.isfile(input):
         what = "is a folder; name one file of it" if os.path.isdir(input) else "no such file"
         raise OptionError(f"{input}: {what}. Check the path.")
+    if keep and keep.exists() and not keep.is_dir():
+        raise OptionError(f"--keep {keep}: is a file. Name a folder.")
     loaded = load_step(step, parse_params(param, params), search=os.getcwd())
     carried = parse_params(row)
     name = os.path.basename(input)

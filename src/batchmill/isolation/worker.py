@@ -3,6 +3,7 @@
 import faulthandler
 import logging
 import mmap
+import multiprocessing
 import os
 import signal
 import sys
@@ -98,6 +99,8 @@ class _Worker:
         self.station = station
         self._pid = os.getpid()
         os.setsid()
+        # A step may use multiprocessing; what it leaves behind is killed at the end.
+        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
         end_with_parent(parent)
         adopt_orphans()
         offer_to_oom_killer()

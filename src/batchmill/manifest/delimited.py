@@ -20,8 +20,8 @@ csv.field_size_limit(2**31 - 1)
 
 # Numbers as a program writes them, and of no more digits than a column of numbers can hold: 007,
 # +49 and account numbers are names, and stay text.
-_INTEGER = r"-?(?:0|[1-9]\d{0,17})"
-_NUMBER = r"-?(?:0|[1-9]\d{0,14})(?:\.\d+)?(?:[eE][-+]?\d+)?"
+_INTEGER = r"0|-?[1-9]\d{0,17}"
+_NUMBER = r"-?(?:0|[1-9]\d{0,14})(?:\.\d{1,17})?(?:[eE][-+]?\d{1,2})?"
 
 
 def read_delimited(path: Path, separator: str) -> Source:
@@ -61,7 +61,10 @@ def type_columns(frame: pd.DataFrame, leave: str) -> pd.DataFrame:
             if values.str.fullmatch(_INTEGER).all():
                 column = column.astype("Int64")
             elif values.str.fullmatch(_NUMBER).all():
-                column = column.astype("Float64")
+                numbers = column.astype("Float64")
+                # 1.1 and 1.10 are one number, but may be two versions.
+                if numbers.nunique() == values.nunique():
+                    column = numbers
             elif values.isin(["true", "false", "True", "False"]).all():
                 column = column.str.lower().map({"true": True, "false": False}).astype("boolean")
         typed[name] = column
@@ -116,13 +119,24 @@ def _read_fast(data: bytes, separator: str) -> pd.DataFrame | None:
                 na_values=[""],
                 index_col=False,
             )
-    except (pd.errors.ParserError, pd.errors.ParserWarning, ValueError):
+        header = next(_records(data, separator))[1]
+    except (pd.errors.ParserError, pd.errors.ParserWarning, ValueError, csv.Error):
         return None
-    header = next(_records(data, separator))[1]
     if list(frame.columns) != header:
         return None
-    # pandas fills a row that ends early with missing values, without a word.
-    return None if frame.iloc[:, -1].isna().any() else frame
+    # pandas fills a row that ends early, and drops an empty field too many, without a word.
+    return frame if _is_even(data, separator, len(header)) else None
+
+
+def _is_even(data: bytes, separator: str, fields: int) -> bool:
+    """Tell whether every record has so many fields."""
+    if b'"' in data:
+        try:
+            return all(len(record) == fields for _, record in _records(data, separator))
+        except csv.Error:
+            return False
+    mark = separator.encode()
+    return all(line.count(mark) == fields - 1 for line in data.splitlines() if line.strip())
 
 
 def _read_closely(path: Path, data: bytes, separator: str, faults: list[str]) -> Source:
@@ -148,7 +162,10 @@ def _read_closely(path: Path, data: bytes, separator: str, faults: list[str]) ->
                 places.append(place)
                 rows.append([value or None for value in record])
     except csv.Error as error:
-        faults.append(f"cannot be read as a table: {error}.")
+        faults.append(
+            f"cannot be read as a table ({error}) after {places[-1] if places else 'line 1'}. "
+            'Close the quotes there; write a quote in quotes as "".'
+        )
     frame = pd.DataFrame(rows, columns=header, dtype="str")
     return Source(
         name=str(path),
@@ -162,9 +179,10 @@ def _read_closely(path: Path, data: bytes, separator: str, faults: list[str]) ->
 def _records(data: bytes, separator: str) -> Iterator[tuple[str, list[str]]]:
     """Yield (place, fields) of each record; one with line breaks is placed at its first line."""
     text = data.decode("utf-8", "replace").removeprefix("\ufeff")
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    # Without `strict`, quotes that are not closed would swallow the rest of the file.
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     before = 0
     for record in reader:
-        if record:
+        if len(record) > 1 or (record and record[0].strip()):
             yield f"line {before + 1}", record
         before = reader.line_num

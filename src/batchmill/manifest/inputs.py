@@ -37,6 +37,8 @@ def check_inputs(source: Source, column: str, root: str, *, confined: bool) -> C
     values = source.frame[column]
     names, places = _names(values, root, faults, confined=confined)
     _find_duplicates(places, values, source, faults)
+    if confined:
+        _find_escapes(names, root, faults)
     sizes, times = _look(names, root, faults)
     table = pa.table({"input": names, "size": sizes, "mtime_ns": times})
     found = [f"{source.places[index]}: {text}" for index, text in sorted(faults.items())]
@@ -123,6 +125,19 @@ def _find_duplicates(
         if earlier != index:
             line = source.places[earlier]
             faults[index] = f"{values.iloc[index]!r} is listed already on {line}. Keep one."
+
+
+def _find_escapes(names: pa.StringArray, root: str, faults: dict[int, str]) -> None:
+    """Find what is below the root by its name only, and leads out of it by a symbolic link."""
+    real_root = os.path.realpath(root).rstrip("/") + "/"
+    for index, name in enumerate(names.to_pylist()):
+        if name is None or index in faults:
+            continue
+        if not os.path.realpath(os.path.join(root, name)).startswith(real_root):
+            faults[index] = (
+                f"{name!r} leaves the root {root} by a symbolic link. "
+                "Move the file, or widen --root."
+            )
 
 
 def _look(

@@ -4,6 +4,7 @@ import glob
 import os
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -29,13 +30,15 @@ def read_glob(pattern: str) -> Source:
     parts = Path(pattern).parts
     fixed = Path()
     for part in parts:
-        if glob.has_magic(part):
+        plain = part.replace("[[]", "[").replace("[*]", "*").replace("[?]", "?")
+        if glob.escape(plain) != part:
             break
-        fixed /= part
+        fixed /= plain
+    _in_dataset.cache_clear()
     names = sorted(
         Path(name).relative_to(fixed).as_posix()
         for name in glob.iglob(pattern, recursive=True)
-        if os.path.isfile(name)
+        if os.path.isfile(name) and not _in_dataset(os.path.dirname(os.path.abspath(name)))
     )
     return _listed(pattern, fixed, names, "no file fits it")
 
@@ -43,6 +46,14 @@ def read_glob(pattern: str) -> Source:
 def is_glob(text: str) -> bool:
     """Tell whether `text` has one of the characters * ? [ that make it a pattern."""
     return glob.has_magic(text)
+
+
+@cache
+def _in_dataset(folder: str) -> bool:
+    if os.path.isdir(os.path.join(folder, _DATASET_MARK)):
+        return True
+    parent = os.path.dirname(folder)
+    return parent != folder and _in_dataset(parent)
 
 
 def _listed(name: str, folder: Path, names: list[str], nothing: str) -> Source:

@@ -15,7 +15,7 @@ from batchmill.errors import ManifestError
 from batchmill.manifest.delimited import read_delimited, type_columns
 from batchmill.manifest.inputs import check_inputs, is_missing
 from batchmill.manifest.listing import is_glob, read_folder, read_glob
-from batchmill.manifest.records import read_json_lines, read_parquet
+from batchmill.manifest.records import flat, read_json_lines, read_parquet
 from batchmill.manifest.source import Source, numbered
 
 ManifestLike = str | os.PathLike[str] | Sequence[str] | pd.DataFrame
@@ -127,19 +127,26 @@ def _is_listing(source: ManifestLike) -> bool:
 
 def _read(source: ManifestLike, pattern: str) -> Source:
     if isinstance(source, pd.DataFrame):
-        frame = source.reset_index(drop=True).rename(columns=str)
+        frame = flat(source).rename(columns=str)
+        twice = sorted(set(frame.columns[frame.columns.duplicated()]))
+        if twice:
+            faults = [f"column {name!r} stands there twice. Rename one." for name in twice]
+            raise ManifestError("the DataFrame", faults)
         return _in_memory("the DataFrame", frame)
     if not isinstance(source, str | os.PathLike):
-        return _in_memory(
-            "the list", pd.DataFrame({"input": pd.Series([os.fspath(item) for item in source])})
-        )
+        items = [os.fspath(item) if isinstance(item, Path) else item for item in source]
+        return _in_memory("the list", pd.DataFrame({"input": pd.Series(items, dtype=object)}))
     text = os.fspath(source)
+    if not text:
+        raise ManifestError("manifest", ["has no name. Name a file, a folder or a glob."])
     path = Path(text)
     try:
         if path.is_dir():
             return read_folder(path, pattern)
-        if path.exists():
+        if path.is_file():
             return _read_file(path)
+        if path.exists():
+            raise ManifestError(text, ["is no regular file. Name a file or a folder."])
     except OSError as error:
         raise ManifestError(
             text, [f"cannot be read: {error.strerror}. Check the path and its permissions."]
@@ -179,20 +186,36 @@ def _in_memory(name: str, frame: pd.DataFrame) -> Source:
 
 
 def _carried(frame: pd.DataFrame) -> pa.Table:
-    """Turn the other columns into Arrow: lists become JSON text, and a mix of types text."""
-    columns = {}
-    for name in frame.columns:
-        try:
-            column = pa.array(frame[name], from_pandas=True)
-        except (pa.ArrowInvalid, pa.ArrowTypeError):
-            text = [None if is_missing(value) else str(value) for value in frame[name]]
-            column = pa.array(text, pa.string())
-        if isinstance(column, pa.ChunkedArray):
-            column = column.combine_chunks()
-        if pa.types.is_nested(column.type):
-            text = [None if value is None else json.dumps(value) for value in column.to_pylist()]
-            column = pa.array(text, pa.string())
-        if pa.types.is_large_string(column.type) or pa.types.is_dictionary(column.type):
-            column = column.cast(pa.string())
-        columns[str(name)] = column
-    return pa.table(columns)
+    """Turn the other columns into Arrow; lists become JSON text, what has no common type text."""
+    return pa.table({str(name): _arrow_column(frame[name]) for name in frame.columns})
+
+
+def _arrow_column(values: pd.Series) -> pa.Array:
+    try:
+        column = pa.array(values, from_pandas=True)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return _text_column(values.tolist())
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_null(kind) or pa.types.is_primitive(kind):
+        return column
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return column.cast(pa.string())
+    if pa.types.is_decimal(kind):
+        return column
+    return _text_column(column.to_pylist())
+
+
+def _text_column(values: list[Any]) -> pa.Array:
+    return pa.array(
+        [None if is_missing(value) else _as_text(value) for value in values], pa.string()
+    )
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, dict | list):
+        value = json.dumps(value, default=str, ensure_ascii=False)
+    return str(value).encode("utf-8", "replace").decode()

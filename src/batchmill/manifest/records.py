@@ -39,11 +39,17 @@ def read_json_lines(path: Path) -> Source:
     )
 
 
+def flat(frame: pd.DataFrame) -> pd.DataFrame:
+    """Make columns of the index, where it has names, and number the rows."""
+    names = [name for name in frame.index.names if name is not None]
+    return frame.reset_index(drop=not names or any(name in frame.columns for name in names))
+
+
 def _read_line(line: bytes, rows: list[dict[str, Any]]) -> str | None:
     """Add a line's object to `rows`, or say why it is none."""
     try:
         value = json.loads(line.decode("utf-8", "replace"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return f"is not JSON ({error}). Mend it, or drop the line."
     if not isinstance(value, dict):
         return 'is no object. Write {"input": "a.wav", ...} on each line.'
@@ -59,7 +65,7 @@ def read_parquet(path: Path) -> Source:
         raise ManifestError(
             str(path), [f"cannot be read as Parquet ({error}). Write it again."]
         ) from error
-    frame = frame.reset_index(drop=True)
+    frame = flat(frame)
     return Source(
         name=str(path),
         frame=frame,

@@ -35,8 +35,8 @@ def split(
     source: Path,
     out: Path,
     *,
-    seconds: Annotated[float, Field(gt=0)] = 5.0,
-    overlap: Annotated[float, Field(ge=0)] = 0.0,
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0,
+    overlap: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0,
     include_last: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """Cut one recording into WAV clips of `seconds` seconds, which overlap by `overlap` seconds.
@@ -63,7 +63,7 @@ def split(
         subtype, dtype = _LOSSLESS.get(recording.subtype, _DECODED)
         for number, (start, clip) in enumerate(_windows(recording, length, hop, dtype)):
             if len(clip) < length and not include_last:
-                break
+                continue  # Not break: whether the recording is whole, its end tells.
             name = f"{number:04d}.wav"
             soundfile.write(out / name, clip, rate, subtype=subtype, format="WAV")
             yield {
@@ -94,14 +94,15 @@ def _windows(
     recording: soundfile.SoundFile, length: int, hop: int, dtype: str
 ) -> Iterator[tuple[int, Any]]:
     """Yield (first frame, frames) of each window; the last may be shorter, none lies in another."""
-    window = recording.read(length, dtype=dtype, always_2d=True)
+    # A clip may be asked for that is longer than any recording.
+    window = recording.read(min(length, recording.frames), dtype=dtype, always_2d=True)
     start = 0
     total = len(window)
     while len(window):
         yield start, window
         if len(window) < length:
             break
-        fresh = recording.read(hop, dtype=dtype, always_2d=True)
+        fresh = recording.read(min(hop, recording.frames), dtype=dtype, always_2d=True)
         total += len(fresh)
         if not len(fresh):
             break
