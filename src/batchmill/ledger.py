@@ -150,27 +150,15 @@ class Ledger:
 
     def commit(self, part: str, records: Sequence[tuple[Outcome, Origin]]) -> None:
         """Write one part. Its outputs are in place already, or it would name what is not there."""
-        columns = [
-            {
-                "input": outcome.input,
-                "input_id": outcome.input_id,
-                "outcome": outcome.kind,
-                "attempts": outcome.attempts,
-                "seconds": outcome.seconds,
-                "finished_at": outcome.finished_at,
-                "host": outcome.host,
-                "rows": outcome.rows,
-                "outputs": [file._asdict() for file in outcome.outputs],
-                "error": outcome.error,
-                "message": outcome.message,
-                "traceback": outcome.traceback,
-                "log": outcome.log,
-                **origin._asdict(),
-            }
-            for outcome, origin in records
-        ]
+        outcomes, origins = zip(*records, strict=True)
+        fields = dict(zip(Outcome._fields, zip(*outcomes, strict=True), strict=True))
+        fields |= dict(zip(Origin._fields, zip(*origins, strict=True), strict=True))
+        fields["outcome"] = fields.pop("kind")
+        fields["outputs"] = tuple([file._asdict() for file in files] for files in fields["outputs"])
+        columns = [pa.array(fields[field.name], field.type) for field in PART_SCHEMA]
         buffer = io.BytesIO()
-        pq.write_table(pa.Table.from_pylist(columns, PART_SCHEMA), buffer, compression="zstd")
+        table = pa.Table.from_arrays(columns, schema=PART_SCHEMA)
+        pq.write_table(table, buffer, compression="zstd")
         self.store.write(f"{_PARTS}/{part}.parquet", buffer.getvalue())
 
     def part_names(self, run: int | None = None) -> list[str]:

@@ -25,7 +25,7 @@ def place_outputs(
     named = _named(rows, staged)
     written = dict(_written(staged)) if staged else {}
     _compare(set(named), set(written))
-    target = dataset / FILES / input_id
+    target = Path(f"{dataset}/{FILES}/{input_id}")
     if written and staged:
         _replace_folder(staged, target, written)
     else:

@@ -185,7 +185,8 @@ def test_inputs_that_are_no_good_file(tmp_path, trouble):
     folder.mkdir()
     for name in "abcd":
         (folder / name).write_text("x")
-    (tmp_path / "reading.py").write_text(
+    module = f"reading_{trouble}"  # One of its own: a module is imported once in a process.
+    (tmp_path / f"{module}.py").write_text(
         "import os\n"
         "def step(source):\n"
         "    if source.name == 'a' and os.path.exists(source.parent / 'b'):\n"
@@ -203,7 +204,7 @@ def test_inputs_that_are_no_good_file(tmp_path, trouble):
     if trouble == "folder":
         bad.unlink()
     seen = []
-    run_job(tmp_path / "m.csv", "reading:step", tmp_path / "out", batch_size=1, num_workers=1,
+    run_job(tmp_path / "m.csv", f"{module}:step", tmp_path / "out", batch_size=1, num_workers=1,
             cores=1, seen=seen)  # fmt: skip
     kinds = {outcome.input: outcome.kind for outcome in seen}
     assert kinds.pop("in/d") == ("failed" if trouble == "empty" else "missing")

@@ -107,7 +107,7 @@ class _Worker:
         station.enter()
         self._nothing = os.open(os.devnull, os.O_RDONLY)
         self._folder = os.getcwd()
-        self._environment = dict(os.environ)
+        self._environment = dict(_raw_environment())
         self._take_streams()
         for logger in [
             logging.getLogger(),
@@ -140,9 +140,9 @@ class _Worker:
             moved = True
         if moved:
             os.chdir(self._folder)
-        if os.environ != self._environment:
-            os.environ.clear()
-            os.environ.update(self._environment)
+        if _raw_environment() != self._environment:
+            os.environb.clear()
+            os.environb.update(self._environment)
 
     def forget_log(self) -> None:
         if os.fstat(self.station.log).st_size:
@@ -180,6 +180,12 @@ class _Worker:
             return os.fstat(1).st_ino == os.fstat(2).st_ino == self._identity
         except OSError:
             return False
+
+
+def _raw_environment() -> dict[bytes, bytes]:
+    """Return the dict behind os.environ: to compare that itself decodes every variable anew."""
+    raw: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+    return raw
 
 
 def _text_stream(descriptor: int) -> IO[str]:
