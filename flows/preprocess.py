@@ -84,10 +84,10 @@ class PreprocessFlow(Flow[..., dict[str, Any]]):
         Batching(**{name: options[name] for name in _BATCH_OPTIONS if name in options})
         make_policy(**{name: options[name] for name in _POLICY_OPTIONS if name in options})
         prepared = prepare_once(job) if listed is None else prepare(job, listed)
-        if listed is not None:
-            save_manifest(prepared.manifest, job.manifest, job.input_column)
         check_free(prepared.ledger.store.root)
         check_address(options.get("ray_address"))
+        if listed is not None:
+            save_manifest(prepared.manifest, job.manifest, job.input_column)
         before = prepared.ledger.runs()
         with shared_api(), handing_over(prepared):
             parameters = {"manifest": job.manifest, "step": job.step, "output": job.output}

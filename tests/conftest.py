@@ -1,6 +1,8 @@
 """What tests of every part share."""
 
+import os
 import shutil
+import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +21,16 @@ def words(tmp_path: Path) -> Path:
         (folder / name).write_text(word)
     (folder / "manifest.csv").write_text("input\n" + "".join(f"{name}\n" for name in WORDS))
     return folder
+
+
+def pytest_configure(config):
+    """Keep what tests import of Prefect, in this process, away from the user's folder."""
+    config.prefect_home = tempfile.mkdtemp(prefix="prefect-")
+    os.environ["PREFECT_HOME"] = config.prefect_home
+
+
+def pytest_unconfigure(config):
+    shutil.rmtree(config.prefect_home, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items):

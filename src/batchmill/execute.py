@@ -132,6 +132,13 @@ def _failure(
     item: Input, bench: Workbench, kind: Kind, error: BaseException, seconds: float
 ) -> Outcome:
     own_fault = isinstance(error, OutputError) or kind == "missing"
+    outcome = _not_ok(item, bench, kind, type(error).__name__, _text_of(error), seconds)
+    return outcome if own_fault else outcome._replace(traceback=_traceback_of(error))
+
+
+def _not_ok(
+    item: Input, bench: Workbench, kind: Kind, error: str, message: str, seconds: float
+) -> Outcome:
     return Outcome(
         input=item.name,
         input_id=item.input_id,
@@ -140,9 +147,8 @@ def _failure(
         seconds=seconds,
         finished_at=time.time(),
         host=bench.host,
-        error=type(error).__name__,
-        message=_text_of(error),
-        traceback="" if own_fault else _traceback_of(error),
+        error=error,
+        message=message,
     )
 
 
@@ -158,18 +164,7 @@ def lost(
 ) -> Outcome:
     """Make the outcome of an input whose process is gone, and remove what it has left behind."""
     _undo(bench.staging / item.input_id, bench.dataset, item.input_id)
-    return Outcome(
-        input=item.name,
-        input_id=item.input_id,
-        kind=kind,
-        attempts=1,
-        seconds=seconds,
-        finished_at=time.time(),
-        host=bench.host,
-        error=error,
-        message=message,
-        log=_printable(log),
-    )
+    return _not_ok(item, bench, kind, error, message, seconds)._replace(log=_printable(log))
 
 
 def _text_of(error: BaseException) -> str:

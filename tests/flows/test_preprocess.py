@@ -1,0 +1,27 @@
+"""The flow, called from Python: what is refused is refused before anything is written."""
+
+import pytest
+from batchmill.flows.preprocess import preprocess
+
+from batchmill import LedgerError, OptionError
+from batchmill.lease import lease
+from batchmill.ledger import Ledger
+from batchmill.storage import LocalStore
+
+SPLIT = "batchmill.steps.words:split"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"ray_address": "nowhere"}, {"batch_size": 0}, {"max_failures": "some"}]
+)
+def test_a_list_is_not_saved_for_a_run_that_is_refused(words, tmp_path, wrong):
+    with pytest.raises(OptionError):
+        preprocess([words / "a.txt"], SPLIT, tmp_path / "out", **wrong)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_list_is_not_saved_over_that_of_a_run_that_is_going_on(words, tmp_path):
+    Ledger(LocalStore(tmp_path / "out")).create()
+    with lease(tmp_path / "out"), pytest.raises(LedgerError, match="a run is going on there"):
+        preprocess([words / "a.txt"], SPLIT, tmp_path / "out")
+    assert not (tmp_path / "out" / ".batchmill" / "manifest.parquet").exists()
