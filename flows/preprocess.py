@@ -2,26 +2,23 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Annotated, Any, cast
 from uuid import UUID
 
-import ray
-from batchmill.flows.api import mark_crashed, shared_api, wait_until_recorded
+from batchmill.flows.api import shared_api, wait_until_recorded
+from batchmill.flows.failure_artifact import FailureArtifact
 from batchmill.flows.local_ray import check_address, cluster_cores, ray_runner
+from batchmill.flows.submission import submit_shards
 from batchmill.tasks.manifest import load_manifest
 from batchmill.tasks.metadata import write_metadata
-from batchmill.tasks.shard import run_shard
 from prefect import Flow
 from prefect.client.schemas.objects import State
-from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 from prefect.utilities.annotations import opaque
-from prefect_ray import RayTaskRunner
 from prefect_ray.context import remote_options
-from prefect_ray.task_runners import PrefectRayFuture
 from pydantic import Field
 
 from batchmill.batching import Batching, Cores, lay_out
@@ -32,13 +29,14 @@ from batchmill.ledger import STAGING
 from batchmill.manifest import ManifestLike
 from batchmill.manifest.saved import listed_manifest, save_manifest
 from batchmill.outputs import remove_folder
-from batchmill.plan_file import write_run_plan
+from batchmill.plan_file import read_work, write_run_plan
 from batchmill.policy import (
     DEFAULT_RETRIES,
     DEFAULT_TIMEOUT_SECONDS,
     FailurePolicy,
     make_policy,
 )
+from batchmill.progress import RunWatcher
 from batchmill.shard import Shard
 from batchmill.step import reference_to, refuse_nested_run
 from batchmill.summary import failure_message, summarise
@@ -145,7 +143,7 @@ def preprocess(
         memory_limit: After so much memory at one input, its worker is killed; as 2G or 500M.
         max_failures: With more inputs than these not ok, a number or a share as 2%, the run is
             Failed.
-        fail_fast: Then start no more shards.
+        fail_fast: Then stop early: what is not begun stays pending.
         ray_address: The Ray cluster's address, as ray://host:10001. By default, a private Ray on
             this machine.
     """
@@ -192,6 +190,7 @@ def _run_shards(
     address: str | None,
 ) -> tuple[int, list[str]]:
     """Run what is pending on Ray; return the number of shards, and why some ended early."""
+    ledger, dataset = prepared.ledger, prepared.job.output
     sizes = prepared.plan.pending["size"].to_numpy()
     if not len(sizes):
         write_run_plan(prepared, run, lay_out(sizes, batching, Cores(total=1, node=1)), policy)
@@ -202,58 +201,27 @@ def _run_shards(
         write_run_plan(prepared, run, layout, policy)
         total = layout.shards
         shards = [
-            Shard(
-                dataset=prepared.job.output,
-                run=run,
-                number=number,
-                total=total,
-                start=start,
-                stop=stop,
-            )
+            Shard(dataset=dataset, run=run, number=number, total=total, start=start, stop=stop)
             for number, (start, stop) in enumerate(pairwise(layout.bounds), 1)
         ]
+        watcher, failures = RunWatcher(ledger, run), FailureArtifact(dataset)
+        enough = read_work(ledger, run).enough_failures
+
+        def look() -> bool:
+            """Show what has failed so far; return whether the run has been asked to stop."""
+            seen = watcher.poll()
+            if seen:
+                failures.show(seen)
+                if enough is not None and seen.failed > enough:
+                    ledger.request_stop(run)
+            return ledger.stop_requested(run)
+
         num_cpus = max(1, min(layout.num_workers, cores.node))
         # Ray's own retries would run a shard again behind Prefect's back.
         with remote_options(num_cpus=num_cpus, max_retries=0):
-            lost = _submit(
-                runner, shards, layout.slots * _IN_FLIGHT_PER_SLOT, _enough(prepared, policy)
-            )
+            lost = submit_shards(runner, shards, layout.slots * _IN_FLIGHT_PER_SLOT, look)
+        if look():
+            lost.append("It was stopped early; what was not begun is pending.")
         # A private Ray ends its workers at once, with what they have not told the server yet.
         wait_until_recorded(UUID(flow_run.get_id()), total + 1)
     return total, lost
-
-
-def _enough(prepared: Prepared, policy: FailurePolicy) -> int | None:
-    """Return the number of failures beyond which no more shards start; None: all start."""
-    return policy.failures_allowed(len(prepared.manifest)) if policy.fail_fast else None
-
-
-def _submit(
-    runner: RayTaskRunner[Any], shards: Sequence[Shard], in_flight: int, enough: int | None
-) -> list[str]:
-    """Submit shards, a bounded number at a time, and wait; return why some ended early."""
-    waiting = list(reversed(shards))
-    running: dict[Any, tuple[Shard, PrefectRayFuture[Any]]] = {}
-    failures = 0
-    lost: list[str] = []
-    while waiting or running:
-        if enough is not None and failures > enough:
-            waiting.clear()
-        while waiting and len(running) < in_flight:
-            shard = waiting.pop()
-            future = runner.submit(run_shard, {"shard": shard})
-            running[future.wrapped_future] = (shard, future)
-        ended, _ = ray.wait(list(running), num_returns=1)
-        for reference in ended:
-            shard, future = running.pop(reference)
-            future.wait()  # Else its state is what it was before.
-            state = future.state
-            if state.is_completed():
-                outcomes = future.result().outcomes
-                failures += sum(outcomes.values()) - outcomes.get("ok", 0)
-            else:
-                lost.append(f"shard {shard.number}/{shard.total} ended early: {state.message}")
-                get_run_logger().error(lost[-1])
-            if state.is_crashed():
-                mark_crashed(future.task_run_id, state.message or "its process is gone")
-    return lost

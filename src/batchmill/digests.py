@@ -21,12 +21,23 @@ def digest(tag: str, *parts: str) -> str:
     return state.hexdigest()
 
 
+def readable_id(tag: str, readable: str, name: str) -> str:
+    """Name something by a readable text and the digest of its full name.
+
+    Safe on every file system and in every URL, and the same on every machine.
+
+    >>> readable_id("dataset", "clips (5 s)", "/data/clips (5 s)")
+    'clips-5-s-820cee46addcad83'
+    """
+    text = _UNSAFE.sub("-", readable)[-_READABLE_CHARACTERS:].strip("-")
+    return f"{text}-{digest(tag, name)}" if text else digest(tag, name)
+
+
 def input_id(name: str) -> str:
-    """Name an input's folder: readable, safe on every file system, the same on every machine.
+    """Name an input's folder.
 
     >>> input_id("speech/Grüße 1.wav")
     'speech-Gr-e-1-ae53ac10e51459de'
     """
     stem = name.rsplit(".", 1)[0] if "." in name.rsplit("/", 1)[-1] else name
-    readable = _UNSAFE.sub("-", stem)[-_READABLE_CHARACTERS:].strip("-")
-    return f"{readable}-{digest('input', name)}" if readable else digest("input", name)
+    return readable_id("input", stem, name)

@@ -68,7 +68,7 @@ def execute(step: Step, item: Input, bench: Workbench, indexed: Callable[[], Any
     staged = bench.staging / item.input_id if "out" in step.given else None
     kind: Kind = "failed"
     try:
-        if not os.path.exists(item.path):
+        if not os.access(item.path, os.F_OK):
             kind = "missing"
             raise FileNotFoundError(
                 f"{item.path}: no such file. Put it there, or drop it from the manifest."

@@ -4,6 +4,7 @@
       format.json                  {"ledger": 1}
       parts/RUN-ATTEMPT-N.parquet  outcomes; never changed after they are written
       runs/RUN/plan.arrow          what a run set out to do
+      runs/RUN/stop                asks its shards to end early
       runs/RUN/summary.json        how it ended
       released/RUN-ID.json         failed inputs of runs up to RUN that may run again
       staging/                     outputs that are being written
@@ -126,6 +127,17 @@ class Ledger:
             return None
         summary: dict[str, Any] = json.loads(self.store.read(name))
         return summary
+
+    def request_stop(self, run: int) -> None:
+        """Ask all shards of a run to end: what is finished is committed, the rest stays pending."""
+        self.store.write(self._stop_name(run), b"")
+
+    def stop_requested(self, run: int) -> bool:
+        """Whether the shards of a run were asked to end."""
+        return self.store.exists(self._stop_name(run))
+
+    def _stop_name(self, run: int) -> str:
+        return f"{_RUNS}/{run:06d}/stop"
 
     def _summary_name(self, run: int) -> str:
         return f"{_RUNS}/{run:06d}/summary.json"

@@ -25,9 +25,9 @@ def place_outputs(
     named = _named(rows, staged)
     written = dict(_written(staged)) if staged else {}
     _compare(set(named), set(written))
-    target = Path(f"{dataset}/{FILES}/{input_id}")
+    target = f"{dataset}/{FILES}/{input_id}"
     if written and staged:
-        _replace_folder(staged, target, written)
+        _replace_folder(staged, Path(target), written)
     else:
         remove_folder(target)
     for name, naming in named.items():
@@ -38,13 +38,10 @@ def place_outputs(
     )
 
 
-def remove_folder(folder: Path) -> None:
+def remove_folder(folder: Path | str) -> None:
     """Remove a folder and what is in it; one that is not there is no fault."""
-    try:
-        os.rmdir(folder)
-    except FileNotFoundError:
-        return
-    except OSError:
+    # As a rule there is none, and to ask takes a quarter of an exception's time.
+    if os.access(folder, os.F_OK):
         shutil.rmtree(folder, ignore_errors=True)
 
 

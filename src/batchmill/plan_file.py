@@ -43,6 +43,16 @@ class Work:
     num_workers: int
     policy: FailurePolicy
 
+    @property
+    def inputs(self) -> int:
+        """The number of the manifest's inputs."""
+        return sum(count for reason, count in self.counts.items() if reason != "withdrawn")
+
+    @property
+    def enough_failures(self) -> int | None:
+        """The number of failures beyond which the run stops early; None: it goes on."""
+        return self.policy.failures_allowed(self.inputs) if self.policy.fail_fast else None
+
 
 def write_run_plan(
     prepared: Prepared, run: int, layout: Layout, policy: FailurePolicy | None = None

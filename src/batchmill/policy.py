@@ -21,7 +21,7 @@ class FailurePolicy:
     An input is executed at most 1 + `retries` times for its own faults, each time for at most
     `timeout_seconds` and in at most `memory_bytes`, those of its child processes included; None is
     no limit. A run with more than `max_failures` inputs that are not ok, a number ("3") or a share
-    ("2%"), is Failed; with `fail_fast` it starts no more shards then. Raises OptionError.
+    ("2%"), is Failed; with `fail_fast` it stops then. Raises OptionError.
     """
 
     retries: int = DEFAULT_RETRIES

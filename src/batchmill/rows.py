@@ -13,6 +13,8 @@ RESERVED_KEYS = frozenset({"input"})
 
 Row = dict[str, Any]
 
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
 
 def rows_of(result: object) -> list[Row]:
     """Turn a step's result into metadata rows.
@@ -36,19 +38,19 @@ def rows_of(result: object) -> list[Row]:
 
 def encode_rows(rows: Iterable[Row]) -> str:
     """Write rows as JSON text. Raises TypeError or ValueError for what a table cannot hold."""
-    text = json.dumps(
-        [{str(key): _plain(value, str(key)) for key, value in row.items()} for row in rows],
-        ensure_ascii=False,
-        separators=(",", ":"),
+    text = _JSON.encode(
+        [{str(key): _plain(value, str(key)) for key, value in row.items()} for row in rows]
     )
-    # Lone surrogates pass json.dumps, but no file or table takes them.
-    size = len(text.encode("utf-8", "surrogatepass"))
-    if size > MAX_ROWS_BYTES:
+    if len(text) <= MAX_ROWS_BYTES and text.isascii():
+        return text
+    # Lone surrogates pass the encoder, but no file or table takes them.
+    data = text.encode("utf-8", "replace")
+    if len(data) > MAX_ROWS_BYTES:
         raise ValueError(
-            f"its metadata takes {size / 2**20:,.0f} MiB, more than {MAX_ROWS_BYTES >> 20} MiB. "
-            "Write large results to a file in `out`, and name it in a row."
+            f"its metadata takes {len(data) / 2**20:,.0f} MiB, more than {MAX_ROWS_BYTES >> 20} "
+            "MiB. Write large results to a file in `out`, and name it in a row."
         )
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+    return data.decode()
 
 
 def _is_record(value: object) -> bool:

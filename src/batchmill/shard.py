@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -56,10 +56,11 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
     """Execute the inputs of a shard and commit their outcomes; calls `on_outcome` with each.
 
     Raises StepError if the step cannot be loaded here, LedgerError and StoreError if the dataset
-    cannot be read or written. What was committed before stays.
+    cannot be read or written. What was committed before stays. Ends early, with inputs that have no
+    outcome, when the run was asked to stop, or should by its own policy.
     """
     # torch takes a second to import; only the processes that run shards need it.
-    from batchmill.isolation import IsolatedRun, Limits, RetryPolicy
+    from batchmill.isolation import IsolatedRun, Limits, RetryPolicy, Stop
 
     begun = time.perf_counter()
     ledger = Ledger(LocalStore(shard.dataset))
@@ -76,14 +77,25 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
     }
     counts: Counter[str] = Counter()
     look_up = _look_up(step, table, inputs)
+    stop = Stop()
+    enough = work.enough_failures
 
-    def deliver(outcome: Outcome) -> None:
-        counts[outcome.kind] += 1
-        committer.add(outcome)
+    def deliver(outcomes: Sequence[Outcome]) -> None:
+        counts.update(outcome.kind for outcome in outcomes)
+        committer.add(outcomes)
+        if enough is not None and counts.total() - counts["ok"] > enough and not stop.requested:
+            stop.request()
+            ledger.request_stop(work.run)
         if on_outcome:
-            on_outcome(outcome)
+            for outcome in outcomes:
+                on_outcome(outcome)
 
-    with bench, _Committer(ledger, f"{work.run:06d}-{bench.attempt}", origins) as committer:
+    def look() -> None:
+        if ledger.stop_requested(work.run):
+            stop.request()
+
+    prefix = f"{work.run:06d}-{bench.attempt}"
+    with bench, _Committer(ledger, prefix, origins, look) as committer:
         IsolatedRun(
             count=len(inputs),
             run=lambda index: execute(step, inputs[index], bench, partial(look_up, index)),
@@ -101,6 +113,7 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
                 timeout_seconds=work.policy.timeout_seconds, memory_bytes=work.policy.memory_bytes
             ),
             retry=RetryPolicy(retries=work.policy.retries),
+            stop=stop,
         ).execute(batch_size=work.batch_size, num_workers=work.num_workers)
     return ShardResult(dict(counts), time.perf_counter() - begun)
 
@@ -137,11 +150,15 @@ def _raise(error: Exception, _: int) -> Any:
 
 @dataclass
 class _Committer:
-    """Commits outcomes in parts, by number and by time, also while the next batch is awaited."""
+    """Commits outcomes in parts, by number and by time, also while the next batch is awaited.
+
+    `look` is called as often as it looks at the time.
+    """
 
     ledger: Ledger
     prefix: str
     origins: Mapping[str, Origin]
+    look: Callable[[], None]
     _waiting: list[Outcome] = field(default_factory=list)
     _parts: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -158,11 +175,11 @@ class _Committer:
         self._clock.join()
         self._commit()
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcomes: Sequence[Outcome]) -> None:
         if self._error:
             raise self._error
         with self._lock:
-            self._waiting.append(outcome)
+            self._waiting += outcomes
             due = len(self._waiting) >= COMMIT_INPUTS
         if due:
             self._commit()
@@ -171,6 +188,7 @@ class _Committer:
         while not self._stop.wait(COMMIT_SECONDS):
             try:
                 self._commit()
+                self.look()
             except Exception as error:  # Raised in the shard's own thread, by add().
                 self._error = error
                 return

@@ -12,8 +12,6 @@ from batchmill.outcome import one_line
 from batchmill.plan_file import planned_names, read_work
 
 SHOWN_NAMES = 10
-# What the inputs of a manifest can be; withdrawn ones are not in it.
-_LISTED = ("new", "changed", "retry", "quarantined", "unchanged")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +70,9 @@ def summarise(ledger: Ledger, run: int) -> Summary:
         for record in records.sort_by("input").to_pylist()
         if record["outcome"] != "ok"
     ]
-    inputs = sum(work.counts[reason] for reason in _LISTED)
     return Summary(
         run=run,
-        inputs=inputs,
+        inputs=work.inputs,
         outcomes={kind: count for kind, count in outcomes.most_common() if count},
         # Two sets are compared, not two numbers: each planned input, by its name, has a record.
         pending=len(planned) - pc.sum(pc.is_in(planned, records["input"].combine_chunks())).as_py()

@@ -1,6 +1,8 @@
 """Every kind of poison among healthy inputs: one outcome each, the right one, and nothing left."""
 
 import os
+import random
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -9,8 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jobs import run_job
-from poison import POISONS
+from poison import FILE_POISONS, POISONS, kind_of
 
+from batchmill.isolation import IsolatedRun, Limits, RetryPolicy, Stop
+from batchmill.isolation.memory import Headroom, resident_bytes
+from batchmill.isolation.processes import descendants
+from batchmill.outcome import Outcome
 from batchmill.policy import FailurePolicy
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -34,19 +40,25 @@ def _nothing_is_left(monkeypatch):
     assert set(os.listdir("/dev/shm")) <= before[2]
 
 
-def make_inputs(folder, poisons, total=64):
-    """Write inputs, poisons evenly among healthy ones."""
+def make_inputs(folder, kinds):
+    """Write an input for each kind, in this order; return their names."""
     folder.mkdir()
-    names = [f"{name}-{number}" for number, name in enumerate(poisons)]
-    names += [f"healthy-{number}" for number in range(total - len(names))]
+    names = [f"{number:02d}-{kind}" for number, kind in enumerate(kinds)]
     for name in names:
         (folder / name).write_text("x")
     return names
 
 
-def run_poisons(tmp_path, poisons, num_workers, step="poison:step", total=64, policy=POLICY):
+def among_healthy(poisons, total=64, seed=0):
+    """Return poisons and healthy inputs, shuffled."""
+    kinds = [*poisons, *["healthy"] * (total - len(poisons))]
+    random.Random(seed).shuffle(kinds)
+    return kinds
+
+
+def run_poisons(tmp_path, kinds, num_workers, step="poison:step", policy=POLICY, before=None):
     """Run; return the outcomes by input and how often each was executed."""
-    names = make_inputs(tmp_path / "in", poisons, total)
+    names = make_inputs(tmp_path / "in", kinds)
     seen = []
     run_job(
         tmp_path / "in",
@@ -57,22 +69,22 @@ def run_poisons(tmp_path, poisons, num_workers, step="poison:step", total=64, po
         cores=max(1, num_workers),
         seen=seen,
         policy=policy,
+        before=before,
         log=str(tmp_path / "log"),
     )
     outcomes = {outcome.input: outcome for outcome in seen}
-    assert len(seen) == total
+    assert len(seen) == len(names)
     assert set(outcomes) == set(names)
     return outcomes, Counter((tmp_path / "log").read_text().split())
 
 
 def check(outcomes, executions):
     for name, outcome in outcomes.items():
-        poison = name.split("-")[0]
-        _, kind, error = POISONS.get(poison, (None, "ok", ""))
+        _, kind, error = POISONS.get(kind_of(name), (None, "ok", ""))
         assert (outcome.kind, outcome.error) == (kind, error), outcome
         assert executions[name] == EXECUTIONS[kind], name
         assert outcome.attempts == executions[name]
-        if poison == "healthy":
+        if kind_of(name) == "healthy":
             assert outcome.rows == f'[{{"surroundings":["{SUPPORT}",null,true]}}]'
 
 
@@ -80,7 +92,44 @@ def check(outcomes, executions):
 @pytest.mark.parametrize("num_workers", [0, 1, 4])
 def test_every_poison_at_once(tmp_path, num_workers, step):
     poisons = [name for name in POISONS if name != "huge"]
-    check(*run_poisons(tmp_path, poisons, num_workers, step))
+    check(*run_poisons(tmp_path, among_healthy(poisons), num_workers, step))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 4])
+def test_every_fault_with_files_at_once(tmp_path, num_workers):
+    folder = tmp_path / "in"
+
+    def spoil():
+        for path in folder.iterdir():
+            if kind_of(path.name) == "empty":
+                path.write_text("")
+            if kind_of(path.name) in ("vanished", "folder", "loop"):
+                path.unlink()
+            if kind_of(path.name) == "loop":
+                path.symlink_to(path)
+            if kind_of(path.name) == "folder":
+                path.mkdir()
+
+    errors = {name: error for name, (_, error) in FILE_POISONS.items()}
+    errors |= {"empty": "IndexError", "folder": "IsADirectoryError"}
+    missing = {"vanished": "FileNotFoundError", "loop": "FileNotFoundError"}
+    kinds = among_healthy([*errors, *missing])
+    outcomes, executions = run_poisons(tmp_path, kinds, num_workers, "poison:write", before=spoil)
+    for name, outcome in outcomes.items():
+        kind = kind_of(name)
+        if kind == "healthy":
+            assert (outcome.kind, executions[name]) == ("ok", 1)
+        elif kind in missing:
+            assert (outcome.kind, outcome.error) == ("missing", missing[kind])
+            assert executions[name] == 0
+        else:
+            assert (outcome.kind, outcome.error) == ("failed", errors[kind])
+            assert executions[name] == 2
+    files = [path for path in (tmp_path / "out" / "files").rglob("*") if not path.is_dir()]
+    assert {path.name for path in files} == {"copy"}
+    assert len(files) == kinds.count("healthy")
+    assert sorted(os.listdir(tmp_path)) == ["in", "log", "out"]
+    assert sorted(os.listdir(tmp_path / "out" / ".batchmill")) == ["format.json", "parts", "runs"]
 
 
 @settings(
@@ -90,41 +139,44 @@ def test_every_poison_at_once(tmp_path, num_workers, step):
 )
 @given(
     poisons=st.lists(
+        # Left out are those that take many seconds each; they are above.
         st.sampled_from([name for name in POISONS if name not in ("allocate", "huge", "exit0")]),
         min_size=1,
         max_size=20,
     ),
     num_workers=st.sampled_from([0, 1, 4]),
+    seed=st.integers(0, 1000),
 )
-def test_random_mixes(tmp_path_factory, poisons, num_workers):
-    check(*run_poisons(tmp_path_factory.mktemp("mix"), poisons, num_workers, total=40))
+def test_random_mixes_in_random_order(tmp_path_factory, poisons, num_workers, seed):
+    kinds = among_healthy(poisons, 40, seed)
+    check(*run_poisons(tmp_path_factory.mktemp("mix"), kinds, num_workers))
 
 
 def test_metadata_without_bound_is_refused(tmp_path):
-    check(*run_poisons(tmp_path, ["huge"], 2, total=8, policy=FailurePolicy(retries=1)))
+    check(*run_poisons(tmp_path, ["huge", "healthy"], 2, policy=FailurePolicy(retries=1)))
 
 
 def test_a_timeout_says_where_it_stood(tmp_path):
-    outcomes, _ = run_poisons(tmp_path, ["sleep"], 1, total=4)
-    outcome = outcomes["sleep-0"]
+    outcomes, _ = run_poisons(tmp_path, ["sleep", "healthy"], 1)
+    outcome = outcomes["00-sleep"]
     assert "still at work after 4 s" in outcome.message
     assert "poison.py" in outcome.log
     assert outcome.seconds < TIMEOUT + 2
 
 
 def test_a_crash_says_where_it_stood(tmp_path):
-    outcomes, _ = run_poisons(tmp_path, ["segfault"], 1, total=4)
-    outcome = outcomes["segfault-0"]
+    outcomes, _ = run_poisons(tmp_path, ["segfault", "healthy"], 1)
+    outcome = outcomes["00-segfault"]
     assert outcome.message == "its process died of SIGSEGV"
     assert "Fatal Python error: Segmentation fault" in outcome.log
     assert "poison.py" in outcome.log
 
 
 def test_the_log_is_a_bounded_tail_of_this_input_alone(tmp_path):
-    outcomes, _ = run_poisons(tmp_path, ["noise", "valueerror"], 1, total=4)
-    assert outcomes["noise-0"].log.endswith("the last line\n")
-    assert len(outcomes["noise-0"].log) <= 16 * 1024
-    assert outcomes["valueerror-1"].log == ""
+    outcomes, _ = run_poisons(tmp_path, ["noise", "valueerror"], 1)
+    assert outcomes["00-noise"].log.endswith("the last line\n")
+    assert len(outcomes["00-noise"].log) <= 16 * 1024
+    assert outcomes["01-valueerror"].log == ""
 
 
 @pytest.mark.parametrize(
@@ -156,9 +208,9 @@ def test_an_input_is_executed_at_most_once_more_than_its_retries(
 @pytest.mark.parametrize("poison", ["segfault", "kill", "allocate"])
 def test_without_retries_a_crash_is_final_at_once(tmp_path, poison):
     policy = FailurePolicy(retries=0, timeout_seconds=TIMEOUT, memory_bytes=MEMORY_BYTES)
-    outcomes, executions = run_poisons(tmp_path, [poison], 2, total=8, policy=policy)
-    assert outcomes[f"{poison}-0"].kind == POISONS[poison][1]
-    assert executions[f"{poison}-0"] == 1
+    outcomes, executions = run_poisons(tmp_path, [poison, "healthy"], 2, policy=policy)
+    assert outcomes[f"00-{poison}"].kind == POISONS[poison][1]
+    assert executions[f"00-{poison}"] == 1
 
 
 def test_a_crashed_input_leaves_no_files(tmp_path):
@@ -179,33 +231,55 @@ def test_a_crashed_input_leaves_no_files(tmp_path):
     assert sorted(os.listdir(tmp_path / "out" / ".batchmill")) == ["format.json", "parts", "runs"]
 
 
-@pytest.mark.parametrize("trouble", ["unreadable", "folder", "empty", "vanishes"])
-def test_inputs_that_are_no_good_file(tmp_path, trouble):
-    folder = tmp_path / "in"
-    folder.mkdir()
-    for name in "abcd":
-        (folder / name).write_text("x")
-    module = f"reading_{trouble}"  # One of its own: a module is imported once in a process.
-    (tmp_path / f"{module}.py").write_text(
-        "import os\n"
-        "def step(source):\n"
-        "    if source.name == 'a' and os.path.exists(source.parent / 'b'):\n"
-        f"        if {trouble!r} == 'vanishes': os.unlink(source.parent / 'd')\n"
-        "    return {'first': source.read_text()[0]}\n"
-    )
-    os.chdir(tmp_path)
-    bad = folder / "d"
-    if trouble == "unreadable":
-        bad.unlink()
-        bad.symlink_to(bad)
-    elif trouble == "empty":
-        bad.write_text("")
-    (tmp_path / "m.csv").write_text("input\n" + "".join(f"in/{name}\n" for name in "abcd"))
-    if trouble == "folder":
-        bad.unlink()
+def test_a_kill_by_the_kernel_for_want_of_memory_is_oom(tmp_path, monkeypatch):
+    kills = iter(range(1000))
+    monkeypatch.setattr("batchmill.isolation.loader.kernel_oom_kills", lambda: next(kills))
+    outcomes, executions = run_poisons(tmp_path, ["kill", "healthy"], 1)
+    assert (outcomes["00-kill"].kind, outcomes["01-healthy"].kind) == ("oom", "ok")
+    assert executions["00-kill"] == 2
+
+
+def test_when_memory_runs_low_the_largest_worker_is_killed(tmp_path, monkeypatch):
+    low = Headroom(available=100 * 2**20, total=16 * 2**30)
+    plenty = Headroom(available=8 * 2**30, total=16 * 2**30)
+
+    def room():
+        # The machine is short of memory as long as the greedy one holds 300 MiB of it.
+        greedy = max(map(resident_bytes, descendants(os.getpid())), default=0)
+        return low if greedy > 600 * 2**20 else plenty
+
+    monkeypatch.setattr("batchmill.isolation.watchdog.headroom", room)
+    policy = FailurePolicy(retries=0, timeout_seconds=60)
+    kinds = ["healthy", "hoard", "nap", "healthy"]
+    outcomes, _ = run_poisons(tmp_path, kinds, 4, policy=policy)
+    kinds = {kind_of(name): outcome.kind for name, outcome in outcomes.items()}
+    assert kinds == {"healthy": "ok", "hoard": "oom", "nap": "ok"}
+    assert "and the machine had 100 MiB left" in outcomes["01-hoard"].message
+
+
+def test_a_request_to_stop_leaves_the_rest_without_an_outcome():
     seen = []
-    run_job(tmp_path / "m.csv", f"{module}:step", tmp_path / "out", batch_size=1, num_workers=1,
-            cores=1, seen=seen)  # fmt: skip
-    kinds = {outcome.input: outcome.kind for outcome in seen}
-    assert kinds.pop("in/d") == ("failed" if trouble == "empty" else "missing")
-    assert set(kinds.values()) == {"ok"}
+    stop = Stop(grace_seconds=0.2)
+
+    def run(index):
+        if index == 3:
+            time.sleep(600)
+        return Outcome(str(index), str(index), "ok", 1, 0.0, 0.0, "here")
+
+    def deliver(outcomes):
+        seen.extend(outcome.input for outcome in outcomes)
+        if "1" in seen:
+            stop.request()
+
+    IsolatedRun(
+        count=1000,
+        run=run,
+        lost=lambda index, death: pytest.fail("nobody is to blame"),
+        deliver=deliver,
+        limits=Limits(),
+        retry=RetryPolicy(retries=1),
+        stop=stop,
+    ).execute(batch_size=2, num_workers=2)
+    assert stop.requested
+    assert "3" not in seen
+    assert 2 <= len(seen) == len(set(seen)) < 1000

@@ -18,9 +18,13 @@ def run_job(
     cores=2,
     seen=None,
     policy=None,
+    before=None,
     **params,
 ):
-    """Run a job and return its summary; `seen` gathers the outcomes as they come."""
+    """Run a job and return its summary; `seen` gathers the outcomes as they come.
+
+    `before` is called between the plan and the run.
+    """
     job = make_job(manifest=str(manifest), step=step, output=str(output), params=params)
     prepared = prepare(job)
     prepared.ledger.create()
@@ -31,6 +35,8 @@ def run_job(
         Cores(total=cores, node=cores),
     )
     write_run_plan(prepared, run, layout, policy)
+    if before:
+        before()
     for number in range(layout.shards) if len(prepared.plan.pending) else ():
         start, stop = layout.bounds[number : number + 2]
         shard = Shard(

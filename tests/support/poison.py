@@ -1,4 +1,7 @@
-"""Steps that do to their process whatever a step can do, on inputs whose name says what."""
+"""Steps that do to their process and files whatever a step can do.
+
+An input's name says what: `07-segfault` is the eighth input.
+"""
 
 import ctypes
 import os
@@ -120,6 +123,51 @@ POISONS = {
 }
 
 
+def kind_of(name):
+    return name.split("-")[1]
+
+
+# What a step may do wrong with its files: what it does, and the outcome's error.
+FILE_POISONS = {
+    "outside": (lambda out: {"output": "../x"}, "OutputError"),
+    "absolute": (lambda out: {"output": "/etc/passwd"}, "OutputError"),
+    "unnamed": (lambda out: _write(out / "x", {}), "OutputError"),
+    "unwritten": (lambda out: {"output": "x"}, "OutputError"),
+    "escape": (lambda out: _link(out / "x", out.parent), "OutputError"),
+    "pipe": (lambda out: _pipe(out / "x"), "OutputError"),
+    "raises": (lambda out: _write(out / "x", None), "ValueError"),
+}
+
+
+def _write(path, row):
+    path.write_text("half")
+    if row is None:
+        raise ValueError("after it wrote")
+    return row
+
+
+def _link(path, target):
+    path.symlink_to(target)
+    return {"output": path.name}
+
+
+def _pipe(path):
+    os.mkfifo(path)
+    return {"output": path.name}
+
+
+def write(source: Path, out: Path, *, log: str):
+    """Count the execution, read the input, then write what its name says."""
+    with open(log, "a") as file:
+        file.write(f"{source.name}\n")
+    first = source.read_text()[0]
+    kind = kind_of(source.name)
+    if kind in FILE_POISONS:
+        return FILE_POISONS[kind][0](out)
+    (out / "copy").write_text(first)
+    return {"output": "copy"}
+
+
 def _surroundings():
     return [os.getcwd(), os.environ.get("POISON"), os.path.exists("/proc/self/fd/1")]
 
@@ -128,9 +176,15 @@ def step(source: Path, *, log: str):
     """Count the execution in a file, then do what the input's name says."""
     with open(log, "a") as file:
         file.write(f"{source.name}\n")
-    kind = source.name.split("-")[0]
+    kind = kind_of(source.name)
     if kind in POISONS:
         return POISONS[kind][0]()
+    if kind == "hoard":
+        hoard = b"x" * (700 * 2**20)
+        time.sleep(600)
+        return {"bytes": len(hoard)}
+    if kind == "nap":
+        time.sleep(2)
     print(f"working on {source.name}")
     return {"surroundings": _surroundings()}
 

@@ -110,7 +110,10 @@ class JobOptions:
     fail_fast: Annotated[
         bool,
         Parameter(
-            group=FAILURES, negative=(), show_default=False, help="Then start no more shards."
+            group=FAILURES,
+            negative=(),
+            show_default=False,
+            help="Then stop early; the rest is pending.",
         ),
     ] = False
 

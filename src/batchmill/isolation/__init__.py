@@ -1,6 +1,7 @@
 """Isolation: one outcome for each input, whatever the input does to its process."""
 
 from batchmill.isolation.loader import Death, IsolatedRun, RetryPolicy
+from batchmill.isolation.stop import Stop
 from batchmill.isolation.watchdog import Limits
 
-__all__ = ["Death", "IsolatedRun", "Limits", "RetryPolicy"]
+__all__ = ["Death", "IsolatedRun", "Limits", "RetryPolicy", "Stop"]

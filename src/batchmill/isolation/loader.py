@@ -11,7 +11,6 @@ import signal
 import threading
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,15 +20,16 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader
 
 from batchmill.errors import WorkerError
+from batchmill.isolation.memory import kernel_oom_kills
 from batchmill.isolation.processes import (
     adopt_orphans,
     children,
-    kernel_oom_kills,
     kill_descendants,
     kill_tree,
     reap,
 )
 from batchmill.isolation.station import Station
+from batchmill.isolation.stop import Stop
 from batchmill.isolation.watchdog import Limits, Verdict, Watchdog, signal_name
 from batchmill.isolation.worker import Drain, Gate, GuardedInputs, begin_worker
 from batchmill.outcome import Kind, Outcome
@@ -77,21 +77,23 @@ class IsolatedRun:
     """The execution of some inputs, each by its index, in DataLoader workers.
 
     `run` executes one input in a worker and never raises; `lost` makes the outcome of one whose
-    worker died; `deliver` is given each final outcome once, from a thread of its own.
+    worker died; `deliver` is given each final outcome once, several at a time, from other threads
+    too. After `stop` was requested, inputs that have no outcome yet get none.
     """
 
     count: int
     run: Callable[[int], Outcome]
     lost: Callable[[int, Death], Outcome]
-    deliver: Callable[[Outcome], None]
+    deliver: Callable[[Sequence[Outcome]], None]
     limits: Limits
     retry: RetryPolicy
-    _attempts: Counter[int] = field(default_factory=Counter)
+    stop: Stop = field(default_factory=Stop)
+    _attempts: dict[int, int] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
     _retries: dict[int, _Retry] = field(default_factory=dict)
 
     def execute(self, *, batch_size: int, num_workers: int) -> None:
-        """Execute all inputs; returns when each has its final outcome.
+        """Execute all inputs; returns when each has its final outcome, or `stop` was requested.
 
         Raises WorkerError if workers keep dying between inputs, and what `deliver` raises.
         """
@@ -100,12 +102,14 @@ class IsolatedRun:
         idle_deaths = 0
         adopt_orphans()
         try:
-            while self._open:
+            while self._open and not self.stop.requested:
                 indices, alone = (together, False) if together else self._due()
                 deaths = self._pass(
                     indices, 1 if alone else batch_size, 1 if alone else num_workers
                 )
                 blamed = {death.index for death in deaths}
+                if self.stop.requested:
+                    break  # They may have been killed for that.
                 for death in deaths:
                     self._blame(death)
                 idle_deaths = idle_deaths + 1 if blamed == {None} else 0
@@ -118,7 +122,7 @@ class IsolatedRun:
     def _due(self) -> tuple[list[int], bool]:
         """Wait for the next retry; return what runs now, and whether it runs alone."""
         first = min(self._retries, key=lambda index: self._retries[index].due)
-        time.sleep(max(0.0, self._retries[first].due - time.monotonic()))
+        self.stop.wait(self._retries[first].due - time.monotonic())
         alone = self._retries[first].alone
         now = time.monotonic()
         chosen = [first] if alone else self._due_together(now)
@@ -139,7 +143,7 @@ class IsolatedRun:
         stations = [Station() for _ in range(workers)]
         drain = Drain()
         gate = Gate()
-        watchdog = Watchdog(stations, self.limits, drain, self._receive)
+        watchdog = Watchdog(stations, self.limits, drain, self.stop, self._receive)
         iterator = _iterate(
             GuardedInputs(indices=indices, run=self.run, drain=drain),
             batch_size,
@@ -182,27 +186,38 @@ class IsolatedRun:
             station.close()
         return deaths
 
-    def _receive(self, index: int, outcome: Outcome) -> None:
-        """Take an outcome from a worker; called by the watchdog's thread."""
-        self._settle(index, outcome, alone=False, again=outcome.kind == "failed")
+    def _receive(self, arrived: Sequence[tuple[int, Outcome]]) -> None:
+        """Take outcomes from workers; called by the watchdog's thread."""
+        self.deliver(
+            [
+                final
+                for index, outcome in arrived
+                if (final := self._settle(index, outcome, again=outcome.kind == "failed"))
+            ]
+        )
 
     def _blame(self, death: Death) -> None:
         if death.index is None or death.index not in self._open:
             return
         again = death.kind in ("crashed", "oom")
-        self._settle(death.index, self.lost(death.index, death), alone=True, again=again)
+        final = self._settle(death.index, self.lost(death.index, death), again=again, alone=True)
+        if final:
+            self.deliver([final])
 
-    def _settle(self, index: int, outcome: Outcome, *, alone: bool, again: bool) -> None:
+    def _settle(
+        self, index: int, outcome: Outcome, *, again: bool, alone: bool = False
+    ) -> Outcome | None:
+        """Return an input's final outcome; None if it has one, or is to be executed again."""
         if index not in self._open or index in self._retries:
-            return
-        self._attempts[index] += 1
-        attempts = self._attempts[index]
+            return None
+        attempts = self._attempts.get(index, 0) + 1
         if again and attempts <= self.retry.retries:
+            self._attempts[index] = attempts
             due = time.monotonic() + self.retry.pause(attempts)
             self._retries[index] = _Retry(due, alone)
-            return
+            return None
         self._open.discard(index)
-        self.deliver(outcome._replace(attempts=attempts))
+        return outcome if attempts == outcome.attempts else outcome._replace(attempts=attempts)
 
     def _autopsy(
         self, station: Station, exitcode: int | None, verdict: Verdict | None, oom_kills: int

@@ -1,4 +1,4 @@
-"""What the kernel knows of processes: who descends from whom, their memory, and their end.
+"""What the kernel knows of processes: who descends from whom, and their end.
 
 All of it is Linux; elsewhere the functions do less, and say so.
 """
@@ -16,7 +16,6 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform == "linux"
 _PAUSE_LOOKS, _PAUSE_SECONDS = 20, 0.002
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def end_with_parent(parent: int) -> None:
@@ -97,45 +96,6 @@ def reap(pid: int) -> None:
     """Take note of a dead child that nobody else waits for."""
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-
-
-def resident_bytes(pid: int) -> int:
-    """Return the memory that a process and its descendants have in use."""
-    total = 0
-    for process in (pid, *descendants(pid)):
-        try:
-            total += int(Path(f"/proc/{process}/statm").read_text().split()[1]) * _PAGE_BYTES
-        except (OSError, IndexError):
-            continue
-    return total
-
-
-def available_bytes() -> int | None:
-    """Return the memory that the machine can still give; None where it does not tell."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
-
-
-def kernel_oom_kills() -> int:
-    """Return how many processes the kernel has killed for want of memory since it started."""
-    try:
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    except OSError:
-        pass
-    return 0
-
-
-def offer_to_oom_killer() -> None:
-    """Have the kernel, if memory runs out, kill this process before any other."""
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import select
 import signal
 import threading
 import time
@@ -10,25 +9,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from batchmill.isolation.processes import (
-    available_bytes,
-    kill_tree,
-    pause,
-    resident_bytes,
-    resume,
-)
+from batchmill.isolation.memory import headroom, resident_bytes
+from batchmill.isolation.processes import kill_tree, pause, resume
 from batchmill.isolation.station import Occupied, Station
+from batchmill.isolation.stop import Stop
 from batchmill.isolation.worker import DUMP_SIGNAL, Drain
 from batchmill.outcome import Outcome
 
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.1
-# Outcomes of tiny inputs come by the thousand: to be woken for each would cost more than they do.
-_GATHER_SECONDS = 0.003
+# Outcomes of tiny inputs come by the thousand, those of long ones rarely.
+_GATHER_SECONDS, _MAX_GATHER_SECONDS = 0.004, 0.05
+# After so many, the thread that feeds the workers has its turn.
+_GATHER_OUTCOMES = 64
 _DUMP_SECONDS = 0.5
-# With less than this left, the kernel's killer is near, and it may choose the wrong process.
-_LOW_MEMORY_BYTES = 256 * 2**20
+# With less than this left, others are about to kill, and may choose the wrong process: the kernel,
+# and Ray, which ends the whole shard when a twentieth of the memory is left.
+_LOW_MEMORY_BYTES, _LOW_MEMORY_SHARE = 256 * 2**20, 0.06
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +49,7 @@ class Verdict:
 class Watchdog:
     """A thread that serves the stations of one DataLoader until it is stopped.
 
-    `receive` is called with each outcome, in this thread.
+    `receive` is called with the outcomes that have arrived, in this thread.
     """
 
     def __init__(
@@ -59,13 +57,15 @@ class Watchdog:
         stations: Sequence[Station],
         limits: Limits,
         drain: Drain,
-        receive: Callable[[int, Outcome], None],
+        stop: Stop,
+        receive: Callable[[Sequence[tuple[int, Outcome]]], None],
     ) -> None:
         self._stations = stations
         self._limits = limits
         self._drain = drain
+        self._stop_request = stop
         self._receive = receive
-        self._stop = threading.Event()
+        self._ended = threading.Event()
         self._seen: dict[int, Occupied] = {}
         self.verdicts: dict[int, Verdict] = {}
         self.error: BaseException | None = None
@@ -77,7 +77,7 @@ class Watchdog:
 
     def stop(self) -> None:
         """Take what has arrived, and end. Raises what `receive` has raised."""
-        self._stop.set()
+        self._ended.set()
         self._thread.join()
         if self.error:
             raise self.error
@@ -85,28 +85,38 @@ class Watchdog:
     def _serve(self) -> None:
         try:
             next_look = 0.0
-            while not self._stop.is_set():
-                select.select([station.reader for station in self._stations], [], [], _LOOK_SECONDS)
-                self._collect()
+            pause = _GATHER_SECONDS
+            while not self._ended.wait(pause):
+                arrived = self._collect()
+                pause = _GATHER_SECONDS if arrived else min(2 * pause, _MAX_GATHER_SECONDS)
                 if time.monotonic() >= next_look:
                     self._look()
                     next_look = time.monotonic() + _LOOK_SECONDS
-                time.sleep(_GATHER_SECONDS)
-            self._collect()
+            while self._collect():
+                pass
         except BaseException as error:
             self.error = error
             # Nobody would take their outcomes, nor keep their deadlines.
             for station in self._stations:
                 kill_tree(station.pid)
 
-    def _collect(self) -> None:
-        judged = {verdict.index for verdict in self.verdicts.values()}
+    def _collect(self) -> int:
+        """Take what has arrived; return how many outcomes that were."""
+        count = 0
         for station in self._stations:
-            for index, outcome in station.receive():
-                if index not in judged:  # What comes after the verdict comes too late.
-                    self._receive(index, outcome)
+            arrived = station.receive()
+            count += len(arrived)
+            if self.verdicts:  # What comes after the verdict comes too late.
+                judged = {verdict.index for verdict in self.verdicts.values()}
+                arrived = [pair for pair in arrived if pair[0] not in judged]
+            for start in range(0, len(arrived), _GATHER_OUTCOMES):
+                self._receive(arrived[start : start + _GATHER_OUTCOMES])
+                time.sleep(0)
+        return count
 
     def _look(self) -> None:
+        if self._stop_request.requested:
+            self._end_early()
         for number, station in enumerate(self._stations):
             station.bound_log()
             occupied = station.occupied
@@ -115,8 +125,13 @@ class Watchdog:
                 self._judge(number, station, occupied)
             if occupied:
                 self._seen[number] = occupied
-        if self._limits.memory_bytes is None:
-            self._relieve_memory()
+        self._relieve_memory()
+
+    def _end_early(self) -> None:
+        self._drain.set()
+        for station in self._stations if self._stop_request.overdue else ():
+            if station.occupied:
+                kill_tree(station.pid)
 
     def _judge(self, number: int, station: Station, occupied: Occupied) -> None:
         timeout, memory = self._limits.timeout_seconds, self._limits.memory_bytes
@@ -130,19 +145,23 @@ class Watchdog:
                 self._kill(number, occupied, "oom", message)
 
     def _relieve_memory(self) -> None:
-        available = available_bytes()
-        if available is None or available > _LOW_MEMORY_BYTES:
+        room = headroom()
+        if room is None:
+            return
+        low = max(_LOW_MEMORY_BYTES, int(room.total * _LOW_MEMORY_SHARE))
+        if room.available > low:
             return
         at_work = [
             (resident_bytes(station.pid), number, occupied)
             for number, station in enumerate(self._stations)
             if (occupied := station.occupied) and number not in self.verdicts
         ]
-        if at_work:
-            used, number, occupied = max(at_work)
+        used, number, occupied = max(at_work, default=(0, 0, None))
+        # Where others use it up, to kill a small one would not help.
+        if occupied and used > _LOW_MEMORY_BYTES:
             message = (
                 f"its worker used {used / 2**20:,.0f} MiB of memory, and the machine had "
-                f"{available / 2**20:,.0f} MiB left"
+                f"{room.available / 2**20:,.0f} MiB left"
             )
             self._kill(number, occupied, "oom", message)
 
