@@ -1,9 +1,12 @@
-"""What batchmill's engine costs an input, against a plain torch DataLoader on the same work.
+"""What batchmill costs an input, against a plain torch DataLoader on the same work.
 
 python -m benchmarks.overhead [--inputs 4000] [--rounds 5]
 
-Both use two workers and the same batch size, in this process; start-up of workers is included in
-both, Prefect and Ray in neither. Cases alternate, and the median of the rounds counts.
+Two tables. The isolating loader alone: IsolatedRun and DataLoader run the same function, which
+makes an outcome. The engine: from a shard's plan to its last committed part, against a DataLoader
+whose Dataset does the step's work and nothing else. Both sides have two workers and the same batch
+size, in this process; starting and ending the workers is included in both, Prefect and Ray in
+neither. Rounds alternate, and the median counts.
 """
 
 import argparse
@@ -11,19 +14,30 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from batchmill.batching import Batching, Cores, lay_out
+from batchmill.isolation import IsolatedRun, Limits, RetryPolicy
 from batchmill.job import make_job, prepare
+from batchmill.outcome import Outcome
 from batchmill.plan_file import write_run_plan
 from batchmill.shard import Shard, run_shard
 
 BATCH_SIZE = 32
 WORKERS = 2
+# An empty input takes microseconds: so many more of them.
+MORE = 10
+
+
+def busy(seconds: float) -> None:
+    """Keep the core busy."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
 
 
 def tiny(source: Path) -> dict[str, Any]:
@@ -33,9 +47,7 @@ def tiny(source: Path) -> dict[str, Any]:
 
 def five_milliseconds(source: Path) -> dict[str, Any]:
     """Read a word, and keep the core busy for 5 ms."""
-    end = time.perf_counter() + 0.005
-    while time.perf_counter() < end:
-        pass
+    busy(0.005)
     return {"length": len(source.read_text())}
 
 
@@ -45,37 +57,73 @@ def writes(source: Path, out: Path) -> dict[str, Any]:
     return {"output": "word.txt"}
 
 
-class Plain:
-    """The same work as a map-style Dataset; it writes where a careless author would."""
+class Items:
+    """A map-style Dataset of what a function makes of an index."""
 
-    def __init__(self, step: Callable[..., Any], paths: list[Path], folder: Path) -> None:
-        self.step, self.paths, self.folder = step, paths, folder
+    def __init__(self, make: Callable[[int], Any], count: int) -> None:
+        self.make, self.count = make, count
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return self.count
 
     def __getitem__(self, index: int) -> Any:
-        if self.step is not writes:
-            return self.step(self.paths[index])
-        out = self.folder / str(index)
-        out.mkdir()
-        return self.step(self.paths[index], out)
+        return self.make(index)
 
 
-def plain_seconds(step: Callable[..., Any], inputs: Path, folder: Path) -> float:
-    """Time a bare DataLoader over all inputs."""
-    paths = sorted(inputs.iterdir())
+def plain_seconds(items: Items, batch_size: int = BATCH_SIZE) -> float:
+    """Time a bare DataLoader over all items."""
     begun = time.perf_counter()
     loader: DataLoader[Any] = DataLoader(
-        Plain(step, paths, folder),  # type: ignore[arg-type]
-        batch_size=BATCH_SIZE,
+        items,  # type: ignore[arg-type]
+        batch_size=batch_size,
         num_workers=WORKERS,
         collate_fn=list,
     )
     count = sum(len(batch) for batch in loader)
-    if count != len(paths):
-        raise RuntimeError(f"the plain DataLoader gave {count} of {len(paths)} results")
+    if count != len(items):
+        raise RuntimeError(f"the plain DataLoader gave {count} of {len(items)} results")
     return time.perf_counter() - begun
+
+
+def outcome_of(index: int) -> Outcome:
+    """Make the outcome of an input that did nothing."""
+    return Outcome(f"{index}.txt", f"{index}", "ok", 1, 0.0, time.time(), "here", '[{"length":4}]')
+
+
+def busy_outcome(index: int) -> Outcome:
+    """Make an outcome after 5 ms of work."""
+    busy(0.005)
+    return outcome_of(index)
+
+
+def isolated_seconds(items: Items, batch_size: int = BATCH_SIZE) -> float:
+    """Time the isolating loader over all items."""
+    counts: list[int] = []
+    begun = time.perf_counter()
+    IsolatedRun(
+        count=len(items),
+        run=items.make,
+        lost=lambda index, _: outcome_of(index),
+        deliver=lambda outcomes: counts.append(len(outcomes)),
+        limits=Limits(timeout_seconds=3600),
+        retry=RetryPolicy(retries=1),
+    ).execute(batch_size=batch_size, num_workers=WORKERS)
+    if sum(counts) != len(items):
+        raise RuntimeError(f"the isolating loader gave {sum(counts)} of {len(items)} outcomes")
+    return time.perf_counter() - begun
+
+
+def plain_step(step: Callable[..., Any], paths: Sequence[Path], folder: Path) -> Items:
+    """Make the Dataset of a careless author: the step's work, written wherever."""
+
+    def make(index: int) -> Any:
+        if step is not writes:
+            return step(paths[index])
+        out = folder / str(index)
+        out.mkdir()
+        return step(paths[index], out)
+
+    return Items(make, len(paths))
 
 
 def engine_seconds(step: Callable[..., Any], inputs: Path, folder: Path) -> float:
@@ -103,36 +151,68 @@ def engine_seconds(step: Callable[..., Any], inputs: Path, folder: Path) -> floa
     return seconds
 
 
+def report(name: str, batch_size: int, count: int, rounds: Sequence[tuple[float, float]]) -> None:
+    """Print a row of a table: microseconds an input, and the ratio of the medians."""
+    plain, ours = (
+        statistics.median(seconds) * 1e6 / count for seconds in zip(*rounds, strict=True)
+    )
+    print(
+        f"| {name} | {batch_size} | {plain:,.1f} | {ours:,.1f} | {ours / plain:.2f} |", flush=True
+    )
+
+
+def compare_loaders(inputs: int, rounds: int) -> None:
+    """Print the isolating loader's table."""
+    print("| the isolating loader | batch | DataLoader, us | batchmill, us | ratio |")
+    print("|---|---|---|---|---|")
+    for name, make, batch_size, count in (
+        ("5 ms of work", busy_outcome, BATCH_SIZE, inputs),
+        ("nothing", outcome_of, 1, inputs * MORE // 2),
+        ("nothing", outcome_of, 8, inputs * MORE),
+        ("nothing", outcome_of, BATCH_SIZE, inputs * MORE),
+    ):
+        items = Items(make, count)
+        report(
+            name,
+            batch_size,
+            count,
+            [
+                (plain_seconds(items, batch_size), isolated_seconds(items, batch_size))
+                for _ in range(rounds)
+            ],
+        )
+
+
+def compare_engines(inputs: int, rounds: int) -> None:
+    """Print the engine's table."""
+    print("| the engine | batch | DataLoader, us | batchmill, us | ratio |")
+    print("|---|---|---|---|---|")
+    for step in (five_milliseconds, tiny, writes):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name, "inputs")
+            folder.mkdir()
+            for number in range(inputs):
+                (folder / f"{number}.txt").write_text("word")
+            paths = sorted(folder.iterdir())
+            seconds = []
+            for number in range(rounds):
+                place = Path(name, str(number))
+                (place / "plain").mkdir(parents=True)
+                plain = plain_seconds(plain_step(step, paths, place / "plain"))
+                seconds.append((plain, engine_seconds(step, folder, place)))
+            report(step.__name__, BATCH_SIZE, inputs, seconds)
+
+
 def main() -> None:
-    """Print a table: milliseconds an input, and their ratio."""
+    """Print both tables, as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    print(f"{options.inputs} inputs, {WORKERS} workers, batches of {BATCH_SIZE}, median of")
-    print(f"{options.rounds} alternating rounds, {os.cpu_count()} cores; ms an input")
-    print(f"{'work':20} {'DataLoader':>10} {'batchmill':>10} {'ratio':>7}")
-    for step in (tiny, writes, five_milliseconds):
-        with tempfile.TemporaryDirectory() as name:
-            inputs = Path(name, "inputs")
-            inputs.mkdir()
-            for number in range(options.inputs):
-                (inputs / f"{number}.txt").write_text("word")
-            rounds = []
-            for number in range(options.rounds):
-                folder = Path(name, str(number))
-                (folder / "plain").mkdir(parents=True)
-                rounds.append(
-                    (
-                        plain_seconds(step, inputs, folder / "plain"),
-                        engine_seconds(step, inputs, folder),
-                    )
-                )
-            plain, engine = (
-                statistics.median(seconds) * 1000 / options.inputs
-                for seconds in zip(*rounds, strict=True)
-            )
-            print(f"{step.__name__:20} {plain:10.3f} {engine:10.3f} {engine / plain:7.2f}")
+    print(f"{WORKERS} workers, {os.cpu_count()} cores, median of {options.rounds} rounds\n")
+    compare_loaders(options.inputs, options.rounds)
+    print()
+    compare_engines(options.inputs, options.rounds)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from live import Shell, ask, clean_environment, prefect_server_in, wait_for
+from live import ask, clean_environment, prefect_server_in, shell_in
 
 WORDS = {"a.txt": "simple", "b.txt": "scaleable", "c.txt": "preprocessing", "d.txt": "pytorch"}
 
@@ -57,18 +57,16 @@ def work(tmp_path):
 @pytest.fixture
 def bare_shell(work, tmp_path):
     """A shell of a user who has set up no server."""
-    shell = Shell(work, clean_environment(tmp_path / "home"))
-    yield shell
-    wait_for(lambda: not shell.leftovers(), f"the end of {shell.leftovers()}")
+    with shell_in(work, clean_environment(tmp_path / "home")) as shell:
+        yield shell
 
 
 @pytest.fixture
 def shell(work, tmp_path, prefect_server):
     """A shell of a user with a Prefect server."""
     environment = clean_environment(tmp_path / "home") | {"PREFECT_API_URL": prefect_server}
-    shell = Shell(work, environment)
-    yield shell
-    wait_for(lambda: not shell.leftovers(), f"the end of {shell.leftovers()}")
+    with shell_in(work, environment) as shell:
+        yield shell
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from batchmill.storage import LocalStore
 
 logger = logging.getLogger(__name__)
 
-# A killed machine costs what is not committed: so many seconds of work, or so many inputs.
+# A killed machine costs what is not committed: so many seconds of work. The others bound memory.
 COMMIT_SECONDS = 2.0
-COMMIT_INPUTS = 2_000
+COMMIT_INPUTS, COMMIT_BYTES = 20_000, 32 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ def _raise(error: Exception, _: int) -> Any:
 
 @dataclass
 class _Committer:
-    """Commits outcomes in parts, by number and by time, also while the next batch is awaited.
+    """Commits outcomes in parts, by time and by number, in a thread of its own.
 
     `look` is called as often as it looks at the time.
     """
@@ -160,44 +160,50 @@ class _Committer:
     origins: Mapping[str, Origin]
     look: Callable[[], None]
     _waiting: list[Outcome] = field(default_factory=list)
+    _bytes: int = 0
     _parts: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _stop: threading.Event = field(default_factory=threading.Event)
+    _due: threading.Event = field(default_factory=threading.Event)
+    _ended: bool = False
     _error: Exception | None = None
 
     def __enter__(self) -> "_Committer":
-        self._clock = threading.Thread(target=self._tick, name="commit", daemon=True)
-        self._clock.start()
+        self._thread = threading.Thread(target=self._serve, name="commit", daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._stop.set()
-        self._clock.join()
-        self._commit()
+        self._ended = True
+        self._due.set()
+        self._thread.join()
+        if self._error and not any(exception):
+            raise self._error
 
     def add(self, outcomes: Sequence[Outcome]) -> None:
+        """Take outcomes to commit. Raises what an earlier commit has raised."""
         if self._error:
             raise self._error
         with self._lock:
             self._waiting += outcomes
-            due = len(self._waiting) >= COMMIT_INPUTS
-        if due:
-            self._commit()
+            self._bytes += sum(len(outcome.rows) for outcome in outcomes)
+        if len(self._waiting) >= COMMIT_INPUTS or self._bytes >= COMMIT_BYTES:
+            self._due.set()
 
-    def _tick(self) -> None:
-        while not self._stop.wait(COMMIT_SECONDS):
-            try:
+    def _serve(self) -> None:
+        try:
+            while not self._ended:
+                self._due.wait(COMMIT_SECONDS)
+                self._due.clear()
                 self._commit()
                 self.look()
-            except Exception as error:  # Raised in the shard's own thread, by add().
-                self._error = error
-                return
+            self._commit()
+        except Exception as error:  # Raised in the shard's own thread.
+            self._error = error
 
     def _commit(self) -> None:
         with self._lock:
-            if not self._waiting:
-                return
-            records = [(outcome, self.origins[outcome.input]) for outcome in self._waiting]
+            outcomes, self._waiting, self._bytes = self._waiting, [], 0
+        if outcomes:
+            records = [(outcome, self.origins[outcome.input]) for outcome in outcomes]
             self.ledger.commit(f"{self.prefix}-{self._parts:05d}", records)
-            self._waiting = []
             self._parts += 1

@@ -81,6 +81,18 @@ class Shell:
         return processes_marked(self.mark)
 
 
+@contextmanager
+def shell_in(folder, environment):
+    """A shell; fails if in the end a process of its is left, and kills it."""
+    shell = Shell(folder, environment)
+    try:
+        yield shell
+        wait_for(lambda: not shell.leftovers(), f"the end of {shell.leftovers()}")
+    finally:
+        for process in shell.leftovers():
+            process.kill()
+
+
 def clean_environment(home):
     """An environment without Prefect's and Ray's settings, and with this Python's commands."""
     kept = {

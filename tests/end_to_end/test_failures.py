@@ -1,0 +1,142 @@
+"""Inputs that fail, in a real Ray worker and before a real Prefect server."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from live import wait_for
+from poison import POISONS, kind_of
+
+SUPPORT = Path(__file__).parents[1] / "support"
+EXECUTIONS = {"ok": 1, "timeout": 1, "failed": 2, "crashed": 2, "oom": 2}
+
+# The first input, `bad`, fails; the others wait until a file `go` is there.
+WAITING = """
+import os, time
+def step(source, *, folder):
+    with open(f"{folder}/executed", "a") as file: file.write(source.name + "\\n")
+    if source.name.startswith("bad"): raise ValueError("no header")
+    while not os.path.exists(f"{folder}/go"): time.sleep(0.05)
+    return {"n": 1}
+"""
+
+
+def make_inputs(folder, names):
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text("x")
+
+
+def latest_run(api, dataset):
+    """The latest flow run over a dataset; None before there is one."""
+    runs = api("/flow_runs/filter", {"sort": "EXPECTED_START_TIME_DESC", "limit": 50})
+    return next((run for run in runs if run["parameters"].get("output") == str(dataset)), None)
+
+
+def artifacts_of(api, run):
+    return api("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
+
+
+def logs_of(api, run):
+    logs = api("/logs/filter", {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200})
+    return [log["message"] for log in logs]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 4])
+def test_every_poison_in_a_ray_worker(shell, work, num_workers):
+    kinds = [kind for kind in POISONS if kind != "huge"]
+    kinds += ["healthy"] * (64 - len(kinds))
+    names = [f"{number:02d}-{kind}" for number, kind in enumerate(sorted(kinds))]
+    make_inputs(work / "in", names)
+    shutil.copy(SUPPORT / "poison.py", work)
+    done = shell.batchmill(
+        *["run", "in", "--step", "poison:step", "-o", "out", "--retries", "1"],
+        *["--param", f"log={work}/log", "--timeout", "4", "--memory-limit", "700M"],
+        *["--batch-size", "8", "--num-workers", str(num_workers)],
+    )
+    assert done.returncode == 1, done.stderr
+    _, status = shell.json("status", "out")
+    expected = {name: POISONS.get(kind_of(name), (None, "ok", ""))[1:] for name in names}
+    assert status["outcomes"] == Counter(kind for kind, _ in expected.values())
+    assert status["pending"] == 0
+    failures = json.loads(shell.batchmill("failures", "out", "--json").stdout)
+    found = {failure["input"]: (failure["outcome"], failure["error"]) for failure in failures}
+    assert found == {name: why for name, why in expected.items() if why[0] != "ok"}
+    executions = Counter((work / "log").read_text().split())
+    assert executions == {name: EXECUTIONS[kind] for name, (kind, _) in expected.items()}
+
+
+def test_a_failure_is_seen_while_the_run_goes(shell, api, work):
+    make_inputs(work / "in", ["bad.txt", *[f"good{n}.txt" for n in range(7)]])
+    (work / "waiting.py").write_text(WAITING)
+    run = shell.start(
+        *[sys.executable, "-m", "batchmill", "run", "in", "--step", "waiting:step", "-o", "out"],
+        *["--param", f"folder={work}", "--batch-size", "1", "--retries", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+    def told():
+        """What Prefect's server knows of the failure."""
+        assert run.poll() is None, run.communicate()
+        flow_run = latest_run(api, work / "out")
+        if not flow_run:
+            return None
+        tables = [a for a in artifacts_of(api, flow_run) if a["key"].startswith("failures-out-")]
+        lines = [line for line in logs_of(api, flow_run) if line.startswith("bad.txt: failed")]
+        return (tables[0], lines) if tables and lines else None
+
+    table, lines = wait_for(told, "the failure's name in the log and in a table", seconds=120)
+    assert lines == ["bad.txt: failed: ValueError: no header"]
+    assert json.loads(table["data"]) == [
+        {"input": "bad.txt", "outcome": "failed", "attempts": 1, "reason": "ValueError: no header"}
+    ]
+    assert "not ok in run 1: 1." in table["description"]
+    (work / "go").touch()
+    _, err = run.communicate(timeout=120)
+    assert run.returncode == 1
+    assert "1 failed" in err
+
+
+def test_fail_fast_stops_what_is_going_on_and_the_next_run_goes_on(shell, api, work):
+    make_inputs(work / "in", ["bad.txt", *[f"good{n:02d}.txt" for n in range(30)]])
+    (work / "waiting.py").write_text(WAITING)
+    command = ["run", "in", "--step", "waiting:step", "-o", "out", "--param", f"folder={work}"]
+    command += ["--batch-size", "1", "--retries", "0"]
+    # The healthy ones would wait for ever.
+    stopped = shell.batchmill(*command, "--fail-fast")
+    assert stopped.returncode == 1
+    assert "It was stopped early" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    _, status = shell.json("status", "out")
+    assert (status["outcomes"], status["pending"]) == ({"failed": 1}, 30)
+    assert latest_run(api, work / "out")["state"]["type"] == "FAILED"
+    (work / "go").touch()
+    code, summary = shell.json(*command)
+    assert (code, summary["outcomes"], summary["pending"]) == (1, {"ok": 30, "failed": 1}, 0)
+    executions = Counter((work / "executed").read_text().split())
+    assert executions["bad.txt"] == 1, "a failed input is in quarantine"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "code", "state"),
+    [("3", 0, "COMPLETED"), ("15%", 0, "COMPLETED"), ("2", 1, "FAILED"), ("14%", 1, "FAILED")],
+)
+def test_so_many_failures_pass(shell, api, work, allowed, code, state):
+    make_inputs(work / "in", [f"bad{n}" for n in range(3)] + [f"good{n}" for n in range(17)])
+    (work / "waiting.py").write_text(WAITING)
+    (work / "go").touch()
+    done, summary = shell.json(
+        *["run", "in", "--step", "waiting:step", "-o", "out", "--param", f"folder={work}"],
+        *["--retries", "0", "--max-failures", allowed],
+    )
+    assert (done, summary["outcomes"]) == (code, {"ok": 17, "failed": 3})
+    run = latest_run(api, work / "out")
+    assert run["state"]["type"] == state
+    if code:
+        for expected in ("3 failed", "bad0: failed: ValueError: no header", "bad2"):
+            assert expected in run["state"]["message"]
