@@ -1,9 +1,7 @@
 """The main flow: one step over every input of a manifest."""
 
 import os
-import time
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Annotated, Any, cast
 from uuid import UUID
 
@@ -21,15 +19,13 @@ from prefect.utilities.annotations import opaque
 from prefect_ray.context import remote_options
 from pydantic import Field
 
-from batchmill.batching import Batching, Cores, lay_out
+from batchmill.batching import Batching, Cores
 from batchmill.errors import RunError
-from batchmill.job import Prepared, handing_over, make_job, prepare, prepare_once
-from batchmill.lease import check_free, lease
-from batchmill.ledger import STAGING
+from batchmill.job import handing_over, make_job, prepare, prepare_once, tell_run
+from batchmill.lease import check_free
 from batchmill.manifest import ManifestLike
 from batchmill.manifest.saved import listed_manifest, save_manifest
-from batchmill.outputs import remove_folder
-from batchmill.plan_file import read_work, write_run_plan
+from batchmill.plan_file import read_work
 from batchmill.policy import (
     DEFAULT_RETRIES,
     DEFAULT_TIMEOUT_SECONDS,
@@ -37,9 +33,9 @@ from batchmill.policy import (
     make_policy,
 )
 from batchmill.progress import RunWatcher
-from batchmill.shard import Shard
+from batchmill.run import Run, open_run
 from batchmill.step import reference_to, refuse_nested_run
-from batchmill.summary import failure_message, summarise
+from batchmill.summary import failure_message
 
 # Shards wait in Ray's queue only so that a free worker need not wait for the next submission.
 _IN_FLIGHT_PER_SLOT = 2
@@ -47,7 +43,7 @@ _IN_FLIGHT_PER_SLOT = 2
 _OTHER_TASK_RUNS = 2
 _BATCH_OPTIONS = ("batch_size", "num_workers")
 _POLICY_OPTIONS = ("retries", "timeout_seconds", "memory_limit", "max_failures", "fail_fast")
-_JOB_OPTIONS = ("params", "input_column", "root", "pattern")
+_JOB_OPTIONS = ("params", "input_column", "root", "pattern", "force")
 
 
 class PreprocessFlow(Flow[..., dict[str, Any]]):
@@ -82,21 +78,21 @@ class PreprocessFlow(Flow[..., dict[str, Any]]):
         Batching(**{name: options[name] for name in _BATCH_OPTIONS if name in options})
         make_policy(**{name: options[name] for name in _POLICY_OPTIONS if name in options})
         prepared = prepare_once(job) if listed is None else prepare(job, listed)
-        check_free(prepared.ledger.store.root)
+        if not options.get("wait"):
+            check_free(prepared.ledger)
         check_address(options.get("ray_address"))
         if listed is not None:
             save_manifest(prepared.manifest, job.manifest, job.input_column)
-        before = prepared.ledger.runs()
-        with shared_api(), handing_over(prepared):
+        with shared_api(), handing_over(prepared) as handover:
             parameters = {"manifest": job.manifest, "step": job.step, "output": job.output}
             state: State[Any] = cast("Any", super()).__call__(
                 **options, **parameters, return_state=True
             )
-            ended = prepared.ledger.runs()[len(before) :]
-            summary = prepared.ledger.read_summary(ended[-1]) if ended else None
+            summary = prepared.ledger.read_summary(handover.run) if handover.run else None
             if summary and state.state_details.flow_run_id:
                 task_runs = summary["shards"] + _OTHER_TASK_RUNS
                 wait_until_recorded(state.state_details.flow_run_id, task_runs)
+        tell_run(handover.run)
         if summary is None:
             state.result()  # Raises what ended the run early.
             raise RunError(f"the run ended as {state.name}: {state.message or 'no reason given'}")
@@ -121,6 +117,9 @@ def preprocess(
     memory_limit: str | None = None,
     max_failures: str = "0",
     fail_fast: bool = False,
+    force: bool = False,
+    prune: bool = False,
+    wait: bool = False,
     ray_address: str | None = None,
 ) -> Any:
     """Run one step over every input that a manifest lists.
@@ -144,6 +143,9 @@ def preprocess(
         max_failures: With more inputs than these not ok, a number or a share as 2%, the run is
             Failed.
         fail_fast: Then stop early: what is not begun stays pending.
+        force: Execute all inputs, also those that are done.
+        prune: Remove the files and rows of inputs that the manifest no longer lists.
+        wait: If another run is going on over the dataset, wait for its end.
         ray_address: The Ray cluster's address, as ray://host:10001. By default, a private Ray on
             this machine.
     """
@@ -155,6 +157,7 @@ def preprocess(
         input_column=input_column,
         root=root,
         pattern=pattern,
+        force=force,
     )
     batching = Batching(batch_size=batch_size, num_workers=num_workers)
     policy = make_policy(
@@ -164,57 +167,40 @@ def preprocess(
         max_failures=max_failures,
         fail_fast=fail_fast,
     )
-    started = time.time()
-    prepared = load_manifest(job)
-    prepared.ledger.create()
-    with lease(prepared.ledger.store.root):
-        run = 1 + max(prepared.ledger.runs(), default=0)
-        # What a killed run was writing: nobody else is at it now.
-        remove_folder(prepared.ledger.store.path(STAGING))
-        shards, lost = _run_shards(prepared, run, batching, policy, ray_address)
-        whole: Any = opaque(prepared)  # Prefect need not look into it for futures.
+    with open_run(load_manifest(job), wait=wait) as run:
+        lost = _execute(run, batching, policy, ray_address)
+        run.settle(prune=prune)
+        whole: Any = opaque(run.prepared)  # Prefect need not look into it for futures.
         write_metadata(whole)
-        summary = summarise(prepared.ledger, run)
-        ended = {"shards": shards, "seconds": round(time.time() - started, 3)}
-        prepared.ledger.write_summary(run, summary.as_json() | ended)
+        summary = run.end()
     if not summary.accepted(policy.failures_allowed(summary.inputs)):
         return Failed(message="\n".join([failure_message(summary, job.output), *lost]))
     return Completed(message=summary.sentence(), data=summary.as_json())
 
 
-def _run_shards(
-    prepared: Prepared,
-    run: int,
-    batching: Batching,
-    policy: FailurePolicy,
-    address: str | None,
-) -> tuple[int, list[str]]:
-    """Run what is pending on Ray; return the number of shards, and why some ended early."""
-    ledger, dataset = prepared.ledger, prepared.job.output
-    sizes = prepared.plan.pending["size"].to_numpy()
-    if not len(sizes):
-        write_run_plan(prepared, run, lay_out(sizes, batching, Cores(total=1, node=1)), policy)
-        return 0, []
+def _execute(run: Run, batching: Batching, policy: FailurePolicy, address: str | None) -> list[str]:
+    """Run what is pending on Ray; return why some shards ended early."""
+    if not run.pending:
+        run.divide(batching, Cores(total=1, node=1), policy)
+        return []
     with ray_runner(address) as runner:
         cores = cluster_cores()
-        layout = lay_out(sizes, batching, cores)
-        write_run_plan(prepared, run, layout, policy)
-        total = layout.shards
-        shards = [
-            Shard(dataset=dataset, run=run, number=number, total=total, start=start, stop=stop)
-            for number, (start, stop) in enumerate(pairwise(layout.bounds), 1)
-        ]
-        watcher, failures = RunWatcher(ledger, run), FailureArtifact(dataset)
-        enough = read_work(ledger, run).enough_failures
+        layout, shards = run.divide(batching, cores, policy)
+        watcher, failures = (
+            RunWatcher(run.ledger, run.number),
+            FailureArtifact(run.prepared.job.output),
+        )
+        enough = read_work(run.ledger, run.number).enough_failures
 
         def look() -> bool:
             """Show what has failed so far; return whether the run has been asked to stop."""
+            run.lease.check()
             seen = watcher.poll()
             if seen:
                 failures.show(seen)
                 if enough is not None and seen.failed > enough:
-                    ledger.request_stop(run)
-            return ledger.stop_requested(run)
+                    run.ledger.request_stop(run.number)
+            return run.ledger.stop_requested(run.number)
 
         num_cpus = max(1, min(layout.num_workers, cores.node))
         # Ray's own retries would run a shard again behind Prefect's back.
@@ -223,5 +209,5 @@ def _run_shards(
         if look():
             lost.append("It was stopped early; what was not begun is pending.")
         # A private Ray ends its workers at once, with what they have not told the server yet.
-        wait_until_recorded(UUID(flow_run.get_id()), total + 1)
-    return total, lost
+        wait_until_recorded(UUID(flow_run.get_id()), len(shards) + 1)
+    return lost

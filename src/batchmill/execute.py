@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from batchmill.errors import StepError
+from batchmill.fingerprints import Fingerprint, fingerprint
 from batchmill.ledger import FILES, STAGING
 from batchmill.outcome import Kind, Outcome
 from batchmill.outputs import OutputError, place_outputs, remove_folder
@@ -20,6 +21,7 @@ from batchmill.step import Step
 
 _ENGINE = os.path.dirname(os.path.abspath(__file__))
 _MAX_TEXT = 64 * 1024
+_ABSENT = Fingerprint(size=-1, mtime_ns=0, content="")
 
 
 class Input(NamedTuple):
@@ -65,14 +67,17 @@ def execute(step: Step, item: Input, bench: Workbench, indexed: Callable[[], Any
     Dataset. Nothing is raised but what ends the process.
     """
     started = time.perf_counter()
+    seen = _ABSENT
     staged = bench.staging / item.input_id if "out" in step.given else None
     kind: Kind = "failed"
     try:
-        if not os.access(item.path, os.F_OK):
+        try:
+            seen = fingerprint(item.path)
+        except OSError as error:
             kind = "missing"
             raise FileNotFoundError(
                 f"{item.path}: no such file. Put it there, or drop it from the manifest."
-            )
+            ) from error
         if staged:
             remove_folder(staged)
             staged.mkdir()
@@ -82,7 +87,8 @@ def execute(step: Step, item: Input, bench: Workbench, indexed: Callable[[], Any
         encoded = encode_rows(rows)
     except BaseException as error:  # An input's own fault becomes its outcome.
         _undo(staged, bench.dataset, item.input_id)
-        return _failure(item, bench, kind, error, time.perf_counter() - started)
+        failure = _failure(item, bench, kind, error, time.perf_counter() - started)
+        return failure._replace(**seen._asdict())
     return Outcome(
         input=item.name,
         input_id=item.input_id,
@@ -93,6 +99,9 @@ def execute(step: Step, item: Input, bench: Workbench, indexed: Callable[[], Any
         host=bench.host,
         rows=encoded,
         outputs=outputs,
+        size=seen.size,
+        mtime_ns=seen.mtime_ns,
+        content=seen.content,
     )
 
 

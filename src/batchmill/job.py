@@ -2,23 +2,26 @@
 
 import glob
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from batchmill.digests import digest
 from batchmill.errors import OptionError, StepError
+from batchmill.identity import differences, identity_of
 from batchmill.ledger import FOLDER, Ledger
 from batchmill.manifest import Manifest, ManifestLike, load_manifest
 from batchmill.manifest.listing import is_glob
 from batchmill.plan import PLANNED_COLUMNS, Plan, make_plan
 from batchmill.step import Step, load_step
 from batchmill.storage import LocalStore
+from batchmill.survey import survey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,17 +39,24 @@ class Job:
     root: str | None = None
     pattern: str = "*"
     search: str = ""
+    force: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A job that has been checked, and what it has to do."""
+    """A job that has been checked, and what it has to do.
+
+    `ledger_state` is that from which the plan was made; `step_changes` says what is another
+    than in the step of which there are records, a line for each.
+    """
 
     job: Job
     manifest: Manifest
     step: Step
     ledger: Ledger
     plan: Plan
+    ledger_state: Sequence[str]
+    step_changes: Sequence[str]
 
 
 def make_job(
@@ -58,6 +68,7 @@ def make_job(
     input_column: str = "input",
     root: str | None = None,
     pattern: str = "*",
+    force: bool = False,
 ) -> Job:
     """Make a job from what a user gives: paths become absolute, `~` the home folder."""
     return Job(
@@ -69,14 +80,16 @@ def make_job(
         root=None if root is None else _absolute(root),
         pattern=pattern,
         search=os.getcwd(),
+        force=force,
     )
 
 
 def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
-    """Check a job and plan it. Starts nothing, writes nothing, opens no input.
+    """Check a job and plan it. Starts nothing, writes nothing.
 
-    `listed` is a list or DataFrame that will be the job's manifest once it is saved. Raises
-    ManifestError, StepError, OptionError, LedgerError or StoreError.
+    Of the inputs, only those are read whose time is another and whose size is not. `listed` is a
+    list or DataFrame that will be the job's manifest once it is saved. Raises ManifestError,
+    StepError, OptionError, LedgerError or StoreError.
     """
     step = load_step(job.step, job.params, search=job.search)
     ledger = open_output(job.output)
@@ -94,46 +107,93 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
     if step.kind == "items":
         # Its item i belongs to row i: with other rows, or in another order, all is another work.
         order = digest("order", *manifest.inputs["input"].to_pylist())
-        step = replace(step, identity=digest("items", step.identity, order))
+        description = {**step.description, "order": order}
+        step = replace(step, identity=identity_of(description), description=description)
     if "labels" in step.given and "label" not in manifest.carried.column_names:
         raise StepError(
             f"step {step.ref}: takes labels, but the manifest has no column 'label' "
             f"(found: {', '.join(manifest.carried.column_names) or 'none'}). Add or rename one."
         )
+    return _plan(job, manifest, step, ledger)
+
+
+def plan_again(prepared: Prepared) -> Prepared:
+    """Make the plan anew if the ledger has changed since; the manifest stays as it was read."""
+    if prepared.ledger.state() == prepared.ledger_state:
+        return prepared
+    return _plan(prepared.job, prepared.manifest, prepared.step, prepared.ledger)
+
+
+def _plan(job: Job, manifest: Manifest, step: Step, ledger: Ledger) -> Prepared:
+    state = ledger.state()
     records = ledger.records(PLANNED_COLUMNS)
+    # Records of another step are no good anyway.
+    found = survey(
+        manifest, records.filter(pc.equal(records["step"], step.identity)), ledger.store.root
+    )
+    plan = make_plan(
+        manifest,
+        records,
+        step.identity,
+        takes_rows=bool({"row", "labels"} & step.given),
+        released=ledger.released(),
+        found=found,
+        force=job.force,
+    )
     return Prepared(
         job=job,
         manifest=manifest,
         step=step,
         ledger=ledger,
-        plan=make_plan(
-            manifest,
-            records,
-            step.identity,
-            takes_rows=bool({"row", "labels"} & step.given),
-            released=ledger.released(),
-        ),
+        plan=plan,
+        ledger_state=state,
+        step_changes=_step_changes(ledger, step, plan),
     )
 
 
+def _step_changes(ledger: Ledger, step: Step, plan: Plan) -> list[str]:
+    """Say what has changed since the step of which there are most records."""
+    for identity in plan.stale_steps:
+        before = ledger.step_description(identity)
+        if before:
+            return differences(before, step.description)
+    return []
+
+
+@dataclass
+class Handover:
+    """What a run's caller gives to the flow, and the flow to its caller: the run's number."""
+
+    prepared: Prepared
+    run: int = 0
+
+
 # A run's caller checks the job before it starts anything; the flow need not do it again.
-_known: ContextVar[Prepared | None] = ContextVar("prepared", default=None)
+_handover: ContextVar[Handover | None] = ContextVar("handover", default=None)
 
 
 @contextmanager
-def handing_over(prepared: Prepared) -> Iterator[None]:
+def handing_over(prepared: Prepared) -> Iterator[Handover]:
     """Let `prepare_once` return `prepared` for its job, within the block."""
-    token = _known.set(prepared)
+    handover = Handover(prepared)
+    token = _handover.set(handover)
     try:
-        yield
+        yield handover
     finally:
-        _known.reset(token)
+        _handover.reset(token)
 
 
 def prepare_once(job: Job) -> Prepared:
     """Do as `prepare` does, unless the caller has handed over what it gave."""
-    known = _known.get()
-    return known if known and known.job == job else prepare(job)
+    handover = _handover.get()
+    return handover.prepared if handover and handover.prepared.job == job else prepare(job)
+
+
+def tell_run(run: int) -> None:
+    """Tell the caller of a flow which run it is."""
+    handover = _handover.get()
+    if handover:
+        handover.run = run
 
 
 def open_output(output: str) -> Ledger:

@@ -1,41 +1,48 @@
 """The ledger: the committed outcomes of a dataset, and the only truth about what is done.
 
     DATASET/.batchmill/
-      format.json                  {"ledger": 1}
+      format.json                  {"ledger": 2}
       parts/RUN-ATTEMPT-N.parquet  outcomes; never changed after they are written
+      parts/upkeep-RUN-ID.parquet  records written anew: touched, pruned, many parts in one
       runs/RUN/plan.arrow          what a run set out to do
       runs/RUN/stop                asks its shards to end early
       runs/RUN/summary.json        how it ended
-      released/RUN-ID.json         failed inputs of runs up to RUN that may run again
+      steps/IDENTITY.json          what a step consisted of
+      released/RUN-ID.json         inputs whose outcomes in runs up to RUN count no more
       staging/                     outputs that are being written
 
-Of several records of one input, that of the latest run wins, and within a run the latest.
+Of several records of one input, that of the latest run wins, within a run the latest, and of two
+that are the same in that, the one from upkeep. An input whose winner says `pruned` is gone.
 """
 
-import io
 import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from batchmill.errors import LedgerError
 from batchmill.outcome import Outcome
 from batchmill.storage import LocalStore
 
-VERSION = 1
+VERSION = 2
 FOLDER = ".batchmill"
 STAGING = f"{FOLDER}/staging"
 FILES = "files"
+# The outcome of an input that was withdrawn, and removed on request.
+PRUNED = "pruned"
 
 _FORMAT = f"{FOLDER}/format.json"
 _PARTS = f"{FOLDER}/parts"
 _RUNS = f"{FOLDER}/runs"
 _RELEASED = f"{FOLDER}/released"
+_STEPS = f"{FOLDER}/steps"
+_UPKEEP = "upkeep-"
 
-_FILE = pa.struct([("path", pa.string()), ("size", pa.int64())])
+_FILE = pa.struct([("path", pa.string()), ("size", pa.int64()), ("content", pa.string())])
 PART_SCHEMA = pa.schema(
     [
         ("input", pa.string()),
@@ -54,6 +61,7 @@ PART_SCHEMA = pa.schema(
         # What the outcome is an outcome of: the input's content, the manifest's row, the step.
         ("size", pa.int64()),
         ("mtime_ns", pa.int64()),
+        ("content", pa.string()),
         ("carried", pa.string()),
         ("step", pa.string()),
         ("run", pa.int32()),
@@ -63,10 +71,8 @@ PART_SCHEMA = pa.schema(
 
 
 class Origin(NamedTuple):
-    """What an outcome is an outcome of."""
+    """What an outcome is an outcome of, besides the file: the manifest's row, the step, the run."""
 
-    size: int
-    mtime_ns: int
     carried: str
     step: str
     run: int
@@ -142,10 +148,27 @@ class Ledger:
     def _summary_name(self, run: int) -> str:
         return f"{_RUNS}/{run:06d}/summary.json"
 
-    # Failures
+    # Steps
+
+    def describe_step(self, identity: str, description: Mapping[str, Any]) -> None:
+        """Keep what a step consists of, to say later what has changed."""
+        name = f"{_STEPS}/{identity}.json"
+        if not self.store.exists(name):
+            text = json.dumps(description, indent=2, ensure_ascii=False)
+            self.store.write(name, text.encode())
+
+    def step_description(self, identity: str) -> dict[str, Any] | None:
+        """Return what a step of earlier runs consisted of; None if that is not known."""
+        name = f"{_STEPS}/{identity}.json"
+        if not self.store.exists(name):
+            return None
+        description: dict[str, Any] = json.loads(self.store.read(name))
+        return description
+
+    # Inputs that are to run again
 
     def release(self, inputs: Sequence[str]) -> None:
-        """Let failed inputs run again: what is recorded of them so far keeps them no longer."""
+        """Let inputs run again: what is recorded of them so far counts no more."""
         run = max(self.runs(), default=0)
         text = json.dumps({"run": run, "inputs": list(inputs)}, ensure_ascii=False)
         self.store.write(f"{_RELEASED}/{run:06d}-{uuid.uuid4().hex[:12]}.json", text.encode())
@@ -158,6 +181,10 @@ class Ledger:
             released |= dict.fromkeys(content["inputs"], content["run"])
         return released
 
+    def state(self) -> list[str]:
+        """Return names that are others as soon as something has been recorded."""
+        return self.part_names() + self.store.names(_RELEASED)
+
     # Parts
 
     def commit(self, part: str, records: Sequence[tuple[Outcome, Origin]]) -> None:
@@ -166,15 +193,28 @@ class Ledger:
         fields = dict(zip(Outcome._fields, zip(*outcomes, strict=True), strict=True))
         fields |= dict(zip(Origin._fields, zip(*origins, strict=True), strict=True))
         fields["outcome"] = fields.pop("kind")
-        fields["outputs"] = tuple([file._asdict() for file in files] for files in fields["outputs"])
         columns = [pa.array(fields[field.name], field.type) for field in PART_SCHEMA]
-        buffer = io.BytesIO()
-        table = pa.Table.from_arrays(columns, schema=PART_SCHEMA)
-        pq.write_table(table, buffer, compression="zstd")
-        self.store.write(f"{_PARTS}/{part}.parquet", buffer.getvalue())
+        self._write_part(part, pa.Table.from_arrays(columns, schema=PART_SCHEMA))
+
+    def record_anew(self, run: int, records: pa.Table) -> None:
+        """Write records of earlier runs once more, with changes or in fewer parts.
+
+        Those that keep their `run` and `finished_at` take the place of what they were.
+        """
+        part = f"{_UPKEEP}{run:06d}-{uuid.uuid4().hex[:12]}"
+        self._write_part(part, records.select(PART_SCHEMA.names).cast(PART_SCHEMA))
+
+    def drop_parts(self, names: Iterable[str]) -> None:
+        """Remove parts whose records are in another one."""
+        for name in names:
+            self.store.delete(f"{_PARTS}/{name}")
+
+    def _write_part(self, part: str, table: pa.Table) -> None:
+        with self.store.replacing(f"{_PARTS}/{part}.parquet") as file:
+            pq.write_table(table, file, compression="zstd")
 
     def part_names(self, run: int | None = None) -> list[str]:
-        """Return the names of the committed parts, of one run or of all."""
+        """Return the names of the committed parts: of one run's own, or all."""
         start = "" if run is None else f"{run:06d}-"
         names = self.store.names(_PARTS)
         return [name for name in names if name.startswith(start) and name.endswith(".parquet")]
@@ -196,11 +236,29 @@ class Ledger:
     def records(self, columns: Iterable[str] | None = None, *, run: int | None = None) -> pa.Table:
         """Return the winning record of each input, among those of one run or of all."""
         wanted = [field.name for field in PART_SCHEMA if columns is None or field.name in columns]
-        needed = sorted({*wanted, "input", "run", "finished_at"})
-        tables = [self.read_part(name, needed) for name in self.part_names(run)]
+        needed = sorted({*wanted, "input", "outcome", "run", "finished_at"})
+        tables = list(self._read_parts(run, needed))
         empty = pa.schema([PART_SCHEMA.field(name) for name in needed]).empty_table()
         table = pa.concat_tables([empty, *tables], promote_options="permissive")
-        return _winners(table).select(wanted)
+        winners = _winners(table)
+        return winners.filter(pc.not_equal(winners["outcome"], PRUNED)).select(wanted)
+
+    def _read_parts(self, run: int | None, columns: Sequence[str]) -> list[pa.Table]:
+        while True:
+            own = self.part_names(run)
+            upkeep = [name for name in self.part_names() if name.startswith(_UPKEEP)]
+            try:
+                if run is None:
+                    return [self.read_part(name, columns) for name in own]
+                tables = [self.read_part(name, columns) for name in upkeep]
+                return [
+                    *(self.read_part(name, columns) for name in own),
+                    *(table.filter(pc.equal(table["run"], run)) for table in tables),
+                ]
+            except LedgerError:
+                # A run that is going on may have put many parts into one just now.
+                if set(own + upkeep) <= set(self.part_names()):
+                    raise
 
 
 def _winners(table: pa.Table) -> pa.Table:

@@ -7,17 +7,19 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
 class WrittenFile(NamedTuple):
-    """One output file: its path relative to the dataset, and its size in bytes."""
+    """One output file: its path relative to the dataset, its size in bytes, its content's hash."""
 
     path: str
     size: int
+    content: str
 
 
 class Outcome(NamedTuple):
     """What became of one input. Holds only plain values, so that it can always be pickled.
 
     `rows` is the JSON text of the metadata rows; `error` is the exception's type, `message` its
-    text; `seconds` is the wall time of the last attempt, `finished_at` seconds since 1970.
+    text; `seconds` is the wall time of the last attempt, `finished_at` seconds since 1970. `size`,
+    `mtime_ns` and `content` are the input's fingerprint when the step was given it.
     """
 
     input: str
@@ -33,6 +35,9 @@ class Outcome(NamedTuple):
     message: str = ""
     traceback: str = ""
     log: str = ""
+    size: int = -1
+    mtime_ns: int = 0
+    content: str = ""
 
     @property
     def reason(self) -> str:

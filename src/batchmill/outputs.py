@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
+from batchmill.fingerprints import fingerprint
 from batchmill.ledger import FILES
 from batchmill.outcome import WrittenFile
 from batchmill.rows import Row
@@ -34,7 +35,8 @@ def place_outputs(
         for row in naming:
             row["output"] = f"{FILES}/{input_id}/{name}"
     return tuple(
-        WrittenFile(f"{FILES}/{input_id}/{name}", size) for name, size in sorted(written.items())
+        WrittenFile(f"{FILES}/{input_id}/{name}", size, content)
+        for name, (size, content) in sorted(written.items())
     )
 
 
@@ -69,8 +71,8 @@ def _named(rows: Iterable[Row], staged: Path | None) -> dict[str, list[Row]]:
     return named
 
 
-def _written(folder: Path, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Yield (relative name, size in bytes) of the files below a folder."""
+def _written(folder: Path, prefix: str = "") -> Iterator[tuple[str, tuple[int, str]]]:
+    """Yield (relative name, (size in bytes, hash of the content)) of the files below a folder."""
     with os.scandir(folder) as entries:
         for entry in entries:
             name = f"{prefix}{entry.name}"
@@ -84,7 +86,9 @@ def _written(folder: Path, prefix: str = "") -> Iterator[tuple[str, int]]:
             if entry.is_dir():
                 yield from _written(Path(entry.path), f"{name}/")
             elif entry.is_file():
-                yield name, entry.stat().st_size
+                # Now, while it is in the machine's memory.
+                seen = fingerprint(entry.path)
+                yield name, (seen.size, seen.content)
             else:
                 raise OutputError(f"it wrote {name!r}, which is no regular file. Write a file.")
 

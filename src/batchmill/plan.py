@@ -11,9 +11,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.manifest import Manifest
+from batchmill.survey import Survey
 
-REASONS = ("new", "changed", "retry")
-PLANNED_COLUMNS = ("input", "outcome", "size", "mtime_ns", "carried", "step", "run")
+REASONS = ("new", "changed", "damaged", "retry", "forced")
+PLANNED_COLUMNS = (
+    "input",
+    "input_id",
+    "outcome",
+    "outputs",
+    "size",
+    "mtime_ns",
+    "content",
+    "carried",
+    "step",
+    "run",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,15 +34,19 @@ class Plan:
 
     `pending` has a row for each input to execute: `position` (its row in the manifest), `input`,
     `size` (bytes, -1 if there is no such file), `mtime_ns` and `reason` (one of REASONS).
-    `counts` says how many inputs are new, changed, to be retried, quarantined, unchanged,
-    withdrawn; `settled` counts those that are not pending by outcome; `step_changed` tells whether
-    "changed" is for the step's sake.
+    `withdrawn` has `input` and `input_id` of those that the manifest no longer lists. `touched` are
+    inputs whose time is another, and whose content is what it was. `counts` says how many inputs
+    are pending for which reason, quarantined, unchanged, withdrawn; `settled` counts those that are
+    not pending by outcome; `stale_steps` has the identities of other steps of which there are
+    records, with their number.
     """
 
     pending: pa.Table
+    withdrawn: pa.Table
+    touched: pa.Array
     counts: Mapping[str, int]
     settled: Mapping[str, int]
-    step_changed: bool
+    stale_steps: Mapping[str, int]
 
     def first(self, reason: str, count: int) -> list[str]:
         """Return the names of the first inputs that are pending for this reason."""
@@ -46,32 +62,46 @@ def make_plan(
     *,
     takes_rows: bool = False,
     released: Mapping[str, int] | None = None,
+    found: Survey | None = None,
+    force: bool = False,
 ) -> Plan:
     """Compare a manifest's inputs with the ledger's records (at least PLANNED_COLUMNS of them).
 
     A step that `takes_rows` sees the manifest's other columns: there, they are part of an input.
-    An input that failed is quarantined, unless it is `released`: the run up to which its failures
-    count no more.
+    An input that failed is quarantined, unless it is `released`: the run up to which its outcome
+    counts no more. `found` is what a look at the files has shown; without it, a file with another
+    time has changed. With `force`, all inputs are pending.
     """
+    found = found or Survey()
     inputs = manifest.inputs
     known = records.select(list(PLANNED_COLUMNS))
-    place = pc.index_in(inputs["input"], value_set=pa.concat_arrays(known["input"].chunks))
+    place = pc.index_in(inputs["input"], value_set=_one(known["input"]))
     done = known.take(place)
 
     is_new = pc.is_null(place)
     other_step = _differ(done["step"], step_identity)
+    other_time = _differ(done["mtime_ns"], inputs["mtime_ns"])
+    same_content = pc.and_(
+        pc.equal(done["content"], _contents(inputs["input"], found)),
+        pc.equal(done["size"], inputs["size"]),
+    ).fill_null(False)
     other_file = pc.or_(
-        _differ(done["size"], inputs["size"]), _differ(done["mtime_ns"], inputs["mtime_ns"])
+        _differ(done["size"], inputs["size"]), pc.and_(other_time, pc.invert(same_content))
     )
     changed = pc.or_(other_step, other_file)
     if takes_rows:
         rows = pa.array([carried_text(row) for row in manifest.carried_rows()], pa.string())
         changed = pc.or_(changed, _differ(done["carried"], rows))
-    failed = pc.and_(_differ(done["outcome"], "ok"), pc.invert(changed))
-    retry = pc.and_(failed, _is_released(inputs["input"], done["run"], released or {}))
-    is_pending = pc.or_(is_new, pc.or_(changed, retry))
+    damaged = pc.is_in(inputs["input"], value_set=pa.array(sorted(found.damaged), pa.string()))
+    failed = _differ(done["outcome"], "ok")
+    let_go = _is_released(inputs["input"], done["run"], released or {})
+    quarantined = pc.and_(failed, pc.invert(let_go))
 
-    reason = pc.if_else(is_new, "new", pc.if_else(changed, "changed", "retry"))
+    reason = pc.case_when(
+        pc.make_struct(is_new, changed, damaged, let_go, pa.scalar(force)),
+        *REASONS,
+        pc.if_else(quarantined, "quarantined", "unchanged"),
+    )
     table = pa.table(
         {
             "position": np.arange(len(inputs)),
@@ -81,26 +111,39 @@ def make_plan(
             "reason": reason,
         }
     )
-    counts = {
-        "new": _count(is_new),
-        "changed": _count(changed),
-        "retry": _count(retry),
-        "quarantined": _count(failed) - _count(retry),
-        "unchanged": len(inputs) - _count(is_pending) - _count(failed) + _count(retry),
-        "withdrawn": len(known) - (len(inputs) - _count(is_new)),
-    }
+    is_pending = pc.is_in(reason, value_set=pa.array(REASONS))
+    withdrawn = known.filter(pc.invert(pc.is_in(known["input"], value_set=_one(inputs["input"]))))
+    counted = Counter(reason.to_pylist())
     return Plan(
         pending=table.filter(is_pending),
-        counts=counts,
+        withdrawn=withdrawn.select(["input", "input_id"]),
+        touched=inputs["input"].filter(
+            pc.and_(pc.and_(other_time, same_content), pc.invert(is_pending))
+        ),
+        counts={
+            **{name: counted[name] for name in (*REASONS, "quarantined", "unchanged")},
+            "withdrawn": len(withdrawn),
+        },
         settled=dict(Counter(done["outcome"].filter(pc.invert(is_pending)).to_pylist())),
-        step_changed=_count(other_step) > 0,
+        stale_steps=dict(Counter(done["step"].filter(other_step).to_pylist()).most_common()),
     )
+
+
+def _contents(names: pa.ChunkedArray, found: Survey) -> pa.ChunkedArray:
+    """Return the hash of each input that was looked at; null for the others, and what is unread."""
+    place = pc.index_in(names, value_set=pa.array(list(found.contents), pa.string()))
+    hashes = pa.array([text or None for text in found.contents.values()], pa.string())
+    return hashes.take(place.combine_chunks()) if len(hashes) else pa.nulls(len(names), pa.string())
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks)
 
 
 def _is_released(
     names: pa.ChunkedArray, runs: pa.ChunkedArray, released: Mapping[str, int]
 ) -> pa.ChunkedArray:
-    """Tell which inputs may run again: those released after the run that recorded them."""
+    """Tell which inputs run again: those released after the run that recorded them."""
     until = pa.array(list(released.values()), pa.int32())
     place = pc.index_in(names, value_set=pa.array(list(released), pa.string()))
     return pc.less_equal(runs, until.take(place)).fill_null(False)
@@ -114,7 +157,3 @@ def carried_text(row: Mapping[str, Any]) -> str:
 def _differ(recorded: pa.ChunkedArray, current: pa.ChunkedArray | str) -> pa.ChunkedArray:
     """Tell where what is recorded is not what is so now; of what is not recorded, False."""
     return pc.not_equal(recorded, current).fill_null(False)
-
-
-def _count(where: pa.ChunkedArray) -> int:
-    return int(pc.sum(where).as_py() or 0)

@@ -70,11 +70,9 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
     inputs = _inputs(table, work.root)
     bench = Workbench(dataset=ledger.store.root, attempt=uuid.uuid4().hex[:12])
     origins = {
-        item.name: Origin(size, mtime_ns, carried_text(item.row), work.identity, work.run)
-        for item, size, mtime_ns in zip(
-            inputs, table["size"].to_pylist(), table["mtime_ns"].to_pylist(), strict=True
-        )
+        item.name: Origin(carried_text(item.row), work.identity, work.run) for item in inputs
     }
+    sizes, times = table["size"].to_pylist(), table["mtime_ns"].to_pylist()
     counts: Counter[str] = Counter()
     look_up = _look_up(step, table, inputs)
     stop = Stop()
@@ -107,7 +105,7 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
                 message=death.message,
                 log=death.log,
                 seconds=death.seconds,
-            ),
+            )._replace(size=sizes[index], mtime_ns=times[index]),
             deliver=deliver,
             limits=Limits(
                 timeout_seconds=work.policy.timeout_seconds, memory_bytes=work.policy.memory_bytes

@@ -8,12 +8,11 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from types import ModuleType
 from typing import Any, Literal
 
-from batchmill.digests import digest
 from batchmill.errors import StepError
+from batchmill.identity import describe_step, identity_of
 from batchmill.params import check_params
 
 StepKind = Literal["function", "dataset", "items"]
@@ -30,8 +29,8 @@ class Step:
     `kind` tells how it is used: a "function" is called with each input's path; a "dataset" is a
     class that is made with the list of inputs and then indexed; "items" is an object with
     `__len__` and `__getitem__`, whose item i belongs to row i of the manifest. `given` are the
-    names of those parameters that batchmill fills in; `identity` is a digest of reference, source
-    and params: results of another identity are not this step's.
+    names of those parameters that batchmill fills in; `identity` is the digest of `description`:
+    results of another identity are not this step's.
     """
 
     ref: str
@@ -40,6 +39,7 @@ class Step:
     params: Mapping[str, Any]
     given: frozenset[str]
     identity: str
+    description: Mapping[str, Any]
 
 
 def load_step(ref: str, params: Mapping[str, Any] | None = None, *, search: str = "") -> Step:
@@ -90,29 +90,16 @@ def reference_to(step: str | Callable[..., Any]) -> str:
 def _step(
     ref: str, kind: StepKind, target: Any, params: Mapping[str, Any], given: frozenset[str]
 ) -> Step:
-    identity = digest("step", ref, _source(ref, target), _described(params))
-    return Step(ref=ref, kind=kind, target=target, params=params, given=given, identity=identity)
-
-
-def _described(params: Mapping[str, Any]) -> str:
-    """Write params as JSON, the same in every process; of what JSON has no form for, the type."""
-    from pydantic_core import to_json
-
-    return to_json(dict(sorted(params.items())), fallback=lambda value: str(type(value))).decode()
-
-
-def _source(ref: str, target: Any) -> str:
-    """Return the text of the modules that name and define the step; a part of its identity."""
-    modules = {sys.modules.get(ref.partition(":")[0]), inspect.getmodule(target)}
-    if isinstance(target, partial):
-        modules.add(inspect.getmodule(target.func))
-    texts = []
-    for module in modules:
-        try:
-            texts.append(inspect.getsource(module) if module else "")
-        except (OSError, TypeError):
-            continue
-    return "\n".join(sorted(texts))
+    description = describe_step(ref, target, params)
+    return Step(
+        ref=ref,
+        kind=kind,
+        target=target,
+        params=params,
+        given=given,
+        identity=identity_of(description),
+        description=description,
+    )
 
 
 def _resolve(ref: str, search: str) -> Any:

@@ -51,6 +51,51 @@ class LocalStore:
         with self.replacing(name) as file:
             file.write(data)
 
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file that is not there yet; False if it is. Of several, one succeeds.
+
+        Raises StoreError.
+        """
+        target = self.path(name)
+        temporary = target.with_name(f".{target.name}{_TEMPORARY}{uuid.uuid4().hex}")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            _link(temporary, target)
+        except FileExistsError:
+            return False
+        except FileNotFoundError:
+            # Who was quicker has swept up what others were writing.
+            return False
+        except OSError as error:
+            raise StoreError(str(target), _reason(error)) from error
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
+        return True
+
+    def delete(self, name: str) -> None:
+        """Remove a file; one that is not there is no fault. Raises StoreError."""
+        try:
+            self.path(name).unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(str(self.path(name)), _reason(error)) from error
+
+    def leftovers(self) -> Iterator[str]:
+        """Yield the names of files that are being written, or were when their writer died.
+
+        Only who knows that nobody is writing may take them for the latter.
+        """
+        for folder, folders, files in os.walk(self.root):
+            if folder == str(self.root):
+                folders[:] = [name for name in folders if name.startswith(".")]
+            for name in files:
+                if _TEMPORARY in name and name.startswith("."):
+                    yield os.path.relpath(os.path.join(folder, name), self.root)
+
     def read(self, name: str) -> bytes:
         """Return a file's content. Raises StoreError."""
         try:
@@ -71,6 +116,18 @@ class LocalStore:
         except OSError as error:
             raise StoreError(str(self.path(folder)), _reason(error)) from error
         return sorted(name for name in found if _TEMPORARY not in name)
+
+
+def _link(temporary: Path, target: Path) -> None:
+    """Give a whole file its name. Raises FileExistsError if the name is taken."""
+    try:
+        os.link(temporary, target)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK):
+            raise
+        # Some shared file systems have no links. The name is taken at once, its content follows.
+        with target.open("xb") as file:
+            file.write(temporary.read_bytes())
 
 
 def _reason(error: OSError) -> str:

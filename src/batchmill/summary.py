@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow.compute as pc
 
@@ -82,6 +82,19 @@ def summarise(ledger: Ledger, run: int) -> Summary:
         counts=work.counts,
         failures=tuple(failures[:SHOWN_NAMES]),
     )
+
+
+class Contents(NamedTuple):
+    """The number of a dataset's output files, and their size in bytes."""
+
+    outputs: int
+    bytes: int
+
+
+def count_contents(ledger: Ledger) -> Contents:
+    """Count what the ledger says is in the dataset."""
+    files = ledger.records(["outputs"])["outputs"].combine_chunks().flatten()
+    return Contents(len(files), pc.sum(files.field("size")).as_py() or 0)
 
 
 def failure_message(summary: Summary, dataset: str) -> str:

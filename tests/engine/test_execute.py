@@ -30,6 +30,7 @@ def step_of(target, given=("out",)):
         params={},
         given=frozenset(given),
         identity="",
+        description={},
     )
 
 
@@ -50,7 +51,7 @@ def test_files_land_under_the_inputs_id_and_rows_name_them(dataset, source):
     assert outcome.rows == (
         '[{"output":"files/id-a.txt/0.txt","copy":0},{"output":"files/id-a.txt/1.txt","copy":1}]'
     )
-    assert [tuple(file) for file in outcome.outputs] == [
+    assert [(file.path, file.size) for file in outcome.outputs] == [
         ("files/id-a.txt/0.txt", 6),
         ("files/id-a.txt/1.txt", 6),
     ]

@@ -129,7 +129,13 @@ def test_every_fault_with_files_at_once(tmp_path, num_workers):
     assert {path.name for path in files} == {"copy"}
     assert len(files) == kinds.count("healthy")
     assert sorted(os.listdir(tmp_path)) == ["in", "log", "out"]
-    assert sorted(os.listdir(tmp_path / "out" / ".batchmill")) == ["format.json", "parts", "runs"]
+    assert sorted(os.listdir(tmp_path / "out" / ".batchmill")) == [
+        "format.json",
+        "lease",
+        "parts",
+        "runs",
+        "steps",
+    ]
 
 
 @settings(
@@ -214,7 +220,7 @@ def test_without_retries_a_crash_is_final_at_once(tmp_path, poison):
 
 
 def test_a_crashed_input_leaves_no_files(tmp_path):
-    (tmp_path / "crashing.py").write_text(
+    (tmp_path / "halves.py").write_text(
         "import os\n"
         "def step(source, out):\n"
         "    (out / 'half').write_text('x')\n"
@@ -225,10 +231,16 @@ def test_a_crashed_input_leaves_no_files(tmp_path):
     (tmp_path / "in").mkdir()
     for name in "abc":
         (tmp_path / "in" / name).write_text("x")
-    summary = run_job(tmp_path / "in", "crashing:step", tmp_path / "out")
+    summary = run_job(tmp_path / "in", "halves:step", tmp_path / "out")
     assert summary.outcomes == {"ok": 2, "crashed": 1}
     assert len(list((tmp_path / "out" / "files").iterdir())) == 2
-    assert sorted(os.listdir(tmp_path / "out" / ".batchmill")) == ["format.json", "parts", "runs"]
+    assert sorted(os.listdir(tmp_path / "out" / ".batchmill")) == [
+        "format.json",
+        "lease",
+        "parts",
+        "runs",
+        "steps",
+    ]
 
 
 def test_a_kill_by_the_kernel_for_want_of_memory_is_oom(tmp_path, monkeypatch):

@@ -17,8 +17,9 @@ def ledger(tmp_path):
 
 
 def record(name, kind="ok", run=1, finished_at=1.0, **more):
-    outcome = Outcome(name, f"id-{name}", kind, 1, 0.5, finished_at, "host", **more)
-    return outcome, Origin(5, 7, "{}", "step", run)
+    seen = {"size": 5, "mtime_ns": 7, "content": "xxh128:1"}
+    outcome = Outcome(name, f"id-{name}", kind, 1, 0.5, finished_at, "host", **seen, **more)
+    return outcome, Origin("{}", "step", run)
 
 
 def outcomes(ledger, **options):
@@ -27,11 +28,11 @@ def outcomes(ledger, **options):
 
 
 def test_what_is_committed_can_be_read_with_pandas_alone(ledger, tmp_path):
-    files = (WrittenFile("files/id-a/0.wav", 44),)
+    files = (WrittenFile("files/id-a/0.wav", 44, "xxh128:0"),)
     ledger.commit("000001-x-00000", [record("a", rows='[{"n":1}]', outputs=files)])
     row = pd.read_parquet(tmp_path / ".batchmill/parts/000001-x-00000.parquet").iloc[0]
     assert (row["input"], row["outcome"], row["rows"]) == ("a", "ok", '[{"n":1}]')
-    assert list(row["outputs"]) == [{"path": "files/id-a/0.wav", "size": 44}]
+    assert list(row["outputs"]) == [{"path": "files/id-a/0.wav", "size": 44, "content": "xxh128:0"}]
     assert (row["size"], row["mtime_ns"], row["step"]) == (5, 7, "step")
 
 
@@ -67,7 +68,7 @@ def test_a_foreign_part_is_refused_by_name(ledger, tmp_path):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ('{"ledger": 99}', "has version 99, this batchmill knows version 1"),
+        ('{"ledger": 99}', "has version 99, this batchmill knows version 2"),
         ("x", "is not a ledger"),
     ],
 )

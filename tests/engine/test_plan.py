@@ -6,8 +6,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from batchmill.ledger import PART_SCHEMA
 from batchmill.manifest import Manifest
 from batchmill.plan import PLANNED_COLUMNS, make_plan
+from batchmill.survey import Survey
 
 
 def manifest_of(*names, size=5, mtime_ns=1):
@@ -25,22 +27,19 @@ def records_of(**outcomes):
     rows = [
         {
             "input": name,
+            "input_id": f"id-{name}",
             "outcome": outcome,
+            "outputs": [],
             "size": 5,
             "mtime_ns": 1,
+            "content": "xxh128:5",
             "carried": "{}",
             "step": "s",
             "run": 1,
         }
         for name, outcome in outcomes.items()
     ]
-    schema = pa.schema(
-        [
-            (name, pa.int64() if name in ("size", "mtime_ns", "run") else pa.string())
-            for name in PLANNED_COLUMNS
-        ]
-    )
-    return pa.Table.from_pylist(rows, schema)
+    return pa.Table.from_pylist(rows, pa.schema([PART_SCHEMA.field(n) for n in PLANNED_COLUMNS]))
 
 
 def reasons(plan):
@@ -64,25 +63,59 @@ def test_each_input_has_one_reason():
     assert plan.counts == {
         "new": 1,
         "changed": 0,
+        "damaged": 0,
         "retry": 1,
+        "forced": 0,
         "quarantined": 1,
         "unchanged": 1,
         "withdrawn": 1,
     }
-    assert not plan.step_changed
+    assert plan.stale_steps == {}
 
 
 @pytest.mark.parametrize("change", [{"size": 6}, {"mtime_ns": 2}])
 def test_a_file_that_changed_runs_again(change):
     plan = make_plan(manifest_of("a", **change), records_of(a="ok"), "s")
     assert reasons(plan) == {"a": "changed"}
-    assert not plan.step_changed
+    assert plan.stale_steps == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [("xxh128:5", {}), ("xxh128:6", {"a": "changed"}), ("", {"a": "changed"})],
+)
+def test_a_file_with_another_time_is_compared_by_its_content(content, expected):
+    found = Survey(contents={"a": content})
+    plan = make_plan(manifest_of("a", mtime_ns=2), records_of(a="ok"), "s", found=found)
+    assert reasons(plan) == expected
+    assert plan.touched.to_pylist() == ([] if expected else ["a"])
+
+
+def test_an_input_whose_outputs_are_damaged_runs_again():
+    found = Survey(damaged=frozenset({"b"}))
+    plan = make_plan(manifest_of("a", "b"), records_of(a="ok", b="ok"), "s", found=found)
+    assert reasons(plan) == {"b": "damaged"}
+
+
+def test_force_executes_all_also_what_is_in_quarantine():
+    plan = make_plan(manifest_of("a", "b", "c"), records_of(a="ok", b="failed"), "s", force=True)
+    assert reasons(plan) == {"a": "forced", "b": "forced", "c": "new"}
+
+
+def test_an_ok_input_that_is_released_runs_again():
+    plan = make_plan(manifest_of("a"), records_of(a="ok"), "s", released={"a": 1})
+    assert reasons(plan) == {"a": "retry"}
+
+
+def test_withdrawn_inputs_are_named():
+    plan = make_plan(manifest_of("a"), records_of(a="ok", gone="failed"), "s")
+    assert plan.withdrawn.to_pylist() == [{"input": "gone", "input_id": "id-gone"}]
 
 
 def test_another_step_runs_all_again_and_says_so():
     plan = make_plan(manifest_of("a", "b"), records_of(a="ok", b="failed"), "other")
     assert reasons(plan) == {"a": "changed", "b": "changed"}
-    assert plan.step_changed
+    assert plan.stale_steps == {"s": 2}
 
 
 @pytest.mark.parametrize(
@@ -96,9 +129,9 @@ def test_a_failed_input_waits_until_it_is_released_after_its_failure(released, e
 def test_a_row_that_changed_runs_again_where_the_step_sees_it():
     manifest = manifest_of("a", "b")
     manifest = replace(manifest, carried=pa.table({"label": ["x", "y"]}))
-    records = records_of(a="ok", b="ok").set_column(
-        4, "carried", [['{"label": "x"}', '{"label": "z"}']]
-    )
+    records = records_of(a="ok", b="ok")
+    column = records.schema.get_field_index("carried")
+    records = records.set_column(column, "carried", [['{"label": "x"}', '{"label": "z"}']])
     assert reasons(make_plan(manifest, records, "s", takes_rows=True)) == {"b": "changed"}
     assert reasons(make_plan(manifest, records, "s")) == {}
 

@@ -45,7 +45,7 @@ def commit(ledger, part, **rows):
                     rows=text if text.startswith("[") else "[]",
                     error="" if text.startswith("[") else text,
                 ),
-                Origin(1, 1, '{"label":"old"}', "s", 1),
+                Origin('{"label":"old"}', "s", 1),
             )
             for name, text in rows.items()
         ],

@@ -219,7 +219,13 @@ def test_the_dataset_holds_nothing_but_what_it_should(words, tmp_path):
         for name in names
     }
     assert found == {".batchmill", "files", "metadata.csv", "metadata.parquet", "failures.csv"}
-    assert sorted(os.listdir(tmp_path / "out" / ".batchmill")) == ["format.json", "parts", "runs"]
+    assert sorted(os.listdir(tmp_path / "out" / ".batchmill")) == [
+        "format.json",
+        "lease",
+        "parts",
+        "runs",
+        "steps",
+    ]
 
 
 def test_a_dataset_that_cannot_be_made_fails_its_inputs_and_says_why(words, tmp_path, monkeypatch):
@@ -248,12 +254,13 @@ def test_other_items_or_another_order_of_a_list_is_another_work(words, tmp_path,
 
 
 def test_a_second_writer_is_refused_and_told_who_the_first_is(tmp_path):
-    Ledger(LocalStore(tmp_path)).create()
-    with lease(tmp_path):
-        assert f"process {os.getpid()}" in holder(tmp_path)
+    ledger = Ledger(LocalStore(tmp_path))
+    ledger.create()
+    with lease(ledger):
+        assert f"process {os.getpid()}" in holder(ledger)
         with pytest.raises(LedgerError, match="a run is going on there"):
-            check_free(tmp_path)
-        with pytest.raises(LedgerError, match="a run is going on there"), lease(tmp_path):
+            check_free(ledger)
+        with pytest.raises(LedgerError, match="a run is going on there"), lease(ledger):
             pass
-    assert holder(tmp_path) is None
-    check_free(tmp_path)
+    assert holder(ledger) is None
+    check_free(ledger)

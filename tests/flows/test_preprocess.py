@@ -21,7 +21,8 @@ def test_a_list_is_not_saved_for_a_run_that_is_refused(words, tmp_path, wrong):
 
 
 def test_a_list_is_not_saved_over_that_of_a_run_that_is_going_on(words, tmp_path):
-    Ledger(LocalStore(tmp_path / "out")).create()
-    with lease(tmp_path / "out"), pytest.raises(LedgerError, match="a run is going on there"):
+    ledger = Ledger(LocalStore(tmp_path / "out"))
+    ledger.create()
+    with lease(ledger), pytest.raises(LedgerError, match="a run is going on there"):
         preprocess([words / "a.txt"], SPLIT, tmp_path / "out")
     assert not (tmp_path / "out" / ".batchmill" / "manifest.parquet").exists()

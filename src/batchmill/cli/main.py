@@ -1,6 +1,7 @@
 """The command `batchmill`: finds the command meant, and turns errors into exit codes.
 
-0: done. 1: the run ended, but not every input is ok. 2: nothing was started. 130: cancelled.
+0: done. 1: the run ended, but not every input is ok, or verify found a difference. 2: nothing was
+started. 130: cancelled.
 """
 
 import sys
@@ -22,6 +23,7 @@ _OVERVIEW = (
     ("plan", "batchmill.cli.plan:plan", "Tell what a run would do, and on how many cores."),
     ("status", "batchmill.cli.status:status", "Count the inputs of a dataset by outcome."),
     ("failures", "batchmill.cli.failures:failures", "List the inputs that are not ok, and why."),
+    ("verify", "batchmill.cli.verify:verify", "Compare a dataset's files with its ledger."),
     ("retry", "batchmill.cli.retry:retry", "Let failed inputs run again."),
 )
 

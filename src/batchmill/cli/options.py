@@ -67,6 +67,12 @@ class JobOptions:
     pattern: Annotated[
         str, Parameter(group=WORK, help="Of a folder, only files whose name or path fits.")
     ] = "*"
+    force: Annotated[
+        bool,
+        Parameter(
+            group=WORK, negative=(), show_default=False, help="Execute all inputs, done or not."
+        ),
+    ] = False
     batch_size: Annotated[
         int | None,
         Parameter(
@@ -140,4 +146,5 @@ class JobOptions:
             input_column=self.input_column,
             root=self.root,
             pattern=self.pattern,
+            force=self.force,
         )

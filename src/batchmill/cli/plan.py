@@ -2,6 +2,7 @@
 
 import json as json_text
 import os
+from collections.abc import Sequence
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -62,6 +63,7 @@ def _as_json(prepared: Prepared, layout: Layout, cores: int) -> dict[str, object
     pending = len(prepared.plan.pending)
     return {
         **prepared.plan.counts,
+        "step_changes": list(prepared.step_changes),
         "shards": layout.shards if pending else 0,
         "batch_size": layout.batch_size,
         "num_workers": layout.num_workers,
@@ -73,18 +75,24 @@ def _as_json(prepared: Prepared, layout: Layout, cores: int) -> dict[str, object
     }
 
 
+def _line(what: str, count: int, names: Sequence[str]) -> str:
+    more = " ..." if count > len(names) else ""
+    return f"{count:>12,} {what}" + (f": {', '.join(names)}{more}" if names else "")
+
+
 def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
     out = console()
     counts = prepared.plan.counts
     for reason in REASONS:
-        names = prepared.plan.first(reason, SHOWN_NAMES)
-        more = " ..." if counts[reason] > len(names) else ""
-        line = f"{counts[reason]:>12,} {reason}" + (f": {', '.join(names)}{more}" if names else "")
-        out.print(line)
-    for reason in ("quarantined", "unchanged", "withdrawn"):
+        out.print(_line(reason, counts[reason], prepared.plan.first(reason, SHOWN_NAMES)))
+    for reason in ("quarantined", "unchanged"):
         out.print(f"{counts[reason]:>12,} {reason}")
-    if prepared.plan.step_changed:
-        out.print("The step or its params have changed since: its inputs run again.")
+    gone = prepared.plan.withdrawn["input"].slice(0, SHOWN_NAMES).to_pylist()
+    out.print(_line("withdrawn", counts["withdrawn"], gone))
+    if gone:
+        out.print("Files and rows of withdrawn inputs stay; batchmill run --prune removes them.")
+    for line in prepared.step_changes:
+        out.print(f"All is executed again, for {line}.")
     pending = len(prepared.plan.pending)
     if not pending:
         out.print("Nothing to execute.")

@@ -35,7 +35,7 @@ def retry(
     ```
     """
     ledger = open_ledger(dataset)
-    check_free(ledger.store.root)
+    check_free(ledger)
     unknown = set(kind) - set(KINDS)
     if unknown:
         known = ", ".join(name for name in KINDS if name != "ok")

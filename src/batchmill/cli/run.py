@@ -13,7 +13,7 @@ from batchmill.cli.console import console
 from batchmill.cli.options import JobOptions, Json, Manifest
 from batchmill.cli.progress import showing_progress
 from batchmill.errors import RunError
-from batchmill.job import Prepared, handing_over, prepare
+from batchmill.job import Handover, Prepared, handing_over, prepare
 from batchmill.summary import summarise
 
 
@@ -26,6 +26,22 @@ def run(
         str | None,
         Parameter(help="Address of a Ray cluster (ray://host:10001). Default: a private one here."),
     ] = None,
+    prune: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            show_default=False,
+            help="Remove files and rows of inputs that the manifest no longer lists.",
+        ),
+    ] = False,
+    wait: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            show_default=False,
+            help="Wait for the end of another run over the dataset.",
+        ),
+    ] = False,
     json: Json = False,
     verbose: Annotated[
         bool,
@@ -53,6 +69,8 @@ def run(
     told = console(stderr=True)
     if not json:
         told.print(_to_do(prepared))
+        for line in prepared.step_changes:
+            told.print(f"All is executed again, for {line}.")
     _set_loudness(verbose)
     # Imported now, for this takes a second or two, and bad input is to be told at once.
     from batchmill.flows.preprocess import preprocess
@@ -60,7 +78,7 @@ def run(
     begun = time.monotonic()
     try:
         with (
-            handing_over(prepared),
+            handing_over(prepared) as handover,
             showing_progress(prepared.ledger, told, quiet=json or not len(prepared.plan.pending)),
         ):
             preprocess(
@@ -78,13 +96,18 @@ def run(
                 memory_limit=options.memory_limit,
                 max_failures=options.max_failures,
                 fail_fast=options.fail_fast,
+                force=options.force,
+                prune=prune,
+                wait=wait,
                 ray_address=ray,
             )
     except RunError as error:
-        _tell(prepared, json, time.monotonic() - begun)
+        if not handover.run:
+            raise
+        _tell(handover, json, time.monotonic() - begun)
         # Its first line has just been said.
         raise RunError(str(error).partition("\n")[2]) from error
-    _tell(prepared, json, time.monotonic() - begun)
+    _tell(handover, json, time.monotonic() - begun)
 
 
 def _to_do(prepared: Prepared) -> str:
@@ -94,8 +117,9 @@ def _to_do(prepared: Prepared) -> str:
     return f"{len(prepared.manifest):,} inputs ({listed}); {pending:,} to execute."
 
 
-def _tell(prepared: Prepared, as_json: bool, seconds: float) -> None:
-    summary = summarise(prepared.ledger, prepared.ledger.runs()[-1])
+def _tell(handover: Handover, as_json: bool, seconds: float) -> None:
+    prepared = handover.prepared
+    summary = summarise(prepared.ledger, handover.run)
     if as_json:
         print(json_text.dumps(summary.as_json(), ensure_ascii=False))
     else:

@@ -7,7 +7,7 @@ from batchmill.cli.options import Dataset, Json
 from batchmill.errors import OptionError
 from batchmill.job import open_ledger
 from batchmill.lease import holder
-from batchmill.summary import failure_message, summarise
+from batchmill.summary import count_contents, failure_message, summarise
 
 
 def status(dataset: Dataset, /, *, json: Json = False) -> None:
@@ -23,11 +23,19 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
         raise OptionError(f"{dataset}: no run has been planned there yet. Run batchmill run.")
     summary = summarise(ledger, runs[-1])
     ended = ledger.read_summary(runs[-1])
-    who = holder(ledger.store.root)
+    contents = count_contents(ledger)
+    who = holder(ledger)
     if json:
         print(
             json_text.dumps(
-                {**summary.as_json(), "ended": ended is not None, "going_on": who is not None}
+                {
+                    **summary.as_json(),
+                    "ended": ended is not None,
+                    "going_on": who is not None,
+                    "seconds": ended["seconds"] if ended else None,
+                    "outputs": contents.outputs,
+                    "bytes": contents.bytes,
+                }
             )
         )
         return
@@ -37,5 +45,18 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
         state = f"is going on ({who})"
     elif ended:
         state = f"took {ended['seconds']:.1f} s"
+        if summary.executed:
+            state += f" ({summary.executed / max(ended['seconds'], 0.001):.1f} inputs/s)"
     out.print(f"run {summary.run} {state}; {summary.executed:,} inputs executed")
     out.print(failure_message(summary, dataset))
+    if contents.outputs:
+        out.print(f"{contents.outputs:,} output files, {_size(contents.bytes)}")
+
+
+def _size(count: int) -> str:
+    amount = float(count)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:,.0f} {unit}" if unit == "bytes" else f"{amount:,.1f} {unit}"
+        amount /= 1024
+    return f"{amount:,.1f} TiB"

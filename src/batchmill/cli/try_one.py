@@ -17,7 +17,7 @@ from batchmill.digests import input_id
 from batchmill.errors import OptionError
 from batchmill.execute import Input, Workbench, execute, make_dataset
 from batchmill.ledger import FILES
-from batchmill.outcome import Outcome, WrittenFile
+from batchmill.outcome import Outcome
 from batchmill.params import parse_params
 from batchmill.step import Step as LoadedStep
 from batchmill.step import load_step
@@ -91,7 +91,7 @@ def _in_own_folder(outcome: Outcome) -> Outcome:
     for row in rows:
         if row.get("output"):
             row["output"] = row["output"].removeprefix(inside)
-    files = tuple(WrittenFile(f.path.removeprefix(inside), f.size) for f in outcome.outputs)
+    files = tuple(f._replace(path=f.path.removeprefix(inside)) for f in outcome.outputs)
     return outcome._replace(rows=json_text.dumps(rows), outputs=files)
 
 
@@ -102,7 +102,7 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
         "seconds": outcome.seconds,
         # JSON proper has no NaN and no infinity.
         "rows": json_text.loads(outcome.rows, parse_constant=lambda _: None),
-        "files": [file._asdict() for file in outcome.outputs],
+        "files": [{"path": file.path, "size": file.size} for file in outcome.outputs],
         "error": outcome.error,
         "message": outcome.message,
         "traceback": outcome.traceback,

@@ -1,0 +1,78 @@
+"""`batchmill verify`: whether a dataset is what its ledger says."""
+
+import json as json_text
+from collections import Counter
+from dataclasses import asdict
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from batchmill.cli.console import console
+from batchmill.cli.options import Dataset, Json
+from batchmill.job import open_ledger
+from batchmill.lease import check_free, lease
+from batchmill.verify import Difference
+from batchmill.verify import repair as repair_differences
+from batchmill.verify import verify as find_differences
+
+_SHOWN = 50
+
+
+def verify(
+    dataset: Dataset,
+    /,
+    *,
+    hash: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="Read all outputs, not only sizes.")
+    ] = False,
+    repair: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            show_default=False,
+            help="Let the inputs concerned run again, and remove what is unreferenced.",
+        ),
+    ] = False,
+    json: Json = False,
+) -> int:
+    """Compare a dataset's files with its ledger: missing, changed, unreferenced ones.
+
+    Ends with exit code 1 if there is a difference. Examples:
+
+    ```
+    batchmill verify dataset
+    batchmill verify dataset --hash --repair
+    ```
+    """
+    ledger = open_ledger(dataset)
+    check_free(ledger)
+    if repair:
+        with lease(ledger):
+            found = list(find_differences(ledger, hash_files=hash))
+            repair_differences(ledger, found)
+    else:
+        found = list(find_differences(ledger, hash_files=hash))
+    if json:
+        print(json_text.dumps([asdict(difference) for difference in found], ensure_ascii=False))
+    else:
+        _show(dataset, found, repaired=repair)
+    return 1 if found else 0
+
+
+def _show(dataset: str, found: list[Difference], *, repaired: bool) -> None:
+    out = console()
+    for difference in found[:_SHOWN]:
+        of = f" (of {difference.input})" if difference.input else ""
+        why = f": {difference.message}" if difference.message else ""
+        out.print(f"{difference.kind}: {difference.path}{of}{why}")
+    if len(found) > _SHOWN:
+        out.print(f"... and {len(found) - _SHOWN:,} more; --json lists all")
+    if not found:
+        out.print(f"{dataset}: is what its ledger says.")
+        return
+    counts = Counter(difference.kind for difference in found)
+    out.print(", ".join(f"{count:,} {kind}" for kind, count in counts.items()))
+    if repaired:
+        out.print("Unreferenced files are removed; the same run, given again, makes the others.")
+    else:
+        out.print(f"To mend it: batchmill verify {dataset} --repair, then the run's command again.")

@@ -1,0 +1,98 @@
+"""One run over a dataset, from its lease to its summary; who executes its shards is not said."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from batchmill.batching import Batching, Cores, Layout, lay_out
+from batchmill.job import Prepared, plan_again, tell_run
+from batchmill.lease import Lease, lease
+from batchmill.ledger import Ledger
+from batchmill.plan_file import write_run_plan
+from batchmill.policy import FailurePolicy
+from batchmill.shard import Shard
+from batchmill.summary import Summary, summarise
+from batchmill.upkeep import compact, note_touched, remove_withdrawn, sweep
+
+
+@dataclass(kw_only=True)
+class Run:
+    """A run that holds its dataset: `divide` it, execute its shards, `settle`, publish, `end`."""
+
+    prepared: Prepared
+    number: int
+    lease: Lease
+    _begun: float = field(default_factory=time.time)
+    _shards: int = 0
+
+    @property
+    def ledger(self) -> Ledger:
+        """The dataset's ledger."""
+        return self.prepared.ledger
+
+    @property
+    def pending(self) -> int:
+        """The number of inputs to execute."""
+        return len(self.prepared.plan.pending)
+
+    def divide(
+        self, batching: Batching, cores: Cores, policy: FailurePolicy
+    ) -> tuple[Layout, list[Shard]]:
+        """Divide what is pending into shards, and write the plan that they read."""
+        layout = lay_out(self.prepared.plan.pending["size"].to_numpy(), batching, cores)
+        write_run_plan(self.prepared, self.number, layout, policy)
+        if not self.pending:
+            return layout, []
+        self._shards = layout.shards
+        return layout, [
+            Shard(
+                dataset=self.prepared.job.output,
+                run=self.number,
+                number=number,
+                total=layout.shards,
+                start=start,
+                stop=stop,
+            )
+            for number, (start, stop) in enumerate(pairwise(layout.bounds), 1)
+        ]
+
+    def settle(self, *, prune: bool = False) -> None:
+        """Record what needs no execution; with `prune`, remove withdrawn inputs.
+
+        Raises LedgerError if another run has taken the dataset over.
+        """
+        self.lease.check()
+        note_touched(self.ledger, self.number, self.prepared.plan, self.prepared.manifest.inputs)
+        if prune:
+            remove_withdrawn(self.ledger, self.number, self.prepared.plan.withdrawn)
+
+    def end(self) -> Summary:
+        """Tidy the ledger up, and record how the run ended; returns it."""
+        compact(self.ledger, self.number)
+        summary = summarise(self.ledger, self.number)
+        seconds = round(time.time() - self._begun, 3)
+        self.ledger.write_summary(
+            self.number, summary.as_json() | {"shards": self._shards, "seconds": seconds}
+        )
+        return summary
+
+
+@contextmanager
+def open_run(prepared: Prepared, *, wait: bool = False) -> Iterator[Run]:
+    """Begin a run; the dataset is its own for as long as the block.
+
+    What a killed run has left is swept up, and the plan made anew if the ledger has changed since.
+    With `wait`, waits for the end of another run. Raises LedgerError if there is one, StoreError.
+    """
+    ledger = prepared.ledger
+    ledger.create()
+    with lease(ledger, wait=wait) as held:
+        if not held.clean:
+            sweep(ledger)
+        prepared = plan_again(prepared)
+        number = 1 + max(ledger.runs(), default=0)
+        tell_run(number)
+        ledger.describe_step(prepared.step.identity, prepared.step.description)
+        yield Run(prepared=prepared, number=number, lease=held)

@@ -1,0 +1,171 @@
+"""Stop a run right before and after every change that it makes to a dataset, and run it again."""
+
+import os
+import shutil
+import signal
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+from crashing import CrashPoints, in_child
+from jobs import run_job
+
+import batchmill.run
+
+# Imported here, once, and not in every child.
+from batchmill import LedgerError, isolation, outputs  # noqa: F401
+from batchmill.ledger import Ledger
+from batchmill.storage import LocalStore
+from batchmill.upkeep import compact
+from batchmill.verify import verify
+
+STEP = """
+from pathlib import Path
+def step(source, out):
+    with open(Path(__file__).parent / "executed", "a") as file: file.write(source.name + "\\n")
+    word = source.read_text()
+    for i, letter in enumerate(word[:2]):
+        (out / f"{i}.txt").write_text(letter)
+        yield {"output": f"{i}.txt", "word": word}
+"""
+
+
+def prepare_inputs(folder, scenario):
+    """Write inputs and manifest; for a second run, make the first, and change things."""
+    folder.mkdir()
+    (folder / "letters.py").write_text(STEP)
+    (folder / "in").mkdir()
+    names = ["a", "b", "c", "d"]
+    for name in names:
+        (folder / "in" / name).write_text(f"{name}xyz")
+    write_manifest(folder, names)
+    if scenario == "again":
+        assert in_child(lambda: run(folder)) == 0
+        (folder / "in" / "a").write_text("q")  # One output less.
+        os.utime(folder / "in" / "d", (1, 1))
+        (folder / "in" / "e").write_text("new")
+        shutil.rmtree(next((folder / "out" / "files").glob("*-b-*")))
+        write_manifest(folder, ["a", "b", "d", "e"])
+    (folder / "executed").unlink(missing_ok=True)
+
+
+def write_manifest(folder, names):
+    (folder / "m.csv").write_text("input\n" + "".join(f"in/{name}\n" for name in names))
+
+
+def run(folder, points=None, broken=None):
+    """One run, as the flow makes it; parts are put together each time."""
+    os.chdir(folder)
+    batchmill.run.compact = lambda ledger, run: compact(ledger, run, many=2)
+    if broken:
+        broken(points)
+    if points:
+        points.watch()
+    run_job("m.csv", "letters:step", "out", prune=True, batch_size=1, num_workers=1, cores=1)
+
+
+def contents(dataset):
+    """What users see of a dataset, byte for byte."""
+    shown = [*(dataset / "files").rglob("*"), *dataset.glob("*.*")]
+    return {str(p.relative_to(dataset)): p.read_bytes() for p in shown if p.is_file()}
+
+
+def recorded(dataset):
+    """The inputs that are ok, by the ledger, and when each was executed."""
+    ledger = Ledger(LocalStore(dataset))
+    rows = ledger.records(["input", "run", "finished_at"]).to_pylist() if ledger.exists else []
+    return {row["input"].removeprefix("in/"): (row["run"], row["finished_at"]) for row in rows}
+
+
+def executed(folder):
+    log = folder / "executed"
+    return log.read_text().split() if log.exists() else []
+
+
+def crash_everywhere(tmp_path, scenario, broken=None):
+    """Kill a run at each point; return what was wrong after it was run again."""
+    counting = tmp_path / "counting"
+    prepare_inputs(counting, scenario)
+    points = CrashPoints(counting / "out")
+    assert in_child(lambda: run(counting, points, broken)) == 0
+    undisturbed = tmp_path / "undisturbed"
+    prepare_inputs(undisturbed, scenario)
+    assert in_child(lambda: run(undisturbed)) == 0
+    expected = contents(undisturbed / "out")
+    count = points.count
+    faults = []
+    for at in range(1, count + 1):
+        folder = tmp_path / f"{at}"
+        prepare_inputs(folder, scenario)
+        before = recorded(folder / "out")
+        points = CrashPoints(folder / "out", at)
+        code = in_child(partial(run, folder, points, broken))
+        assert code == -signal.SIGKILL, at
+        # What this run has recorded is done, and is not to be executed again.
+        after = recorded_or_torn(folder / "out")
+        done = {name for name, record in after.items() if before.get(name) != record}
+        earlier = executed(folder)
+        if in_child(partial(run, folder)) != 0:
+            faults.append((at, "it cannot be run again"))
+            continue
+        if contents(folder / "out") != expected:
+            faults.append((at, "another dataset"))
+        if set(executed(folder)[len(earlier) :]) & done:
+            faults.append((at, "committed, and executed again"))
+        left = list(verify(Ledger(LocalStore(folder / "out")), hash_files=True))
+        left += list(LocalStore(folder / "out").leftovers())
+        if left:
+            faults.append((at, left))
+        shutil.rmtree(folder)
+    assert count > 40
+    print(f"{count} points")
+    return faults
+
+
+def recorded_or_torn(dataset):
+    try:
+        return recorded(dataset)
+    except LedgerError:
+        return {}
+
+
+@pytest.mark.parametrize("scenario", ["first", "again"])
+def test_a_run_that_is_stopped_anywhere_can_be_run_again(tmp_path, scenario):
+    assert crash_everywhere(tmp_path, scenario) == []
+
+
+def record_before_outputs(points):
+    """Break the protocol: an input's files are put in place only when the next one begins."""
+    waiting = []
+    place = outputs._replace_folder
+
+    def later(staged, target, written):
+        if waiting:
+            place(*waiting.pop())
+        aside = staged.with_name(staged.name + "-aside")
+        os.rename(staged, aside)
+        waiting.append((aside, target, written))
+
+    outputs._replace_folder = later
+
+
+def write_in_place(points):
+    """Break the protocol: files are written under their names, and may be seen half-written."""
+
+    @contextmanager
+    def replacing(store, name):
+        target = store.path(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb", buffering=0) as file:
+            file.write(b"half of it")
+            points.reach() if points else None
+            file.seek(0)
+            yield file
+            file.truncate()
+
+    LocalStore.replacing = replacing
+
+
+@pytest.mark.parametrize("broken", [record_before_outputs, write_in_place])
+def test_a_broken_protocol_does_not_pass(tmp_path, broken):
+    assert crash_everywhere(tmp_path, "first", broken)

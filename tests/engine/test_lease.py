@@ -1,0 +1,166 @@
+"""One writer for each dataset, whoever dies, wherever."""
+
+import json
+import multiprocessing
+import os
+import socket
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from batchmill import LedgerError
+from batchmill import lease as leases
+from batchmill.lease import holder, lease
+from batchmill.ledger import Ledger
+from batchmill.storage import LocalStore
+
+FOLDER = ".batchmill/lease"
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    ledger = Ledger(LocalStore(tmp_path))
+    ledger.create()
+    return ledger
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Short times, so that a test need not wait."""
+    monkeypatch.setattr(leases, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(leases, "LAPSE_SECONDS", 0.5)
+    monkeypatch.setattr(leases, "_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(leases, "_LOOK_SECONDS", 0.05)
+
+
+def lease_of_another_machine(ledger, *, age, number=3, **changes):
+    """Write a lease as another machine's process would have."""
+    fields = {
+        "number": number,
+        "token": "another",
+        "host": "far-away",
+        "machine": "another boot",
+        "pid": 4711,
+        "started": "1",
+        "since": time.time() - age,
+        "beat": time.time() - age,
+        "ended": False,
+    }
+    ledger.store.write(f"{FOLDER}/{number:06d}.json", json.dumps(fields | changes).encode())
+
+
+def take(root, count, gate):
+    """Try to take the lease, in a process of its own; hold it for a while."""
+    gate.wait()
+    try:
+        with lease(Ledger(LocalStore(root))):
+            with count.get_lock():
+                count.value += 1
+            time.sleep(1.5)
+    except LedgerError:
+        pass
+
+
+def test_who_holds_it_is_named_and_nobody_else_gets_it(ledger):
+    with lease(ledger):
+        who = f"process {os.getpid()} on {socket.gethostname()}, since "
+        assert holder(ledger).startswith(who)
+        with pytest.raises(LedgerError, match=who), lease(ledger):
+            pass
+    assert holder(ledger) is None
+    with lease(ledger):
+        pass
+
+
+def test_a_process_that_died_holds_nothing(ledger):
+    pid = os.fork()
+    if pid == 0:
+        lease(ledger).__enter__()
+        os.kill(os.getpid(), 9)
+    os.waitpid(pid, 0)
+    assert holder(ledger) is None
+    with lease(ledger):
+        assert str(os.getpid()) in holder(ledger)
+    assert os.listdir(ledger.store.path(FOLDER)) == ["000002.json"]
+
+
+def test_another_machines_lease_holds_while_it_beats(ledger, quick):
+    lease_of_another_machine(ledger, age=0.0)
+    with pytest.raises(LedgerError, match="process 4711 on far-away"), lease(ledger):
+        pass
+
+
+def test_a_clock_that_is_behind_does_not_cost_the_lease(ledger, quick):
+    beats = multiprocessing.get_context("fork").Process(target=beat, args=(ledger,))
+    lease_of_another_machine(ledger, age=3600)
+    beats.start()
+    try:
+        with pytest.raises(LedgerError, match="process 4711"), lease(ledger):
+            pass
+    finally:
+        beats.kill()
+        beats.join()
+
+
+def beat(ledger):
+    age = 3600
+    while True:
+        lease_of_another_machine(ledger, age=age)
+        age -= 0.01
+        time.sleep(0.05)
+
+
+def test_a_lapsed_lease_is_taken_over_by_exactly_one(ledger, quick):
+    lease_of_another_machine(ledger, age=3600)
+    fork = multiprocessing.get_context("fork")
+    count, gate = fork.Value("i", 0), fork.Event()
+    contenders = [
+        fork.Process(target=take, args=(ledger.store.root, count, gate)) for _ in range(8)
+    ]
+    for contender in contenders:
+        contender.start()
+    gate.set()
+    for contender in contenders:
+        contender.join()
+    assert [contender.exitcode for contender in contenders] == [0] * 8
+    assert count.value == 1
+
+
+def test_who_comes_too_late_does_not_get_a_number_that_is_over(ledger, monkeypatch):
+    lease_of_another_machine(ledger, age=0.0, number=7)
+    # As if it had looked long ago, when the third was over and the fourth not yet there.
+    early = [leases.Holder(**json.loads(ledger.store.read(f"{FOLDER}/000007.json")))]
+    early[0] = leases.replace(early[0], number=3, ended=True)
+    real = leases._latest
+    monkeypatch.setattr(leases, "_latest", lambda ledger: early.pop() if early else real(ledger))
+    with pytest.raises(LedgerError, match="process 4711"), lease(ledger):
+        pass
+    assert ledger.store.names(FOLDER) == ["000007.json"]
+
+
+def test_who_was_taken_over_is_told(ledger):
+    with lease(ledger) as held:
+        held.check()
+        lease_of_another_machine(ledger, age=0.0, number=9)
+        with pytest.raises(LedgerError, match="another has taken over"):
+            held.check()
+
+
+def test_it_waits_if_asked(ledger, quick):
+    with ExitStack() as stack:
+        lease_of_another_machine(ledger, age=0.0)
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(0.3)
+            lease_of_another_machine(ledger, age=0.0, ended=True)
+            os._exit(0)
+        stack.callback(os.waitpid, pid, 0)
+        with lease(ledger, wait=True):
+            assert str(os.getpid()) in holder(ledger)
+
+
+def test_a_lease_of_another_version_is_refused_by_name(ledger):
+    ledger.store.write(f"{FOLDER}/000001.json", b'{"version": 99}')
+    with pytest.raises(LedgerError, match=r"000001\.json: is no lease of this version"):
+        holder(ledger)

@@ -1,0 +1,73 @@
+"""Runs in a process that is killed at the n-th change that it is about to make to a dataset."""
+
+import mmap
+import os
+import signal
+import struct
+import sys
+import time
+import traceback
+from pathlib import Path
+
+_CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate"}
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+NEVER = -1
+
+
+class CrashPoints:
+    """Counts the changes to the files below a folder, in all processes that are forked later.
+
+    Right before the `at`-th, the whole run is killed; the change before has just been made.
+    """
+
+    def __init__(self, folder: Path, at: int = NEVER) -> None:
+        self._prefix = str(folder)
+        self._at = at
+        self._count = mmap.mmap(-1, 8)
+        self._main = 0
+
+    @property
+    def count(self) -> int:
+        """The number of changes so far."""
+        return struct.unpack("q", self._count[:])[0]
+
+    def watch(self) -> None:
+        """Begin to count, in this process and its children; there is no end to it."""
+        self._main = os.getpid()
+        sys.addaudithook(self._hook)
+        fsync = os.fsync
+        os.fsync = lambda descriptor: (self.reach(), fsync(descriptor))
+
+    def reach(self) -> None:
+        """Note a change that is about to be made."""
+        count = self.count + 1
+        self._count[:] = struct.pack("q", count)
+        if count == self._at:
+            os.kill(self._main, signal.SIGKILL)
+            time.sleep(60)  # A worker: the kernel kills it with the main process.
+
+    def _hook(self, event: str, arguments: tuple) -> None:
+        is_change = event in _CHANGES or (event == "open" and arguments[2] & _WRITING)
+        if is_change and self._is_here(arguments[0]):
+            self.reach()
+
+    def _is_here(self, path: object) -> bool:
+        return isinstance(path, str | os.PathLike) and os.fspath(path).startswith(self._prefix)
+
+
+def in_child(function) -> int:
+    """Call a function in a forked process; return its exit code when all its children have gone."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(reader)
+            function()
+            os._exit(0)
+        except BaseException:  # noqa: BLE001  # Whatever it is, this process ends here.
+            traceback.print_exc()
+            os._exit(1)
+    os.close(writer)
+    os.read(reader, 1)  # At an end only when nobody is left that could write.
+    os.close(reader)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
