@@ -21,6 +21,7 @@ from batchmill.step import Step
 
 _ENGINE = os.path.dirname(os.path.abspath(__file__))
 _MAX_TEXT = 64 * 1024
+_CLASS_NAME: Callable[[type], str] = type.__dict__["__name__"].__get__
 _ABSENT = Fingerprint(size=-1, mtime_ns=0, content="")
 
 
@@ -67,6 +68,7 @@ def execute(step: Step, item: Input, bench: Workbench, indexed: Callable[[], Any
     Dataset. Nothing is raised but what ends the process.
     """
     started = time.perf_counter()
+    pid = os.getpid()
     seen = _ABSENT
     staged = bench.staging / item.input_id if "out" in step.given else None
     kind: Kind = "failed"
@@ -83,12 +85,18 @@ def execute(step: Step, item: Input, bench: Workbench, indexed: Callable[[], Any
             staged.mkdir()
         result = _call(step, item, staged) if step.kind == "function" else indexed()
         rows = rows_of(result)
+        _end_a_fork(pid)
         outputs = place_outputs(staged, rows, bench.dataset, item.input_id)
         encoded = encode_rows(rows)
     except BaseException as error:  # An input's own fault becomes its outcome.
-        _undo(staged, bench.dataset, item.input_id)
+        _end_a_fork(pid)
+        # What an earlier run has in place is not this attempt's to remove: it may be late, and
+        # another run be at work already.
+        if staged:
+            remove_folder(staged)
         failure = _failure(item, bench, kind, error, time.perf_counter() - started)
-        return failure._replace(**seen._asdict())
+        attempts = 0 if kind == "missing" else 1
+        return failure._replace(attempts=attempts, **seen._asdict())
     return Outcome(
         input=item.name,
         input_id=item.input_id,
@@ -121,6 +129,12 @@ def make_dataset(step: Step, inputs: Sequence[Input]) -> Any:
     return made
 
 
+def _end_a_fork(pid: int) -> None:
+    """End a process that a step has forked and that has come back from it: one is enough."""
+    if os.getpid() != pid:
+        os._exit(0)
+
+
 def _call(step: Step, item: Input, staged: Path | None) -> Any:
     given: dict[str, Any] = {}
     if staged:
@@ -130,18 +144,13 @@ def _call(step: Step, item: Input, staged: Path | None) -> Any:
     return step.target(Path(item.path), **given, **step.params)
 
 
-def _undo(staged: Path | None, dataset: Path, input_id: str) -> None:
-    """Leave nothing of an input that failed: neither what it staged nor an earlier run's files."""
-    if staged:
-        remove_folder(staged)
-    remove_folder(dataset / FILES / input_id)
-
-
 def _failure(
     item: Input, bench: Workbench, kind: Kind, error: BaseException, seconds: float
 ) -> Outcome:
     own_fault = isinstance(error, OutputError) or kind == "missing"
-    outcome = _not_ok(item, bench, kind, type(error).__name__, _text_of(error), seconds)
+    # Not error.__class__.__name__: a class may have a say in that.
+    name = _printable(_CLASS_NAME(type(error)))
+    outcome = _not_ok(item, bench, kind, name, _text_of(error), seconds)
     return outcome if own_fault else outcome._replace(traceback=_traceback_of(error))
 
 
@@ -172,7 +181,7 @@ def lost(
     seconds: float,
 ) -> Outcome:
     """Make the outcome of an input whose process is gone, and remove what it has left behind."""
-    _undo(bench.staging / item.input_id, bench.dataset, item.input_id)
+    remove_folder(bench.staging / item.input_id)
     return _not_ok(item, bench, kind, error, message, seconds)._replace(log=_printable(log))
 
 

@@ -3,6 +3,8 @@
 from typing import Final, Literal, NamedTuple, get_args
 
 Kind = Literal["ok", "failed", "timeout", "crashed", "oom", "missing", "cancelled"]
+_LINE_CHARACTERS = 300
+
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
@@ -46,10 +48,23 @@ class Outcome(NamedTuple):
 
 
 def one_line(error: str, message: str) -> str:
-    r"""Join an error's type and the first line of its text.
+    r"""Join an error's type and the first line of its text, cut where it is very long.
 
     >>> one_line("ValueError", "bad header\nat byte 12")
     'ValueError: bad header'
     """
-    first = message.strip().partition("\n")[0]
+    first = visible(message.strip().partition("\n")[0])
+    if len(first) > _LINE_CHARACTERS:
+        first = f"{first[:_LINE_CHARACTERS]} ..."
     return f"{error}: {first}" if first else error
+
+
+def visible(text: str) -> str:
+    r"""Write control characters as what they are: a terminal would obey them.
+
+    >>> visible("\x1b[31mred")
+    '\\x1b[31mred'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
@@ -23,6 +24,8 @@ def place_outputs(
     `staged` is the folder that the step wrote to; None if it was given none. Raises OutputError
     unless the rows name just the files that were written.
     """
+    if staged and staged.is_symlink():
+        raise OutputError("it put a symbolic link in the place of `out`. Write to the folder.")
     named = _named(rows, staged)
     written = dict(_written(staged)) if staged else {}
     _compare(set(named), set(written))
@@ -43,8 +46,15 @@ def place_outputs(
 def remove_folder(folder: Path | str) -> None:
     """Remove a folder and what is in it; one that is not there is no fault."""
     # As a rule there is none, and to ask takes a quarter of an exception's time.
-    if os.access(folder, os.F_OK):
+    if not os.path.lexists(folder):
+        return
+    if os.path.islink(folder):
+        os.unlink(folder)
+        return
+    try:
         shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:  # Folders in folders in folders.
+        subprocess.run(["rm", "-rf", "--", os.fspath(folder)], check=False)  # noqa: S607
 
 
 def _named(rows: Iterable[Row], staged: Path | None) -> dict[str, list[Row]]:

@@ -50,7 +50,7 @@ class FailurePolicy:
         """
         text = self.max_failures.strip()
         share = _SHARE.fullmatch(text)
-        if share:
+        if share and float(share[1]) <= 100:
             return int(inputs * float(share[1]) / 100)
         if text.isdigit():
             return int(text)

@@ -14,7 +14,7 @@ from batchmill.plan_file import write_run_plan
 from batchmill.policy import FailurePolicy
 from batchmill.shard import Shard
 from batchmill.summary import Summary, summarise
-from batchmill.upkeep import compact, note_touched, remove_withdrawn, sweep
+from batchmill.upkeep import compact, note_touched, remove_failed, remove_withdrawn, sweep
 
 
 @dataclass(kw_only=True)
@@ -59,12 +59,15 @@ class Run:
         ]
 
     def settle(self, *, prune: bool = False) -> None:
-        """Record what needs no execution; with `prune`, remove withdrawn inputs.
+        """Record what needs no execution, and remove what is there no more.
+
+        With `prune`, withdrawn inputs, too.
 
         Raises LedgerError if another run has taken the dataset over.
         """
         self.lease.check()
         note_touched(self.ledger, self.number, self.prepared.plan, self.prepared.manifest.inputs)
+        remove_failed(self.ledger, self.number)
         if prune:
             remove_withdrawn(self.ledger, self.number, self.prepared.plan.withdrawn)
 

@@ -136,13 +136,13 @@ def _look_up(step: Step, table: pa.Table, inputs: list[Input]) -> Callable[[int]
     if step.kind == "dataset":
         try:
             made = make_dataset(step, inputs)
-        except Exception as error:  # Then each of its inputs fails with it.
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # Then each input fails.
             return partial(_raise, error)
         return lambda index: made[index]
     return lambda _: None
 
 
-def _raise(error: Exception, _: int) -> Any:
+def _raise(error: BaseException, _: int) -> Any:
     raise error
 
 

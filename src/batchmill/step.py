@@ -118,9 +118,11 @@ def _resolve(ref: str, search: str) -> Any:
         try:
             value = getattr(value, part)
         except AttributeError as error:
-            names = ", ".join(name for name in dir(value) if name.isidentifier() and name[0] != "_")
+            names = [name for name in dir(value) if name.isidentifier() and name[0] != "_"]
+            own = [n for n in names if getattr(getattr(value, n), "__module__", "") == module_name]
             raise StepError(
-                f"step {ref}: {module_name} has no {part!r}. It has: {names or 'nothing'}."
+                f"step {ref}: {module_name} has no {part!r}. "
+                f"It has: {', '.join(own or names) or 'nothing'}."
             ) from error
     return value
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pyarrow.compute as pc
 
 from batchmill.ledger import Ledger
-from batchmill.outcome import one_line
+from batchmill.outcome import KINDS, one_line
 from batchmill.plan_file import planned_names, read_work
 
 SHOWN_NAMES = 10
@@ -62,7 +62,7 @@ def summarise(ledger: Ledger, run: int) -> Summary:
     """Sum up a run; also one that is under way, or was killed."""
     work = read_work(ledger, run)
     planned = planned_names(ledger, run)
-    records = ledger.records(["input", "outcome", "error", "message"], run=run)
+    records = ledger.records(["input", "outcome", "attempts", "error", "message"], run=run)
     outcomes = Counter(records["outcome"].to_pylist())
     outcomes.update(work.settled)
     failures = [
@@ -73,12 +73,12 @@ def summarise(ledger: Ledger, run: int) -> Summary:
     return Summary(
         run=run,
         inputs=work.inputs,
-        outcomes={kind: count for kind, count in outcomes.most_common() if count},
+        outcomes={kind: outcomes[kind] for kind in KINDS if outcomes[kind]},
         # Two sets are compared, not two numbers: each planned input, by its name, has a record.
         pending=len(planned) - pc.sum(pc.is_in(planned, records["input"].combine_chunks())).as_py()
         if len(planned)
         else 0,
-        executed=len(records) - outcomes["missing"],
+        executed=pc.sum(pc.greater(records["attempts"], 0)).as_py() or 0,
         counts=work.counts,
         failures=tuple(failures[:SHOWN_NAMES]),
     )
@@ -105,7 +105,7 @@ def failure_message(summary: Summary, dataset: str) -> str:
     if hidden > 0:
         lines.append(f"  ... and {hidden:,} more")
     if summary.failed:
-        lines.append(f"All of them, with tracebacks: batchmill failures {dataset}")
+        lines.append(f"Which, and why, with tracebacks: batchmill failures {dataset}")
     if summary.counts.get("quarantined"):
         lines.append(
             f"{summary.counts['quarantined']:,} of them failed in an earlier run, and were not "

@@ -47,6 +47,12 @@ def note_touched(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table) -> None
     ledger.record_anew(run, records.set_column(column, "mtime_ns", times))
 
 
+def remove_failed(ledger: Ledger, run: int) -> None:
+    """Remove the files that inputs had of an earlier run, and have no more, for they failed."""
+    records = ledger.records(["input_id", "outcome"], run=run)
+    _remove(ledger, records["input_id"].filter(pc.not_equal(records["outcome"], "ok")).to_pylist())
+
+
 def remove_withdrawn(ledger: Ledger, run: int, withdrawn: pa.Table) -> None:
     """Remove the records and files of inputs that the manifest no longer lists."""
     if len(withdrawn) == 0:

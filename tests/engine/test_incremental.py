@@ -204,6 +204,16 @@ def test_force_executes_all(job):
     assert contents(job.dataset) == before
 
 
+def test_an_input_that_fails_has_no_files_any_more(job):
+    job.run()
+    before = job.output("00009.txt")
+    job.path("00009.txt").write_bytes(b"\xff")
+    job.run()
+    assert job.summary.outcomes == {"ok": 19, "failed": 1}
+    assert not before.parent.exists()
+    assert list(verify(job.ledger)) == []
+
+
 def test_a_file_that_changes_between_plan_and_run_is_recorded_as_it_was_read(job):
     def change():
         job.path("00005.txt").write_text("later")

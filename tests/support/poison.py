@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -91,6 +92,30 @@ def _yield_and_fail():
     raise ValueError("half-way")
 
 
+def _remove_folder():
+    os.chdir(tempfile.mkdtemp())
+    os.rmdir(os.getcwd())
+
+
+def _replace_environment():
+    os.environ = {"POISON": "left behind"}  # noqa: B003
+
+
+def _leave_alarm():
+    signal.signal(signal.SIGALRM, lambda *_: _raise(TimeoutError("somebody else's alarm")))
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+
+
+class _Nameless(type):
+    @property
+    def __name__(cls):
+        raise RuntimeError("no name")
+
+
+class NamelessError(Exception, metaclass=_Nameless):
+    pass
+
+
 # What a name stands for: what is done, the outcome's kind, and its error.
 POISONS = {
     "valueerror": (lambda: _raise(ValueError("bad header")), "failed", "ValueError"),
@@ -120,6 +145,14 @@ POISONS = {
     "mess": (_mess_up, "ok", ""),
     "fork": (_fork_and_return, "ok", ""),
     "orphan": (_orphan, "ok", ""),
+    "large": (lambda: {"text": "x" * (5 * 2**20)}, "ok", ""),
+    "folder": (_remove_folder, "ok", ""),
+    "environ": (_replace_environment, "ok", ""),
+    "detach": (lambda: sys.stdout.detach() and None, "ok", ""),
+    "closeall": (lambda: os.closerange(3, 1000), "ok", ""),
+    "alarm": (_leave_alarm, "ok", ""),
+    "stopped": (lambda: os.kill(os.getpid(), signal.SIGSTOP), "timeout", "Timeout"),
+    "nameless": (lambda: _raise(NamelessError()), "failed", "NamelessError"),
 }
 
 
@@ -136,6 +169,9 @@ FILE_POISONS = {
     "escape": (lambda out: _link(out / "x", out.parent), "OutputError"),
     "pipe": (lambda out: _pipe(out / "x"), "OutputError"),
     "raises": (lambda out: _write(out / "x", None), "ValueError"),
+    "deep": (lambda out: _dig(out), "RecursionError"),
+    "replaced": (lambda out: _replace(out), "OutputError"),
+    "late": (lambda out: _forked_late(out), ""),
 }
 
 
@@ -149,6 +185,19 @@ def _write(path, row):
 def _link(path, target):
     path.symlink_to(target)
     return {"output": path.name}
+
+
+def _dig(out):
+    os.chdir(out)
+    for _ in range(1500):
+        os.mkdir("d")
+        os.chdir("d")
+
+
+def _replace(out):
+    out.rename(out.with_name(out.name + "-aside"))
+    out.symlink_to(out.with_name(out.name + "-aside"))
+    return {}
 
 
 def _pipe(path):
@@ -166,6 +215,15 @@ def write(source: Path, out: Path, *, log: str):
         return FILE_POISONS[kind][0](out)
     (out / "copy").write_text(first)
     return {"output": "copy"}
+
+
+def _forked_late(out):
+    """Return, and have a fork come back from it much later."""
+    if os.fork() == 0:
+        time.sleep(1)
+        raise ValueError("in the child")
+    (out / "x").write_text("the parent's")
+    return {"output": "x"}
 
 
 def _surroundings():

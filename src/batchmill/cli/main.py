@@ -63,7 +63,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         errors.print(f"batchmill: {error}", style="red")
         code = NOT_STARTED
     except KeyboardInterrupt:
-        errors.print("Cancelled. What is committed stays; the same command goes on from there.")
+        stays = " What is committed stays; the same command goes on from there."
+        errors.print("Cancelled." + (stays if called == ["run"] else ""))
         code = CANCELLED
     except BrokenPipeError:
         # The reader of our output has gone (`| head`), which is its right.

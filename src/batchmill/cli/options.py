@@ -84,7 +84,7 @@ class JobOptions:
         int | None,
         Parameter(
             group=BATCHES,
-            help="DataLoader workers in each shard; 0: none. Default: the cores, at most 8.",
+            help="DataLoader workers in each shard; 0 is one, too. Default: the cores, at most 8.",
         ),
     ] = None
 

@@ -105,7 +105,7 @@ def _follow_with_lines(watcher: RunWatcher, console: Console, stop: threading.Ev
 
 
 def _time_left(seen: RunProgress, rate: float) -> str:
-    if not rate:
+    if not rate or seen.done >= seen.total:
         return ""
     return f"{timedelta(seconds=round((seen.total - seen.done) / rate))} left"
 

@@ -14,7 +14,7 @@ from batchmill.cli.options import JobOptions, Json, Manifest
 from batchmill.cli.progress import showing_progress
 from batchmill.errors import RunError
 from batchmill.job import Handover, Prepared, handing_over, prepare
-from batchmill.summary import summarise
+from batchmill.summary import failure_message, summarise
 
 
 def run(
@@ -104,10 +104,10 @@ def run(
     except RunError as error:
         if not handover.run:
             raise
-        _tell(handover, json, time.monotonic() - begun)
+        _tell(handover, json, time.monotonic() - begun, allowed=False)
         # Its first line has just been said.
         raise RunError(str(error).partition("\n")[2]) from error
-    _tell(handover, json, time.monotonic() - begun)
+    _tell(handover, json, time.monotonic() - begun, allowed=True)
 
 
 def _to_do(prepared: Prepared) -> str:
@@ -117,7 +117,7 @@ def _to_do(prepared: Prepared) -> str:
     return f"{len(prepared.manifest):,} inputs ({listed}); {pending:,} to execute."
 
 
-def _tell(handover: Handover, as_json: bool, seconds: float) -> None:
+def _tell(handover: Handover, as_json: bool, seconds: float, *, allowed: bool) -> None:
     prepared = handover.prepared
     summary = summarise(prepared.ledger, handover.run)
     if as_json:
@@ -126,6 +126,8 @@ def _tell(handover: Handover, as_json: bool, seconds: float) -> None:
         out = console()
         out.print(f"{summary.sentence()} ({summary.executed:,} executed in {seconds:.1f} s)")
         out.print(f"Dataset: {prepared.job.output}")
+        if allowed and summary.failed:
+            out.print(failure_message(summary, prepared.job.output).partition("\n")[2])
 
 
 def _set_loudness(verbose: bool) -> None:

@@ -1,11 +1,15 @@
 """`batchmill try`: a step on one input, in this process."""
 
+import faulthandler
 import json as json_text
 import os
 import shutil
+import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -48,6 +52,8 @@ def try_one(
 ) -> int:
     """Run a step on one input, here and now, without Prefect and Ray; show what it gives.
 
+    In this process, so that a debugger works: without limits, and what crashes it ends the command.
+
     ```
     batchmill try recording.flac --step batchmill.steps.audio:split --param seconds=2 --keep clips
     ```
@@ -64,7 +70,10 @@ def try_one(
     look_up = _looking_up(loaded, item)
     with tempfile.TemporaryDirectory(prefix="batchmill-") as folder:
         with Workbench(dataset=Path(folder), attempt="try") as bench:
-            outcome = execute(loaded, item, bench, look_up)
+            with suppress(ValueError):  # Standard error may be no file.
+                faulthandler.enable()
+            with _ctrl_c_ends_it():
+                outcome = execute(loaded, item, bench, look_up)
         outcome = _in_own_folder(outcome)
         if keep and outcome.outputs:
             shutil.copytree(Path(folder, FILES, item.input_id), keep, dirs_exist_ok=True)
@@ -73,6 +82,25 @@ def try_one(
     else:
         _show(outcome, keep)
     return 0 if outcome.kind == "ok" else FAILED
+
+
+@contextmanager
+def _ctrl_c_ends_it() -> Iterator[None]:
+    """Tell a Ctrl-C from a KeyboardInterrupt that a step raises, which is its outcome."""
+    pressed = False
+
+    def press(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.default_int_handler(number, frame)
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if pressed:
+            raise KeyboardInterrupt
 
 
 def _looking_up(step: LoadedStep, item: Input) -> Callable[[], Any]:

@@ -43,20 +43,31 @@ class Journal:
         self._write_frame(record[start:], 0)
 
     def read(self) -> list[bytes]:
-        """Return records that have arrived, at most a quarter of the ring. Does not wait."""
+        """Return all records that have arrived; does not wait."""
+        records: list[bytes] = []
+        arrived = self._counters[_WRITTEN]
+        while self._counters[_READ] < arrived:
+            before = self._counters[_READ]
+            records += self._read_some(min(arrived - before, self._most))
+            if self._counters[_READ] == before:
+                break  # Not all of a frame is here, or not as it was written.
+        return records
+
+    def _read_some(self, length: int) -> list[bytes]:
+        """Return the records that end in the next bytes, as far as whole frames go."""
         first = self._counters[_READ]
-        arrived = self._copy(first, min(self._counters[_WRITTEN] - first, self._most))
+        arrived = self._copy(first, length)
         records = []
         start = 0
         while start + _FRAME.size <= len(arrived):
-            length, crc = _FRAME.unpack_from(arrived, start)
-            end = start + _FRAME.size + (length & ~_MORE)
+            size, crc = _FRAME.unpack_from(arrived, start)
+            end = start + _FRAME.size + (size & ~_MORE)
             payload = arrived[start + _FRAME.size : end]
             # Not all of it is here; or this processor shows a counter before what it counts.
             if end > len(arrived) or zlib.crc32(payload) != crc:
                 break
             start = end
-            if length & _MORE:
+            if size & _MORE:
                 self._begun.append(payload)
             elif self._begun:
                 records.append(b"".join([*self._begun, payload]))

@@ -35,8 +35,9 @@ from batchmill.isolation.worker import Drain, Gate, GuardedInputs, begin_worker
 from batchmill.outcome import Kind, Outcome
 
 _POLL_SECONDS = 0.02
-# Workers that die between inputs are nobody's fault; so many in a row without an outcome are ours.
-_MAX_IDLE_DEATHS = 5
+# Workers that die between inputs are nobody's fault; so many DataLoaders in a row without an
+# outcome are ours.
+_MAX_IDLE_PASSES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,30 +92,31 @@ class IsolatedRun:
     _attempts: dict[int, int] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
     _retries: dict[int, _Retry] = field(default_factory=dict)
+    _taken: int = 0
 
     def execute(self, *, batch_size: int, num_workers: int) -> None:
         """Execute all inputs; returns when each has its final outcome, or `stop` was requested.
 
-        Raises WorkerError if workers keep dying between inputs, and what `deliver` raises.
+        Raises WorkerError if workers bring forth no outcome any more, and what `deliver` raises.
         """
         self._open = set(range(self.count))
         together = list(range(self.count))
-        idle_deaths = 0
+        idle_passes = 0
         adopt_orphans()
         try:
             while self._open and not self.stop.requested:
                 indices, alone = (together, False) if together else self._due()
+                before = self._taken
                 deaths = self._pass(
                     indices, 1 if alone else batch_size, 1 if alone else num_workers
                 )
-                blamed = {death.index for death in deaths}
                 if self.stop.requested:
                     break  # They may have been killed for that.
                 for death in deaths:
                     self._blame(death)
-                idle_deaths = idle_deaths + 1 if blamed == {None} else 0
-                if idle_deaths > _MAX_IDLE_DEATHS:
-                    raise WorkerError(deaths[0].message)
+                idle_passes = idle_passes + 1 if self._taken == before else 0
+                if idle_passes > _MAX_IDLE_PASSES:
+                    raise WorkerError(deaths[0].message if deaths else "its outcomes are lost")
                 together = [i for i in indices if i in self._open and i not in self._retries]
         finally:
             adopt_orphans(False)
@@ -139,22 +141,34 @@ class IsolatedRun:
         """Run one DataLoader until it is through, or a worker has died; return the deaths."""
         workers = max(1, min(num_workers, -(-len(indices) // batch_size)))
         before = frozenset(children(os.getpid()))
-        oom_kills = kernel_oom_kills()
         stations = [Station() for _ in range(workers)]
+        try:
+            return self._drive(indices, batch_size, stations)
+        finally:
+            kill_descendants(os.getpid(), spare=before)
+            for pid in set(children(os.getpid())) - before:
+                reap(pid)
+            for station in stations:
+                station.close()
+
+    def _drive(
+        self, indices: Sequence[int], batch_size: int, stations: Sequence[Station]
+    ) -> list[Death]:
+        oom_kills = kernel_oom_kills()
         drain = Drain()
         gate = Gate()
         watchdog = Watchdog(stations, self.limits, drain, self.stop, self._receive)
         iterator = _iterate(
             GuardedInputs(indices=indices, run=self.run, drain=drain),
             batch_size,
-            workers,
+            len(stations),
             partial(begin_worker, stations=stations, gate=gate, parent=os.getpid()),
         )
         processes = list(iterator._workers)
         watchdog.start()
         died = False
         try:
-            gate.open(workers)
+            gate.open(len(stations))
             for _ in iterator:
                 pass
         except RuntimeError as error:
@@ -172,19 +186,16 @@ class IsolatedRun:
                 if died:
                     iterator._shutdown_workers()
                 watchdog.stop()
-        deaths = [
+                for process in processes:  # One may have been told not to end.
+                    kill_tree(process.pid)
+                    process.join()
+        return [
             self._autopsy(station, process.exitcode, watchdog.verdicts.get(number), oom_kills)
             for number, (station, process) in enumerate(zip(stations, processes, strict=True))
-            if process.exitcode
-            or (died and station.occupied and station.occupied.index in self._open)
+            if number in watchdog.verdicts
+            or (station.occupied and station.occupied.index in self._open)
+            or (process.exitcode and died)
         ]
-        spared = before | {process.pid for process in processes if process.is_alive()}
-        kill_descendants(os.getpid(), spare=spared)
-        for pid in set(children(os.getpid())) - spared:
-            reap(pid)
-        for station in stations:
-            station.close()
-        return deaths
 
     def _receive(self, arrived: Sequence[tuple[int, Outcome]]) -> None:
         """Take outcomes from workers; called by the watchdog's thread."""
@@ -210,6 +221,7 @@ class IsolatedRun:
         """Return an input's final outcome; None if it has one, or is to be executed again."""
         if index not in self._open or index in self._retries:
             return None
+        self._taken += 1
         attempts = self._attempts.get(index, 0) + 1
         if again and attempts <= self.retry.retries:
             self._attempts[index] = attempts
@@ -217,7 +229,9 @@ class IsolatedRun:
             self._retries[index] = _Retry(due, alone)
             return None
         self._open.discard(index)
-        return outcome if attempts == outcome.attempts else outcome._replace(attempts=attempts)
+        if outcome.attempts in (0, attempts):
+            return outcome  # 0: there was no file to give to the step.
+        return outcome._replace(attempts=attempts)
 
     def _autopsy(
         self, station: Station, exitcode: int | None, verdict: Verdict | None, oom_kills: int
@@ -234,9 +248,9 @@ class IsolatedRun:
             return Death(index, "oom", "OutOfMemory", message, log, seconds)
         if exitcode is not None and exitcode < 0:
             name = signal_name(-exitcode)
-            return Death(index, "crashed", name, f"its process died of {name}", log, seconds)
+            return Death(index, "crashed", name, "its process died", log, seconds)
         error = f"exit code {exitcode}"
-        return Death(index, "crashed", error, f"its process ended with {error}", log, seconds)
+        return Death(index, "crashed", error, "its process ended", log, seconds)
 
 
 def _iterate(

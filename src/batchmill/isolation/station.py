@@ -6,21 +6,25 @@ in memory and is bounded.
 """
 
 import fcntl
-import marshal
 import mmap
 import os
 import struct
 import tempfile
-import time
 from dataclasses import dataclass
+
+# By name, here and below: a step may put functions of its own into these modules.
+from marshal import dumps, loads
+from time import monotonic
 from typing import Any
 
 from batchmill.isolation.journal import Journal
+from batchmill.isolation.memory import resident_bytes
 from batchmill.outcome import Outcome, WrittenFile
 
 LOG_TAIL_BYTES = 16 * 1024
 _LOG_LIMIT_BYTES = 8 * 2**20
 _SLOT = struct.Struct("qqd")  # pid, index, started
+_BASELINE = struct.Struct("q")  # bytes of memory
 _IDLE = -1
 
 
@@ -36,7 +40,7 @@ class Station:
     """Made before the worker is forked, so that both have it; `close` ends the watcher's part."""
 
     def __init__(self) -> None:
-        self._slot = mmap.mmap(-1, _SLOT.size)
+        self._slot = mmap.mmap(-1, _SLOT.size + _BASELINE.size)
         _SLOT.pack_into(self._slot, 0, 0, _IDLE, 0.0)
         self._journal = Journal()
         self.log = anonymous_file("batchmill-log")
@@ -46,11 +50,12 @@ class Station:
     def enter(self) -> None:
         """Say that this process is the worker."""
         self._pid = os.getpid()
+        _BASELINE.pack_into(self._slot, _SLOT.size, resident_bytes(self._pid))
         _SLOT.pack_into(self._slot, 0, self._pid, _IDLE, 0.0)
 
     def begin(self, index: int) -> None:
         """Say that the worker is at an input now."""
-        _SLOT.pack_into(self._slot, 0, self._pid, index, time.monotonic())
+        _SLOT.pack_into(self._slot, 0, self._pid, index, monotonic())
 
     def finish(self, index: int, outcome: Outcome) -> None:
         """Hand over an input's outcome; then the worker is idle."""
@@ -58,7 +63,7 @@ class Station:
         fields: tuple[Any, ...] = outcome
         if outcome.outputs:
             fields = outcome._replace(outputs=tuple(map(tuple, outcome.outputs)))  # type: ignore[arg-type]
-        self._journal.write(marshal.dumps((index, *fields), 2))
+        self._journal.write(dumps((index, *fields), 2))
         _SLOT.pack_into(self._slot, 0, self._pid, _IDLE, 0.0)
 
     # The watcher's side
@@ -67,6 +72,11 @@ class Station:
     def pid(self) -> int:
         """The worker's pid; 0 until it has begun."""
         return int(_SLOT.unpack_from(self._slot)[0])
+
+    @property
+    def used_bytes(self) -> int:
+        """What the worker and its children use of memory, beyond what it began with."""
+        return resident_bytes(self.pid) - int(_BASELINE.unpack_from(self._slot, _SLOT.size)[0])
 
     @property
     def occupied(self) -> Occupied | None:
@@ -100,7 +110,7 @@ class Station:
 
 def _unpack(record: bytes) -> tuple[int, Outcome]:
     # From a process of our own, through memory that nobody else has.
-    index, *fields = marshal.loads(record)  # noqa: S302
+    index, *fields = loads(record)  # noqa: S302
     outcome = Outcome._make(fields)
     if outcome.outputs:
         outcome = outcome._replace(outputs=tuple(map(WrittenFile._make, outcome.outputs)))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from batchmill.isolation.memory import headroom, resident_bytes
+from batchmill.isolation.memory import headroom
 from batchmill.isolation.processes import kill_tree, pause, resume
 from batchmill.isolation.station import Occupied, Station
 from batchmill.isolation.stop import Stop
@@ -24,6 +24,8 @@ _GATHER_SECONDS, _MAX_GATHER_SECONDS = 0.004, 0.05
 # After so many, the thread that feeds the workers has its turn.
 _GATHER_OUTCOMES = 64
 _DUMP_SECONDS = 0.5
+# For so many looks nobody at work and nothing arrived, though work is left: a worker hangs.
+_MAX_QUIET_LOOKS = 300
 # With less than this left, others are about to kill, and may choose the wrong process: the kernel,
 # and Ray, which ends the whole shard when a twentieth of the memory is left.
 _LOW_MEMORY_BYTES, _LOW_MEMORY_SHARE = 256 * 2**20, 0.06
@@ -66,6 +68,7 @@ class Watchdog:
         self._stop_request = stop
         self._receive = receive
         self._ended = threading.Event()
+        self._quiet_looks = 0
         self._seen: dict[int, Occupied] = {}
         self.verdicts: dict[int, Verdict] = {}
         self.error: BaseException | None = None
@@ -88,6 +91,7 @@ class Watchdog:
             pause = _GATHER_SECONDS
             while not self._ended.wait(pause):
                 arrived = self._collect()
+                self._quiet_looks = 0 if arrived else self._quiet_looks
                 pause = _GATHER_SECONDS if arrived else min(2 * pause, _MAX_GATHER_SECONDS)
                 if time.monotonic() >= next_look:
                     self._look()
@@ -104,7 +108,11 @@ class Watchdog:
         """Take what has arrived; return how many outcomes that were."""
         count = 0
         for station in self._stations:
-            arrived = station.receive()
+            try:
+                arrived = station.receive()
+            except (EOFError, ValueError, TypeError):
+                kill_tree(station.pid)  # A step has written to where its worker's outcomes are.
+                continue
             count += len(arrived)
             if self.verdicts:  # What comes after the verdict comes too late.
                 judged = {verdict.index for verdict in self.verdicts.values()}
@@ -126,6 +134,7 @@ class Watchdog:
             if occupied:
                 self._seen[number] = occupied
         self._relieve_memory()
+        self._end_silence()
 
     def _end_early(self) -> None:
         self._drain.set()
@@ -133,15 +142,25 @@ class Watchdog:
             if station.occupied:
                 kill_tree(station.pid)
 
+    def _end_silence(self) -> None:
+        """Kill workers that wait for nothing; what they were to do falls to others."""
+        at_work = any(station.occupied for station in self._stations)
+        self._quiet_looks = 0 if at_work else self._quiet_looks + 1
+        if self._quiet_looks > _MAX_QUIET_LOOKS:
+            for station in self._stations:
+                kill_tree(station.pid)
+
     def _judge(self, number: int, station: Station, occupied: Occupied) -> None:
         timeout, memory = self._limits.timeout_seconds, self._limits.memory_bytes
         if timeout is not None and time.monotonic() - occupied.started > timeout:
-            self._kill(number, occupied, "timeout", f"still at work after {timeout:g} s")
+            self._kill(
+                number, occupied, "timeout", f"still at work after {timeout:g} s (--timeout)"
+            )
         elif memory is not None:
-            used = resident_bytes(station.pid)
+            used = station.used_bytes
             if used > memory:
                 limit = f"{memory / 2**20:,.0f} MiB"
-                message = f"its worker used {used / 2**20:,.0f} MiB of memory; the limit is {limit}"
+                message = f"it used {used / 2**20:,.0f} MiB of memory; --memory-limit is {limit}"
                 self._kill(number, occupied, "oom", message)
 
     def _relieve_memory(self) -> None:
@@ -152,7 +171,7 @@ class Watchdog:
         if room.available > low:
             return
         at_work = [
-            (resident_bytes(station.pid), number, occupied)
+            (station.used_bytes, number, occupied)
             for number, station in enumerate(self._stations)
             if (occupied := station.occupied) and number not in self.verdicts
         ]
@@ -160,7 +179,7 @@ class Watchdog:
         # Where others use it up, to kill a small one would not help.
         if occupied and used > _LOW_MEMORY_BYTES:
             message = (
-                f"its worker used {used / 2**20:,.0f} MiB of memory, and the machine had "
+                f"it used {used / 2**20:,.0f} MiB of memory, and the machine had "
                 f"{room.available / 2**20:,.0f} MiB left"
             )
             self._kill(number, occupied, "oom", message)

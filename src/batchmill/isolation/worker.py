@@ -11,6 +11,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
+
+# By name: a step may put functions of its own into the module.
+from os import chdir, fstat, ftruncate, getcwd, lseek
 from typing import IO
 
 from batchmill.isolation.memory import offer_to_oom_killer
@@ -83,15 +86,17 @@ class GuardedInputs:
         if self.drain.is_set():
             return SKIPPED
         index = self.indices[item]
-        station = _worker.station
-        station.begin(index)
-        outcome = self.run(index)
-        silent = _worker.restore()
-        if outcome.kind != "ok":
-            outcome = outcome._replace(log=station.log_tail())
-        station.finish(index, outcome)
-        if not silent:
-            _worker.forget_log()
+        try:
+            _worker.station.begin(index)
+            outcome = self.run(index)
+            silent = _worker.is_silent()
+            if outcome.kind != "ok" and _worker.has_log():
+                outcome = outcome._replace(log=_worker.station.log_tail())
+            _worker.station.finish(index, outcome)
+            _worker.restore(silent=silent)
+        except BaseException:  # noqa: BLE001
+            # The step has broken its worker: that ends it, and nothing else.
+            _worker.give_up()
         return index
 
 
@@ -112,7 +117,11 @@ class _Worker:
         station.enter()
         self._nothing = anonymous_file("batchmill-stdin")
         os.lseek(self._nothing, _MARK, os.SEEK_SET)
-        self._folder = os.getcwd()
+        try:
+            self._folder = getcwd()
+        except FileNotFoundError:
+            self._folder = ""  # Somebody has removed it; then there is nowhere to go back to.
+        self._environ = os.environ
         self._environment = dict(_raw_environment())
         self._take_streams()
         for logger in [
@@ -124,35 +133,56 @@ class _Worker:
         # The stack is written even while a step holds the interpreter's lock.
         # Enabled already (Ray does it), it would not take the signals back that torch has taken.
         faulthandler.disable()
-        faulthandler.enable(station.log)
-        faulthandler.register(DUMP_SIGNAL, station.log)
-        # Runs last of all finalizers, after the queue to the parent has been emptied.
+        faulthandler.enable(station.log, all_threads=False)
+        faulthandler.register(DUMP_SIGNAL, station.log, all_threads=False)
+        # First, what multiprocessing would wait for; last, when the queue to the parent is empty.
+        Finalize(None, kill_descendants, (self._pid,), exitpriority=1000)
         Finalize(None, self.end, exitpriority=-1000)
 
-    def restore(self) -> bool:
-        """Undo what a step may have done to this process, so that the next finds it as it was.
-
-        Returns whether nothing was printed.
-        """
-        if os.getpid() != self._pid:
-            os._exit(0)  # A step has forked, and its child has come back from it.
-        silent = self._is_silent()
-        if not silent and not self._has_streams():
-            self._take_streams()
+    def restore(self, *, silent: bool) -> None:
+        """Undo what a step may have done to this process, so that the next finds it as it was."""
+        if not silent:
+            if not self._has_streams():
+                if not self._has_files():
+                    self.give_up()
+                self._take_streams()
+            self._forget_log()
+        signal.setitimer(signal.ITIMER_REAL, 0)
         try:
-            moved = os.getcwd() != self._folder
+            moved = getcwd() != self._folder
         except FileNotFoundError:
             moved = True
-        if moved:
-            os.chdir(self._folder)
+        if moved and self._folder:
+            chdir(self._folder)
+        if os.environ is not self._environ:
+            os.environ = self._environ  # noqa: B003
         if _raw_environment() != self._environment:
             os.environb.clear()
             os.environb.update(self._environment)
-        return silent
 
-    def forget_log(self) -> None:
-        os.ftruncate(self.station.log, 0)
-        os.lseek(self.station.log, _MARK, os.SEEK_SET)
+    def give_up(self) -> None:
+        """End this worker; another one goes on from here."""
+        kill_descendants(self._pid)
+        os._exit(1)
+
+    def has_log(self) -> bool:
+        """Whether the log is still what it was: a step may have closed it, and opened others."""
+        try:
+            return fstat(self.station.log).st_ino == self._identities[1]
+        except OSError:
+            return False
+
+    def _has_files(self) -> bool:
+        try:
+            return self.has_log() and fstat(self._nothing).st_ino == self._identities[0]
+        except OSError:
+            return False
+
+    def _forget_log(self) -> None:
+        if not self.has_log():
+            self.give_up()
+        ftruncate(self.station.log, 0)
+        lseek(self.station.log, _MARK, os.SEEK_SET)
 
     def end(self) -> None:
         """Leave with all that steps have started, and without the parent's exit handlers.
@@ -179,7 +209,7 @@ class _Worker:
         sys.stdout, sys.stderr = self._streams
         self._identities = [os.fstat(stream).st_ino for stream in _STREAMS]
 
-    def _is_silent(self) -> bool:
+    def is_silent(self) -> bool:
         """Whether the streams are the worker's own, with nothing in the log; flushes them."""
         out, err = self._streams
         if sys.stdout is not out or sys.stderr is not err:
@@ -188,20 +218,22 @@ class _Worker:
             out.flush()
             err.flush()
             return (
-                os.lseek(0, 0, os.SEEK_CUR)
-                == os.lseek(1, 0, os.SEEK_CUR)
-                == os.lseek(2, 0, os.SEEK_CUR)
+                lseek(0, 0, os.SEEK_CUR)
+                == lseek(1, 0, os.SEEK_CUR)
+                == lseek(2, 0, os.SEEK_CUR)
                 == _MARK
             )
         except (ValueError, OSError):
             return False
 
     def _has_streams(self) -> bool:
-        if (sys.stdout, sys.stderr) != self._streams or sys.stdout.closed or sys.stderr.closed:
-            return False
         try:
-            return [os.fstat(stream).st_ino for stream in _STREAMS] == self._identities
-        except OSError:
+            return (
+                (sys.stdout, sys.stderr) == self._streams
+                and not any(stream.closed for stream in self._streams)
+                and [fstat(stream).st_ino for stream in _STREAMS] == self._identities
+            )
+        except (ValueError, OSError):
             return False
 
 
