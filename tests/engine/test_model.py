@@ -112,7 +112,7 @@ class Datasets(RuleBasedStateMachine):
 
 TestDatasets = Datasets.TestCase
 TestDatasets.settings = settings(
-    max_examples=20,
+    max_examples=8,
     stateful_step_count=15,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
