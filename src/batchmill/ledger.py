@@ -210,8 +210,9 @@ class Ledger:
             self.store.delete(f"{_PARTS}/{name}")
 
     def _write_part(self, part: str, table: pa.Table) -> None:
-        with self.store.replacing(f"{_PARTS}/{part}.parquet") as file:
-            pq.write_table(table, file, compression="zstd")
+        self.store.fill(
+            f"{_PARTS}/{part}.parquet", lambda file: pq.write_table(table, file, compression="zstd")
+        )
 
     def part_names(self, run: int | None = None) -> list[str]:
         """Return the names of the committed parts: of one run's own, or all."""

@@ -7,7 +7,7 @@ inputs as for ten million, and the file is mapped, not copied, into each process
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
@@ -85,10 +85,11 @@ def write_run_plan(
             _CARRIED, pa.StructArray.from_arrays(arrays, carried.column_names)
         )
     table = table.replace_schema_metadata({_KEY: json.dumps(asdict(work))})
-    with (
-        ledger.store.replacing(ledger.plan_name(run)) as file,
-        pa.ipc.new_file(file, table.schema) as writer,
-    ):
+    ledger.store.fill(ledger.plan_name(run), lambda file: _write_arrow(table, file))
+
+
+def _write_arrow(table: pa.Table, file: BinaryIO) -> None:
+    with pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=4096)
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,12 +42,14 @@ def publish(ledger: Ledger, manifest: Manifest) -> None:
     )
     ok = pc.equal(records["outcome"], "ok")
     metadata = metadata_table(records.filter(ok), manifest)
-    with ledger.store.replacing("metadata.parquet") as file:
-        pq.write_table(metadata, file, compression="zstd", row_group_size=128 * 1024)
-    with ledger.store.replacing("metadata.csv") as file:
-        pcsv.write_csv(metadata, file)
-    with ledger.store.replacing("failures.csv") as file:
-        pcsv.write_csv(failure_records(ledger), file)
+    fill, failures = ledger.store.fill, failure_records(ledger)
+    fill("metadata.parquet", lambda file: _write_parquet(metadata, file))
+    fill("metadata.csv", lambda file: pcsv.write_csv(metadata, file))
+    fill("failures.csv", lambda file: pcsv.write_csv(failures, file))
+
+
+def _write_parquet(table: pa.Table, file: BinaryIO) -> None:
+    pq.write_table(table, file, compression="zstd", row_group_size=128 * 1024)
 
 
 def failure_records(ledger: Ledger) -> pa.Table:

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from batchmill.errors import StoreError
 from batchmill.execute import Input, Workbench, execute, lost, make_dataset
 from batchmill.ledger import Ledger, Origin
 from batchmill.outcome import Outcome
 from batchmill.plan import carried_text
 from batchmill.plan_file import carried_rows, read_inputs, read_work
 from batchmill.step import Step, load_step
-from batchmill.storage import LocalStore
+from batchmill.storage import NO_ROOM, LocalStore
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,9 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
     enough = work.enough_failures
 
     def deliver(outcomes: Sequence[Outcome]) -> None:
+        if ledger.store.is_full and any(outcome.kind != "ok" for outcome in outcomes):
+            # Whoever fails now may do so for want of room: that is no outcome.
+            raise StoreError(str(ledger.store.root), NO_ROOM)
         counts.update(outcome.kind for outcome in outcomes)
         committer.add(outcomes)
         if enough is not None and counts.total() - counts["ok"] > enough and not stop.requested:

@@ -58,4 +58,4 @@ def test_a_deployment_runs_the_same_flow(shell, api, words, work):
     code, status = shell.json("status", "out")
     assert (code, status["outcomes"]) == (0, {"ok": 4})
     assert not (work / "bad").exists()
-    assert json.loads((work / "out" / ".batchmill" / "format.json").read_text()) == {"ledger": 1}
+    assert json.loads((work / "out" / ".batchmill" / "format.json").read_text()) == {"ledger": 2}

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -152,18 +151,17 @@ def record_before_outputs(points):
 def write_in_place(points):
     """Break the protocol: files are written under their names, and may be seen half-written."""
 
-    @contextmanager
-    def replacing(store, name):
+    def fill(store, name, writer):
         target = store.path(name)
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb", buffering=0) as file:
             file.write(b"half of it")
             points.reach() if points else None
             file.seek(0)
-            yield file
+            writer(file)
             file.truncate()
 
-    LocalStore.replacing = replacing
+    LocalStore.fill = fill
 
 
 @pytest.mark.parametrize("broken", [record_before_outputs, write_in_place])

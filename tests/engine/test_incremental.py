@@ -1,6 +1,8 @@
 """A second run costs only what has changed; what it makes is what a run from scratch makes."""
 
+import errno
 import os
+import random
 import shutil
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pandas as pd
 import pytest
 from jobs import run_job
 
+from batchmill import StoreError
 from batchmill.job import make_job, prepare
 from batchmill.ledger import Ledger
 from batchmill.run import open_run
@@ -248,6 +251,41 @@ def test_verify_finds_what_is_missing_changed_and_unreferenced(job):
     assert job.run() == 3
     assert list(verify(job.ledger, hash_files=True)) == []
     assert same_size.read_text() == "00002.txt"
+
+
+def test_a_full_disk_is_nobodys_fault(job, monkeypatch):
+    """What fails while there is no room gets no outcome, and so is executed again."""
+    room = job.folder / "room"
+    monkeypatch.setattr(LocalStore, "is_full", property(lambda store: not room.exists()))
+    job.path("00003.txt").write_bytes(b"\xff")
+    with pytest.raises(StoreError, match="Make room"):
+        job.run()
+    room.touch()
+    job.path("00003.txt").write_text("mended")
+    job.run()
+    assert job.summary.outcomes == {"ok": 20}
+    assert list(verify(job.ledger)) == []
+
+
+def test_a_store_that_fails_now_and_then_loses_nothing(job, monkeypatch):
+    chance = random.Random(0)
+    replace, failures = Path.replace, []
+
+    def flaky(path, target):
+        if chance.random() < 0.1:
+            failures.append(path)
+            raise OSError(errno.EIO, "Input/output error")
+        return replace(path, target)
+
+    monkeypatch.setattr("batchmill.storage._PAUSES", (0.0,) * 8)
+    monkeypatch.setattr(Path, "replace", flaky)
+    for number in range(12):
+        job.path("00000.txt").write_text(f"version {number}")
+        job.run(batch_size=1)
+    assert failures
+    assert job.output("00000.txt").read_text() == "version 11"
+    assert job.run() == 0
+    assert list(verify(job.ledger, hash_files=True)) == []
 
 
 def test_many_parts_become_one_and_say_the_same(job):

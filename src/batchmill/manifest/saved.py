@@ -22,5 +22,4 @@ def save_manifest(manifest: Manifest, path: str, input_column: str) -> None:
     frame.insert(0, input_column, manifest.inputs["input"].to_pandas())
     frame.attrs[ROOT_ATTRIBUTE] = str(manifest.root)
     place = Path(path)
-    with LocalStore(place.parent).replacing(place.name) as file:
-        frame.to_parquet(file, index=False)
+    LocalStore(place.parent).fill(place.name, lambda file: frame.to_parquet(file, index=False))

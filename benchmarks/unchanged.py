@@ -1,0 +1,130 @@
+"""How long it takes to see that nothing is to be done, and in how much memory.
+
+python -m benchmarks.unchanged [--inputs 1000000] [--parts 64]
+
+Makes so many files of one byte, a manifest of them, and a ledger in which all of them are ok; then
+plans a run in a process of its own. For comparison, another reads the manifest with pandas and
+looks at each file (`os.stat`).
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pandas as pd
+
+from batchmill.digests import input_id
+from batchmill.job import Job, make_job, prepare
+from batchmill.ledger import Ledger, Origin
+from batchmill.manifest import load_manifest
+from batchmill.outcome import Outcome
+from batchmill.step import load_step
+from batchmill.storage import LocalStore
+
+STEP = "batchmill.steps.words:split"
+
+
+def make_inputs(folder: Path, count: int) -> None:
+    """Write the files, a thousand a folder, and the manifest."""
+    with (folder / "manifest.csv").open("w") as manifest:
+        manifest.write("input,label\n")
+        for number in range(count):
+            name = f"in/{number // 1000:04d}/{number:07d}.txt"
+            if number % 1000 == 0:
+                (folder / name).parent.mkdir(parents=True)
+            (folder / name).write_bytes(b"x")
+            manifest.write(f"{name},{number % 7}\n")
+
+
+def make_ledger(job: Job, parts: int) -> None:
+    """Record all inputs as ok, in so many parts."""
+    ledger = Ledger(LocalStore(job.output))
+    ledger.create()
+    origin = Origin("{}", load_step(job.step, job.params).identity, 1)
+    inputs = load_manifest(job.manifest).inputs
+    size = -(-len(inputs) // parts)
+    for part in range(parts):
+        records = [
+            (
+                Outcome(
+                    row["input"],
+                    input_id(row["input"]),
+                    "ok",
+                    1,
+                    0.001,
+                    time.time(),
+                    "here",
+                    rows='[{"part":0}]',
+                    size=row["size"],
+                    mtime_ns=row["mtime_ns"],
+                    content="xxh128:0",
+                ),
+                origin,
+            )
+            for row in inputs.slice(part * size, size).to_pylist()
+        ]
+        ledger.commit(f"000001-made-{part:05d}", records)
+
+
+def measure(folder: Path) -> None:
+    """Plan a run, in this process; print seconds and peak memory as JSON."""
+    job = make_job(manifest=str(folder / "manifest.csv"), step=STEP, output=str(folder / "out"))
+    begun = time.perf_counter()
+    load_manifest(job.manifest)
+    loaded = time.perf_counter()
+    counts = prepare(job).plan.counts
+    planned = time.perf_counter()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    if counts["unchanged"] != sum(counts.values()):
+        raise RuntimeError(f"not all is unchanged: {counts}")
+    print(json.dumps({"load": loaded - begun, "all": planned - loaded, "peak_mib": peak}))
+
+
+def compare(folder: Path) -> None:
+    """Read the manifest with pandas and look at each file; print seconds as JSON."""
+    begun = time.perf_counter()
+    names = pd.read_csv(folder / "manifest.csv")["input"]
+    for name in names:
+        os.stat(f"{folder}/{name}")
+    print(json.dumps({"pandas_and_stat": time.perf_counter() - begun}))
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--inputs", type=int, default=1_000_000)
+    parser.add_argument("--parts", type=int, default=64)
+    parser.add_argument("--measure", choices=("plan", "compare"), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        (measure if options.measure == "plan" else compare)(options.folder)
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_inputs(folder, options.inputs)
+        job = make_job(manifest=str(folder / "manifest.csv"), step=STEP, output=str(folder / "out"))
+        make_ledger(job, options.parts)
+        seen: dict[str, float] = {}
+        for what in ("compare", "plan"):
+            command = [sys.executable, "-m", "benchmarks.unchanged", "--measure", what]
+            done = subprocess.run(
+                [*command, "--folder", name], check=True, capture_output=True, text=True
+            )
+            seen |= json.loads(done.stdout)
+    print(f"{options.inputs:,} inputs, all unchanged; {options.parts} parts\n")
+    print(f"| pandas reads the manifest, one os.stat an input | {seen['pandas_and_stat']:.1f} s |")
+    print("|---|---|")
+    print(f"| load the manifest, with checks and stat | {seen['load']:.1f} s |")
+    print(f"| the whole plan: load, ledger, compare | {seen['all']:.1f} s |")
+    print(f"| peak memory | {seen['peak_mib']:,.0f} MiB |")
+
+
+if __name__ == "__main__":
+    main()
