@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from comparison import contents, faults
 
 from batchmill.ledger import Ledger
 from batchmill.storage import LocalStore
-from batchmill.verify import verify
 
 INPUTS = 240
 KILLS = int(os.environ.get("BATCHMILL_KILLS", "40"))
@@ -42,11 +42,6 @@ def name_of(process):
         return "driver" if "batchmill" in process.cmdline() else None
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None
-
-
-def contents(dataset):
-    shown = [*(dataset / "files").rglob("*"), *dataset.glob("metadata.*")]
-    return {str(p.relative_to(dataset)): p.read_bytes() for p in shown if p.is_file()}
 
 
 def committed(dataset):
@@ -106,5 +101,4 @@ def test_the_dataset_is_that_of_an_undisturbed_run(shell, work, job):
     assert done_twice == set()
     assert all(killed.values()), killed
     assert contents(work / "out") == contents(work / "undisturbed")
-    assert list(verify(Ledger(LocalStore(work / "out")), hash_files=True)) == []
-    assert list(LocalStore(work / "out").leftovers()) == []
+    assert faults(work / "out") == []

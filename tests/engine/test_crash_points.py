@@ -6,6 +6,8 @@ import signal
 from functools import partial
 
 import pytest
+from comparison import contents
+from comparison import faults as faults_of
 from crashing import CrashPoints, in_child
 from jobs import run_job
 
@@ -16,7 +18,6 @@ from batchmill import LedgerError, isolation, outputs  # noqa: F401
 from batchmill.ledger import Ledger
 from batchmill.storage import LocalStore
 from batchmill.upkeep import compact
-from batchmill.verify import verify
 
 STEP = """
 from pathlib import Path
@@ -63,12 +64,6 @@ def run(folder, points=None, broken=None):
     run_job("m.csv", "letters:step", "out", prune=True, batch_size=1, num_workers=1, cores=1)
 
 
-def contents(dataset):
-    """What users see of a dataset, byte for byte."""
-    shown = [*(dataset / "files").rglob("*"), *dataset.glob("*.*")]
-    return {str(p.relative_to(dataset)): p.read_bytes() for p in shown if p.is_file()}
-
-
 def recorded(dataset):
     """The inputs that are ok, by the ledger, and when each was executed."""
     ledger = Ledger(LocalStore(dataset))
@@ -111,10 +106,8 @@ def crash_everywhere(tmp_path, scenario, broken=None):
             faults.append((at, "another dataset"))
         if set(executed(folder)[len(earlier) :]) & done:
             faults.append((at, "committed, and executed again"))
-        left = list(verify(Ledger(LocalStore(folder / "out")), hash_files=True))
-        left += list(LocalStore(folder / "out").leftovers())
-        if left:
-            faults.append((at, left))
+        if faults_of(folder / "out"):
+            faults.append((at, faults_of(folder / "out")))
         shutil.rmtree(folder)
     assert count > 40
     print(f"{count} points")

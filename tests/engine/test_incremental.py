@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from comparison import contents
 from jobs import run_job
 
 from batchmill import StoreError
@@ -107,12 +108,6 @@ def snapshot(folder):
     """Every file's path, size and time."""
     found = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
-
-
-def contents(dataset):
-    """What users see of a dataset: tables and outputs, byte for byte."""
-    shown = [*(dataset / "files").rglob("*"), *dataset.glob("*.*")]
-    return {str(p.relative_to(dataset)): p.read_bytes() for p in shown if p.is_file()}
 
 
 @pytest.fixture

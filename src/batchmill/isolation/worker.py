@@ -168,13 +168,13 @@ class _Worker:
     def has_log(self) -> bool:
         """Whether the log is still what it was: a step may have closed it, and opened others."""
         try:
-            return fstat(self.station.log).st_ino == self._identities[1]
+            return _identity(self.station.log) == self._identities[1]
         except OSError:
             return False
 
     def _has_files(self) -> bool:
         try:
-            return self.has_log() and fstat(self._nothing).st_ino == self._identities[0]
+            return self.has_log() and _identity(self._nothing) == self._identities[0]
         except OSError:
             return False
 
@@ -207,7 +207,7 @@ class _Worker:
         os.lseek(self.station.log, _MARK, os.SEEK_SET)
         self._streams = (_text_stream(1), _text_stream(2))
         sys.stdout, sys.stderr = self._streams
-        self._identities = [os.fstat(stream).st_ino for stream in _STREAMS]
+        self._identities = [*map(_identity, _STREAMS)]
 
     def is_silent(self) -> bool:
         """Whether the streams are the worker's own, with nothing in the log; flushes them."""
@@ -231,10 +231,16 @@ class _Worker:
             return (
                 (sys.stdout, sys.stderr) == self._streams
                 and not any(stream.closed for stream in self._streams)
-                and [fstat(stream).st_ino for stream in _STREAMS] == self._identities
+                and [*map(_identity, _STREAMS)] == self._identities
             )
         except (ValueError, OSError):
             return False
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    """Return what tells an open file from any other. Raises OSError if it is closed."""
+    seen = fstat(descriptor)
+    return seen.st_dev, seen.st_ino
 
 
 def _raw_environment() -> dict[bytes, bytes]:
