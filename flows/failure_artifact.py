@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class FailureArtifact:
-    """The flow run's artifact `failures-DATASET`: made at the first failure, then kept current."""
+    """The artifact `failures-NAME-HASH`: made at a run's first failure, then kept current."""
 
     def __init__(self, dataset: str) -> None:
         self._dataset = dataset

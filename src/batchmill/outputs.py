@@ -27,8 +27,10 @@ def place_outputs(
     if staged and staged.is_symlink():
         raise OutputError("it put a symbolic link in the place of `out`. Write to the folder.")
     named = _named(rows, staged)
-    written = dict(_written(staged)) if staged else {}
-    _compare(set(named), set(written))
+    names = sorted(_written(staged)) if staged else []
+    _compare(set(named), set(names))
+    # Now, while they are in the machine's memory.
+    written = {name: fingerprint(f"{staged}/{name}") for name in names}
     target = f"{dataset}/{FILES}/{input_id}"
     if written and staged:
         _replace_folder(staged, Path(target), written)
@@ -38,8 +40,8 @@ def place_outputs(
         for row in naming:
             row["output"] = f"{FILES}/{input_id}/{name}"
     return tuple(
-        WrittenFile(f"{FILES}/{input_id}/{name}", size, content)
-        for name, (size, content) in sorted(written.items())
+        WrittenFile(f"{FILES}/{input_id}/{name}", seen.size, seen.content)
+        for name, seen in written.items()
     )
 
 
@@ -81,8 +83,8 @@ def _named(rows: Iterable[Row], staged: Path | None) -> dict[str, list[Row]]:
     return named
 
 
-def _written(folder: Path, prefix: str = "") -> Iterator[tuple[str, tuple[int, str]]]:
-    """Yield (relative name, (size in bytes, hash of the content)) of the files below a folder."""
+def _written(folder: Path, prefix: str = "") -> Iterator[str]:
+    """Yield the relative names of the files below a folder."""
     with os.scandir(folder) as entries:
         for entry in entries:
             name = f"{prefix}{entry.name}"
@@ -96,9 +98,7 @@ def _written(folder: Path, prefix: str = "") -> Iterator[tuple[str, tuple[int, s
             if entry.is_dir():
                 yield from _written(Path(entry.path), f"{name}/")
             elif entry.is_file():
-                # Now, while it is in the machine's memory.
-                seen = fingerprint(entry.path)
-                yield name, (seen.size, seen.content)
+                yield name
             else:
                 raise OutputError(f"it wrote {name!r}, which is no regular file. Write a file.")
 
@@ -142,7 +142,7 @@ def _replace_folder(staged: Path, target: Path, written: Iterable[str]) -> None:
         for name in names:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             os.replace(staged / name, target / name)
-        for stale in [name for name, _ in _written(target) if name not in names]:
+        for stale in [name for name in _written(target) if name not in names]:
             os.unlink(target / stale)
         remove_folder(staged)
     except (FileExistsError, IsADirectoryError, NotADirectoryError, OutputError):
