@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from comparison import AFTER_A_RUN
 from jobs import run_job
 
 from batchmill import LedgerError, StepError
@@ -219,13 +220,7 @@ def test_the_dataset_holds_nothing_but_what_it_should(words, tmp_path):
         for name in names
     }
     assert found == {".batchmill", "files", "metadata.csv", "metadata.parquet", "failures.csv"}
-    assert sorted(os.listdir(tmp_path / "out" / ".batchmill")) == [
-        "format.json",
-        "lease",
-        "parts",
-        "runs",
-        "steps",
-    ]
+    assert sorted(os.listdir(tmp_path / "out" / ".batchmill")) == AFTER_A_RUN
 
 
 def test_a_dataset_that_cannot_be_made_fails_its_inputs_and_says_why(words, tmp_path, monkeypatch):

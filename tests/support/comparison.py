@@ -4,6 +4,9 @@ from batchmill.ledger import Ledger
 from batchmill.storage import LocalStore
 from batchmill.verify import verify
 
+# What a first run leaves in the ledger's folder.
+AFTER_A_RUN = ["format.json", "lease", "parts", "runs", "steps"]
+
 
 def contents(dataset):
     """Every output and the metadata tables, byte for byte; `failures.csv` has times in it."""
