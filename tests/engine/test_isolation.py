@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -31,11 +32,13 @@ EXECUTIONS = {"ok": 1, "timeout": 1, "failed": 2, "crashed": 2, "oom": 2}
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(monkeypatch):
-    """No process, file descriptor or shared memory is left by what a test runs."""
+    """No process, thread, file descriptor or shared memory is left by what a test runs."""
     monkeypatch.chdir(SUPPORT)
     me = psutil.Process()
     before = (set(me.children(recursive=True)), me.num_fds(), set(os.listdir("/dev/shm")))
+    threads = set(threading.enumerate())
     yield
+    assert set(threading.enumerate()) <= threads
     left = {child for child in me.children(recursive=True) if child not in before[0]}
     assert not [child for child in left if child.status() != psutil.STATUS_ZOMBIE]
     assert me.num_fds() <= before[1]
