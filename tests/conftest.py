@@ -3,11 +3,13 @@
 import os
 import shutil
 import tempfile
+import uuid
 from functools import partial
 from pathlib import Path
 
 import pytest
 from live import ask, clean_environment, prefect_server_in, shell_in
+from object_store import forget_connections, make_bucket, s3_server
 
 WORDS = {"a.txt": "simple", "b.txt": "scaleable", "c.txt": "preprocessing", "d.txt": "pytorch"}
 
@@ -44,6 +46,23 @@ def prefect_server(tmp_path_factory):
     """A Prefect server on a free port; gives its API's URL."""
     with prefect_server_in(tmp_path_factory.mktemp("server-home")) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory):
+    """An S3 server; gives the environment that leads to it."""
+    with s3_server(tmp_path_factory.mktemp("s3") / "log") as environment:
+        yield environment
+
+
+@pytest.fixture
+def bucket(s3, monkeypatch):
+    """An empty bucket, which this process and its children find; gives its URL."""
+    for name, value in s3.items():
+        monkeypatch.setenv(name, value)
+    forget_connections()
+    yield make_bucket(f"bucket-{uuid.uuid4().hex[:12]}")
+    forget_connections()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@
     ├── StepError        the step cannot be found, or does not take these parameters
     ├── OptionError      a setting is out of range, or contradicts another
     ├── LedgerError      the dataset's record cannot be read or written
-    ├── StoreError       a folder or file of the dataset cannot be read or written
+    ├── StoreError       a file, folder or URL cannot be read or written
     ├── ServiceError     the Prefect server or the Ray cluster cannot be started or reached
     ├── WorkerError      worker processes keep dying, and no input is to blame
     └── RunError         the run ended, but not every input is `ok`
@@ -54,12 +54,19 @@ class LedgerError(BatchmillError):
 
 
 class StoreError(BatchmillError):
-    """A file or folder of the dataset cannot be read or written."""
+    """A file, folder or URL cannot be read or written.
 
-    def __init__(self, path: str, reason: str) -> None:
+    `passing` if the next try may succeed; `general` if no other file there would fare better.
+    """
+
+    def __init__(
+        self, path: str, reason: str, *, passing: bool = False, general: bool = False
+    ) -> None:
         super().__init__(path, reason)
         self.path = path
         self.reason = reason
+        self.passing = passing
+        self.general = general
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"

@@ -4,20 +4,22 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-from batchmill.errors import StepError
+from batchmill.errors import StepError, StoreError
 from batchmill.fingerprints import Fingerprint, fingerprint
-from batchmill.ledger import FILES, STAGING
 from batchmill.outcome import Kind, Outcome
-from batchmill.outputs import OutputError, place_outputs, remove_folder
+from batchmill.outputs import OutputError, place_outputs
 from batchmill.rows import encode_rows, rows_of
 from batchmill.step import Step
+from batchmill.storage import Store, remote
+from batchmill.storage.local import remove_folder
+from batchmill.storage.scratch import scratch_folder
 
 _ENGINE = os.path.dirname(os.path.abspath(__file__))
 _MAX_TEXT = 64 * 1024
@@ -26,39 +28,42 @@ _ABSENT = Fingerprint(size=-1, mtime_ns=0, content="")
 
 
 class Input(NamedTuple):
-    """One input, as a step is given it: its name, its id, its local path, the manifest's row."""
+    """One input, as a step is given it: its name, its id, its local path, the manifest's row.
+
+    One that has a `url` is fetched to `path` first; `planned` is what its store said of it when the
+    run was planned.
+    """
 
     name: str
     input_id: str
     path: str
     row: Mapping[str, Any]
+    url: str = ""
+    planned: remote.Seen | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workbench:
-    """Where one attempt at a shard puts what its steps write; its folders last as long as `with`.
+    """Where one attempt at a shard puts what its steps write: in `staging`, then in the store.
 
-    `dataset` is the dataset's folder, `attempt` a name that no other attempt has.
+    `fetched` is the folder for inputs that are not on this machine.
     """
 
-    dataset: Path
-    attempt: str
+    store: Store
+    staging: Path
+    fetched: Path | None = None
     host: str = field(default_factory=socket.gethostname)
 
-    @property
-    def staging(self) -> Path:
-        """The folder of the outputs that are being written."""
-        return self.dataset / STAGING / self.attempt
 
-    def __enter__(self) -> Self:
-        (self.dataset / FILES).mkdir(parents=True, exist_ok=True)
-        self.staging.mkdir(parents=True, exist_ok=True)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        remove_folder(self.staging)
-        with suppress(OSError):  # Another attempt has its own there.
-            self.staging.parent.rmdir()
+@contextmanager
+def open_bench(store: Store, attempt: str, *, fetches: bool = False) -> Iterator[Workbench]:
+    """Give a workbench for one attempt, whose name no other has; its folders go with the block."""
+    with ExitStack() as stack:
+        yield Workbench(
+            store=store,
+            staging=stack.enter_context(store.staging(attempt)),
+            fetched=stack.enter_context(scratch_folder()) if fetches else None,
+        )
 
 
 def execute(step: Step, item: Input, bench: Workbench, indexed: Callable[[], Any]) -> Outcome:
@@ -71,22 +76,18 @@ def execute(step: Step, item: Input, bench: Workbench, indexed: Callable[[], Any
     pid = os.getpid()
     seen = _ABSENT
     staged = bench.staging / item.input_id if "out" in step.given else None
-    kind: Kind = "failed"
+    ours = True  # Not the step's, whose errors may be of any kind.
     try:
-        try:
-            seen = fingerprint(item.path)
-        except OSError as error:
-            kind = "missing"
-            raise FileNotFoundError(
-                f"{item.path}: no such file. Put it there, or drop it from the manifest."
-            ) from error
+        seen = _take(item)
         if staged:
             remove_folder(staged)
             staged.mkdir()
+        ours = False
         result = _call(step, item, staged) if step.kind == "function" else indexed()
         rows = rows_of(result)
         _end_a_fork(pid)
-        outputs = place_outputs(staged, rows, bench.dataset, item.input_id)
+        ours = True
+        outputs = place_outputs(staged, rows, bench.store, item.input_id)
         encoded = encode_rows(rows)
     except BaseException as error:  # An input's own fault becomes its outcome.
         _end_a_fork(pid)
@@ -94,9 +95,11 @@ def execute(step: Step, item: Input, bench: Workbench, indexed: Callable[[], Any
         # another run be at work already.
         if staged:
             remove_folder(staged)
-        failure = _failure(item, bench, kind, error, time.perf_counter() - started)
-        attempts = 0 if kind == "missing" else 1
-        return failure._replace(attempts=attempts, **seen._asdict())
+        failure = _failure(item, bench, error, time.perf_counter() - started, ours=ours)
+        return failure._replace(**seen._asdict())
+    finally:
+        if item.url:
+            remove_folder(os.path.dirname(item.path))
     return Outcome(
         input=item.name,
         input_id=item.input_id,
@@ -109,6 +112,7 @@ def execute(step: Step, item: Input, bench: Workbench, indexed: Callable[[], Any
         outputs=outputs,
         size=seen.size,
         mtime_ns=seen.mtime_ns,
+        etag=seen.etag,
         content=seen.content,
     )
 
@@ -144,14 +148,47 @@ def _call(step: Step, item: Input, staged: Path | None) -> Any:
     return step.target(Path(item.path), **given, **step.params)
 
 
+def _take(item: Input) -> Fingerprint:
+    """Read an input, once it is here. Raises _MissingError, StoreError."""
+    try:
+        planned = item.planned
+        if item.url and planned is not None:
+            if planned.size < 0:
+                planned = remote.look(item.url) or planned
+            os.makedirs(os.path.dirname(item.path), exist_ok=True)
+            remote.fetch(item.url, item.path)
+            # What came between the plan and now has another ETag, and is looked at again.
+            seen = fingerprint(item.path)
+            return seen._replace(mtime_ns=planned.mtime_ns, etag=planned.etag)
+        return fingerprint(item.path)
+    except (OSError, StoreError) as error:
+        if isinstance(error, StoreError) and not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        raise _MissingError(
+            f"{item.url or item.path}: no such file. Put it there, or drop it from the manifest."
+        ) from error
+
+
+class _MissingError(FileNotFoundError):
+    """There is no such input."""
+
+
 def _failure(
-    item: Input, bench: Workbench, kind: Kind, error: BaseException, seconds: float
+    item: Input, bench: Workbench, error: BaseException, seconds: float, *, ours: bool
 ) -> Outcome:
-    own_fault = isinstance(error, OutputError) or kind == "missing"
+    if ours and isinstance(error, _MissingError):
+        missing = _not_ok(item, bench, "missing", "FileNotFoundError", str(error), seconds)
+        return missing._replace(attempts=0)
+    if ours and isinstance(error, StoreError):
+        nobodys = error.passing or error.general
+        kind: Kind = "cancelled" if nobodys else "failed"
+        return _not_ok(item, bench, kind, "StoreError", str(error), seconds)
     # Not error.__class__.__name__: a class may have a say in that.
     name = _printable(_CLASS_NAME(type(error)))
-    outcome = _not_ok(item, bench, kind, name, _text_of(error), seconds)
-    return outcome if own_fault else outcome._replace(traceback=_traceback_of(error))
+    outcome = _not_ok(item, bench, "failed", name, _text_of(error), seconds)
+    if isinstance(error, OutputError):
+        return outcome
+    return outcome._replace(traceback=_traceback_of(error))
 
 
 def _not_ok(
@@ -182,6 +219,8 @@ def lost(
 ) -> Outcome:
     """Make the outcome of an input whose process is gone, and remove what it has left behind."""
     remove_folder(bench.staging / item.input_id)
+    if item.url:
+        remove_folder(os.path.dirname(item.path))
     return _not_ok(item, bench, kind, error, message, seconds)._replace(log=_printable(log))
 
 

@@ -2,7 +2,7 @@
 
 import os
 import stat
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import xxhash
 
@@ -12,12 +12,14 @@ _READ_BYTES = 2**20
 class Fingerprint(NamedTuple):
     """A file as it was at one moment: bytes, nanoseconds since 1970, and what `content_of` gives.
 
-    `content` is empty for what is no regular file, or cannot be read.
+    `content` is empty for what is no regular file, or cannot be read. `etag` is a store's own mark
+    of a file, None where there is none.
     """
 
     size: int
     mtime_ns: int
     content: str
+    etag: str | None = None
 
 
 def fingerprint(path: str) -> Fingerprint:
@@ -34,6 +36,14 @@ def fingerprint(path: str) -> Fingerprint:
         return Fingerprint(seen.st_size, seen.st_mtime_ns, content)
     finally:
         os.close(descriptor)
+
+
+def hash_file(file: IO[bytes]) -> str:
+    """Hash what is left to read of an open file, as `content_of` does."""
+    state = xxhash.xxh3_128()
+    while data := file.read(_READ_BYTES):
+        state.update(data)
+    return f"xxh128:{state.hexdigest()}"
 
 
 def content_of(path: str) -> str:

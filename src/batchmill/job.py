@@ -20,7 +20,9 @@ from batchmill.manifest import Manifest, ManifestLike, load_manifest
 from batchmill.manifest.listing import is_glob
 from batchmill.plan import PLANNED_COLUMNS, Plan, make_plan
 from batchmill.step import Step, load_step
-from batchmill.storage import LocalStore
+from batchmill.storage import is_url, open_store, remote
+from batchmill.storage.objects import unwritable
+from batchmill.storage.urls import absolute, hide_secrets
 from batchmill.survey import survey
 
 
@@ -74,10 +76,10 @@ def make_job(
     return Job(
         manifest=_absolute_manifest(manifest),
         step=step,
-        output=_absolute(output),
+        output=absolute(output),
         params=_plain_params(params or {}),
         input_column=input_column,
-        root=None if root is None else _absolute(root),
+        root=None if root is None else absolute(root),
         pattern=pattern,
         search=os.getcwd(),
         force=force,
@@ -128,9 +130,7 @@ def _plan(job: Job, manifest: Manifest, step: Step, ledger: Ledger) -> Prepared:
     state = ledger.state()
     records = ledger.records(PLANNED_COLUMNS)
     # Records of another step are no good anyway.
-    found = survey(
-        manifest, records.filter(pc.equal(records["step"], step.identity)), ledger.store.root
-    )
+    found = survey(manifest, records.filter(pc.equal(records["step"], step.identity)), ledger.store)
     plan = make_plan(
         manifest,
         records,
@@ -197,23 +197,32 @@ def tell_run(run: int) -> None:
 
 
 def open_output(output: str) -> Ledger:
-    """Return the ledger of an output folder, which may not be there yet.
+    """Return the ledger of an output folder or URL, which may not be there yet.
 
-    Raises OptionError for a folder that holds something else, LedgerError for an unknown version.
+    Raises OptionError for one that holds something else or cannot be used, LedgerError for an
+    unknown version, StoreError.
     """
-    if "://" in output:
-        raise OptionError(f"--output {output}: is a URL; datasets are on the file system only.")
-    ledger = Ledger(LocalStore(output))
+    if is_url(output):
+        fault = unwritable(output)
+        if fault:
+            raise OptionError(f"--output {hide_secrets(output)}: {fault}")
+    ledger = Ledger(open_store(output))
     if ledger.exists:
         ledger.check_version()
         return ledger
-    folder = Path(output)
-    if folder.exists() and not folder.is_dir():
-        raise OptionError(f"--output {output}: is a file. Name a folder.")
-    if folder.is_dir() and any(name != FOLDER for name in os.listdir(folder)):
+    if not is_url(output):
+        _check_folder(output)
+    if any(name != FOLDER for name in ledger.store.names("")):
         raise OptionError(
             f"--output {output}: holds files that are not a dataset's. Name a new or empty folder."
         )
+    return ledger
+
+
+def _check_folder(output: str) -> None:
+    folder = Path(output)
+    if folder.exists() and not folder.is_dir():
+        raise OptionError(f"--output {output}: is a file. Name a folder.")
     nearest = folder
     while not nearest.exists():
         nearest = nearest.parent
@@ -222,12 +231,14 @@ def open_output(output: str) -> Ledger:
             f"--output {output}: {nearest} cannot be written to. "
             "Give yourself the right, or name another folder."
         )
-    return ledger
 
 
 def open_ledger(dataset: str) -> Ledger:
     """Return the ledger of a dataset that is there. Raises OptionError where there is none."""
-    ledger = Ledger(LocalStore(os.path.abspath(dataset)))
+    place = absolute(dataset)
+    if is_url(place):
+        remote.check_url(place)
+    ledger = Ledger(open_store(place))
     if not ledger.exists:
         raise OptionError(f"{dataset}: is no dataset (it has no {FOLDER} folder). Check the path.")
     ledger.check_version()
@@ -235,10 +246,12 @@ def open_ledger(dataset: str) -> Ledger:
 
 
 def _absolute_manifest(manifest: str) -> str:
+    if is_url(manifest):
+        return absolute(manifest)
     if is_glob(manifest) and not os.path.exists(manifest) and not os.path.isabs(manifest):
         # The folder's own name may have brackets in it.
         return os.path.join(glob.escape(os.getcwd()), manifest)
-    return _absolute(manifest) if manifest else manifest
+    return absolute(manifest) if manifest else manifest
 
 
 def _plain_params(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,9 +266,3 @@ def _plain_params(params: Mapping[str, Any]) -> dict[str, Any]:
                 "Give a number, text, list or dict, or a path to a file that has it."
             ) from error
     return plain
-
-
-def _absolute(path: str) -> str:
-    if "://" in path:
-        return path
-    return os.path.abspath(os.path.expanduser(path))

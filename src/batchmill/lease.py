@@ -41,6 +41,7 @@ class Holder:
     since: float
     beat: float
     ended: bool = False
+    clean: bool = False
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(self.since))
@@ -50,11 +51,12 @@ class Holder:
 class Lease:
     """The right to write to a dataset, for as long as it beats.
 
-    `clean` tells whether the one before it was given up, as it should be.
+    `clean` tells whether the one before it left all tidy; `clean_end` is what the next is to know.
     """
 
     def __init__(self, ledger: Ledger, holder: Holder, *, clean: bool) -> None:
         self.clean = clean
+        self.clean_end = False
         self._ledger = ledger
         self._holder = holder
         self._ended = threading.Event()
@@ -66,7 +68,7 @@ class Lease:
         latest = _latest(self._ledger)
         if latest is None or latest.token != self._holder.token:
             raise LedgerError(
-                f"{self._ledger.store.root}: this run was silent for so long that another has "
+                f"{self._ledger.store.url}: this run was silent for so long that another has "
                 f"taken over ({latest}). What it has committed stays."
             )
 
@@ -75,7 +77,8 @@ class Lease:
         self._ended.set()
         self._thread.join()
         with suppress(StoreError):  # Then it lapses.
-            _write(self._ledger, replace(self._holder, ended=True, beat=time.time()))
+            end = replace(self._holder, ended=True, clean=self.clean_end, beat=time.time())
+            _write(self._ledger, end)
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
@@ -102,10 +105,10 @@ def lease(ledger: Ledger, *, wait: bool = False) -> Iterator[Lease]:
                 ledger.store.delete(_name(mine.number))
             continue  # Another contender was quicker: look at who it is.
         if not wait:
-            raise LedgerError(_message(ledger.store.root, latest))
+            raise LedgerError(_message(ledger.store.url, latest))
         time.sleep(_WAIT_SECONDS)
     _remove_earlier(ledger, mine)
-    held = Lease(ledger, mine, clean=before is not None and before.ended)
+    held = Lease(ledger, mine, clean=before is not None and before.clean)
     try:
         yield held
     finally:
@@ -125,19 +128,20 @@ def _remove_earlier(ledger: Ledger, mine: Holder) -> None:
 def holder(ledger: Ledger) -> str | None:
     """Say who holds a dataset; None if nobody does, as far as one look can tell."""
     latest = _latest(ledger)
-    if latest is None or latest.ended or _is_dead(latest) or _looks_lapsed(latest):
+    if latest is None or latest.ended or _is_dead(latest):
         return None
-    return str(latest)
+    # Of a process that is here the kernel knows that it lives, however silent it is.
+    return str(latest) if _is_here(latest) or not _looks_lapsed(latest) else None
 
 
 def check_free(ledger: Ledger) -> None:
     """Raise LedgerError if somebody holds a dataset."""
     latest = _latest(ledger)
     if latest and holder(ledger):
-        raise LedgerError(_message(ledger.store.root, latest))
+        raise LedgerError(_message(ledger.store.url, latest))
 
 
-def _message(dataset: Path, who: Holder) -> str:
+def _message(dataset: str, who: Holder) -> str:
     return (
         f"{dataset}: a run is going on there ({who}). Wait for its end (--wait does), or stop it."
     )
@@ -164,7 +168,7 @@ def _latest(ledger: Ledger) -> Holder | None:
                 time.sleep(0.1)
                 continue
             raise LedgerError(
-                f"{ledger.store.path(f'{LEASES}/{names[-1]}')}: is no lease of this version. "
+                f"{ledger.store.place(f'{LEASES}/{names[-1]}')}: is no lease of this version. "
                 "If no run is going on, remove it."
             ) from error
 

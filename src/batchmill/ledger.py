@@ -24,14 +24,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from batchmill.errors import LedgerError
+from batchmill.errors import LedgerError, StoreError
 from batchmill.outcome import Outcome
-from batchmill.storage import LocalStore
+from batchmill.storage import Store, in_threads
 
 VERSION = 2
 FOLDER = ".batchmill"
-STAGING = f"{FOLDER}/staging"
-FILES = "files"
 # The outcome of an input that was withdrawn, and removed on request.
 PRUNED = "pruned"
 
@@ -41,6 +39,11 @@ _RUNS = f"{FOLDER}/runs"
 _RELEASED = f"{FOLDER}/released"
 _STEPS = f"{FOLDER}/steps"
 _UPKEEP = "upkeep-"
+# All that is at home in the ledger's folder.
+IN_FOLDER = {
+    *(name.rpartition("/")[2] for name in (_FORMAT, _PARTS, _RUNS, _RELEASED, _STEPS)),
+    *("staging", "lease", "manifest.parquet"),
+}
 
 _FILE = pa.struct([("path", pa.string()), ("size", pa.int64()), ("content", pa.string())])
 PART_SCHEMA = pa.schema(
@@ -61,6 +64,7 @@ PART_SCHEMA = pa.schema(
         # What the outcome is an outcome of: the input's content, the manifest's row, the step.
         ("size", pa.int64()),
         ("mtime_ns", pa.int64()),
+        ("etag", pa.string()),
         ("content", pa.string()),
         ("carried", pa.string()),
         ("step", pa.string()),
@@ -81,7 +85,7 @@ class Origin(NamedTuple):
 class Ledger:
     """The ledger of the dataset in one store."""
 
-    def __init__(self, store: LocalStore) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
 
     @property
@@ -93,8 +97,16 @@ class Ledger:
         """Make the folder a dataset; of one that is, check the version. Raises LedgerError."""
         if self.exists:
             self.check_version()
-        else:
-            self.store.write(_FORMAT, json.dumps({"ledger": VERSION}).encode())
+            return
+        data = json.dumps({"ledger": VERSION}).encode()
+        # Leases need a store that makes a file once only: this one must not let it be made again.
+        self.store.create(_FORMAT, data)
+        if self.store.create(_FORMAT, data):
+            raise StoreError(
+                self.store.url,
+                "this store makes a file that is there already, so that two runs could not be "
+                "told apart. S3, Google and Azure do not; update yours, or choose another.",
+            )
 
     def check_version(self) -> None:
         """Raise LedgerError for a ledger that this version of batchmill cannot read."""
@@ -102,12 +114,12 @@ class Ledger:
             version = json.loads(self.store.read(_FORMAT))["ledger"]
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerError(
-                f"{self.store.path(_FORMAT)}: is not a ledger's format file. "
+                f"{self.store.place(_FORMAT)}: is not a ledger's format file. "
                 "Is this folder a dataset? Choose another one."
             ) from error
         if version != VERSION:
             raise LedgerError(
-                f"{self.store.root}: its ledger has version {version}, this batchmill knows "
+                f"{self.store.url}: its ledger has version {version}, this batchmill knows "
                 f"version {VERSION}. Install the batchmill that made it, or a newer one."
             )
 
@@ -222,25 +234,36 @@ class Ledger:
 
     def read_part(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
         """Read one part. Raises LedgerError, with the part's name, if it is torn or foreign."""
-        path = self.store.path(f"{_PARTS}/{name}")
+        place = self.store.place(f"{_PARTS}/{name}")
         try:
-            file = pq.ParquetFile(path)
+            file = pq.ParquetFile(self.store.open(f"{_PARTS}/{name}"))
             if (file.schema_arrow.metadata or {}).get(b"batchmill.ledger") != str(VERSION).encode():
-                raise LedgerError(f"{path}: is no part of a ledger of version {VERSION}.")
+                raise LedgerError(f"{place}: is no part of a ledger of version {VERSION}.")
             return file.read(columns=list(columns) if columns else None)
         except (OSError, pa.ArrowException) as error:
             raise LedgerError(
-                f"{path}: cannot be read ({error}). Move it away, and run the same command again: "
+                f"{place}: cannot be read ({error}). Move it away, and run the same command again: "
                 "the inputs that it recorded run once more."
             ) from error
 
-    def records(self, columns: Iterable[str] | None = None, *, run: int | None = None) -> pa.Table:
-        """Return the winning record of each input, among those of one run or of all."""
+    def records(
+        self,
+        columns: Iterable[str] | None = None,
+        *,
+        run: int | None = None,
+        before: int | None = None,
+    ) -> pa.Table:
+        """Return the winning record of each input, among those of one run, of earlier ones, or all.
+
+        Raises LedgerError for a part that is torn or foreign, StoreError.
+        """
         wanted = [field.name for field in PART_SCHEMA if columns is None or field.name in columns]
         needed = sorted({*wanted, "input", "outcome", "run", "finished_at"})
         tables = list(self._read_parts(run, needed))
         empty = pa.schema([PART_SCHEMA.field(name) for name in needed]).empty_table()
         table = pa.concat_tables([empty, *tables], promote_options="permissive")
+        if before is not None:
+            table = table.filter(pc.less(table["run"], before))
         winners = _winners(table)
         return winners.filter(pc.not_equal(winners["outcome"], PRUNED)).select(wanted)
 
@@ -250,16 +273,19 @@ class Ledger:
             upkeep = [name for name in self.part_names() if name.startswith(_UPKEEP)]
             try:
                 if run is None:
-                    return [self.read_part(name, columns) for name in own]
-                tables = [self.read_part(name, columns) for name in upkeep]
+                    return self._read(own, columns)
+                tables = self._read(upkeep, columns)
                 return [
-                    *(self.read_part(name, columns) for name in own),
+                    *self._read(own, columns),
                     *(table.filter(pc.equal(table["run"], run)) for table in tables),
                 ]
-            except LedgerError:
+            except (LedgerError, StoreError):
                 # A run that is going on may have put many parts into one just now.
                 if set(own + upkeep) <= set(self.part_names()):
                     raise
+
+    def _read(self, names: Sequence[str], columns: Sequence[str]) -> list[pa.Table]:
+        return in_threads(lambda name: self.read_part(name, columns), names, self.store.threads)
 
 
 def _winners(table: pa.Table) -> pa.Table:

@@ -21,7 +21,10 @@ class Outcome(NamedTuple):
 
     `rows` is the JSON text of the metadata rows; `error` is the exception's type, `message` its
     text; `seconds` is the wall time of the last attempt, `finished_at` seconds since 1970. `size`,
-    `mtime_ns` and `content` are the input's fingerprint when the step was given it.
+    `mtime_ns`, `etag` and `content` are the input's fingerprint when the step was given it.
+
+    An outcome that is `cancelled` says that a store has failed, for which no input is to blame; it
+    is never recorded.
     """
 
     input: str
@@ -39,6 +42,7 @@ class Outcome(NamedTuple):
     log: str = ""
     size: int = -1
     mtime_ns: int = 0
+    etag: str | None = None
     content: str = ""
 
     @property

@@ -1,15 +1,13 @@
 """The files that a step writes: in a private folder first, then in the dataset, as named."""
 
 import os
-import shutil
-import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from batchmill.fingerprints import fingerprint
-from batchmill.ledger import FILES
 from batchmill.outcome import WrittenFile
 from batchmill.rows import Row
+from batchmill.storage import FILES, Store
 
 
 class OutputError(Exception):
@@ -17,12 +15,12 @@ class OutputError(Exception):
 
 
 def place_outputs(
-    staged: Path | None, rows: Iterable[Row], dataset: Path, input_id: str
+    staged: Path | None, rows: Iterable[Row], store: Store, input_id: str
 ) -> tuple[WrittenFile, ...]:
     """Move a step's files into the dataset, and make the rows name them there.
 
     `staged` is the folder that the step wrote to; None if it was given none. Raises OutputError
-    unless the rows name just the files that were written.
+    unless the rows name just the files that were written, StoreError.
     """
     if staged and staged.is_symlink():
         raise OutputError("it put a symbolic link in the place of `out`. Write to the folder.")
@@ -31,32 +29,15 @@ def place_outputs(
     _compare(set(named), set(names))
     # Now, while they are in the machine's memory.
     written = {name: fingerprint(f"{staged}/{name}") for name in names}
-    target = f"{dataset}/{FILES}/{input_id}"
+    folder = f"{FILES}/{input_id}"
     if written and staged:
-        _replace_folder(staged, Path(target), written)
-    else:
-        remove_folder(target)
+        store.put_folder(staged, folder, names)
     for name, naming in named.items():
         for row in naming:
-            row["output"] = f"{FILES}/{input_id}/{name}"
+            row["output"] = f"{folder}/{name}"
     return tuple(
-        WrittenFile(f"{FILES}/{input_id}/{name}", seen.size, seen.content)
-        for name, seen in written.items()
+        WrittenFile(f"{folder}/{name}", seen.size, seen.content) for name, seen in written.items()
     )
-
-
-def remove_folder(folder: Path | str) -> None:
-    """Remove a folder and what is in it; one that is not there is no fault."""
-    # As a rule there is none, and to ask takes a quarter of an exception's time.
-    if not os.path.lexists(folder):
-        return
-    if os.path.islink(folder):
-        os.unlink(folder)
-        return
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-    except RecursionError:  # Folders in folders in folders.
-        subprocess.run(["rm", "-rf", "--", os.fspath(folder)], check=False)  # noqa: S607
 
 
 def _named(rows: Iterable[Row], staged: Path | None) -> dict[str, list[Row]]:
@@ -126,30 +107,3 @@ def _compare(named: set[str], written: set[str]) -> None:
 def _listed(names: set[str], shown: int = 5) -> str:
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(sorted(names)[:shown]) + more
-
-
-def _replace_folder(staged: Path, target: Path, written: Iterable[str]) -> None:
-    """Put a folder in another's place; one rename where nothing stands there yet."""
-    try:
-        os.rename(staged, target)
-        return
-    except OSError:
-        if not target.exists():
-            raise
-    # An earlier run's files are there. File by file, so that at no moment one is missing.
-    names = set(written)
-    try:
-        for name in names:
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(staged / name, target / name)
-        for stale in [name for name in _written(target) if name not in names]:
-            os.unlink(target / stale)
-        remove_folder(staged)
-    except (FileExistsError, IsADirectoryError, NotADirectoryError, OutputError):
-        # What was a file is a folder now, or there is what no step may write.
-        for name in names:
-            (staged / name).parent.mkdir(parents=True, exist_ok=True)
-            if (target / name).is_file() and not (staged / name).exists():
-                os.replace(target / name, staged / name)
-        shutil.rmtree(target)
-        os.rename(staged, target)

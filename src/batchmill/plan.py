@@ -21,6 +21,7 @@ PLANNED_COLUMNS = (
     "outputs",
     "size",
     "mtime_ns",
+    "etag",
     "content",
     "carried",
     "step",
@@ -33,7 +34,7 @@ class Plan:
     """What a run has to do.
 
     `pending` has a row for each input to execute: `position` (its row in the manifest), `input`,
-    `size` (bytes, -1 if there is no such file), `mtime_ns` and `reason` (one of REASONS).
+    `size` (bytes, -1 if there is no such file), `mtime_ns`, `etag` and `reason` (one of REASONS).
     `withdrawn` has `input` and `input_id` of those that the manifest no longer lists. `touched` are
     inputs whose time is another, and whose content is what it was. `counts` says how many inputs
     are pending for which reason, quarantined, unchanged, withdrawn; `settled` counts those that are
@@ -80,7 +81,9 @@ def make_plan(
 
     is_new = pc.is_null(place)
     other_step = _differ(done["step"], step_identity)
-    other_time = _differ(done["mtime_ns"], inputs["mtime_ns"])
+    other_time = pc.or_(
+        _differ(done["mtime_ns"], inputs["mtime_ns"]), _differ(done["etag"], inputs["etag"])
+    )
     same_content = pc.and_(
         pc.equal(done["content"], _contents(inputs["input"], found)),
         pc.equal(done["size"], inputs["size"]),
@@ -108,6 +111,7 @@ def make_plan(
             "input": inputs["input"],
             "size": inputs["size"],
             "mtime_ns": inputs["mtime_ns"],
+            "etag": inputs["etag"],
             "reason": reason,
         }
     )

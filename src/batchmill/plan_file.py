@@ -13,22 +13,23 @@ import pyarrow as pa
 
 from batchmill.batching import Layout
 from batchmill.digests import input_id
-from batchmill.errors import LedgerError
+from batchmill.errors import LedgerError, StoreError
 from batchmill.job import Prepared
 from batchmill.ledger import Ledger
 from batchmill.policy import FailurePolicy
 
 _KEY = b"batchmill.work"
 _CARRIED = "carried"
+_BATCH_ROWS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """What every shard of a run needs to know besides its inputs.
 
-    `root` is the folder that inputs are relative to. `counts` are the plan's: how many of the
-    manifest's inputs were new, unchanged, and so on; `settled` has those that were not pending, by
-    outcome.
+    `root` is the folder or URL that inputs are relative to. `counts` are the plan's: how many of
+    the manifest's inputs were new, unchanged, and so on; `settled` has those that were not pending,
+    by outcome.
     """
 
     run: int
@@ -66,7 +67,7 @@ def write_run_plan(
         step=job.step,
         params=job.params,
         search=job.search,
-        root=str(manifest.root),
+        root=manifest.root,
         identity=prepared.step.identity,
         batch_size=layout.batch_size,
         num_workers=layout.num_workers,
@@ -76,7 +77,7 @@ def write_run_plan(
     pending = plan.pending.take(order)
     positions = pending.column("position")
     names = pending.column("input").to_pylist()
-    table = pending.select(["position", "input", "size", "mtime_ns"])
+    table = pending.select(["position", "input", "size", "mtime_ns", "etag"])
     table = table.append_column("input_id", pa.array([input_id(name) for name in names]))
     if manifest.carried.num_columns:
         carried = manifest.carried.take(positions)
@@ -90,7 +91,8 @@ def write_run_plan(
 
 def _write_arrow(table: pa.Table, file: BinaryIO) -> None:
     with pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table, max_chunksize=4096)
+        # In one piece, it becomes batches of just so many rows: a range is found by its number.
+        writer.write_table(table.combine_chunks(), max_chunksize=_BATCH_ROWS)
 
 
 def read_work(ledger: Ledger, run: int) -> Work:
@@ -103,7 +105,10 @@ def read_work(ledger: Ledger, run: int) -> Work:
 def read_inputs(ledger: Ledger, run: int, start: int, stop: int) -> pa.Table:
     """Read the rows `start` up to `stop` of a run's plan."""
     with _open(ledger, run) as source:
-        return source.read_all().slice(start, stop - start)
+        first = start // _BATCH_ROWS
+        batches = [source.get_batch(number) for number in range(first, -(-stop // _BATCH_ROWS))]
+        table = pa.Table.from_batches(batches, source.schema)
+        return table.slice(start - first * _BATCH_ROWS, stop - start)
 
 
 def count_inputs(ledger: Ledger, run: int) -> int:
@@ -127,11 +132,11 @@ def carried_rows(inputs: pa.Table) -> list[dict[str, Any]]:
 
 
 def _open(ledger: Ledger, run: int) -> pa.ipc.RecordBatchFileReader:
-    path = ledger.store.path(ledger.plan_name(run))
+    name = ledger.plan_name(run)
     try:
-        return pa.ipc.open_file(pa.memory_map(str(path)))
-    except (OSError, pa.ArrowException) as error:
+        return pa.ipc.open_file(ledger.store.open(name))
+    except (OSError, pa.ArrowException, StoreError) as error:
         raise LedgerError(
-            f"{path}: the plan of run {run} cannot be read ({error}). "
+            f"{ledger.store.place(name)}: the plan of run {run} cannot be read ({error}). "
             "Is the dataset's folder there, on this machine too? Run the same command again."
         ) from error

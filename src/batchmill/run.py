@@ -14,7 +14,7 @@ from batchmill.plan_file import write_run_plan
 from batchmill.policy import FailurePolicy
 from batchmill.shard import Shard
 from batchmill.summary import Summary, summarise
-from batchmill.upkeep import compact, note_touched, remove_failed, remove_withdrawn, sweep
+from batchmill.upkeep import compact, note_touched, remove_replaced, remove_withdrawn, sweep
 
 
 @dataclass(kw_only=True)
@@ -67,7 +67,8 @@ class Run:
         """
         self.lease.check()
         note_touched(self.ledger, self.number, self.prepared.plan, self.prepared.manifest.inputs)
-        remove_failed(self.ledger, self.number)
+        if self.pending:
+            remove_replaced(self.ledger, self.number)
         if prune:
             remove_withdrawn(self.ledger, self.number, self.prepared.plan.withdrawn)
 
@@ -75,6 +76,8 @@ class Run:
         """Tidy the ledger up, and record how the run ended; returns it."""
         compact(self.ledger, self.number)
         summary = summarise(self.ledger, self.number)
+        # What was not committed may have files in place that the next run's outcomes do not name.
+        self.lease.clean_end = summary.pending == 0
         seconds = round(time.time() - self._begun, 3)
         self.ledger.write_summary(
             self.number, summary.as_json() | {"shards": self._shards, "seconds": seconds}

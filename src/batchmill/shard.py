@@ -1,7 +1,6 @@
 """Run one shard: its inputs through a DataLoader, their outcomes into the ledger."""
 
 import logging
-import os
 import threading
 import time
 import uuid
@@ -14,13 +13,15 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from batchmill.errors import StoreError
-from batchmill.execute import Input, Workbench, execute, lost, make_dataset
+from batchmill.execute import Input, Workbench, execute, lost, make_dataset, open_bench
 from batchmill.ledger import Ledger, Origin
 from batchmill.outcome import Outcome
 from batchmill.plan import carried_text
 from batchmill.plan_file import carried_rows, read_inputs, read_work
 from batchmill.step import Step, load_step
-from batchmill.storage import NO_ROOM, LocalStore
+from batchmill.storage import NO_ROOM, is_url, open_store
+from batchmill.storage.remote import Seen
+from batchmill.storage.urls import join, last_part
 
 logger = logging.getLogger(__name__)
 
@@ -64,25 +65,26 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
     from batchmill.isolation import IsolatedRun, Limits, RetryPolicy, Stop
 
     begun = time.perf_counter()
-    ledger = Ledger(LocalStore(shard.dataset))
+    ledger = Ledger(open_store(shard.dataset))
     work = read_work(ledger, shard.run)
     step = load_step(work.step, work.params, search=work.search)
     table = read_inputs(ledger, shard.run, shard.start, shard.stop)
-    inputs = _inputs(table, work.root)
-    bench = Workbench(dataset=ledger.store.root, attempt=uuid.uuid4().hex[:12])
+    rows = carried_rows(table)
     origins = {
-        item.name: Origin(carried_text(item.row), work.identity, work.run) for item in inputs
+        name: Origin(carried_text(row), work.identity, work.run)
+        for name, row in zip(table["input"].to_pylist(), rows, strict=True)
     }
-    sizes, times = table["size"].to_pylist(), table["mtime_ns"].to_pylist()
+    planned = _planned(table)
     counts: Counter[str] = Counter()
-    look_up = _look_up(step, table, inputs)
     stop = Stop()
     enough = work.enough_failures
 
     def deliver(outcomes: Sequence[Outcome]) -> None:
         if any(outcome.kind != "ok" for outcome in outcomes) and ledger.store.is_full:
             # Whoever fails now may do so for want of room: that is no outcome.
-            raise StoreError(str(ledger.store.root), NO_ROOM)
+            raise StoreError(ledger.store.url, NO_ROOM)
+        cancelled = [outcome for outcome in outcomes if outcome.kind == "cancelled"]
+        outcomes = [outcome for outcome in outcomes if outcome.kind != "cancelled"]
         counts.update(outcome.kind for outcome in outcomes)
         committer.add(outcomes)
         if enough is not None and counts.total() - counts["ok"] > enough and not stop.requested:
@@ -91,15 +93,27 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
         if on_outcome:
             for outcome in outcomes:
                 on_outcome(outcome)
+        if cancelled:
+            raise StoreError(f"at {cancelled[0].input}", cancelled[0].message)
 
     def look() -> None:
         if ledger.stop_requested(work.run):
             stop.request()
 
-    prefix = f"{work.run:06d}-{bench.attempt}"
-    with bench, _Committer(ledger, prefix, origins, look) as committer:
+    attempt = uuid.uuid4().hex[:12]
+    prefix = f"{work.run:06d}-{attempt}"
+    fetches = any(is_url(join(work.root, name)) for name in origins)
+    with (
+        open_bench(ledger.store, attempt, fetches=fetches) as bench,
+        _Committer(ledger, prefix, origins, look) as committer,
+    ):
+        inputs = [
+            _input(bench, work.root, *values)
+            for values in zip(origins, table["input_id"].to_pylist(), rows, planned, strict=True)
+        ]
+        look_up = _look_up(step, table, inputs)
         IsolatedRun(
-            count=len(inputs),
+            count=len(table),
             run=lambda index: execute(step, inputs[index], bench, partial(look_up, index)),
             lost=lambda index, death: lost(
                 inputs[index],
@@ -109,7 +123,7 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
                 message=death.message,
                 log=death.log,
                 seconds=death.seconds,
-            )._replace(size=sizes[index], mtime_ns=times[index]),
+            )._replace(**planned[index]._asdict()),
             deliver=deliver,
             limits=Limits(
                 timeout_seconds=work.policy.timeout_seconds, memory_bytes=work.policy.memory_bytes
@@ -120,16 +134,20 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
     return ShardResult(dict(counts), time.perf_counter() - begun)
 
 
-def _inputs(table: pa.Table, root: str) -> list[Input]:
-    return [
-        Input(name, identifier, os.path.join(root, name), row)
-        for name, identifier, row in zip(
-            table["input"].to_pylist(),
-            table["input_id"].to_pylist(),
-            carried_rows(table),
-            strict=True,
-        )
-    ]
+def _planned(table: pa.Table) -> list[Seen]:
+    """Return what each input's store said of it when the run was planned."""
+    columns = [table[name].to_pylist() for name in Seen._fields]
+    return [Seen(*values) for values in zip(*columns, strict=True)]
+
+
+def _input(
+    bench: Workbench, root: str, name: str, identifier: str, row: Mapping[str, Any], planned: Seen
+) -> Input:
+    place = join(root, name)
+    if bench.fetched is None or not is_url(place):
+        return Input(name, identifier, place, row)
+    path = f"{bench.fetched}/{identifier}/{last_part(place)}"
+    return Input(name, identifier, path, row, place, planned)
 
 
 def _look_up(step: Step, table: pa.Table, inputs: list[Input]) -> Callable[[int], Any]:

@@ -1,16 +1,16 @@
 """Look at the files that a plan depends on: inputs that may be others, outputs that may be gone."""
 
-import os
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchmill.errors import StoreError
 from batchmill.fingerprints import content_of
 from batchmill.manifest import Manifest
+from batchmill.storage import Store, in_threads, is_url, remote
+from batchmill.storage.urls import join
 
 _THREADS = 8
 
@@ -19,54 +19,49 @@ _THREADS = 8
 class Survey:
     """What a look at the files has shown.
 
-    `contents` has the hashes of inputs whose time is not the recorded one though their size is;
-    `damaged` the inputs of which an output is missing or has another size.
+    `contents` has the hashes of inputs whose time or ETag is not the recorded one though their size
+    is; `damaged` the inputs of which an output is missing or has another size.
     """
 
     contents: Mapping[str, str] = field(default_factory=dict)
     damaged: frozenset[str] = frozenset()
 
 
-def survey(manifest: Manifest, records: pa.Table, dataset: Path) -> Survey:
-    """Compare the ledger's records with the files; reads only what `stat` leaves open."""
+def survey(manifest: Manifest, records: pa.Table, store: Store) -> Survey:
+    """Compare the ledger's records with the files; reads only what a look leaves open.
+
+    Raises StoreError.
+    """
     inputs = manifest.inputs
     place = pc.index_in(records["input"], value_set=pa.concat_arrays(inputs["input"].chunks))
     listed = records.filter(pc.is_valid(place))
     now = inputs.take(place.drop_null())
-    touched = pc.and_(
-        pc.equal(listed["size"], now["size"]), pc.not_equal(listed["mtime_ns"], now["mtime_ns"])
+    other_time = pc.or_(
+        pc.not_equal(listed["mtime_ns"], now["mtime_ns"]),
+        pc.not_equal(listed["etag"], now["etag"]).fill_null(False),
     )
+    touched = pc.and_(pc.equal(listed["size"], now["size"]), other_time)
     names = listed["input"].filter(touched).to_pylist()
+    contents = in_threads(lambda name: _content(join(manifest.root, name)), names, _THREADS)
     ok = listed.filter(pc.equal(listed["outcome"], "ok"))
     return Survey(
-        contents=_contents(names, manifest.root), damaged=frozenset(_damaged(ok, dataset))
+        contents=dict(zip(names, contents, strict=True)), damaged=frozenset(_damaged(ok, store))
     )
 
 
-def _contents(names: Iterable[str], root: Path) -> dict[str, str]:
-    def look(name: str) -> tuple[str, str]:
-        try:
-            return name, content_of(os.path.join(root, name))
-        except OSError:
-            return name, ""  # Its turn will tell.
-
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return dict(pool.map(look, names))
+def _content(place: str) -> str:
+    try:
+        return remote.content_of(place) if is_url(place) else content_of(place)
+    except (OSError, StoreError):
+        return ""  # Its turn will tell.
 
 
-def _damaged(records: pa.Table, dataset: Path) -> Iterable[str]:
+def _damaged(records: pa.Table, store: Store) -> Iterable[str]:
     lists = records["outputs"].combine_chunks()
     files = lists.flatten()
     owners = pc.list_parent_indices(lists).to_pylist()
     paths, sizes = files.field("path").to_pylist(), files.field("size").to_pylist()
-    prefix = f"{dataset}/"
-    damaged = set()
-    for owner, path, size in zip(owners, paths, sizes, strict=True):
-        try:
-            sound = os.stat(prefix + path).st_size == size
-        except OSError:
-            sound = False
-        if not sound:
-            damaged.add(owner)
+    found = store.sizes(paths)
+    damaged = {owner for owner, size, now in zip(owners, sizes, found, strict=True) if now != size}
     names: list[str] = records["input"].take(pa.array(sorted(damaged), pa.int64())).to_pylist()
     return names

@@ -1,16 +1,16 @@
 """What a run does to a dataset besides recording outcomes. Only the holder of its lease may."""
 
-import os
 import time
-from collections.abc import Iterable
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.lease import LEASES
-from batchmill.ledger import FILES, PRUNED, STAGING, Ledger
-from batchmill.outputs import remove_folder
+from batchmill.ledger import PRUNED, Ledger
 from batchmill.plan import Plan
+from batchmill.storage import FILES, in_threads
+from batchmill.storage.local import STAGING
+from batchmill.verify import recorded_files, unreferenced
 
 # Reading a part takes a millisecond: with so many, a dataset opens in half a second.
 MANY_PARTS = 500
@@ -18,39 +18,45 @@ MANY_PARTS = 500
 
 def sweep(ledger: Ledger) -> None:
     """Remove what a run that was killed has left: half-written files, and outputs of no record."""
-    remove_folder(ledger.store.path(STAGING))
-    for name in list(ledger.store.leftovers()):
+    store = ledger.store
+    store.remove(STAGING)
+    for name in list(store.leftovers()):
         if not name.startswith(LEASES):  # Others may be trying to take it.
-            ledger.store.delete(name)
-    remove_unreferenced(ledger, ledger.records(["input_id", "outputs"]))
-
-
-def remove_unreferenced(ledger: Ledger, records: pa.Table) -> None:
-    """Remove the output folders that no record has files in."""
-    has_files = pc.greater(pc.list_value_length(records["outputs"]), 0)
-    referenced = set(records["input_id"].filter(has_files).to_pylist())
-    folder = ledger.store.path(FILES)
-    for name in os.listdir(folder) if folder.is_dir() else ():
-        if name not in referenced:
-            remove_folder(folder / name)
+            store.delete(name)
+    strays = list(unreferenced(store, recorded_files(ledger)))
+    in_threads(store.remove, strays, store.threads)
 
 
 def note_touched(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table) -> None:
-    """Record the new times of inputs whose content is the same, to not read them again."""
+    """Record the new times and ETags of inputs with the same content, to not read them again."""
     if len(plan.touched) == 0:
         return
     records = ledger.records()
     records = records.filter(pc.is_in(records["input"], value_set=_one(plan.touched)))
     place = pc.index_in(records["input"], value_set=_one(inputs["input"]))
-    times = inputs["mtime_ns"].take(place)
-    column = records.schema.get_field_index("mtime_ns")
-    ledger.record_anew(run, records.set_column(column, "mtime_ns", times))
+    for name in ("mtime_ns", "etag"):
+        column = records.schema.get_field_index(name)
+        records = records.set_column(column, name, inputs[name].take(place))
+    ledger.record_anew(run, records)
 
 
-def remove_failed(ledger: Ledger, run: int) -> None:
-    """Remove the files that inputs had of an earlier run, and have no more, for they failed."""
-    records = ledger.records(["input_id", "outcome"], run=run)
-    _remove(ledger, records["input_id"].filter(pc.not_equal(records["outcome"], "ok")).to_pylist())
+def remove_replaced(ledger: Ledger, run: int) -> None:
+    """Remove the files that inputs had of earlier runs, or attempts, and have no more."""
+    store = ledger.store
+    now = ledger.records(["input", "input_id", "outcome", "attempts", "outputs"], run=run)
+    before = ledger.records(["input", "outputs"], before=run)
+    before = before.filter(pc.is_in(before["input"], value_set=_one(now["input"])))
+    named = set(_paths(now).to_pylist())
+    in_threads(store.delete, sorted(set(_paths(before).to_pylist()) - named), store.threads)
+    # An attempt may have ended between its outputs and its outcome.
+    odd = pc.or_(pc.not_equal(now["outcome"], "ok"), pc.greater(now["attempts"], 1))
+
+    def tidy(identifier: str) -> None:
+        for name in list(store.files(f"{FILES}/{identifier}")):
+            if name not in named:
+                store.remove(name)
+
+    in_threads(tidy, now["input_id"].filter(odd).to_pylist(), store.threads)
 
 
 def remove_withdrawn(ledger: Ledger, run: int, withdrawn: pa.Table) -> None:
@@ -71,7 +77,8 @@ def remove_withdrawn(ledger: Ledger, run: int, withdrawn: pa.Table) -> None:
         records = records.set_column(records.schema.get_field_index(name), name, values)
     # The record first: files without a record are swept, a record without files would lie.
     ledger.record_anew(run, records)
-    _remove(ledger, withdrawn["input_id"].to_pylist())
+    folders = [f"{FILES}/{name}" for name in withdrawn["input_id"].to_pylist()]
+    in_threads(ledger.store.remove, folders, ledger.store.threads)
 
 
 def compact(ledger: Ledger, run: int, many: int = MANY_PARTS) -> None:
@@ -83,9 +90,9 @@ def compact(ledger: Ledger, run: int, many: int = MANY_PARTS) -> None:
     ledger.drop_parts(names)
 
 
-def _remove(ledger: Ledger, input_ids: Iterable[str]) -> None:
-    for name in input_ids:
-        remove_folder(ledger.store.path(f"{FILES}/{name}"))
+def _paths(records: pa.Table) -> pa.Array:
+    """Return the outputs of some records."""
+    return records["outputs"].combine_chunks().flatten().field("path")
 
 
 def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:

@@ -1,21 +1,17 @@
 """Compare a dataset with its ledger: what is missing, changed, or of no record."""
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from pathlib import PurePosixPath
+from typing import Any, Literal
 
-from batchmill.fingerprints import content_of
-from batchmill.ledger import FILES, FOLDER, Ledger
-from batchmill.outputs import remove_folder
+from batchmill.errors import StoreError
+from batchmill.ledger import FOLDER, IN_FOLDER, Ledger
+from batchmill.storage import FILES, Store, in_threads
 
-# What a dataset consists of, at its top and in its ledger.
+# What a dataset consists of at its top.
 TABLES = ("metadata.parquet", "metadata.csv", "failures.csv")
 _TOP = {FOLDER, FILES, *TABLES}
-_IN_LEDGER = {
-    *("format.json", "parts", "runs", "released", "steps", "staging", "lease", "manifest.parquet")
-}
 
 
 @dataclass(frozen=True)
@@ -33,21 +29,51 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
 
     Sizes are compared; with `hash_files`, contents too, for which every output is read.
     """
-    root = ledger.store.root
-    records = ledger.records(["input", "outputs"])
-    named: set[str] = set()
-    for name, files in zip(
-        records["input"].to_pylist(), records["outputs"].to_pylist(), strict=True
-    ):
-        for file in files:
-            named.add(file["path"])
-            difference = _compare(root, name, file, hash_files=hash_files)
-            if difference:
-                yield difference
-    for table in TABLES:
-        if ledger.runs() and not (root / table).is_file():
+    store = ledger.store
+    owners = recorded_files(ledger)
+    names = list(owners)
+    sizes = dict(zip(names, store.sizes(names), strict=True))
+
+    def compare(name: str) -> Difference | None:
+        owner, file = owners[name]
+        return _compare(store, owner, file, sizes[name], hash_files=hash_files)
+
+    yield from filter(None, in_threads(compare, names, store.threads))
+    tables = TABLES if ledger.runs() else ()
+    top = store.names("")
+    for table in tables:
+        if table not in top:
             yield Difference("missing", table, message="the next run writes it")
-    yield from _unreferenced(root, named)
+    strays = [name for name in top if name not in _TOP]
+    strays += [f"{FOLDER}/{name}" for name in store.names(FOLDER) if name not in IN_FOLDER]
+    for name in [*strays, *unreferenced(store, owners)]:
+        yield Difference("unreferenced", name)
+
+
+def recorded_files(ledger: Ledger) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """Return the outputs that the ledger names: whose each is, and its record."""
+    records = ledger.records(["input", "outputs"])
+    return {
+        file["path"]: (owner, file)
+        for owner, files in zip(
+            records["input"].to_pylist(), records["outputs"].to_pylist(), strict=True
+        )
+        for file in files
+    }
+
+
+def unreferenced(store: Store, named: Mapping[str, object]) -> Iterator[str]:
+    """Yield what is not `named` among the outputs; a folder in which nothing is, as a whole."""
+    folders = {str(above) for name in named for above in PurePosixPath(name).parents}
+    last = ""
+    for name in store.files(FILES):
+        if name in named or name == FILES:
+            continue
+        above = [*map(str, reversed(PurePosixPath(name).parents)), name]
+        stray = next(part for part in above if part not in folders and part not in (".", FILES))
+        if stray != last:
+            yield stray
+        last = stray
 
 
 def repair(ledger: Ledger, differences: list[Difference]) -> None:
@@ -57,53 +83,20 @@ def repair(ledger: Ledger, differences: list[Difference]) -> None:
         ledger.release(inputs)
     for found in differences:
         if found.kind == "unreferenced":
-            path = ledger.store.path(found.path)
-            if path.is_dir() and not path.is_symlink():
-                remove_folder(path)
-            else:
-                path.unlink(missing_ok=True)
+            ledger.store.remove(found.path)
 
 
 def _compare(
-    root: Path, name: str, file: dict[str, str | int], *, hash_files: bool
+    store: Store, owner: str, file: Mapping[str, Any], size: int | None, *, hash_files: bool
 ) -> Difference | None:
-    path = str(file["path"])
-    place = root / path
+    path = file["path"]
+    if size is None:
+        return Difference("missing", path, owner)
+    if size != file["size"]:
+        return Difference("changed", path, owner, f"{size:,} bytes, not {file['size']:,}")
     try:
-        size = os.stat(place).st_size
-        if size != file["size"]:
-            message = f"{size:,} bytes, not {file['size']:,}"
-            return Difference("changed", path, name, message)
-        if hash_files and content_of(str(place)) != file["content"]:
-            return Difference("changed", path, name, "another content of the same size")
-    except FileNotFoundError:
-        return Difference("missing", path, name)
-    except OSError as error:
-        return Difference("changed", path, name, f"cannot be read: {error.strerror}")
+        if hash_files and store.content_of(path) != file["content"]:
+            return Difference("changed", path, owner, "another content of the same size")
+    except StoreError as error:
+        return Difference("changed", path, owner, f"cannot be read: {error.reason}")
     return None
-
-
-def _unreferenced(root: Path, named: set[str]) -> Iterator[Difference]:
-    for name in sorted(os.listdir(root)):
-        if name not in _TOP:
-            yield Difference("unreferenced", name)
-    for name in sorted(os.listdir(root / FOLDER)):
-        if name not in _IN_LEDGER:
-            yield Difference("unreferenced", f"{FOLDER}/{name}")
-    folders = {os.path.dirname(path) for path in named}
-    folders |= {above for path in folders for above in map(str, Path(path).parents)}
-    yield from _below(root, FILES, named, folders)
-
-
-def _below(root: Path, folder: str, named: set[str], folders: set[str]) -> Iterator[Difference]:
-    """Yield what is in a folder and of no record; a folder of which nothing is, as a whole."""
-    try:
-        entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
-    except FileNotFoundError:
-        return
-    for entry in entries:
-        path = f"{folder}/{entry.name}"
-        if path in folders and entry.is_dir(follow_symlinks=False):
-            yield from _below(root, path, named, folders)
-        elif path not in named:
-            yield Difference("unreferenced", path)

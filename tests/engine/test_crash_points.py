@@ -129,23 +129,23 @@ def test_a_run_that_is_stopped_anywhere_can_be_run_again(tmp_path, scenario):
 def record_before_outputs(points):
     """Break the protocol: an input's files are put in place only when the next one begins."""
     waiting = []
-    place = outputs._replace_folder
+    put = LocalStore.put_folder
 
-    def later(staged, target, written):
+    def later(store, staged, name, files):
         if waiting:
-            place(*waiting.pop())
+            put(*waiting.pop())
         aside = staged.with_name(staged.name + "-aside")
         os.rename(staged, aside)
-        waiting.append((aside, target, written))
+        waiting.append((store, aside, name, files))
 
-    outputs._replace_folder = later
+    LocalStore.put_folder = later
 
 
 def write_in_place(points):
     """Break the protocol: files are written under their names, and may be seen half-written."""
 
     def fill(store, name, writer):
-        target = store.path(name)
+        target = store.root / name
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb", buffering=0) as file:
             file.write(b"half of it")

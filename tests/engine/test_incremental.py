@@ -248,6 +248,31 @@ def test_verify_finds_what_is_missing_changed_and_unreferenced(job):
     assert same_size.read_text() == "00002.txt"
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(["a", "b"], ["a"]), (["x"], ["x/y"]), (["x/y", "z"], ["x"]), (["a"], []), (["a/b/c"], ["d"])],
+)
+def test_files_that_a_step_writes_no_more_are_removed(job, before, after):
+    def writing(names):
+        return STEP.format(helper=job.helper) + (
+            f"def step(source, out):\n    for name in {names}:\n"
+            "        (out / name).parent.mkdir(parents=True, exist_ok=True)\n"
+            f"        (out / name).write_text('{len(names)}')\n"
+            "        yield {'output': name}\n"
+        )
+
+    for names in (before, after):
+        job.edit(step=writing(names))
+        job.run()
+    found = {str(path.relative_to(job.dataset / "files")) for path in outputs_below(job.dataset)}
+    assert {name.partition("/")[2] for name in found} == set(after)
+    assert list(verify(job.ledger, hash_files=True)) == []
+
+
+def outputs_below(dataset):
+    return [path for path in (dataset / "files").rglob("*") if path.is_file()]
+
+
 def test_a_full_disk_is_nobodys_fault(job, monkeypatch):
     """What fails while there is no room gets no outcome, and so is executed again."""
     room = job.folder / "room"
@@ -272,7 +297,7 @@ def test_a_store_that_fails_now_and_then_loses_nothing(job, monkeypatch):
             raise OSError(errno.EIO, "Input/output error")
         return replace(path, target)
 
-    monkeypatch.setattr("batchmill.storage._PAUSES", (0.0,) * 8)
+    monkeypatch.setattr("batchmill.storage.store.PAUSES", (0.0,) * 8)
     monkeypatch.setattr(Path, "replace", flaky)
     for number in range(12):
         job.path("00000.txt").write_text(f"version {number}")

@@ -82,7 +82,7 @@ def test_a_process_that_died_holds_nothing(ledger):
     assert holder(ledger) is None
     with lease(ledger):
         assert str(os.getpid()) in holder(ledger)
-    assert os.listdir(ledger.store.path(FOLDER)) == ["000002.json"]
+    assert os.listdir(ledger.store.place(FOLDER)) == ["000002.json"]
 
 
 def test_another_machines_lease_holds_while_it_beats(ledger, quick):

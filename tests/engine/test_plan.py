@@ -1,7 +1,6 @@
 """The plan is a pure function of manifest, ledger and step."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -12,15 +11,16 @@ from batchmill.plan import PLANNED_COLUMNS, make_plan
 from batchmill.survey import Survey
 
 
-def manifest_of(*names, size=5, mtime_ns=1):
+def manifest_of(*names, size=5, mtime_ns=1, etag=None):
     inputs = pa.table(
         {
             "input": list(names),
             "size": [size] * len(names),
             "mtime_ns": [mtime_ns] * len(names),
+            "etag": pa.array([etag] * len(names), pa.string()),
         }
     )
-    return Manifest(name="m.csv", root=Path("/data"), inputs=inputs, carried=pa.table({}))
+    return Manifest(name="m.csv", root="/data", inputs=inputs, carried=pa.table({}))
 
 
 def records_of(**outcomes):
@@ -32,6 +32,7 @@ def records_of(**outcomes):
             "outputs": [],
             "size": 5,
             "mtime_ns": 1,
+            "etag": None,
             "content": "xxh128:5",
             "carried": "{}",
             "step": "s",

@@ -19,12 +19,14 @@ from batchmill.cli.console import console
 from batchmill.cli.options import Json, Params, ParamsFile, Step
 from batchmill.digests import input_id
 from batchmill.errors import OptionError
-from batchmill.execute import Input, Workbench, execute, make_dataset
-from batchmill.ledger import FILES
+from batchmill.execute import Input, Workbench, execute, make_dataset, open_bench
 from batchmill.outcome import Outcome
 from batchmill.params import parse_params
 from batchmill.step import Step as LoadedStep
 from batchmill.step import load_step
+from batchmill.storage import FILES, LocalStore, is_url, remote
+from batchmill.storage.remote import Seen
+from batchmill.storage.urls import last_part
 
 SHOWN_ROWS = 20
 FAILED = 1
@@ -58,22 +60,20 @@ def try_one(
     batchmill try recording.flac --step batchmill.steps.audio:split --param seconds=2 --keep clips
     ```
     """
-    if not os.path.isfile(input):
-        what = "is a folder; name one file of it" if os.path.isdir(input) else "no such file"
-        raise OptionError(f"{input}: {what}. Check the path.")
+    planned = _look(input)
     if keep and keep.exists() and not keep.is_dir():
         raise OptionError(f"--keep {keep}: is a file. Name a folder.")
     loaded = load_step(step, parse_params(param, params), search=os.getcwd())
-    carried = parse_params(row)
-    name = os.path.basename(input)
-    item = Input(name, input_id(name), os.path.abspath(input), carried)
-    look_up = _looking_up(loaded, item)
-    with tempfile.TemporaryDirectory(prefix="batchmill-") as folder:
-        with Workbench(dataset=Path(folder), attempt="try") as bench:
-            with suppress(ValueError):  # Standard error may be no file.
-                faulthandler.enable()
-            with _ctrl_c_ends_it():
-                outcome = execute(loaded, item, bench, look_up)
+    with (
+        tempfile.TemporaryDirectory(prefix="batchmill-") as folder,
+        open_bench(LocalStore(folder), "try", fetches=planned is not None) as bench,
+    ):
+        item = _item(input, parse_params(row), bench, planned)
+        look_up = _looking_up(loaded, item)
+        with suppress(ValueError):  # Standard error may be no file.
+            faulthandler.enable()
+        with _ctrl_c_ends_it():
+            outcome = execute(loaded, item, bench, look_up)
         outcome = _in_own_folder(outcome)
         if keep and outcome.outputs:
             shutil.copytree(Path(folder, FILES, item.input_id), keep, dirs_exist_ok=True)
@@ -82,6 +82,27 @@ def try_one(
     else:
         _show(outcome, keep)
     return 0 if outcome.kind == "ok" else FAILED
+
+
+def _look(place: str) -> Seen | None:
+    """Return what a store says of an input by URL, None of a path. Raises OptionError."""
+    if is_url(place):
+        remote.check_url(place)
+        seen = remote.look(place)
+        if seen is None:
+            raise OptionError(f"{place}: no such file. Check the URL.")
+        return seen
+    if not os.path.isfile(place):
+        what = "is a folder; name one file of it" if os.path.isdir(place) else "no such file"
+        raise OptionError(f"{place}: {what}. Check the path.")
+    return None
+
+
+def _item(place: str, row: dict[str, Any], bench: Workbench, planned: Seen | None) -> Input:
+    name = last_part(place)
+    if planned is None:
+        return Input(name, input_id(name), os.path.abspath(place), row)
+    return Input(name, input_id(name), f"{bench.fetched}/input/{name}", row, place, planned)
 
 
 @contextmanager

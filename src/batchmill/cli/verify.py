@@ -47,9 +47,10 @@ def verify(
     ledger = open_ledger(dataset)
     check_free(ledger)
     if repair:
-        with lease(ledger):
+        with lease(ledger) as held:
             found = list(find_differences(ledger, hash_files=hash))
             repair_differences(ledger, found)
+            held.clean_end = held.clean
     else:
         found = list(find_differences(ledger, hash_files=hash))
     if json:

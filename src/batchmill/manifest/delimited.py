@@ -4,11 +4,11 @@ import csv
 import io
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pandas as pd
 
 from batchmill.manifest.source import Source
+from batchmill.storage.urls import parent
 
 _BYTE_ORDER_MARKS = {
     b"\xef\xbb\xbf": "UTF-8",
@@ -24,27 +24,28 @@ _INTEGER = r"0|-?[1-9]\d{0,17}"
 _NUMBER = r"-?(?:0|[1-9]\d{0,14})(?:\.\d{1,17})?(?:[eE][-+]?\d{1,2})?"
 
 
-def read_delimited(path: Path, separator: str) -> Source:
-    """Read a CSV or TSV file. Every cell is text, an empty one is missing."""
-    data = path.read_bytes()
+def read_delimited(place: str, data: bytes, separator: str) -> Source:
+    """Read the content of a CSV or TSV file. Every cell is text, an empty one is missing."""
     faults = encoding_faults(data)
     if not data.strip():
         return Source(
-            name=str(path),
+            name=place,
             frame=pd.DataFrame(),
-            folder=path.parent,
+            folder=parent(place),
+            form="text",
             locate=list,
             faults=faults or ["is empty. Give it a header and one line an input."],
         )
     frame = None if faults else _read_fast(data, separator)
     if frame is not None:
         return Source(
-            name=str(path),
+            name=place,
             frame=frame,
-            folder=path.parent,
+            folder=parent(place),
+            form="text",
             locate=lambda: [place for place, _ in _records(data, separator)][1:],
         )
-    return _read_closely(path, data, separator, faults)
+    return _read_closely(place, data, separator, faults)
 
 
 def type_columns(frame: pd.DataFrame, leave: str) -> pd.DataFrame:
@@ -139,27 +140,27 @@ def _is_even(data: bytes, separator: str, fields: int) -> bool:
     return all(line.count(mark) == fields - 1 for line in data.splitlines() if line.strip())
 
 
-def _read_closely(path: Path, data: bytes, separator: str, faults: list[str]) -> Source:
+def _read_closely(place: str, data: bytes, separator: str, faults: list[str]) -> Source:
     """Read record by record, to know the line of each and to see the ragged ones."""
     places: list[str] = []
     rows: list[Sequence[str | None]] = []
     header: list[str] | None = None
     faults = list(faults)
     try:
-        for place, record in _records(data, separator):
+        for line, record in _records(data, separator):
             if header is None:
                 header = record
                 twice = sorted({name for name in header if header.count(name) > 1})
                 faults += [
-                    f"{place}: column {name!r} stands there twice. Rename one." for name in twice
+                    f"{line}: column {name!r} stands there twice. Rename one." for name in twice
                 ]
             elif len(record) != len(header):
                 faults.append(
-                    f"{place}: has {len(record)} fields, the header has {len(header)}. "
+                    f"{line}: has {len(record)} fields, the header has {len(header)}. "
                     "Quote a field that holds the separator, or fill in what is missing."
                 )
             else:
-                places.append(place)
+                places.append(line)
                 rows.append([value or None for value in record])
     except csv.Error as error:
         faults.append(
@@ -168,9 +169,10 @@ def _read_closely(path: Path, data: bytes, separator: str, faults: list[str]) ->
         )
     frame = pd.DataFrame(rows, columns=header, dtype="str")
     return Source(
-        name=str(path),
+        name=place,
         frame=frame.loc[:, ~frame.columns.duplicated()],
-        folder=path.parent,
+        folder=parent(place),
+        form="text",
         locate=lambda: places,
         faults=faults,
     )

@@ -5,6 +5,7 @@ A million rows pass through whole columns at a time; Python looks only at those 
 
 import os
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,33 +15,41 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.manifest.source import Source
+from batchmill.storage import is_url, remote
+from batchmill.storage.remote import Seen
+from batchmill.storage.urls import join, url_fault, without_file_scheme
 
 MISSING_SIZE = -1
 
 # What is not a plain relative path: absolute, or with // or . or .. in it, or no path at all.
 _ODD = r"^/|/$|//|(^|/)\.\.?(/|$)|\x00|^\s*$"
+# Of a key, what is no key or might be taken for more than one.
+_ODD_KEY = r"^/|^\.{1,2}/|/\.\.(/|$)|\x00|^\s*$"
 # So many names are Python objects at a time.
 _CHUNK = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedInputs:
-    """`table` has the columns `input`, `size`, `mtime_ns`; it counts only if `faults` is empty."""
+    """`table` is as Manifest.inputs; it counts only if `faults` is empty."""
 
     table: pa.Table
     faults: list[str]
 
 
 def check_inputs(source: Source, column: str, root: str, *, confined: bool) -> CheckedInputs:
-    """Resolve each input against the folder `root`, and look at it; `confined` ones stay below."""
+    """Resolve each input against the folder or URL `root`, and look at it.
+
+    `confined` ones stay below. Raises StoreError where a store does not answer.
+    """
     faults: dict[int, str] = {}
     values = source.frame[column]
     names, places = _names(values, root, faults, confined=confined)
     _find_duplicates(places, values, source, faults)
-    if confined:
+    if confined and not is_url(root):
         _find_escapes(names, root, faults)
-    sizes, times = _look(names, root, faults)
-    table = pa.table({"input": names, "size": sizes, "mtime_ns": times})
+    sizes, times, etags = _look(names, root, faults, source.seen)
+    table = pa.table({"input": names, "size": sizes, "mtime_ns": times, "etag": etags})
     found = [f"{source.places[index]}: {text}" for index, text in sorted(faults.items())]
     return CheckedInputs(table=table, faults=found)
 
@@ -51,7 +60,7 @@ def _names(
     """Return each input's name, and one for its place that only the same file has; null at a fault.
 
     A path below `root` is named relative to it. One that leaves it keeps its form: relative paths
-    are the same on every machine.
+    are the same on every machine. What is below a URL is taken as it is: keys are no paths.
     """
     for index, value in enumerate(values):
         if not isinstance(value, str) or not value.isascii():
@@ -64,7 +73,8 @@ def _names(
     names = pa.array(values, pa.string(), from_pandas=True)
     if isinstance(names, pa.ChunkedArray):
         names = names.combine_chunks()
-    odd = pc.match_substring_regex(names, _ODD).fill_null(False)
+    pattern = _ODD_KEY if is_url(root) else _ODD
+    odd = pc.match_substring_regex(names, pattern).fill_null(False)
     odd = pc.or_(odd, pc.match_substring(names, "://").fill_null(False))
     resolved: list[_Resolved] = []
     for index in np.flatnonzero(odd.to_numpy(zero_copy_only=False)).tolist():
@@ -102,16 +112,32 @@ def _resolve(value: str, root: str, column: str, *, confined: bool) -> _Resolved
     """Return an odd path's name and place, or what is wrong with it."""
     if not value.strip():
         return _Resolved(fault=f"no value in column {column!r}. Fill it in, or drop the row.")
-    if "://" in value:
-        return _Resolved(fault=f"{value!r} is a URL; inputs are read from the file system only.")
     if "\0" in value:
         return _Resolved(fault=f"{value!r} holds a NUL character. Remove it.")
+    value = without_file_scheme(value)
+    if is_url(value) or (is_url(root) and not os.path.isabs(value)):
+        return _resolve_url(value, root, confined=confined)
     path = os.path.normpath(os.path.join(root, value))
     below = path.startswith(root.rstrip("/") + "/")
     if confined and not below:
         return _Resolved(fault=f"{value!r} leaves the root {root}. Move the file, or widen --root.")
     place = os.path.relpath(path, root) if below else path
     return _Resolved(place if below or os.path.isabs(value) else os.path.normpath(value), place)
+
+
+def _resolve_url(value: str, root: str, *, confined: bool) -> _Resolved:
+    fault = url_fault(value) if is_url(value) else ""
+    if fault:
+        return _Resolved(fault=fault)
+    below = value.removeprefix(f"{root}/") if is_url(root) else value
+    if not is_url(below):
+        while below.startswith("./"):
+            below = below.removeprefix("./")
+        if ".." in below.split("/"):
+            return _Resolved(fault=f"{value!r} has '..' in it, which no URL knows. Write it out.")
+    elif confined:
+        return _Resolved(fault=f"{value!r} leaves the root {root}. Move the file, or widen --root.")
+    return _Resolved(below, below)
 
 
 def _find_duplicates(
@@ -141,24 +167,55 @@ def _find_escapes(names: pa.StringArray, root: str, faults: dict[int, str]) -> N
 
 
 def _look(
-    names: pa.StringArray, root: str, faults: dict[int, str]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return each input's size and time; what is not there may be when its turn comes."""
+    names: pa.StringArray, root: str, faults: dict[int, str], seen: Mapping[str, Seen]
+) -> tuple[np.ndarray, np.ndarray, pa.StringArray]:
+    """Return each input's size, time and ETag; what is not there may be when its turn comes."""
     sizes = np.full(len(names), MISSING_SIZE, dtype=np.int64)
     times = np.zeros(len(names), dtype=np.int64)
+    elsewhere: dict[int, str] = {}
     for start in range(0, len(names), _CHUNK):
         for index, name in enumerate(names.slice(start, _CHUNK).to_pylist(), start):
             if name is None or index in faults:
                 continue
+            place = join(root, name)
+            if is_url(place):
+                elsewhere[index] = place
+                continue
             try:
-                seen = os.stat(os.path.join(root, name))
+                status = os.stat(place)
             except OSError:
                 continue
-            if not stat.S_ISREG(seen.st_mode):
-                kind = "a folder" if stat.S_ISDIR(seen.st_mode) else "no regular file"
+            if not stat.S_ISREG(status.st_mode):
+                kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
                 faults[index] = f"{name!r} is {kind}. Name a file."
-            sizes[index], times[index] = seen.st_size, seen.st_mtime_ns
-    return sizes, times
+            sizes[index], times[index] = status.st_size, status.st_mtime_ns
+    if not elsewhere:
+        return sizes, times, pa.nulls(len(names), pa.string())
+    etags: list[str | None] = [None] * len(names)
+    if seen:
+        found = [seen.get(names[index].as_py()) for index in elsewhere]
+    else:
+        found = _ask_stores(elsewhere, faults)
+    for index, what in zip(elsewhere, found, strict=True):
+        if what is not None:
+            sizes[index], times[index], etags[index] = what
+    return sizes, times, pa.array(etags, pa.string())
+
+
+def _ask_stores(places: Mapping[int, str], faults: dict[int, str]) -> list[Seen | None]:
+    """Look at files by URL; where none of a kind can be opened, that is each one's fault."""
+    unusable: dict[str, str] = {}
+    for place in places.values():
+        scheme = place.partition("://")[0]
+        if scheme not in unusable:
+            unusable[scheme] = remote.why_unusable(place)
+    for index, place in places.items():
+        fault = unusable[place.partition("://")[0]]
+        if fault:
+            faults[index] = f"{place!r}: {fault}"
+    if any(unusable.values()):
+        return [None] * len(places)
+    return remote.look_at(list(places.values()))
 
 
 def is_missing(value: object) -> bool:

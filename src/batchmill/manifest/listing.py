@@ -1,15 +1,18 @@
-"""A folder, or a glob, as a manifest: its files in sorted order."""
+"""A folder or bucket prefix, or a glob, as a manifest: its files in sorted order."""
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pandas as pd
 
 from batchmill.manifest.source import Source, numbered
+from batchmill.storage import remote
+from batchmill.storage.remote import Seen
+from batchmill.storage.urls import parent
 
 # Marks a folder as a dataset of ours, whose files are outputs and never inputs.
 _DATASET_MARK = ".batchmill"
@@ -17,12 +20,43 @@ _DATASET_MARK = ".batchmill"
 
 def read_folder(path: Path, pattern: str) -> Source:
     """List the files below a folder whose relative path or name fits `pattern`."""
-    names = sorted(
-        name
-        for name in _files_below(path)
-        if fnmatch(name, pattern) or fnmatch(name.rsplit("/", 1)[-1], pattern)
-    )
-    return _listed(str(path), path, names, f"no file in it fits the pattern {pattern!r}")
+    names = sorted(name for name in _files_below(path) if _fits(name, pattern))
+    nothing = f"no file in it fits the pattern {pattern!r}"
+    return _listed(str(path), os.path.abspath(path), names, nothing)
+
+
+def read_prefix(url: str, pattern: str) -> Source:
+    """List the files below a URL whose relative path or name fits `pattern`."""
+    url = url.rstrip("/")
+    found = _without_datasets(remote.find(url))
+    seen = {name: found[name] for name in found if _fits(name, pattern)}
+    nothing = f"no file in it fits the pattern {pattern!r}"
+    return _listed(url, url, list(seen), nothing, seen)
+
+
+def read_url_glob(pattern: str) -> Source:
+    """List the files that fit a URL with `*`, `?` or `[`; names start where it varies."""
+    folder = parent(pattern[: min(pattern.find(sign) % len(pattern) for sign in "*?[")])
+    start = f"{folder}/"
+    seen = {url.removeprefix(start): found for url, found in remote.glob(pattern).items()}
+    seen = _without_datasets(seen)
+    return _listed(pattern, folder, list(seen), "no file fits it", seen)
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatch(name, pattern) or fnmatch(name.rpartition("/")[2], pattern)
+
+
+def _without_datasets(found: Mapping[str, Seen]) -> dict[str, Seen]:
+    """Leave hidden files out, and all that lies in a dataset of ours."""
+    inside = f"{_DATASET_MARK}/"
+    datasets = {name.partition(inside)[0] for name in found if f"/{inside}" in f"/{name}"}
+    return {
+        name: seen
+        for name, seen in found.items()
+        if not any(part.startswith(".") for part in name.split("/"))
+        and not any(f"{above}/" in datasets for above in map(str, PurePosixPath(name).parents))
+    }
 
 
 def read_glob(pattern: str) -> Source:
@@ -40,7 +74,7 @@ def read_glob(pattern: str) -> Source:
         for name in glob.iglob(pattern, recursive=True)
         if os.path.isfile(name) and not _in_dataset(os.path.dirname(os.path.abspath(name)))
     )
-    return _listed(pattern, fixed, names, "no file fits it")
+    return _listed(pattern, os.path.abspath(fixed), names, "no file fits it")
 
 
 def is_glob(text: str) -> bool:
@@ -56,9 +90,17 @@ def _in_dataset(folder: str) -> bool:
     return parent != folder and _in_dataset(parent)
 
 
-def _listed(name: str, folder: Path, names: list[str], nothing: str) -> Source:
+def _listed(
+    name: str,
+    folder: str,
+    names: list[str],
+    nothing: str,
+    seen: Mapping[str, Seen] | None = None,
+) -> Source:
     return Source(
         name=name,
+        form="listing",
+        seen=seen or {},
         frame=pd.DataFrame({"input": pd.Series(names, dtype=object)}),
         folder=folder,
         locate=numbered("file", len(names)),

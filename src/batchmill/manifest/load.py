@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,14 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from batchmill.errors import ManifestError
+from batchmill.errors import ManifestError, StoreError
 from batchmill.manifest.delimited import read_delimited, type_columns
 from batchmill.manifest.inputs import check_inputs, is_missing
-from batchmill.manifest.listing import is_glob, read_folder, read_glob
+from batchmill.manifest.listing import is_glob, read_folder, read_glob, read_prefix, read_url_glob
 from batchmill.manifest.records import flat, read_json_lines, read_parquet
 from batchmill.manifest.source import Source, numbered
+from batchmill.storage import is_url, remote
+from batchmill.storage.urls import last_part, url_fault, without_file_scheme
 
 ManifestLike = str | os.PathLike[str] | Sequence[str] | pd.DataFrame
 
@@ -34,11 +36,12 @@ class Manifest:
 
     `inputs` is a table with one row an input, in the manifest's order: `input` (its name:
     relative to `root` where it lies below it, else absolute), `size` (bytes, -1 if there is no such
-    file), `mtime_ns`. `carried` has the manifest's other columns, row for row.
+    file), `mtime_ns`, `etag` (null but of a store that gives one). `carried` has the manifest's
+    other columns, row for row. `root` is a folder or a URL.
     """
 
     name: str
-    root: Path
+    root: str
     inputs: pa.Table
     carried: pa.Table
 
@@ -63,13 +66,14 @@ def load_manifest(
     """Read a manifest and check every row of it.
 
     `source` is a CSV, TSV, JSON Lines or Parquet file, a folder (searched recursively for
-    `pattern`), a glob, a list of paths or a DataFrame. Relative inputs are relative to `root`,
-    by default the manifest's folder (the working directory, for a list or DataFrame).
+    `pattern`), a glob, all these also by URL, a list of paths and URLs or a DataFrame. Relative
+    inputs are relative to `root`, by default the manifest's folder (the working directory, for a
+    list or DataFrame).
 
     Raises ManifestError with all faults at once, each with its line.
     """
     table = _read(source, pattern)
-    column = "input" if _is_listing(source) else input_column
+    column = "input" if table.form == "listing" else input_column
     faults = list(table.faults)
     frame = table.frame
     if column not in frame.columns and not (faults and frame.empty):
@@ -87,15 +91,20 @@ def load_manifest(
         f"line 1: the column {name!r} would hide the one that batchmill writes. Rename it."
         for name in sorted(reserved)
     ]
-    if _is_delimited(source):
+    if table.form == "text":
         # A file of text has no types: those of its columns are read off their values.
         frame = type_columns(frame, leave=column)
 
     confined = root is not None
-    base = Path(os.path.abspath(root if root is not None else table.folder))
-    if confined and not base.is_dir():
-        faults.append(f"--root {root}: no such folder. Give the folder that its inputs are in.")
-    checked = check_inputs(table, column, str(base), confined=confined)
+    base = table.folder
+    if root is not None:
+        base = without_file_scheme(os.fspath(root))
+        base = base.rstrip("/") if is_url(base) else os.path.abspath(base)
+        if is_url(base) and url_fault(base):
+            raise ManifestError(table.name, [f"--root: {url_fault(base)}"])
+        if not is_url(base) and not os.path.isdir(base):
+            faults.append(f"--root {root}: no such folder. Give the folder that its inputs are in.")
+    checked = check_inputs(table, column, base, confined=confined)
     faults += checked.faults
     if faults:
         raise ManifestError(table.name, sorted(faults, key=_line_of))
@@ -107,22 +116,9 @@ def load_manifest(
     )
 
 
-def _is_delimited(source: ManifestLike) -> bool:
-    if not isinstance(source, str | os.PathLike) or _is_listing(source):
-        return False
-    return Path(source).suffix.lower() in _SEPARATORS
-
-
 def _line_of(fault: str) -> int:
     number = re.match(r"(?:line|row|file) (\d+):", fault)
     return int(number[1]) if number else 0
-
-
-def _is_listing(source: ManifestLike) -> bool:
-    if not isinstance(source, str | os.PathLike):
-        return False
-    path = os.fspath(source)
-    return os.path.isdir(path) or (is_glob(path) and not os.path.exists(path))
 
 
 def _read(source: ManifestLike, pattern: str) -> Source:
@@ -139,12 +135,15 @@ def _read(source: ManifestLike, pattern: str) -> Source:
     text = os.fspath(source)
     if not text:
         raise ManifestError("manifest", ["has no name. Name a file, a folder or a glob."])
+    text = without_file_scheme(text)
+    if is_url(text):
+        return _read_url(text, pattern)
     path = Path(text)
     try:
         if path.is_dir():
             return read_folder(path, pattern)
         if path.is_file():
-            return _read_file(path)
+            return _read_file(str(path), path.read_bytes)
         if path.exists():
             raise ManifestError(text, ["is no regular file. Name a file or a folder."])
     except OSError as error:
@@ -153,24 +152,35 @@ def _read(source: ManifestLike, pattern: str) -> Source:
         ) from error
     if is_glob(text):
         return read_glob(text)
-    if "://" in text:
-        raise ManifestError(text, ["is a URL; manifests are read from the file system only."])
     raise ManifestError(
         text, [f"no such file or folder (looked in {os.getcwd()}). Check the path."]
     )
 
 
-def _read_file(path: Path) -> Source:
-    suffix = path.suffix.lower()
+def _read_url(url: str, pattern: str) -> Source:
+    try:
+        remote.check_url(url)
+        if is_glob(url) and not url.startswith(("http://", "https://")):
+            return read_url_glob(url)
+        if remote.look(url):
+            return _read_file(url, lambda: remote.read(url))
+        remote.check_bucket(url)
+        return read_prefix(url, pattern)
+    except StoreError as error:
+        raise ManifestError(error.path, [error.reason]) from error
+
+
+def _read_file(place: str, read: Callable[[], bytes]) -> Source:
+    suffix = os.path.splitext(last_part(place))[1].lower()
     if suffix in _SEPARATORS:
-        return read_delimited(path, _SEPARATORS[suffix])
+        return read_delimited(place, read(), _SEPARATORS[suffix])
     if suffix in _JSON_LINES:
-        return read_json_lines(path)
+        return read_json_lines(place, read())
     if suffix in _PARQUET:
-        return read_parquet(path)
+        return read_parquet(place, pa.BufferReader(read()))
     known = ", ".join(sorted([*_SEPARATORS, *_JSON_LINES, *_PARQUET]))
     raise ManifestError(
-        str(path),
+        place,
         [f"of what form is it? Its name ends in none of {known}. Rename it, or give a folder."],
     )
 
@@ -178,8 +188,9 @@ def _read_file(path: Path) -> Source:
 def _in_memory(name: str, frame: pd.DataFrame) -> Source:
     return Source(
         name=name,
+        form="typed",
         frame=frame,
-        folder=Path.cwd(),
+        folder=os.getcwd(),
         locate=numbered("row", len(frame), first=0),
         faults=[] if len(frame) else ["is empty. Give at least one input."],
     )

@@ -1,23 +1,23 @@
 """JSON Lines and Parquet manifests, read by pandas."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 
 from batchmill.errors import ManifestError
 from batchmill.manifest.delimited import encoding_faults
 from batchmill.manifest.source import Source, numbered
+from batchmill.storage.urls import parent
 
 # pandas keeps `attrs` in a Parquet file: the folder that a saved list's inputs are relative to.
 ROOT_ATTRIBUTE = "batchmill.root"
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
-def read_json_lines(path: Path) -> Source:
-    """Read one JSON object a line."""
-    data = path.read_bytes()
+def read_json_lines(place: str, data: bytes) -> Source:
+    """Read the content of a file with one JSON object a line."""
     faults = encoding_faults(data)
     if not data.strip():
         faults = faults or ["is empty. Give it one JSON object a line."]
@@ -30,10 +30,11 @@ def read_json_lines(path: Path) -> Source:
         elif line.strip():
             places.append(f"line {number}")
     return Source(
-        name=str(path),
+        name=place,
+        form="typed",
         # As objects, whole numbers stay whole where some are missing.
         frame=pd.DataFrame(rows, dtype=object),
-        folder=path.parent,
+        folder=parent(place),
         locate=lambda: places,
         faults=faults,
     )
@@ -57,19 +58,20 @@ def _read_line(line: bytes, rows: list[dict[str, Any]]) -> str | None:
     return None
 
 
-def read_parquet(path: Path) -> Source:
+def read_parquet(place: str, file: pa.NativeFile) -> Source:
     """Read a Parquet file; its column types are kept."""
     try:
-        frame = pd.read_parquet(path, dtype_backend="pyarrow")
+        frame = pd.read_parquet(file, dtype_backend="pyarrow")
     except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError.
         raise ManifestError(
-            str(path), [f"cannot be read as Parquet ({error}). Write it again."]
+            place, [f"cannot be read as Parquet ({error}). Write it again."]
         ) from error
     frame = flat(frame)
     return Source(
-        name=str(path),
+        name=place,
+        form="typed",
         frame=frame,
-        folder=Path(frame.attrs.get(ROOT_ATTRIBUTE, path.parent)),
+        folder=frame.attrs.get(ROOT_ATTRIBUTE) or parent(place),
         locate=numbered("row", len(frame)),
         faults=[] if len(frame) else ["has no rows. Give it one row an input."],
     )

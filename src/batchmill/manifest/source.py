@@ -1,11 +1,13 @@
 """What the readers of every form of manifest hand over."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
+from typing import Literal
 
 import pandas as pd
+
+from batchmill.storage.remote import Seen
 
 
 @dataclass(kw_only=True)
@@ -14,14 +16,19 @@ class Source:
 
     `frame` has one row an input. `locate` gives the place of each row in the words of its form
     ("line 7", "row 7"); it is a function because it costs a second reading, which only a manifest
-    with faults needs. `faults` are those that the reader itself has found.
+    with faults needs. `faults` are those that the reader itself has found. `folder` is the
+    folder or URL that relative inputs are relative to. `form` is "text" where all values are text,
+    "typed" where they have types, "listing" for what lists files. A listing of a store comes with
+    what the store said of each: `seen`.
     """
 
     name: str
     frame: pd.DataFrame
-    folder: Path
+    folder: str
+    form: Literal["text", "typed", "listing"]
     locate: Callable[[], Sequence[str]]
     faults: list[str] = field(default_factory=list)
+    seen: Mapping[str, Seen] = field(default_factory=dict)
 
     @cached_property
     def places(self) -> Sequence[str]:

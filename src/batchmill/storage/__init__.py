@@ -1,0 +1,22 @@
+"""Where datasets live and inputs come from: folders, and whatever fsspec opens by URL."""
+
+from batchmill.storage.local import LocalStore
+from batchmill.storage.objects import ObjectStore
+from batchmill.storage.store import FILES, NO_ROOM, Store, in_threads
+from batchmill.storage.urls import is_url
+
+__all__ = [
+    "FILES",
+    "NO_ROOM",
+    "LocalStore",
+    "ObjectStore",
+    "Store",
+    "in_threads",
+    "is_url",
+    "open_store",
+]
+
+
+def open_store(place: str) -> Store:
+    """Return the store at a path or URL; touches nothing."""
+    return ObjectStore(place) if is_url(place) else LocalStore(place)

@@ -1,0 +1,334 @@
+"""Files by URL, through fsspec. Every error is a StoreError that names the URL, and no secret.
+
+Nothing is cached: what another process has written is seen at once.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import fsspec
+import pyarrow as pa
+
+from batchmill.errors import StoreError
+from batchmill.fingerprints import hash_file
+from batchmill.storage.store import in_threads, patient
+from batchmill.storage.urls import hide_secrets, url_fault
+
+# So many calls wait for answers at a time.
+THREADS = 16
+# Up to so many files are asked for one by one; a listing gives a thousand an answer.
+FEW = 200
+_WHOLE_BYTES = 32 * 2**20
+_BLOCK_BYTES = 8 * 2**20
+_FINAL = (
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+    NotImplementedError,
+    ImportError,
+    TypeError,
+    ValueError,
+)
+_NO_ACCESS = {"NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError"}
+# Of a web server, an error's status speaks of the one file.
+_WEB_SERVERS_NO = "ClientResponseError"
+_EXTRAS = {"s3": "pip install 'batchmill[s3]'", "s3a": "pip install 'batchmill[s3]'"}
+_SECRET_NAME = re.compile(r"secret|token|passw|access_?key|account_?key|_key$|^key$|sas", re.I)
+_SHORTEST_SECRET = 6
+
+
+class Seen(NamedTuple):
+    """A file as its store describes it: bytes, nanoseconds since 1970, the store's own mark.
+
+    Where there is an ETag, the time says nothing, and is 0; else it is None.
+    """
+
+    size: int
+    mtime_ns: int
+    etag: str | None
+
+
+def check_url(url: str) -> None:
+    """Raise StoreError for a URL that nothing here can open, or that holds a secret."""
+    fault = url_fault(url)
+    if fault:
+        raise StoreError(hide_secrets(url), fault)
+    with _translated(url):
+        _locate(url)
+
+
+def why_unusable(url: str) -> str:
+    """Say why no URL of this kind can be opened; empty if it can."""
+    try:
+        with _translated(url):
+            return ""
+    except StoreError as error:
+        return error.reason
+
+
+@patient
+def look(url: str) -> Seen | None:
+    """Return what a store says of a file; None if there is none."""
+    try:
+        with _translated(url) as (files, path):
+            found = files.info(path)
+    except StoreError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
+    return _seen(found) if found.get("type") == "file" else None
+
+
+def look_at(urls: Sequence[str]) -> list[Seen | None]:
+    """Do as `look` does for many files: those of one folder by one listing."""
+    if len(urls) <= FEW:
+        return in_threads(look, urls, THREADS)
+    folders: dict[str, int] = {}
+    for url in urls:
+        folder = url.rpartition("/")[0]
+        folders[folder] = folders.get(folder, 0) + 1
+    many = [folder for folder, count in folders.items() if count > FEW // 10]
+    listed = dict(zip(many, in_threads(_list_folder, many, THREADS), strict=True))
+    alone = [url for url in urls if url.rpartition("/")[0] not in listed]
+    looked = dict(zip(alone, in_threads(look, alone, THREADS), strict=True))
+    return [
+        looked[url] if url in looked else listed[url.rpartition("/")[0]].get(url) for url in urls
+    ]
+
+
+@patient
+def find(url: str) -> dict[str, Seen]:
+    """Return all files below a URL, by their names relative to it, in sorted order."""
+    try:
+        with _translated(url) as (files, path):
+            found = files.find(path, detail=True)
+    except StoreError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return {}
+        raise
+    start = path.rstrip("/") + "/"
+    return {
+        name.removeprefix(start): _seen(details)
+        for name, details in sorted(found.items())
+        if name.startswith(start) and not name.endswith("/")
+    }
+
+
+@patient
+def glob(pattern: str) -> dict[str, Seen]:
+    """Return the files that fit a pattern, by URL, in sorted order."""
+    with _translated(pattern) as (files, path):
+        found = files.glob(path, detail=True)
+        return {
+            files.unstrip_protocol(name): _seen(details)
+            for name, details in sorted(found.items())
+            if details.get("type") == "file"
+        }
+
+
+@patient
+def is_folder(url: str) -> bool:
+    """Tell whether there are files below a URL."""
+    with _translated(url) as (files, path):
+        return bool(files.isdir(path))
+
+
+@patient
+def names(url: str) -> list[str]:
+    """Return the names in a folder, in sorted order; of one that is not there, none."""
+    try:
+        with _translated(url) as (files, path):
+            found = files.ls(path, detail=False)
+    except StoreError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return []
+        raise
+    start = path.rstrip("/") + "/"
+    inside = {name.rstrip("/").removeprefix(start) for name in found if name.startswith(start)}
+    return sorted(inside - {""})
+
+
+@patient
+def check_bucket(url: str) -> None:
+    """Raise StoreError unless the bucket or host of a URL is there and lets us in."""
+    with _translated(url) as (files, path):
+        bucket = path.partition("/")[0]
+        if bucket and not files.exists(bucket):
+            raise FileNotFoundError(f"no bucket {bucket!r}")
+        files.exists(path)
+
+
+@patient
+def read(url: str) -> bytes:
+    """Return a file's content."""
+    with _translated(url) as (files, path):
+        data: bytes = files.cat_file(path)
+        return data
+
+
+@patient
+def open_for_arrow(url: str) -> pa.NativeFile:
+    """Open a file for Arrow: a large one is fetched piece by piece, as it is read."""
+    with _translated(url) as (files, path):
+        if files.size(path) <= _WHOLE_BYTES:
+            return pa.BufferReader(files.cat_file(path))
+        return pa.PythonFile(files.open(path, "rb", block_size=_BLOCK_BYTES), mode="r")
+
+
+@patient
+def content_of(url: str) -> str:
+    """Read a file and hash its content, as `fingerprints` does."""
+    with _translated(url) as (files, path), files.open(path, "rb", block_size=_BLOCK_BYTES) as file:
+        return hash_file(file)
+
+
+@patient
+def write(url: str, data: bytes) -> None:
+    """Write a file, at once."""
+    with _translated(url) as (files, path):
+        files.pipe_file(path, data)
+
+
+@patient
+def create(url: str, data: bytes) -> bool:
+    """Write a file that is not there yet; False if it is."""
+    try:
+        with _translated(url) as (files, path):
+            files.pipe_file(path, data, mode="create")
+    except StoreError as error:
+        if isinstance(error.__cause__, FileExistsError):
+            return False
+        raise
+    return True
+
+
+@patient
+def upload(path: str, url: str) -> None:
+    """Write a local file to a URL, at once; in parts if it is large."""
+    with _translated(url) as (files, target):
+        files.put_file(path, target)
+
+
+@patient
+def fetch(url: str, path: str) -> None:
+    """Write a file to a local path."""
+    with _translated(url) as (files, source):
+        files.get_file(source, path)
+
+
+@patient
+def delete(url: str) -> None:
+    """Remove a file; one that is not there is no fault."""
+    try:
+        with _translated(url) as (files, path):
+            files.rm_file(path)
+    except StoreError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+
+
+def _list_folder(url: str) -> dict[str, Seen]:
+    return {f"{url}/{name}": seen for name, seen in _list(url).items()}
+
+
+@patient
+def _list(url: str) -> dict[str, Seen]:
+    try:
+        with _translated(url) as (files, path):
+            found = files.ls(path, detail=True)
+    except StoreError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return {}
+        raise
+    start = path.rstrip("/") + "/"
+    return {
+        details["name"].removeprefix(start): _seen(details)
+        for details in found
+        if details.get("type") == "file"
+    }
+
+
+def _locate(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL and the path in it; cheap, for fsspec keeps the former."""
+    files, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    return files, path
+
+
+@contextmanager
+def _translated(url: str) -> Iterator[tuple[Any, str]]:
+    """Give the file system of a URL and the path in it; make each error one that a user can read.
+
+    Libraries raise whatever they like: botocore's errors, aiohttp's, the system's.
+    """
+    try:
+        yield _locate(url)
+    except Exception as error:
+        name = type(error).__name__
+        final = isinstance(error, _FINAL) or name in _NO_ACCESS or name == _WEB_SERVERS_NO
+        raise StoreError(
+            hide_secrets(url),
+            _without_secrets(_reason(url, error)),
+            passing=not final,
+            general=name in _NO_ACCESS or isinstance(error, PermissionError),
+        ) from error
+
+
+def _reason(url: str, error: Exception) -> str:
+    scheme = url.partition("://")[0]
+    text = str(error).strip().partition("\n")[0][:300]
+    if isinstance(error, ImportError):
+        extra = _EXTRAS.get(scheme)
+        return f"{extra} to open {scheme}:// URLs." if extra else f"{text}."
+    if isinstance(error, ValueError) and "rotocol" in text:
+        return f"no library knows {scheme}:// URLs. Check the spelling."
+    if isinstance(error, PermissionError) or type(error).__name__ in _NO_ACCESS:
+        return (
+            f"access is refused ({text}). Give yourself the right, or set the store's credentials "
+            "in the environment or a profile."
+        )
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file." if text in url else f"{text}."
+    return f"{type(error).__name__}: {text}."
+
+
+def _without_secrets(text: str) -> str:
+    """Replace every credential that this process knows, whatever a library has put into a text."""
+    for secret in _secrets():
+        text = text.replace(secret, "***")
+    return hide_secrets(text)
+
+
+def _secrets() -> Iterator[str]:
+    pairs: list[tuple[str, object]] = [*os.environ.items()]
+    for options in fsspec.config.conf.values():
+        pairs += options.items()
+    for name, value in pairs:
+        if isinstance(value, str) and len(value) >= _SHORTEST_SECRET and _SECRET_NAME.search(name):
+            yield value
+
+
+def _seen(details: dict[str, Any]) -> Seen:
+    etag = str(details.get("ETag") or details.get("etag") or "").strip('"')
+    size = details.get("size")
+    return Seen(-1 if size is None else int(size), 0 if etag else _time(details), etag or None)
+
+
+def _time(details: dict[str, Any]) -> int:
+    for name in ("LastModified", "last_modified", "updated", "mtime", "modified", "created"):
+        value = details.get(name)
+        if isinstance(value, str):
+            try:
+                value = datetime.fromisoformat(value)
+            except ValueError:
+                continue
+        if isinstance(value, datetime):
+            return int(value.timestamp() * 1_000_000) * 1000
+        if isinstance(value, int | float):
+            return int(value * 1_000_000) * 1000
+    return 0

@@ -1,0 +1,70 @@
+"""An S3 of one's own: moto's server, a process on this machine, which keeps all in memory."""
+
+import socket
+import subprocess
+import sys
+import urllib.request
+from contextlib import contextmanager
+
+import fsspec
+from live import wait_for
+
+SECRET = "open-sesame-0123456789"
+
+
+@contextmanager
+def s3_server(log):
+    """Run a server on a free port; gives the environment that leads to it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    with log.open("w") as out:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            stdout=out,
+            stderr=out,
+        )
+
+    def answers():
+        assert server.poll() is None, log.read_text()
+        try:
+            with urllib.request.urlopen(f"{url}/moto-api/data.json", timeout=5) as answer:
+                return answer.status == 200
+        except OSError:
+            return False
+
+    try:
+        wait_for(answers, "the S3 server's start")
+        yield {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "NO_PROXY": "127.0.0.1",
+            "no_proxy": "127.0.0.1",
+        }
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def make_bucket(name):
+    """Make a bucket in the store that the environment leads to; gives its URL."""
+    files = fsspec.filesystem("s3", use_listings_cache=False)
+    files.mkdir(name)
+    return f"s3://{name}"
+
+
+def upload(folder, url):
+    """Copy a folder's files to below a URL."""
+    files, _ = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            files.pipe_file(f"{url}/{path.relative_to(folder)}", path.read_bytes())
+
+
+def forget_connections():
+    """Have this process connect anew, as the environment now says."""
+    fsspec.filesystem("s3").clear_instance_cache()
