@@ -7,7 +7,9 @@ import struct
 import sys
 import time
 import traceback
-from pathlib import Path
+from collections.abc import Callable
+
+from batchmill.storage import remote
 
 _CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate"}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -15,13 +17,13 @@ NEVER = -1
 
 
 class CrashPoints:
-    """Counts the changes to the files below a folder, in all processes that are forked later.
+    """Counts the changes to files below a folder or URL, in all processes that are forked later.
 
     Right before the `at`-th, the whole run is killed; the change before has just been made.
     """
 
-    def __init__(self, folder: Path, at: int = NEVER) -> None:
-        self._prefix = str(folder)
+    def __init__(self, place: str, at: int = NEVER) -> None:
+        self._prefix = place
         self._at = at
         self._count = mmap.mmap(-1, 8)
         self._main = 0
@@ -37,6 +39,8 @@ class CrashPoints:
         sys.addaudithook(self._hook)
         fsync = os.fsync
         os.fsync = lambda descriptor: (self.reach(), fsync(descriptor))
+        for name in ("write", "create", "delete", "upload"):
+            setattr(remote, name, self._reaching(getattr(remote, name)))
 
     def reach(self) -> None:
         """Note a change that is about to be made."""
@@ -45,6 +49,14 @@ class CrashPoints:
         if count == self._at:
             os.kill(self._main, signal.SIGKILL)
             time.sleep(60)  # A worker: the kernel kills it with the main process.
+
+    def _reaching(self, function: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            if any(self._is_here(argument) for argument in arguments):
+                self.reach()
+            return function(*arguments)
+
+        return call
 
     def _hook(self, event: str, arguments: tuple) -> None:
         is_change = event in _CHANGES or (event == "open" and arguments[2] & _WRITING)

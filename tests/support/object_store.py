@@ -65,6 +65,17 @@ def upload(folder, url):
             files.pipe_file(f"{url}/{path.relative_to(folder)}", path.read_bytes())
 
 
+def upload_in_parts(url, data):
+    """Write a file as large ones are written; its ETag is not that of a file written at once."""
+    files = fsspec.filesystem("s3")
+    bucket, _, key = url.removeprefix("s3://").partition("/")
+    where = {"Bucket": bucket, "Key": key}
+    where["UploadId"] = files.call_s3("create_multipart_upload", **where)["UploadId"]
+    part = files.call_s3("upload_part", PartNumber=1, Body=data, **where)
+    parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+    files.call_s3("complete_multipart_upload", MultipartUpload=parts, **where)
+
+
 def forget_connections():
     """Have this process connect anew, as the environment now says."""
     fsspec.filesystem("s3").clear_instance_cache()

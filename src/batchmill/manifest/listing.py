@@ -2,7 +2,7 @@
 
 import glob
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import pandas as pd
 
 from batchmill.manifest.source import Source, numbered
-from batchmill.storage import remote
+from batchmill.storage import FILES, remote
 from batchmill.storage.remote import Seen
 from batchmill.storage.urls import parent
 
@@ -28,7 +28,10 @@ def read_folder(path: Path, pattern: str) -> Source:
 def read_prefix(url: str, pattern: str) -> Source:
     """List the files below a URL whose relative path or name fits `pattern`."""
     url = url.rstrip("/")
-    found = _without_datasets(remote.find(url))
+    found = remote.find(url)
+    inside = f"/{_DATASET_MARK}/"
+    datasets = {f"/{name}".partition(inside)[0] for name in found if inside in f"/{name}"}
+    found = _visible(found, datasets)
     seen = {name: found[name] for name in found if _fits(name, pattern)}
     nothing = f"no file in it fits the pattern {pattern!r}"
     return _listed(url, url, list(seen), nothing, seen)
@@ -39,7 +42,10 @@ def read_url_glob(pattern: str) -> Source:
     folder = parent(pattern[: min(pattern.find(sign) % len(pattern) for sign in "*?[")])
     start = f"{folder}/"
     seen = {url.removeprefix(start): found for url, found in remote.glob(pattern).items()}
-    seen = _without_datasets(seen)
+    # What may be a dataset's output is, if its ledger is there.
+    above = {f"/{name}".partition(f"/{FILES}/")[0] for name in seen if f"/{FILES}/" in f"/{name}"}
+    marks = {top: f"{folder}{top}/{_DATASET_MARK}/format.json" for top in above}
+    seen = _visible(seen, {top for top, mark in marks.items() if remote.look(mark)})
     return _listed(pattern, folder, list(seen), "no file fits it", seen)
 
 
@@ -47,16 +53,14 @@ def _fits(name: str, pattern: str) -> bool:
     return fnmatch(name, pattern) or fnmatch(name.rpartition("/")[2], pattern)
 
 
-def _without_datasets(found: Mapping[str, Seen]) -> dict[str, Seen]:
-    """Leave hidden files out, and all that lies in a dataset of ours."""
-    inside = f"{_DATASET_MARK}/"
-    datasets = {name.partition(inside)[0] for name in found if f"/{inside}" in f"/{name}"}
-    return {
-        name: seen
-        for name, seen in found.items()
-        if not any(part.startswith(".") for part in name.split("/"))
-        and not any(f"{above}/" in datasets for above in map(str, PurePosixPath(name).parents))
-    }
+def _visible(found: Mapping[str, Seen], datasets: Collection[str]) -> dict[str, Seen]:
+    """Leave out what is hidden, and what lies in one of the `datasets`, named as `/a/b`."""
+
+    def is_hidden(name: str) -> bool:
+        above = [str(folder).rstrip("/") for folder in PurePosixPath(f"/{name}").parents]
+        return "/." in f"/{name}" or any(folder in datasets for folder in above)
+
+    return {name: seen for name, seen in found.items() if not is_hidden(name)}
 
 
 def read_glob(pattern: str) -> Source:

@@ -162,9 +162,11 @@ def _read_url(url: str, pattern: str) -> Source:
         remote.check_url(url)
         if is_glob(url) and not url.startswith(("http://", "https://")):
             return read_url_glob(url)
-        if remote.look(url):
+        if not url.endswith("/") and remote.look(url):
             return _read_file(url, lambda: remote.read(url))
         remote.check_bucket(url)
+        if not remote.is_folder(url):
+            raise ManifestError(url, ["no such file, and none below it. Check the URL."])
         return read_prefix(url, pattern)
     except StoreError as error:
         raise ManifestError(error.path, [error.reason]) from error

@@ -136,7 +136,7 @@ def glob(pattern: str) -> dict[str, Seen]:
 def is_folder(url: str) -> bool:
     """Tell whether there are files below a URL."""
     with _translated(url) as (files, path):
-        return bool(files.isdir(path))
+        return bool(files.isdir(path.rstrip("/")))
 
 
 @patient
@@ -160,7 +160,7 @@ def check_bucket(url: str) -> None:
     with _translated(url) as (files, path):
         bucket = path.partition("/")[0]
         if bucket and not files.exists(bucket):
-            raise FileNotFoundError(f"no bucket {bucket!r}")
+            raise FileNotFoundError(f"no bucket {bucket!r}. Make it, or check name and endpoint")
         files.exists(path)
 
 
