@@ -47,6 +47,15 @@ def shared_api() -> Iterator[None]:
             send_logs()
 
 
+def lost_server_message(error: Exception) -> str:
+    """Say that the Prefect server went away in the middle of a run, and what that costs."""
+    return (
+        f"The run was ended: the Prefect server at {PREFECT_API_URL.value()} answers no more "
+        f"({error}).\nThe Prefect server at {PREFECT_API_URL.value()} answers no more. What is "
+        "committed stays; the same command, given again, completes the dataset."
+    )
+
+
 def _check_configured() -> None:
     """Raise ServiceError if the configured server does not answer."""
     with get_client(sync_client=True) as client:

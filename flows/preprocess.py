@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Annotated, Any, cast
 from uuid import UUID
 
-from batchmill.flows.api import shared_api, wait_until_recorded
+import httpx
+from batchmill.flows.api import lost_server_message, shared_api, wait_until_recorded
 from batchmill.flows.failure_artifact import FailureArtifact
 from batchmill.flows.local_ray import check_address, cluster_cores, ray_runner
 from batchmill.flows.submission import submit_shards
@@ -85,9 +86,13 @@ class PreprocessFlow(Flow[..., dict[str, Any]]):
             save_manifest(prepared.manifest, job.manifest, job.input_column)
         with shared_api(), handing_over(prepared) as handover:
             parameters = {"manifest": job.manifest, "step": job.step, "output": job.output}
-            state: State[Any] = cast("Any", super()).__call__(
-                **options, **parameters, return_state=True
-            )
+            try:
+                state: State[Any] = cast("Any", super()).__call__(
+                    **options, **parameters, return_state=True
+                )
+            except httpx.TransportError as error:
+                tell_run(handover.run)
+                raise RunError(lost_server_message(error)) from error
             summary = prepared.ledger.read_summary(handover.run) if handover.run else None
             if summary and state.state_details.flow_run_id:
                 task_runs = summary["shards"] + _OTHER_TASK_RUNS

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+from comparison import contents, faults
 from live import ask, prefect_server_in, wait_for
 
 SPLIT = "batchmill.steps.words:split"
@@ -74,6 +75,40 @@ def test_a_run_that_is_killed_leaves_no_server(bare_shell, words, work):
     os.kill(run.pid, signal.SIGKILL)
     run.wait()
     wait_for(lambda: not servers(bare_shell), "the server's end")
+
+
+def test_a_run_whose_server_is_killed_ends_with_a_word_and_can_be_completed(bare_shell, work):
+    shell = bare_shell
+    shell.environment["PREFECT_CLIENT_MAX_RETRIES"] = "0"
+    (work / "slow.py").write_text(
+        "import time\n"
+        "def step(source, out):\n"
+        "    time.sleep(0.2)\n"
+        "    (out / 'copy').write_text(source.read_text())\n"
+        "    return {'output': 'copy'}\n"
+    )
+    (work / "in").mkdir()
+    for number in range(60):
+        (work / "in" / f"{number}.txt").write_text(f"{number}")
+    command = ["run", "in", "--step", "slow:step", "-o"]
+    run = shell.start(
+        sys.executable, "-m", "batchmill", *command, "out",
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    parts = work / "out" / ".batchmill" / "parts"
+    wait_for(lambda: parts.exists() and any(parts.iterdir()), "something to be committed", 120)
+    for pid in servers(shell):
+        os.kill(pid, signal.SIGKILL)
+    _, err = run.communicate(timeout=300)
+    assert run.returncode == 1
+    assert "answers no more. What is committed stays; the same command" in err
+    assert "Traceback" not in err
+    done = shell.batchmill(*command, "out")
+    assert done.returncode == 0, done.stderr
+    assert "60 inputs: 60 ok" in done.stdout
+    assert shell.batchmill(*command, "undisturbed").returncode == 0
+    assert contents(work / "out") == contents(work / "undisturbed")
+    assert faults(work / "out") == []
 
 
 def test_bad_input_starts_no_server(bare_shell, tmp_path):

@@ -9,17 +9,9 @@ import sys
 import numpy as np
 import pandas as pd
 import soundfile
-from live import wait_for
+from live import flow_run_of, wait_for
 
 SPLIT = "batchmill.steps.audio:split"
-
-
-def flow_run_of(api, dataset):
-    """The latest flow run over a dataset, and its task runs."""
-    runs = api("/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 50})
-    run = next(run for run in runs if run["parameters"].get("output") == str(dataset))
-    tasks = api("/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
-    return run, tasks
 
 
 def test_recordings_become_clips_and_the_server_shows_it(shell, api, recordings, work):

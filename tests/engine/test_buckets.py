@@ -236,7 +236,8 @@ def unsteady(monkeypatch):
         return await call(self, method, *arguments, **options)
 
     monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", flaky)
-    monkeypatch.setattr("batchmill.storage.store.PAUSES", (0.0,) * 6)
+    pauses = "batchmill.storage.store.patient_beyond_libraries.pauses"
+    monkeypatch.setattr(pauses, (0.0,) * 6)
     return state
 
 

@@ -47,7 +47,7 @@ def test_of_several_that_create_a_file_one_succeeds(tmp_path):
 
 @pytest.mark.parametrize(("error", "tries"), [(errno.EIO, 3), (errno.EACCES, 1)])
 def test_what_may_pass_is_tried_again(tmp_path, monkeypatch, error, tries):
-    monkeypatch.setattr("batchmill.storage.store.PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("batchmill.storage.store.patient.pauses", (0.0, 0.0))
     count = 0
 
     def fail(file):

@@ -115,6 +115,14 @@ def ask(api_url, path, body=None):
         return json.load(answer)
 
 
+def flow_run_of(api, dataset):
+    """The latest flow run over a dataset, and its task runs."""
+    runs = api("/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 50})
+    run = next(run for run in runs if run["parameters"].get("output") == str(dataset))
+    tasks = api("/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
+    return run, tasks
+
+
 @contextmanager
 def prefect_server_in(home):
     """Run a Prefect server of its own on a free port; gives its API's URL."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from batchmill.errors import StoreError
 from batchmill.fingerprints import hash_file
-from batchmill.storage.store import in_threads, patient
+from batchmill.storage.store import in_threads, patient_beyond_libraries
 from batchmill.storage.urls import hide_secrets, url_fault
 
 # So many calls wait for answers at a time.
@@ -72,7 +72,7 @@ def why_unusable(url: str) -> str:
         return error.reason
 
 
-@patient
+@patient_beyond_libraries
 def look(url: str) -> Seen | None:
     """Return what a store says of a file; None if there is none."""
     try:
@@ -102,7 +102,7 @@ def look_at(urls: Sequence[str]) -> list[Seen | None]:
     ]
 
 
-@patient
+@patient_beyond_libraries
 def find(url: str) -> dict[str, Seen]:
     """Return all files below a URL, by their names relative to it, in sorted order."""
     try:
@@ -120,7 +120,7 @@ def find(url: str) -> dict[str, Seen]:
     }
 
 
-@patient
+@patient_beyond_libraries
 def glob(pattern: str) -> dict[str, Seen]:
     """Return the files that fit a pattern, by URL, in sorted order."""
     with _translated(pattern) as (files, path):
@@ -132,14 +132,14 @@ def glob(pattern: str) -> dict[str, Seen]:
         }
 
 
-@patient
+@patient_beyond_libraries
 def is_folder(url: str) -> bool:
     """Tell whether there are files below a URL."""
     with _translated(url) as (files, path):
         return bool(files.isdir(path.rstrip("/")))
 
 
-@patient
+@patient_beyond_libraries
 def names(url: str) -> list[str]:
     """Return the names in a folder, in sorted order; of one that is not there, none."""
     try:
@@ -154,7 +154,7 @@ def names(url: str) -> list[str]:
     return sorted(inside - {""})
 
 
-@patient
+@patient_beyond_libraries
 def check_bucket(url: str) -> None:
     """Raise StoreError unless the bucket or host of a URL is there and lets us in."""
     with _translated(url) as (files, path):
@@ -164,7 +164,7 @@ def check_bucket(url: str) -> None:
         files.exists(path)
 
 
-@patient
+@patient_beyond_libraries
 def read(url: str) -> bytes:
     """Return a file's content."""
     with _translated(url) as (files, path):
@@ -172,7 +172,7 @@ def read(url: str) -> bytes:
         return data
 
 
-@patient
+@patient_beyond_libraries
 def open_for_arrow(url: str) -> pa.NativeFile:
     """Open a file for Arrow: a large one is fetched piece by piece, as it is read."""
     with _translated(url) as (files, path):
@@ -181,21 +181,21 @@ def open_for_arrow(url: str) -> pa.NativeFile:
         return pa.PythonFile(files.open(path, "rb", block_size=_BLOCK_BYTES), mode="r")
 
 
-@patient
+@patient_beyond_libraries
 def content_of(url: str) -> str:
     """Read a file and hash its content, as `fingerprints` does."""
     with _translated(url) as (files, path), files.open(path, "rb", block_size=_BLOCK_BYTES) as file:
         return hash_file(file)
 
 
-@patient
+@patient_beyond_libraries
 def write(url: str, data: bytes) -> None:
     """Write a file, at once."""
     with _translated(url) as (files, path):
         files.pipe_file(path, data)
 
 
-@patient
+@patient_beyond_libraries
 def create(url: str, data: bytes) -> bool:
     """Write a file that is not there yet; False if it is."""
     try:
@@ -208,21 +208,21 @@ def create(url: str, data: bytes) -> bool:
     return True
 
 
-@patient
+@patient_beyond_libraries
 def upload(path: str, url: str) -> None:
     """Write a local file to a URL, at once; in parts if it is large."""
     with _translated(url) as (files, target):
         files.put_file(path, target)
 
 
-@patient
+@patient_beyond_libraries
 def fetch(url: str, path: str) -> None:
     """Write a file to a local path."""
     with _translated(url) as (files, source):
         files.get_file(source, path)
 
 
-@patient
+@patient_beyond_libraries
 def delete(url: str) -> None:
     """Remove a file; one that is not there is no fault."""
     try:
@@ -237,7 +237,7 @@ def _list_folder(url: str) -> dict[str, Seen]:
     return {f"{url}/{name}": seen for name, seen in _list(url).items()}
 
 
-@patient
+@patient_beyond_libraries
 def _list(url: str) -> dict[str, Seen]:
     try:
         with _translated(url) as (files, path):

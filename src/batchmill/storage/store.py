@@ -17,7 +17,6 @@ NO_ROOM = (
 )
 # Where outputs lie.
 FILES = "files"
-PAUSES = (0.1, 0.5, 2.0, 5.0)
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -125,18 +124,27 @@ def in_threads(
         return list(pool.map(function, items))
 
 
-def patient(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Try again, a few times, what fails for a reason that may pass."""
+class _Patience:
+    """Makes a function try again, a few times, what fails for a reason that may pass."""
 
-    @wraps(function)
-    def again(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
-        for pause in PAUSES:
-            try:
-                return function(*args, **kwargs)
-            except StoreError as error:
-                if not error.passing:
-                    raise
-                time.sleep(pause)
-        return function(*args, **kwargs)
+    def __init__(self, *pauses: float) -> None:
+        self.pauses = pauses
 
-    return again
+    def __call__(self, function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+        @wraps(function)
+        def again(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+            for pause in self.pauses:
+                try:
+                    return function(*args, **kwargs)
+                except StoreError as error:
+                    if not error.passing:
+                        raise
+                    time.sleep(pause)
+            return function(*args, **kwargs)
+
+        return again
+
+
+# With pauses in seconds. The libraries behind URLs try several times themselves.
+patient = _Patience(0.1, 0.5, 2.0, 5.0)
+patient_beyond_libraries = _Patience(1.0, 5.0)

@@ -1,0 +1,51 @@
+"""The installed command over a bucket: Ray's workers read from it and write to it."""
+
+import json
+
+import fsspec
+from comparison import contents, faults
+from live import flow_run_of
+from object_store import SECRET, upload
+
+SPLIT = "batchmill.steps.audio:split"
+
+
+def test_recordings_in_a_bucket_become_clips_in_a_bucket(shell, api, s3, bucket, recordings, work):
+    (recordings / "broken.wav").write_bytes(b"RIFF and nothing more")
+    for path in sorted(recordings.iterdir())[8:]:
+        path.name == "broken.wav" or path.unlink()
+    upload(recordings, f"{bucket}/recordings")
+    shell.environment |= s3
+    options = ["--step", SPLIT, "--param", "seconds=1", "--retries", "0"]
+    count = len(list(recordings.iterdir()))
+
+    done = shell.batchmill("run", f"{bucket}/recordings", *options, "-o", f"{bucket}/clips")
+    assert done.returncode == 1, done.stderr
+    assert f"{count} inputs: {count - 1} ok, 1 failed" in done.stdout
+    assert f"Dataset: {bucket}/clips" in done.stdout
+    local = shell.batchmill("run", "recordings", *options, "-o", "clips")
+    assert local.returncode == 1, local.stderr
+    assert contents(f"{bucket}/clips") == contents(work / "clips")
+    assert faults(f"{bucket}/clips") == []
+    code, status = shell.json("status", f"{bucket}/clips")
+    assert (code, status["outcomes"]) == (0, {"ok": count - 1, "failed": 1})
+    code, failures = shell.json("failures", f"{bucket}/clips")
+    assert [row["input"] for row in failures] == ["broken.wav"]
+
+    # A run that finds the store closed says so, and nothing that is said or kept has a secret.
+    shell.environment["AWS_ENDPOINT_URL"] = "http://127.0.0.1:9"
+    closed = shell.batchmill("status", f"{bucket}/clips")
+    assert closed.returncode == 2
+    assert "Could not connect" in closed.stderr
+    assert "Traceback" not in closed.stderr
+    run, tasks = flow_run_of(api, f"{bucket}/clips")
+    logs = api("/logs/filter", {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200})
+    artifacts = api("/artifacts/filter", {"limit": 200})
+    shown = [done.stdout, done.stderr, closed.stdout, closed.stderr]
+    kept = json.dumps([run, tasks, logs, artifacts])
+    files = fsspec.filesystem("s3", use_listings_cache=False)
+    stored = b"".join(files.cat(files.find(f"{bucket}/clips")).values())
+    assert "broken.wav" in kept
+    for secret in (SECRET, s3["AWS_ACCESS_KEY_ID"]):
+        assert secret not in "".join([*shown, kept])
+        assert secret.encode() not in stored
