@@ -11,7 +11,7 @@ FILES := $(shell find src flows tasks blocks -name '*.py' | LC_ALL=C sort | cksu
 INSTALLED := $(VENV)/.installed-$(FILES)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check lint format types bench docs clean
+.PHONY: help setup demo test test-fast soak check lint format types bench docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -47,6 +47,10 @@ test: setup ## Run all tests
 
 test-fast: setup ## Run the tests that start no server
 	$(BIN)/python -m pytest -m 'not end_to_end' -n auto
+
+soak: setup ## Kill a run's processes 300 times, and compare what comes of it; takes an hour
+	BATCHMILL_KILLS=300 $(BIN)/python -m pytest tests/end_to_end/test_kill_loop.py \
+		-k undisturbed -rP
 
 check: lint types test ## Run everything that must hold: format, lint, imports, types, tests
 

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from comparison import contents, faults
 
+from batchmill import LedgerError
 from batchmill.ledger import Ledger
 from batchmill.storage import LocalStore
 
@@ -25,6 +26,32 @@ def step(source, out, *, log):
     for i in range(3):
         (out / f"{i}.txt").write_text(word * (i + 1))
         yield {"output": f"{i}.txt", "word": word}
+"""
+# What breaks the commit protocol, in each process that imports the step.
+RECORD_BEFORE_OUTPUTS = """
+import os, threading
+from batchmill.storage import LocalStore
+put = LocalStore.put_folder
+def put_later(store, folder, name, files):
+    aside = folder.with_name(folder.name + "-aside")
+    os.rename(folder, aside)
+    threading.Timer(1.5, put, (store, aside, name, files)).start()
+LocalStore.put_folder = put_later
+"""
+WRITE_IN_PLACE = """
+import io, time
+from batchmill.storage import LocalStore
+def fill(store, name, writer):
+    whole = io.BytesIO()
+    writer(whole)
+    target = store.root / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb", buffering=0) as file:
+        data = whole.getvalue()
+        file.write(data[: len(data) // 2])
+        time.sleep(0.5)
+        file.write(data[len(data) // 2 :])
+LocalStore.fill = fill
 """
 VICTIMS = ("DataLoader worker", "Ray worker", "raylet", "driver")
 
@@ -51,54 +78,105 @@ def committed(dataset):
 
 @pytest.fixture
 def job(work):
+    """Writes inputs and step; gives a run's command."""
     (work / "in").mkdir()
     for number in range(INPUTS):
         (work / "in" / f"{number:03d}.txt").write_text(f"word {number}")
     (work / "triple.py").write_text(STEP)
 
-    def command(output, log):
+    def command(output, log, step="triple:step"):
         return [
-            *[sys.executable, "-m", "batchmill", "run", "in", "--step", "triple:step"],
+            *[sys.executable, "-m", "batchmill", "run", "in", "--step", step],
             *["-o", output, "--param", f"log={work}/{log}", "--batch-size", "4", "--retries", "20"],
         ]
 
     return command
 
 
-def test_the_dataset_is_that_of_an_undisturbed_run(shell, work, job):
-    undisturbed = shell.run(*job("undisturbed", "other-log"))
-    assert undisturbed.returncode == 0, undisturbed.stderr
-    chance = random.Random(KILLS)
-    killed = dict.fromkeys(VICTIMS, 0)
-    done_twice = set()
-    while sum(killed.values()) < KILLS:
-        before = committed(work / "out")
-        executed = (work / "log").read_text().split() if (work / "log").exists() else []
-        run = shell.start(*job("out", "log"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while run.poll() is None and sum(killed.values()) < KILLS:
-            time.sleep(chance.uniform(0.1, 1.0))
-            found = {}
-            for process in shell.leftovers():
-                found.setdefault(name_of(process), []).append(process)
-            # The first two often, or no run would come far.
-            kinds = ["DataLoader worker"] * 6 + ["Ray worker"] * 2 + ["raylet", "driver"]
-            kind = chance.choice(kinds)
-            if kind in found and "DataLoader worker" in found:
-                chance.choice(found[kind]).kill()
-                killed[kind] += 1
-        if sum(killed.values()) < KILLS:
+class KillLoop:
+    """Runs a command again and again, and kills what belongs to it."""
+
+    def __init__(self, shell, work, command, seed):
+        self.shell, self.work, self.command = shell, work, command
+        self.chance = random.Random(seed)
+        self.killed = dict.fromkeys(VICTIMS, 0)
+        self.faults = []
+
+    @property
+    def kills(self):
+        return sum(self.killed.values())
+
+    def run(self, kills):
+        """Run once, with at most so many kills in all; note what was wrong."""
+        try:
+            before = committed(self.work / "out")
+        except LedgerError as error:
+            self.faults.append(str(error))
+            return
+        executed = self.executed()
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        run = self.shell.start(*self.command, **quiet)
+        while run.poll() is None and self.kills < kills:
+            time.sleep(self.chance.uniform(0.1, 1.0))
+            self.kill_one()
+        if self.kills < kills:
             run.wait(timeout=300)
         else:
             run.kill()
             run.wait()
-        again = (work / "log").read_text().split()[len(executed) :]
-        done_twice |= {Path(name).name for name in before} & set(again)
+        twice = {Path(name).name for name in before} & set(self.executed()[len(executed) :])
+        if twice:
+            self.faults.append(f"committed, and executed again: {sorted(twice)}")
+
+    def kill_one(self):
+        found = {}
+        for process in self.shell.leftovers():
+            found.setdefault(name_of(process), []).append(process)
+        # The first two often, or no run would come far.
+        kinds = ["DataLoader worker"] * 6 + ["Ray worker"] * 2 + ["raylet", "driver"]
+        kind = self.chance.choice(kinds)
+        if kind in found and "DataLoader worker" in found:
+            self.chance.choice(found[kind]).kill()
+            self.killed[kind] += 1
+
+    def executed(self):
+        log = self.work / "log"
+        return log.read_text().split() if log.exists() else []
+
+    def begin_once_more(self):
+        subprocess.run(["rm", "-rf", self.work / "out", self.work / "log"], check=True)
+
+
+def test_the_dataset_is_that_of_an_undisturbed_run(shell, work, job):
+    undisturbed = shell.run(*job("undisturbed", "other-log"))
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    loop = KillLoop(shell, work, job("out", "log"), seed=KILLS)
+    while loop.kills < KILLS:
+        loop.run(KILLS)
+        assert loop.faults == []
         if len(committed(work / "out")) == INPUTS:
-            # All is done before all kills are: begin once more.
-            subprocess.run(["rm", "-rf", work / "out", work / "log"], check=True)
+            # All is done before all kills are.
+            expect_the_same(shell, work, job)
+            loop.begin_once_more()
+    expect_the_same(shell, work, job)
+    print(loop.killed)
+    assert all(loop.killed.values()), loop.killed
+
+
+def expect_the_same(shell, work, job):
     final = shell.run(*job("out", "log"))
     assert final.returncode == 0, final.stderr
-    assert done_twice == set()
-    assert all(killed.values()), killed
     assert contents(work / "out") == contents(work / "undisturbed")
     assert faults(work / "out") == []
+
+
+@pytest.mark.parametrize("breakage", [RECORD_BEFORE_OUTPUTS, WRITE_IN_PLACE])
+def test_the_loop_sees_a_broken_protocol(shell, work, job, breakage):
+    (work / "broken.py").write_text(breakage + STEP)
+    loop = KillLoop(shell, work, job("out", "log", "broken:step"), seed=1)
+    while not loop.faults and loop.kills < KILLS:
+        loop.run(KILLS)
+        if not loop.faults and len(committed(work / "out")) == INPUTS:
+            loop.begin_once_more()
+    print(loop.kills, loop.faults)
+    assert loop.faults
