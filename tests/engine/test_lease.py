@@ -13,14 +13,16 @@ from batchmill import LedgerError
 from batchmill import lease as leases
 from batchmill.lease import holder, lease
 from batchmill.ledger import Ledger
-from batchmill.storage import LocalStore
+from batchmill.storage import open_store
 
 FOLDER = ".batchmill/lease"
 
 
-@pytest.fixture
-def ledger(tmp_path):
-    ledger = Ledger(LocalStore(tmp_path))
+@pytest.fixture(params=["folder", "bucket"])
+def ledger(request, tmp_path):
+    is_folder = request.param == "folder"
+    place = str(tmp_path) if is_folder else f"{request.getfixturevalue('bucket')}/dataset"
+    ledger = Ledger(open_store(place))
     ledger.create()
     return ledger
 
@@ -50,11 +52,11 @@ def lease_of_another_machine(ledger, *, age, number=3, **changes):
     ledger.store.write(f"{FOLDER}/{number:06d}.json", json.dumps(fields | changes).encode())
 
 
-def take(root, count, gate):
+def take(place, count, gate):
     """Try to take the lease, in a process of its own; hold it for a while."""
     gate.wait()
     try:
-        with lease(Ledger(LocalStore(root))):
+        with lease(Ledger(open_store(place))):
             with count.get_lock():
                 count.value += 1
             time.sleep(1.5)
@@ -82,7 +84,16 @@ def test_a_process_that_died_holds_nothing(ledger):
     assert holder(ledger) is None
     with lease(ledger):
         assert str(os.getpid()) in holder(ledger)
-    assert os.listdir(ledger.store.place(FOLDER)) == ["000002.json"]
+    assert ledger.store.names(FOLDER) == ["000002.json"]
+
+
+def test_a_process_of_this_machine_holds_it_however_silent(ledger):
+    """A stopped one (SIGSTOP) comes back."""
+    with lease(ledger):
+        (name,) = ledger.store.names(FOLDER)
+        fields = json.loads(ledger.store.read(f"{FOLDER}/{name}"))
+        ledger.store.write(f"{FOLDER}/{name}", json.dumps(fields | {"beat": 0.0}).encode())
+        assert str(os.getpid()) in holder(ledger)
 
 
 def test_another_machines_lease_holds_while_it_beats(ledger, quick):
@@ -115,9 +126,7 @@ def test_a_lapsed_lease_is_taken_over_by_exactly_one(ledger, quick):
     lease_of_another_machine(ledger, age=3600)
     fork = multiprocessing.get_context("fork")
     count, gate = fork.Value("i", 0), fork.Event()
-    contenders = [
-        fork.Process(target=take, args=(ledger.store.root, count, gate)) for _ in range(8)
-    ]
+    contenders = [fork.Process(target=take, args=(ledger.store.url, count, gate)) for _ in range(8)]
     for contender in contenders:
         contender.start()
     gate.set()
