@@ -17,13 +17,15 @@ from batchmill.outcome import Kind, Outcome
 from batchmill.outputs import OutputError, place_outputs
 from batchmill.rows import encode_rows, rows_of
 from batchmill.step import Step
-from batchmill.storage import Store, remote
-from batchmill.storage.local import remove_folder
+from batchmill.storage import NO_ROOM, Store, remote
+from batchmill.storage.local import has_room, remove_folder
 from batchmill.storage.scratch import scratch_folder
 
 _ENGINE = os.path.dirname(os.path.abspath(__file__))
 _MAX_TEXT = 64 * 1024
 _CLASS_NAME: Callable[[type], str] = type.__dict__["__name__"].__get__
+# An input that is replaced while it is fetched is fetched again.
+_FETCHES = 3
 _ABSENT = Fingerprint(size=-1, mtime_ns=0, content="")
 
 
@@ -91,11 +93,11 @@ def execute(step: Step, item: Input, bench: Workbench, indexed: Callable[[], Any
         encoded = encode_rows(rows)
     except BaseException as error:  # An input's own fault becomes its outcome.
         _end_a_fork(pid)
+        failure = _failure(item, bench, error, time.perf_counter() - started, ours=ours)
         # What an earlier run has in place is not this attempt's to remove: it may be late, and
         # another run be at work already.
         if staged:
             remove_folder(staged)
-        failure = _failure(item, bench, error, time.perf_counter() - started, ours=ours)
         return failure._replace(**seen._asdict())
     finally:
         if item.url:
@@ -149,28 +151,44 @@ def _call(step: Step, item: Input, staged: Path | None) -> Any:
 
 
 def _take(item: Input) -> Fingerprint:
-    """Read an input, once it is here. Raises _MissingError, StoreError."""
+    """Read an input, once it is here. Raises _MissingError, _RefusedError, StoreError."""
     try:
-        planned = item.planned
-        if item.url and planned is not None:
-            if planned.size < 0:
-                planned = remote.look(item.url) or planned
-            os.makedirs(os.path.dirname(item.path), exist_ok=True)
-            remote.fetch(item.url, item.path)
-            # What came between the plan and now has another ETag, and is looked at again.
-            seen = fingerprint(item.path)
-            return seen._replace(mtime_ns=planned.mtime_ns, etag=planned.etag)
-        return fingerprint(item.path)
+        return _fetch(item, item.planned) if item.planned else fingerprint(item.path)
     except (OSError, StoreError) as error:
-        if isinstance(error, StoreError) and not isinstance(error.__cause__, FileNotFoundError):
+        cause = error.__cause__ if isinstance(error, StoreError) else error
+        if isinstance(error, StoreError) and isinstance(cause, PermissionError):
+            remote.check_bucket(item.url)  # If all is refused, it is not this one's fault.
+            raise _RefusedError(str(error)) from error
+        if isinstance(error, StoreError) and not isinstance(cause, FileNotFoundError):
+            if item.url.startswith(("http://", "https://")):
+                raise _RefusedError(str(error)) from error  # Each one may be another server.
             raise
+        why = error.reason if isinstance(error, StoreError) else "no such file."
         raise _MissingError(
-            f"{item.url or item.path}: no such file. Put it there, or drop it from the manifest."
+            f"{item.url or item.path}: {why} Put it there, or drop it from the manifest."
         ) from error
+
+
+def _fetch(item: Input, planned: remote.Seen) -> Fingerprint:
+    """Bring an input here, and say what it was: what is recorded of it belongs together."""
+    os.makedirs(os.path.dirname(item.path), exist_ok=True)
+    for _ in range(_FETCHES):
+        remote.fetch(item.url, item.path)
+        now = remote.look(item.url)
+        if now is None:
+            break  # Some web servers give files and will not talk of them.
+        if now.etag == planned.etag and (now.etag or now.mtime_ns == planned.mtime_ns):
+            break
+        planned = now  # It was another a moment ago.
+    return fingerprint(item.path)._replace(mtime_ns=planned.mtime_ns, etag=planned.etag)
 
 
 class _MissingError(FileNotFoundError):
     """There is no such input."""
+
+
+class _RefusedError(Exception):
+    """The store does not give this one input to us."""
 
 
 def _failure(
@@ -179,11 +197,16 @@ def _failure(
     if ours and isinstance(error, _MissingError):
         missing = _not_ok(item, bench, "missing", "FileNotFoundError", str(error), seconds)
         return missing._replace(attempts=0)
+    if not has_room(bench.staging) or (bench.fetched and not has_room(bench.fetched)):
+        # While what it has written is still there. For want of room anything may fail.
+        return _not_ok(item, bench, "cancelled", "StoreError", NO_ROOM, seconds)
     if ours and isinstance(error, StoreError):
-        nobodys = error.passing or error.general
+        nobodys = error.passing or error.general or isinstance(error.__cause__, PermissionError)
         kind: Kind = "cancelled" if nobodys else "failed"
         return _not_ok(item, bench, kind, "StoreError", str(error), seconds)
     # Not error.__class__.__name__: a class may have a say in that.
+    if isinstance(error, _RefusedError):
+        return _not_ok(item, bench, "failed", "StoreError", str(error), seconds)
     name = _printable(_CLASS_NAME(type(error)))
     outcome = _not_ok(item, bench, "failed", name, _text_of(error), seconds)
     if isinstance(error, OutputError):

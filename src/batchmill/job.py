@@ -22,7 +22,7 @@ from batchmill.plan import PLANNED_COLUMNS, Plan, make_plan
 from batchmill.step import Step, load_step
 from batchmill.storage import is_url, open_store, remote
 from batchmill.storage.objects import unwritable
-from batchmill.storage.urls import absolute, hide_secrets
+from batchmill.storage.urls import absolute, shown_url
 from batchmill.survey import survey
 
 
@@ -205,12 +205,15 @@ def open_output(output: str) -> Ledger:
     if is_url(output):
         fault = unwritable(output)
         if fault:
-            raise OptionError(f"--output {hide_secrets(output)}: {fault}")
+            raise OptionError(f"--output {shown_url(output)}: {fault}")
     ledger = Ledger(open_store(output))
     if ledger.exists:
         ledger.check_version()
         return ledger
-    if not is_url(output):
+    if is_url(output):
+        if remote.look(output):
+            raise OptionError(f"--output {output}: is a file. Name a folder.")
+    else:
         _check_folder(output)
     if any(name != FOLDER for name in ledger.store.names("")):
         raise OptionError(
@@ -236,8 +239,9 @@ def _check_folder(output: str) -> None:
 def open_ledger(dataset: str) -> Ledger:
     """Return the ledger of a dataset that is there. Raises OptionError where there is none."""
     place = absolute(dataset)
-    if is_url(place):
-        remote.check_url(place)
+    fault = unwritable(place) if is_url(place) else ""
+    if fault:
+        raise OptionError(f"{shown_url(place)}: {fault}")
     ledger = Ledger(open_store(place))
     if not ledger.exists:
         raise OptionError(f"{dataset}: is no dataset (it has no {FOLDER} folder). Check the path.")

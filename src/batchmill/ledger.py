@@ -143,8 +143,7 @@ class Ledger:
         name = self._summary_name(run)
         if not self.store.exists(name):
             return None
-        summary: dict[str, Any] = json.loads(self.store.read(name))
-        return summary
+        return self._read_json(name)
 
     def request_stop(self, run: int) -> None:
         """Ask all shards of a run to end: what is finished is committed, the rest stays pending."""
@@ -174,8 +173,7 @@ class Ledger:
         name = f"{_STEPS}/{identity}.json"
         if not self.store.exists(name):
             return None
-        description: dict[str, Any] = json.loads(self.store.read(name))
-        return description
+        return self._read_json(name)
 
     # Inputs that are to run again
 
@@ -189,9 +187,22 @@ class Ledger:
         """Return released inputs, each with the run up to which its failures count no more."""
         released: dict[str, int] = {}
         for name in self.store.names(_RELEASED):
-            content = json.loads(self.store.read(f"{_RELEASED}/{name}"))
+            content = self._read_json(f"{_RELEASED}/{name}", "run", "inputs")
             released |= dict.fromkeys(content["inputs"], content["run"])
         return released
+
+    def _read_json(self, name: str, *keys: str) -> dict[str, Any]:
+        """Read a small file. Raises LedgerError unless it is an object with these keys."""
+        try:
+            content: dict[str, Any] = json.loads(self.store.read(name))
+            if isinstance(content, dict) and set(keys) <= content.keys():
+                return content
+        except ValueError:
+            pass
+        raise LedgerError(
+            f"{self.store.place(name)}: is no file of this ledger, or torn. Move it away, and give "
+            "the same command again."
+        )
 
     def state(self) -> list[str]:
         """Return names that are others as soon as something has been recorded."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.manifest import Manifest
+from batchmill.storage.remote import UNKNOWN_TIME
 from batchmill.survey import Survey
 
 REASONS = ("new", "changed", "damaged", "retry", "forced")
@@ -84,12 +85,14 @@ def make_plan(
     other_time = pc.or_(
         _differ(done["mtime_ns"], inputs["mtime_ns"]), _differ(done["etag"], inputs["etag"])
     )
+    unknown_time = pc.equal(inputs["mtime_ns"], UNKNOWN_TIME)
     same_content = pc.and_(
         pc.equal(done["content"], _contents(inputs["input"], found)),
         pc.equal(done["size"], inputs["size"]),
     ).fill_null(False)
     other_file = pc.or_(
-        _differ(done["size"], inputs["size"]), pc.and_(other_time, pc.invert(same_content))
+        _differ(done["size"], inputs["size"]),
+        pc.and_(pc.or_(other_time, unknown_time), pc.invert(same_content)),
     )
     changed = pc.or_(other_step, other_file)
     if takes_rows:

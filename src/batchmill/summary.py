@@ -12,6 +12,7 @@ from batchmill.outcome import KINDS, one_line
 from batchmill.plan_file import planned_names, read_work
 
 SHOWN_NAMES = 10
+RUN_AGAIN = "The same command, given again, runs what is pending."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,16 @@ def count_contents(ledger: Ledger) -> Contents:
     return Contents(len(files), pc.sum(files.field("size")).as_py() or 0)
 
 
+def count_released(ledger: Ledger) -> int:
+    """Count the inputs that were let go (`retry`, `verify --repair`) and not executed since."""
+    released = ledger.released()
+    if not released:
+        return 0
+    records = ledger.records(["input", "run"])
+    pairs = zip(records["input"].to_pylist(), records["run"].to_pylist(), strict=True)
+    return sum(run <= released.get(name, 0) for name, run in pairs)
+
+
 def failure_message(summary: Summary, dataset: str) -> str:
     """Say how many inputs are not ok, of which kinds, the first names, and where the rest is."""
     lines = [summary.sentence()]
@@ -112,5 +123,5 @@ def failure_message(summary: Summary, dataset: str) -> str:
             f"executed again; they will be after: batchmill retry {dataset}"
         )
     if summary.pending:
-        lines.append("The same command, given again, runs what is pending.")
+        lines.append(RUN_AGAIN)
     return "\n".join(lines)

@@ -40,6 +40,7 @@ def survey(manifest: Manifest, records: pa.Table, store: Store) -> Survey:
         pc.not_equal(listed["mtime_ns"], now["mtime_ns"]),
         pc.not_equal(listed["etag"], now["etag"]).fill_null(False),
     )
+    other_time = pc.or_(other_time, pc.equal(now["mtime_ns"], remote.UNKNOWN_TIME))
     touched = pc.and_(pc.equal(listed["size"], now["size"]), other_time)
     names = listed["input"].filter(touched).to_pylist()
     contents = in_threads(lambda name: _content(join(manifest.root, name)), names, _THREADS)

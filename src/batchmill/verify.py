@@ -70,7 +70,9 @@ def unreferenced(store: Store, named: Mapping[str, object]) -> Iterator[str]:
         if name in named or name == FILES:
             continue
         above = [*map(str, reversed(PurePosixPath(name).parents)), name]
-        stray = next(part for part in above if part not in folders and part not in (".", FILES))
+        # Else it is empty, or a file, where the ledger has a folder.
+        strays = (part for part in above if part not in folders and part not in (".", FILES))
+        stray = next(strays, name)
         if stray != last:
             yield stray
         last = stray

@@ -118,7 +118,7 @@ def test_plan_as_json(command, words, tmp_path):
         (["run", "manifest.csv", "--step", SPLIT, "-o", "."], "holds files that are not"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "ftp://b/x"], "datasets go to"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "memory://x"], "one process only"),
-        (["run", "manifest.csv", "--step", SPLIT, "-o", "s3://k:pass@b/x"], "s3://***@b/x"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "s3://k:pass@b/x"], "s3://***b/x"),
         (["run", "nosuch://b/x.csv", "--step", SPLIT, "-o", "out"], "no library knows nosuch://"),
         (["run", "s3://k:pass@b/m.csv", "--step", SPLIT, "-o", "out"], "holds a credential"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--batch-size", "0"], "1 or more"),

@@ -2,8 +2,12 @@
 
 import os
 import random
+import socket
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
@@ -312,3 +316,106 @@ def test_a_killed_process_leaves_its_scratch_folder_to_the_next(tmp_path, monkey
             assert mine.exists()
             assert other != mine
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_key_is_no_path_of_this_machine(data, store, bucket, tmp_path):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("of this machine")
+    keys = ["0.txt", f"/{secret}".replace("//", "/"), "https://host/p.txt", "/x.txt"]
+    for key in keys:
+        fsspec.filesystem("s3").pipe_file(f"{data}/odd/{key}", b"in the bucket")
+    run_job(f"{data}/odd", COPY, f"{bucket}/out")
+    out = open_store(f"{bucket}/out")
+    found = {out.read(name) for name in out.files("files")}
+    assert found == {b"in the bucket"}
+    assert len([*out.files("files")]) == 4
+
+
+def test_a_manifest_below_two_slashes_names_what_is_there(data, bucket):
+    files = fsspec.filesystem("s3")
+    files.pipe_file(f"{data}/x//m.csv", b"input\na.txt\n")
+    files.pipe_file(f"{data}/x//a.txt", b"right")
+    files.pipe_file(f"{data}/x/a.txt", b"wrong")
+    run_job(f"{data}/x//m.csv", COPY, f"{bucket}/out")
+    out = open_store(f"{bucket}/out")
+    assert [out.read(name) for name in out.files("files")] == [b"right"]
+
+
+def test_an_input_that_is_replaced_and_put_back_is_executed_again(job, store):
+    before = store.read("in/1.txt")
+    job(before=lambda: store.write("in/1.txt", b"CONTENT of in/1.txt"))
+    store.write("in/1.txt", before)
+    assert executed(job) == 1
+
+
+def test_markers_of_folders_are_no_files(job, data, bucket):
+    files = fsspec.filesystem("s3")
+    for marker in ("out/", "out/.batchmill/lease/", "out/.batchmill/released/", "data/in/"):
+        files.call_s3("put_object", Bucket=bucket.removeprefix("s3://"), Key=marker, Body=b"")
+    assert job(manifest=f"{data}/in").outcomes == {"ok": 10}
+    assert executed(job, manifest=f"{data}/in") == 0
+    assert faults(f"{bucket}/out") == []
+
+
+def test_a_pattern_does_not_take_a_datasets_tables(job, data):
+    manifest, output = f"{data}/**/*.*", f"{data}/sub/out"
+    assert job(manifest=manifest, output=output).outcomes == {"ok": 11}
+    assert executed(job, manifest=manifest, output=output) == 0
+    with pytest.raises(ManifestError, match="is a dataset of batchmill"):
+        load_manifest(output)
+
+
+def test_brackets_may_be_a_name(data, store):
+    store.write("in [2024]/a.txt", b"x")
+    assert load_manifest(f"{data}/in [2024]").inputs["input"].to_pylist() == ["a.txt"]
+
+
+@pytest.fixture
+def web(inputs):
+    """A web server over the inputs, which gives no ETag; gives its URL."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(inputs))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_inputs_of_a_web_server_are_told_by_their_content(web, inputs, tmp_path):
+    urls = [f"{web}/in/{name}.txt" for name in (0, 1, "nosuch")]
+    assert run_job_of(urls, tmp_path).outcomes == {"ok": 2, "missing": 1}
+    assert run_job_of(urls, tmp_path).executed == 0
+    (inputs / "in" / "1.txt").write_text("CONTENT of in/1.txt")
+    assert run_job_of(urls, tmp_path).executed == 1
+
+
+def test_a_web_server_that_is_gone_costs_its_own_inputs_alone(web, tmp_path, unsteady):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}/x.txt"
+        summary = run_job_of([f"{web}/in/0.txt", url], tmp_path)
+    assert summary.outcomes["ok"] == 1
+    assert summary.pending == 0
+
+
+def test_an_input_that_is_refused_alone_fails_alone(job, data, monkeypatch):
+    import s3fs
+
+    call = s3fs.S3FileSystem._call_s3
+
+    async def refuse(self, method, *arguments, **options):
+        if method == "get_object" and options.get("Key", "").endswith("in/2.txt"):
+            raise PermissionError("in the archive")
+        return await call(self, method, *arguments, **options)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", refuse)
+    summary = job()
+    assert summary.outcomes == {"ok": 9, "failed": 1}
+    assert "in the archive" in summary.failures[0][1]
+
+
+def test_a_torn_list_of_released_inputs_is_named(job, bucket):
+    job()
+    open_store(f"{bucket}/out").write(".batchmill/released/x.json", b'{"run"')
+    with pytest.raises(LedgerError, match=r"released/x.json: is no file of this ledger"):
+        job()

@@ -25,9 +25,11 @@ from pathlib import Path
 def step(source, out):
     with open(Path(__file__).parent / "executed", "a") as file: file.write(source.name + "\\n")
     word = source.read_text()
-    for i, letter in enumerate(word[:2]):
-        (out / f"{i}.txt").write_text(letter)
-        yield {"output": f"{i}.txt", "word": word}
+    names = word.split()[1:] if word.startswith("names ") else ["0.txt", "1.txt"][: len(word)]
+    for name, letter in zip(names, word):
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text(letter)
+        yield {"output": name, "word": word}
 """
 
 
@@ -49,6 +51,15 @@ def prepare_inputs(place, scenario):
     for name in names:
         (folder / "in" / name).write_text(f"{name}xyz")
     write_manifest(folder, names)
+    if scenario == "shapes":
+        # What is a file becomes a folder, and the other way round.
+        before = {"a": "names p q", "b": "names p/x q", "c": "names p/x q/y"}
+        after = {"a": "names p/x q", "b": "names p r", "c": "names q"}
+        for words in (before, after):
+            for name, word in words.items():
+                (folder / "in" / name).write_text(word)
+            if words is before:
+                assert in_child(lambda: run(place)) == 0
     if scenario == "again":
         assert in_child(lambda: run(place)) == 0
         (folder / "in" / "a").write_text("q")  # One output less.
@@ -135,7 +146,7 @@ def recorded_or_torn(dataset):
         return {}
 
 
-@pytest.mark.parametrize("scenario", ["first", "again"])
+@pytest.mark.parametrize("scenario", ["first", "again", "shapes"])
 def test_a_run_that_is_stopped_anywhere_can_be_run_again(tmp_path, scenario):
     assert crash_everywhere(tmp_path, scenario) == []
 

@@ -273,6 +273,36 @@ def outputs_below(dataset):
     return [path for path in (dataset / "files").rglob("*") if path.is_file()]
 
 
+def test_a_folder_where_nothing_or_something_else_is_left_can_be_mended(job):
+    job.run()
+    emptied, replaced, linked = (job.output(f"0000{n}.txt").parent for n in range(3))
+    (emptied / "copy.txt").unlink()
+    for folder in (replaced, linked):
+        shutil.rmtree(folder)
+    replaced.write_text("a file")
+    linked.symlink_to(job.folder / "in")
+    (job.output("00003.txt")).unlink()
+    job.output("00003.txt").mkdir()
+    found = list(verify(job.ledger))
+    assert {d.input for d in found if d.kind == "missing"} == {f"in/0000{n}.txt" for n in range(4)}
+    repair(job.ledger, found)
+    assert job.run() == 4
+    assert list(verify(job.ledger, hash_files=True)) == []
+    assert len(list((job.folder / "in").iterdir())) == 20, "what the link led to is untouched"
+
+
+def test_what_fails_while_there_is_no_room_is_not_recorded(job, monkeypatch):
+    """Also where only the folder is full that steps write to."""
+    job.path("00003.txt").write_bytes(b"\xff")
+    with monkeypatch.context() as full:
+        full.setattr("batchmill.execute.has_room", lambda folder: False)
+        with pytest.raises(StoreError, match="Make room"):
+            job.run()
+    assert "in/00003.txt" not in job.ledger.records(["input"])["input"].to_pylist()
+    job.run()
+    assert job.summary.outcomes == {"ok": 19, "failed": 1}
+
+
 def test_a_full_disk_is_nobodys_fault(job, monkeypatch):
     """What fails while there is no room gets no outcome, and so is executed again."""
     room = job.folder / "room"

@@ -60,16 +60,26 @@ def failures(
         why = one_line(record["error"], record["message"])
         out.print(visible(f"{record['input']}: {record['outcome']}: {why}"))
         for title, text in (("traceback", record["traceback"]), ("printed", record["log"])):
-            lines = text.rstrip().splitlines()
+            lines, which = _most_telling(text.rstrip().splitlines())
             if lines:
-                shown = f", its last {_SHOWN_LINES} lines" if len(lines) > _SHOWN_LINES else ""
-                out.print(f"    {title}{shown}:")
-            for line in lines[-_SHOWN_LINES:]:
+                out.print(f"    {title}{which}:")
+            for line in lines:
                 out.print(f"        {visible(line)}")
     if not records:
         out.print("There are no such failed inputs." if inputs or kind else "No input has failed.")
     else:
         out.print(f"{count_inputs(len(records))} not ok. All of it: --json, --csv")
+
+
+def _most_telling(lines: list[str]) -> tuple[list[str], str]:
+    """Choose some lines, and say which: the last, or of a fatal error's stack the first."""
+    fatal = [index for index, line in enumerate(lines) if line.startswith("Fatal Python error")]
+    if fatal:
+        stack = lines[fatal[-1] :]
+        return stack[:_SHOWN_LINES], f", the last {_SHOWN_LINES} calls before the crash"
+    if len(lines) > _SHOWN_LINES:
+        return lines[-_SHOWN_LINES:], f", its last {_SHOWN_LINES} lines"
+    return lines, ""
 
 
 def choose_failures(

@@ -7,7 +7,7 @@ from batchmill.cli.options import Dataset, Json
 from batchmill.errors import OptionError
 from batchmill.job import open_ledger
 from batchmill.lease import holder
-from batchmill.summary import count_contents, failure_message, summarise
+from batchmill.summary import RUN_AGAIN, count_contents, count_released, failure_message, summarise
 
 
 def status(dataset: Dataset, /, *, json: Json = False) -> None:
@@ -48,7 +48,12 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
         if summary.executed:
             state += f" ({summary.executed / max(ended['seconds'], 0.001):.1f} inputs/s)"
     out.print(f"run {summary.run} {state}; {summary.executed:,} inputs executed")
-    out.print(failure_message(summary, dataset))
+    message = failure_message(summary, dataset)
+    # While it goes on, nobody is to give the command again.
+    out.print(message.removesuffix(f"\n{RUN_AGAIN}") if who else message)
+    let_go = count_released(ledger)
+    if let_go:
+        out.print(f"{let_go:,} inputs were let go; the next run executes them.")
     if contents.outputs:
         out.print(f"{contents.outputs:,} output files, {_size(contents.bytes)}")
 

@@ -88,7 +88,10 @@ def _look(place: str) -> Seen | None:
     """Return what a store says of an input by URL, None of a path. Raises OptionError."""
     if is_url(place):
         remote.check_url(place)
+        remote.check_bucket(place)
         seen = remote.look(place)
+        if seen is None and place.startswith(("http://", "https://")):
+            return Seen(-1, remote.UNKNOWN_TIME, None)  # Fetching it will tell more.
         if seen is None:
             raise OptionError(f"{place}: no such file. Check the URL.")
         return seen

@@ -74,6 +74,9 @@ def _show(dataset: str, found: list[Difference], *, repaired: bool) -> None:
     counts = Counter(difference.kind for difference in found)
     out.print(", ".join(f"{count:,} {kind}" for kind, count in counts.items()))
     if repaired:
-        out.print("Unreferenced files are removed; the same run, given again, makes the others.")
+        if counts["unreferenced"]:
+            out.print("Unreferenced files are removed.")
+        if counts["missing"] or counts["changed"]:
+            out.print("The same run, given again, makes what is missing or changed.")
     else:
         out.print(f"To mend it: batchmill verify {dataset} --repair, then the run's command again.")

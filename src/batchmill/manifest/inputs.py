@@ -17,14 +17,14 @@ import pyarrow.compute as pc
 from batchmill.manifest.source import Source
 from batchmill.storage import is_url, remote
 from batchmill.storage.remote import Seen
-from batchmill.storage.urls import join, url_fault, without_file_scheme
+from batchmill.storage.urls import join, shown_url, url_fault, without_file_scheme
 
 MISSING_SIZE = -1
 
 # What is not a plain relative path: absolute, or with // or . or .. in it, or no path at all.
 _ODD = r"^/|/$|//|(^|/)\.\.?(/|$)|\x00|^\s*$"
 # Of a key, what is no key or might be taken for more than one.
-_ODD_KEY = r"^/|^\.{1,2}/|/\.\.(/|$)|\x00|^\s*$"
+_ODD_KEY = r"^/|^\.{1,2}/|/\.\.(/|$)|/$|\x00|^\s*$"
 # So many names are Python objects at a time.
 _CHUNK = 65_536
 
@@ -101,7 +101,7 @@ def _why_unusable(value: object, column: str) -> str:
         try:
             value.encode()
         except UnicodeEncodeError:
-            return f"{value!r} is not UTF-8. Rename the file."
+            return f"{shown_url(value)!r} is not UTF-8. Rename the file."
         return ""
     if is_missing(value):
         return f"no value in column {column!r}. Fill it in, or drop the row."
@@ -112,9 +112,11 @@ def _resolve(value: str, root: str, column: str, *, confined: bool) -> _Resolved
     """Return an odd path's name and place, or what is wrong with it."""
     if not value.strip():
         return _Resolved(fault=f"no value in column {column!r}. Fill it in, or drop the row.")
+    value = without_file_scheme(value)
+    if is_url(value) and url_fault(value):
+        return _Resolved(fault=f"{shown_url(value)!r} {url_fault(value)}")
     if "\0" in value:
         return _Resolved(fault=f"{value!r} holds a NUL character. Remove it.")
-    value = without_file_scheme(value)
     if is_url(value) or (is_url(root) and not os.path.isabs(value)):
         return _resolve_url(value, root, confined=confined)
     path = os.path.normpath(os.path.join(root, value))
@@ -126,11 +128,11 @@ def _resolve(value: str, root: str, column: str, *, confined: bool) -> _Resolved
 
 
 def _resolve_url(value: str, root: str, *, confined: bool) -> _Resolved:
-    fault = url_fault(value) if is_url(value) else ""
-    if fault:
-        return _Resolved(fault=fault)
     below = value.removeprefix(f"{root}/") if is_url(root) else value
+    if os.path.isabs(below) or (below != value and is_url(below)):
+        return _Resolved(value, value)  # Relative, it would be another's name.
     if not is_url(below):
+        below = below.rstrip("/")
         while below.startswith("./"):
             below = below.removeprefix("./")
         if ".." in below.split("/"):

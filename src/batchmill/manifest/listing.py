@@ -9,17 +9,21 @@ from pathlib import Path, PurePosixPath
 
 import pandas as pd
 
+from batchmill.errors import ManifestError
 from batchmill.manifest.source import Source, numbered
-from batchmill.storage import FILES, remote
+from batchmill.storage import is_url, remote
 from batchmill.storage.remote import Seen
 from batchmill.storage.urls import parent
 
 # Marks a folder as a dataset of ours, whose files are outputs and never inputs.
 _DATASET_MARK = ".batchmill"
+_IS_A_DATASET = "is a dataset of batchmill. For its outputs as inputs, name its folder `files`."
 
 
 def read_folder(path: Path, pattern: str) -> Source:
     """List the files below a folder whose relative path or name fits `pattern`."""
+    if (path / _DATASET_MARK).is_dir():
+        raise ManifestError(str(path), [_IS_A_DATASET])
     names = sorted(name for name in _files_below(path) if _fits(name, pattern))
     nothing = f"no file in it fits the pattern {pattern!r}"
     return _listed(str(path), os.path.abspath(path), names, nothing)
@@ -31,8 +35,10 @@ def read_prefix(url: str, pattern: str) -> Source:
     found = remote.find(url)
     inside = f"/{_DATASET_MARK}/"
     datasets = {f"/{name}".partition(inside)[0] for name in found if inside in f"/{name}"}
+    if "" in datasets:
+        raise ManifestError(url, [_IS_A_DATASET])
     found = _visible(found, datasets)
-    seen = {name: found[name] for name in found if _fits(name, pattern)}
+    seen = _unmistakable(url, {name: found[name] for name in found if _fits(name, pattern)})
     nothing = f"no file in it fits the pattern {pattern!r}"
     return _listed(url, url, list(seen), nothing, seen)
 
@@ -42,11 +48,21 @@ def read_url_glob(pattern: str) -> Source:
     folder = parent(pattern[: min(pattern.find(sign) % len(pattern) for sign in "*?[")])
     start = f"{folder}/"
     seen = {url.removeprefix(start): found for url, found in remote.glob(pattern).items()}
-    # What may be a dataset's output is, if its ledger is there.
-    above = {f"/{name}".partition(f"/{FILES}/")[0] for name in seen if f"/{FILES}/" in f"/{name}"}
-    marks = {top: f"{folder}{top}/{_DATASET_MARK}/format.json" for top in above}
-    seen = _visible(seen, {top for top, mark in marks.items() if remote.look(mark)})
+    above = {str(up).rstrip("/") for name in seen for up in PurePosixPath(f"/{name}").parents}
+    tops = sorted(above)
+    marks = [f"{folder}{top}/{_DATASET_MARK}/format.json" for top in tops]
+    datasets = {top for top, mark in zip(tops, remote.look_at(marks), strict=True) if mark}
+    seen = _visible(seen, datasets)
+    seen = _unmistakable(folder, seen)
     return _listed(pattern, folder, list(seen), "no file fits it", seen)
+
+
+def _unmistakable(url: str, found: Mapping[str, Seen]) -> dict[str, Seen]:
+    """Name by its whole URL what would be taken for a path of this machine, or for another URL."""
+    return {
+        f"{url}/{name}" if name.startswith("/") or is_url(name) else name: seen
+        for name, seen in found.items()
+    }
 
 
 def _fits(name: str, pattern: str) -> bool:

@@ -18,7 +18,7 @@ from batchmill.manifest.listing import is_glob, read_folder, read_glob, read_pre
 from batchmill.manifest.records import flat, read_json_lines, read_parquet
 from batchmill.manifest.source import Source, numbered
 from batchmill.storage import is_url, remote
-from batchmill.storage.urls import last_part, url_fault, without_file_scheme
+from batchmill.storage.urls import last_part, shown_url, url_fault, without_file_scheme
 
 ManifestLike = str | os.PathLike[str] | Sequence[str] | pd.DataFrame
 
@@ -101,7 +101,7 @@ def load_manifest(
         base = without_file_scheme(os.fspath(root))
         base = base.rstrip("/") if is_url(base) else os.path.abspath(base)
         if is_url(base) and url_fault(base):
-            raise ManifestError(table.name, [f"--root: {url_fault(base)}"])
+            raise ManifestError(table.name, [f"--root {shown_url(base)}: {url_fault(base)}"])
         if not is_url(base) and not os.path.isdir(base):
             faults.append(f"--root {root}: no such folder. Give the folder that its inputs are in.")
     checked = check_inputs(table, column, base, confined=confined)
@@ -160,11 +160,14 @@ def _read(source: ManifestLike, pattern: str) -> Source:
 def _read_url(url: str, pattern: str) -> Source:
     try:
         remote.check_url(url)
-        if is_glob(url) and not url.startswith(("http://", "https://")):
-            return read_url_glob(url)
+        is_web = url.startswith(("http://", "https://"))
         if not url.endswith("/") and remote.look(url):
             return _read_file(url, lambda: remote.read(url))
+        if is_web:
+            raise ManifestError(url, ["no such file. Of a web server, no folder can be listed."])
         remote.check_bucket(url)
+        if is_glob(url) and not remote.is_folder(url):
+            return read_url_glob(url)
         if not remote.is_folder(url):
             raise ManifestError(url, ["no such file, and none below it. Check the URL."])
         return read_prefix(url, pattern)

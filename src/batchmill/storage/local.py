@@ -2,7 +2,9 @@
 
 import errno
 import os
+import re
 import shutil
+import stat
 import subprocess
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +18,7 @@ from batchmill.errors import StoreError
 from batchmill.fingerprints import content_of
 from batchmill.storage.store import FILES, NO_ROOM, patient
 
-_TEMPORARY = ".part-"
+_TEMPORARY = re.compile(r"\..+\.part-[0-9a-f]{32}")
 STAGING = ".batchmill/staging"
 # With less than this, no file of any size can be counted on to be written whole.
 _ROOM_BYTES = 2**20
@@ -56,7 +58,7 @@ class LocalStore:
             return []
         except OSError as error:
             raise _fault(self.place(folder), error) from error
-        return sorted(name for name in found if _TEMPORARY not in name)
+        return sorted(name for name in found if not _TEMPORARY.fullmatch(name))
 
     def files(self, folder: str) -> Iterator[str]:
         """Yield the names of all files in a folder and its folders, and of empty folders."""
@@ -80,7 +82,8 @@ class LocalStore:
         prefix = f"{self.root}/"
         for name in names:
             try:
-                yield os.stat(prefix + name).st_size
+                seen = os.lstat(prefix + name)
+                yield seen.st_size if stat.S_ISREG(seen.st_mode) else None
             except (FileNotFoundError, NotADirectoryError):
                 yield None
             except OSError as error:
@@ -226,17 +229,22 @@ class LocalStore:
             if folder == str(self.root):
                 folders[:] = [name for name in folders if name.startswith(".")]
             for name in files:
-                if _TEMPORARY in name and name.startswith("."):
+                if _TEMPORARY.fullmatch(name):
                     yield os.path.relpath(os.path.join(folder, name), self.root)
 
     @property
     def is_full(self) -> bool:
         """Whether there is no room left to write to."""
-        try:
-            space = os.statvfs(self.root)
-        except OSError:
-            return False
-        return space.f_bavail * space.f_frsize < _ROOM_BYTES
+        return not has_room(self.root)
+
+
+def has_room(folder: Path) -> bool:
+    """Tell whether a file of any size can be written to a folder's file system."""
+    try:
+        space = os.statvfs(folder)
+    except OSError:
+        return True  # That is another trouble.
+    return space.f_bavail * space.f_frsize >= _ROOM_BYTES
 
 
 def remove_folder(folder: Path | str) -> None:
@@ -262,7 +270,7 @@ def _replace_files(source: Path, target: Path, files: Iterable[str]) -> None:
 
 
 def _temporary(target: Path) -> Path:
-    return target.with_name(f".{target.name}{_TEMPORARY}{uuid.uuid4().hex}")
+    return target.with_name(f".{target.name}.part-{uuid.uuid4().hex}")
 
 
 def _link(temporary: Path, target: Path) -> None:

@@ -1,6 +1,5 @@
 """A bucket's prefix, or whatever else fsspec opens by URL."""
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
+from batchmill.errors import StoreError
 from batchmill.storage import remote
 from batchmill.storage.scratch import scratch_folder
 from batchmill.storage.store import FILES, in_threads
@@ -80,10 +80,14 @@ class ObjectStore:
 
     def fill(self, name: str, writer: Callable[[BinaryIO], object]) -> None:
         """Have `writer` write a file, which takes the place of `name` when it is whole."""
-        with tempfile.NamedTemporaryFile(prefix="batchmill-") as file:
-            writer(file)  # type: ignore[arg-type]  # It is one, but for its type's name.
-            file.flush()
-            remote.upload(file.name, self.place(name))
+        with scratch_folder() as folder:
+            path = folder / "file"
+            try:
+                with path.open("xb") as file:
+                    writer(file)
+            except OSError as error:
+                raise StoreError(str(path), f"{error.strerror}.", general=True) from error
+            remote.upload(str(path), self.place(name))
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file that is not there yet; False if it is. Of several, one succeeds."""

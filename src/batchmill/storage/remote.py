@@ -3,6 +3,7 @@
 Nothing is cached: what another process has written is seen at once.
 """
 
+import errno
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ import pyarrow as pa
 from batchmill.errors import StoreError
 from batchmill.fingerprints import hash_file
 from batchmill.storage.store import in_threads, patient_beyond_libraries
-from batchmill.storage.urls import hide_secrets, url_fault
+from batchmill.storage.urls import hide_secrets, is_url, shown_url, url_fault
 
 # So many calls wait for answers at a time.
 THREADS = 16
@@ -43,10 +44,14 @@ _SECRET_NAME = re.compile(r"secret|token|passw|access_?key|account_?key|_key$|^k
 _SHORTEST_SECRET = 6
 
 
+UNKNOWN_TIME = -1
+
+
 class Seen(NamedTuple):
     """A file as its store describes it: bytes, nanoseconds since 1970, the store's own mark.
 
-    Where there is an ETag, the time says nothing, and is 0; else it is None.
+    Where there is an ETag, the time says nothing, and is 0; else it is None. Of a store that gives
+    neither, the time is UNKNOWN_TIME: whether the file has changed, only its content tells.
     """
 
     size: int
@@ -58,7 +63,7 @@ def check_url(url: str) -> None:
     """Raise StoreError for a URL that nothing here can open, or that holds a secret."""
     fault = url_fault(url)
     if fault:
-        raise StoreError(hide_secrets(url), fault)
+        raise StoreError(shown_url(url), fault)
     with _translated(url):
         _locate(url)
 
@@ -78,11 +83,15 @@ def look(url: str) -> Seen | None:
     try:
         with _translated(url) as (files, path):
             found = files.info(path)
+            if found.get("type") != "file":
+                return None
+            if found.get("size") is None:  # A web server may not say.
+                found["size"] = len(files.cat_file(path))
+            return _seen(found)
     except StoreError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return None
         raise
-    return _seen(found) if found.get("type") == "file" else None
 
 
 def look_at(urls: Sequence[str]) -> list[Seen | None]:
@@ -150,18 +159,23 @@ def names(url: str) -> list[str]:
             return []
         raise
     start = path.rstrip("/") + "/"
-    inside = {name.rstrip("/").removeprefix(start) for name in found if name.startswith(start)}
+    # Some stores have a marker, of no bytes, for a folder itself.
+    inside = {name.removeprefix(start).rstrip("/") for name in found if name.startswith(start)}
     return sorted(inside - {""})
 
 
 @patient_beyond_libraries
 def check_bucket(url: str) -> None:
-    """Raise StoreError unless the bucket or host of a URL is there and lets us in."""
+    """Raise StoreError unless the bucket of a URL is there and lets us in."""
     with _translated(url) as (files, path):
-        bucket = path.partition("/")[0]
-        if bucket and not files.exists(bucket):
-            raise FileNotFoundError(f"no bucket {bucket!r}. Make it, or check name and endpoint")
-        files.exists(path)
+        bucket = "" if is_url(path) else path.partition("/")[0]
+        if not bucket:
+            return  # A web server, or memory.
+        try:
+            files.info(bucket)
+        except FileNotFoundError as error:
+            what = f"no bucket {bucket!r}. Make it, or check name and endpoint"
+            raise FileNotFoundError(what) from error
 
 
 @patient_beyond_libraries
@@ -255,9 +269,14 @@ def _list(url: str) -> dict[str, Seen]:
 
 
 def _locate(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL and the path in it; cheap, for fsspec keeps the former."""
-    files, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
-    return files, path
+    """Return the file system of a URL and the path in it; cheap, for fsspec keeps the former.
+
+    Of the URL, only scheme and host are left to fsspec to interpret: a key may hold anything.
+    """
+    scheme, _, rest = url.partition("://")
+    host = f"{scheme}://{rest.partition('/')[0]}"
+    files, _ = fsspec.core.url_to_fs(host, use_listings_cache=False)
+    return files, files._strip_protocol(url)
 
 
 @contextmanager
@@ -271,11 +290,13 @@ def _translated(url: str) -> Iterator[tuple[Any, str]]:
     except Exception as error:
         name = type(error).__name__
         final = isinstance(error, _FINAL) or name in _NO_ACCESS or name == _WEB_SERVERS_NO
+        # This is what is left of an answer that the request makes no sense.
+        final = final or (isinstance(error, OSError) and error.errno == errno.EINVAL)
         raise StoreError(
             hide_secrets(url),
             _without_secrets(_reason(url, error)),
             passing=not final,
-            general=name in _NO_ACCESS or isinstance(error, PermissionError),
+            general=name in _NO_ACCESS,
         ) from error
 
 
@@ -294,6 +315,8 @@ def _reason(url: str, error: Exception) -> str:
         )
     if isinstance(error, FileNotFoundError):
         return "there is no such file." if text in url else f"{text}."
+    if isinstance(error, ValueError):
+        return f"{text}."
     return f"{type(error).__name__}: {text}."
 
 
@@ -331,4 +354,4 @@ def _time(details: dict[str, Any]) -> int:
             return int(value.timestamp() * 1_000_000) * 1000
         if isinstance(value, int | float):
             return int(value * 1_000_000) * 1000
-    return 0
+    return UNKNOWN_TIME

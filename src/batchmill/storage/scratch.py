@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from batchmill.errors import StoreError
 from batchmill.storage.local import remove_folder
+
+_PREFIX = "batchmill-scratch-"
 
 
 @contextmanager
@@ -16,40 +19,34 @@ def scratch_folder() -> Iterator[Path]:
     """Give an empty folder, gone after the block.
 
     What others have left there that were killed is removed, too: the kernel gives up their locks.
+    Raises StoreError.
     """
-    base = Path(tempfile.gettempdir()) / f"batchmill-scratch-{os.getuid()}"
-    base.mkdir(mode=0o700, exist_ok=True)
+    base = Path(tempfile.gettempdir())
     _sweep(base)
-    folder = base / uuid.uuid4().hex[:12]
-    # Its lock is held before it can be found.
-    with _locked(base / f".{folder.name}") as made:
-        made.rename(folder)
-        try:
-            yield folder
-        finally:
-            remove_folder(folder)
-            with suppress(OSError):  # Others have theirs there.
-                base.rmdir()
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[Path]:
-    folder.mkdir(mode=0o700, parents=True)
-    descriptor = os.open(folder, os.O_RDONLY)
+    folder = base / f"{_PREFIX}{uuid.uuid4().hex}"
+    hidden = base / f".{folder.name}"
     try:
+        hidden.mkdir(mode=0o700)
+        descriptor = os.open(hidden, os.O_RDONLY)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
+        hidden.rename(folder)  # Only now can it be found, and it is locked.
+    except OSError as error:
+        raise StoreError(
+            str(base), f"{error.strerror}. Name another temporary folder with TMPDIR.", general=True
+        ) from error
+    try:
         yield folder
     finally:
+        remove_folder(folder)
         os.close(descriptor)
 
 
 def _sweep(base: Path) -> None:
-    for entry in base.iterdir():
+    for entry in base.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # Somebody is there, or was quicker.
-            descriptor = os.open(entry, os.O_RDONLY)
+            descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not entry.name.startswith("."):
-                    remove_folder(entry)
+                remove_folder(entry)
             finally:
                 os.close(descriptor)

@@ -2,15 +2,20 @@
 
 import os
 import re
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 # One letter before the colon is a drive of Windows.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _NAME_BYTES = 255
-_PASSWORD = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)")
-_SIGNED = re.compile(
-    r"(://[^\s?]*)\?\S*?(?:(?<=\?)|&)"
-    r"(?:X-Amz-\w+|X-Goog-\w+|Signature|sig|token|access_token|api_key|password)=\S*",
+_SHOWN = 80
+# A password, which may have slashes and more @ in it; a number after the colon is a port.
+_PASSWORD = re.compile(r"(?<=://)[^/:@\s]*:(?!\d+(?:[/?#]|$))\S*@")
+_QUERY = re.compile(r"(?<=://)([^\s?#]*)[?#]\S*")
+# Of these, what stands before an @ is a container or a user, and no secret.
+_NAMED_ACCOUNTS = ("abfs", "abfss", "az", "sftp", "ssh")
+_SECRET_WORD = re.compile(
+    r"(?:^|[^a-z0-9])(?:sig|signature|token|secret|password|passwd|auth|authorization|credentials?"
+    r"|key|apikey|(?:aws)?accesskey(?:id)?|securitytoken|accesstoken|hmac|jwt)(?:[^a-z0-9]|$)",
     re.IGNORECASE,
 )
 
@@ -25,10 +30,14 @@ def is_url(place: str) -> bool:
 
 
 def without_file_scheme(place: str) -> str:
-    """Write a `file://` URL as the path that it is; return anything else as it is."""
-    for scheme in ("file://", "local://"):
+    """Write a `file:` URL as the path that it is; return anything else as it is.
+
+    >>> without_file_scheme("file:///data/a"), without_file_scheme("file://localhost/data")
+    ('/data/a', '/data')
+    """
+    for scheme in ("file://localhost/", "file:///", "local:///", "file:/"):
         if place.startswith(scheme):
-            return place.removeprefix(scheme)
+            return "/" + place.removeprefix(scheme).lstrip("/")
     return place
 
 
@@ -46,7 +55,7 @@ def join(root: str, name: str) -> str:
     """
     if is_url(name) or os.path.isabs(name):
         return name
-    return f"{root.rstrip('/')}/{name}" if is_url(root) else os.path.join(root, name)
+    return f"{root}/{name}" if is_url(root) else os.path.join(root, name)
 
 
 def parent(place: str) -> str:
@@ -72,24 +81,42 @@ def last_part(place: str) -> str:
 
 
 def hide_secrets(text: str) -> str:
-    """Leave out of a text what may be a credential: passwords and signatures in URLs.
+    """Leave out of a text what may be a credential in a URL: passwords, and all queries.
 
-    >>> hide_secrets("s3://key:secret@bucket/a and https://host/a?sig=abc")
+    >>> hide_secrets("s3://key:sec/ret@bucket/a and https://host/a?sig=abc")
     's3://***@bucket/a and https://host/a?***'
     """
-    return _SIGNED.sub(r"\1?***", _PASSWORD.sub("***", text))
+    return _QUERY.sub(r"\1?***", _PASSWORD.sub("***@", text))
+
+
+def shown_url(url: str) -> str:
+    """Return a URL as it may be shown: all of it, unless it holds a credential."""
+    if not _holds_credential(url):
+        return url
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://***{re.split('[?#;]', rest.rpartition('@')[2])[0][-_SHOWN:]}"
 
 
 def url_fault(url: str) -> str:
-    """Say what is wrong with a URL, without quoting its secrets; empty if nothing is."""
-    shown = hide_secrets(url)
-    if _PASSWORD.search(url) or _SIGNED.search(url):
+    """Say what is wrong with a URL; empty if nothing is."""
+    scheme, _, rest = url.partition("://")
+    if _holds_credential(url):
         return (
-            f"{shown} holds a credential, which would stand in logs and in the dataset. Put "
-            "credentials where the store's own tools look for them: environment or profile."
+            "holds a credential, which would stand in logs and in the dataset. Put credentials "
+            "where the store's own tools look for them: environment or profile."
         )
-    if "::" in url:
-        return f"{shown} is a chain of URLs. Name the file itself."
-    if not urlsplit(url).netloc and not url.startswith("memory://"):
-        return f"{shown} names no bucket or host."
+    if _URL.match(rest.partition("::")[2]):
+        return "is a chain of URLs. Name the file itself."
+    if rest.startswith("/") and scheme != "memory":
+        return "names no bucket or host."
     return ""
+
+
+def _holds_credential(url: str) -> bool:
+    scheme, _, rest = url.partition("://")
+    parameters = [unquote(part) for part in re.split(r"[?&;#]", rest)[1:] if "=" in part]
+    return (
+        bool(_PASSWORD.search(re.sub(r"\s", "+", url)))
+        or ("@" in rest.partition("/")[0] and scheme not in _NAMED_ACCOUNTS)
+        or any(_SECRET_WORD.search(part.partition("=")[0]) for part in parameters)
+    )
