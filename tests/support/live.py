@@ -135,7 +135,8 @@ def prefect_server_in(home):
         "PREFECT_API_URL": url,
         "PREFECT_SERVER_API_PORT": str(port),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "0.5",
+        # Prefect drops what is behind the point: 0.5 is 0, for which it burns a core.
+        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
     }
     address = ["--host", "127.0.0.1", "--port", str(port)]
     with (home / "server.log").open("w") as log:
