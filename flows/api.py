@@ -1,22 +1,24 @@
 """Which Prefect API a run talks to, and what has to be true of it when the run ends."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from batchmill.flows.embedded_server import embedded_server
 from batchmill.tasks.logs import send_logs
+from prefect import Task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
-from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
-from prefect.states import Crashed
 
 from batchmill.errors import ServiceError
 
-_RECORD_SECONDS = 20
+_RECORD_SECONDS = 20.0
 _POLL_SECONDS = 0.2
 _PAGE = 200
 
@@ -67,13 +69,13 @@ def _check_configured() -> None:
         )
 
 
-def wait_until_recorded(flow_run: UUID, task_runs: int) -> None:
+def wait_until_recorded(flow_run: UUID, task_runs: int, seconds: float = _RECORD_SECONDS) -> None:
     """Wait until the API knows how `task_runs` task runs ended; their events arrive later.
 
     A server that stops earlier loses them. Gives up after a while: history is no reason to fail.
     """
     this_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
-    deadline = time.monotonic() + _RECORD_SECONDS
+    deadline = time.monotonic() + seconds
     with get_client(sync_client=True) as client:
         while time.monotonic() < deadline:
             ended = 0
@@ -85,11 +87,32 @@ def wait_until_recorded(flow_run: UUID, task_runs: int) -> None:
             time.sleep(_POLL_SECONDS)
 
 
-def mark_crashed(task_run: UUID, reason: str) -> None:
-    """Say of a task run that its process is gone; without it, it would stay Running for ever."""
-    # It may have died before the server heard of it; or the server is gone, too.
-    with (
-        suppress(ObjectNotFound, PrefectHTTPStatusError),
-        get_client(sync_client=True) as client,
-    ):
-        client.set_task_run_state(task_run, Crashed(message=reason), force=True)
+class TaskRunEnd(NamedTuple):
+    """How a task run ended, as its flow run knows it."""
+
+    id: UUID
+    name: str
+    state: State[Any]
+
+
+def record_ends(flow_run: UUID, task: Task[..., Any], ends: Iterable[TaskRunEnd]) -> None:
+    """See to it that the API knows how task runs ended, whatever became of their own events.
+
+    A process that is killed does not send them, and what it had executed before may be lost, too.
+    """
+    with get_client(sync_client=True) as client:
+        for end in ends:
+            try:
+                recorded = client.read_task_run(end.id).state
+            except ObjectNotFound:
+                client.create_task_run(
+                    task,
+                    flow_run_id=flow_run,
+                    dynamic_key=str(end.id),
+                    id=end.id,
+                    name=end.name,
+                    state=end.state,
+                )
+                continue
+            if recorded is None or not recorded.is_final():
+                client.set_task_run_state(end.id, end.state, force=True)

@@ -1,5 +1,6 @@
 """The Ray that a run uses: a private one on this machine, or the cluster at an address."""
 
+import importlib
 import logging
 import os
 import shutil
@@ -32,6 +33,10 @@ def ray_runner(address: str | None) -> Iterator[RayTaskRunner[Any]]:
     """
     verbose = logger.isEnabledFor(logging.DEBUG)
     quiet: dict[str, Any] = {} if verbose else {"log_to_driver": False, "logging_level": "ERROR"}
+    # That a worker died, Ray prints to stdout all the same, where scripts expect JSON. There is no
+    # setting for it; the run's own log says which shard it was.
+    ray_worker: Any = importlib.import_module("ray._private.worker")
+    ray_worker._worker_logs_enabled = verbose
     folder = None
     if address is None:
         folder = tempfile.mkdtemp(prefix="batchmill-", dir=_short_temporary_folder())

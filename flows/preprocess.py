@@ -6,22 +6,29 @@ from typing import Annotated, Any, cast
 from uuid import UUID
 
 import httpx
-from batchmill.flows.api import lost_server_message, shared_api, wait_until_recorded
+from batchmill.flows.api import (
+    lost_server_message,
+    record_ends,
+    shared_api,
+    wait_until_recorded,
+)
+from batchmill.flows.cancellation import Cancellation
 from batchmill.flows.failure_artifact import FailureArtifact
 from batchmill.flows.local_ray import check_address, cluster_cores, ray_runner
-from batchmill.flows.submission import submit_shards
+from batchmill.flows.submission import Submission
 from batchmill.tasks.manifest import load_manifest
 from batchmill.tasks.metadata import write_metadata
+from batchmill.tasks.shard import run_shard
 from prefect import Flow
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Completed, Failed
+from prefect.states import Cancelled, Completed, Failed
 from prefect.utilities.annotations import opaque
 from prefect_ray.context import remote_options
 from pydantic import Field
 
 from batchmill.batching import Batching, Cores
-from batchmill.errors import RunError
+from batchmill.errors import CancelledError, RunError
 from batchmill.job import handing_over, make_job, prepare, prepare_once, tell_run
 from batchmill.lease import check_free
 from batchmill.manifest import ManifestLike
@@ -36,10 +43,13 @@ from batchmill.policy import (
 from batchmill.progress import RunWatcher
 from batchmill.run import Run, open_run
 from batchmill.step import reference_to, refuse_nested_run
-from batchmill.summary import failure_message
+from batchmill.summary import failure_message, summarise
 
 # Shards wait in Ray's queue only so that a free worker need not wait for the next submission.
 _IN_FLIGHT_PER_SLOT = 2
+# Lost Ray workers of one run, after which their shards are not submitted again.
+_LOSSES_ALLOWED = 50
+_RECORD_SECONDS, _CANCEL_RECORD_SECONDS = 5.0, 1.0
 # Task runs of a flow run besides its shards: load_manifest and write_metadata.
 _OTHER_TASK_RUNS = 2
 _BATCH_OPTIONS = ("batch_size", "num_workers")
@@ -95,9 +105,11 @@ class PreprocessFlow(Flow[..., dict[str, Any]]):
                 raise RunError(lost_server_message(error)) from error
             summary = prepared.ledger.read_summary(handover.run) if handover.run else None
             if summary and state.state_details.flow_run_id:
-                task_runs = summary["shards"] + _OTHER_TASK_RUNS
+                task_runs = summary["task_runs"] + _OTHER_TASK_RUNS
                 wait_until_recorded(state.state_details.flow_run_id, task_runs)
         tell_run(handover.run)
+        if state.is_cancelled():
+            raise CancelledError(state.message or "cancelled")
         if summary is None:
             state.result()  # Raises what ended the run early.
             raise RunError(f"the run ended as {state.name}: {state.message or 'no reason given'}")
@@ -172,29 +184,46 @@ def preprocess(
         max_failures=max_failures,
         fail_fast=fail_fast,
     )
-    with open_run(load_manifest(job), wait=wait) as run:
-        lost = _execute(run, batching, policy, ray_address)
+    cancellation = Cancellation(UUID(flow_run.get_id()))
+    with cancellation.listening(), open_run(load_manifest(job), wait=wait) as run:
+        ended_early = _execute(run, batching, policy, ray_address, cancellation)
+        if cancellation.reason:
+            return Cancelled(message=_cancelled_message(run, cancellation.reason))
         run.settle(prune=prune)
         whole: Any = opaque(run.prepared)  # Prefect need not look into it for futures.
         write_metadata(whole)
         summary = run.end()
     if not summary.accepted(policy.failures_allowed(summary.inputs)):
-        return Failed(message="\n".join([failure_message(summary, job.output), *lost]))
+        return Failed(message="\n".join([failure_message(summary, job.output), *ended_early]))
     return Completed(message=summary.sentence(), data=summary.as_json())
 
 
-def _execute(run: Run, batching: Batching, policy: FailurePolicy, address: str | None) -> list[str]:
+def _cancelled_message(run: Run, reason: str) -> str:
+    summary = summarise(run.ledger, run.number)
+    return (
+        f"cancelled {reason}; {summary.sentence()}. What is committed stays; the same command "
+        "goes on from there."
+    )
+
+
+def _execute(
+    run: Run,
+    batching: Batching,
+    policy: FailurePolicy,
+    address: str | None,
+    cancellation: Cancellation,
+) -> list[str]:
     """Run what is pending on Ray; return why some shards ended early."""
     if not run.pending:
         run.divide(batching, Cores(total=1, node=1), policy)
         return []
+    this_run = UUID(flow_run.get_id())
     with ray_runner(address) as runner:
+        cancellation.listen()  # Ray takes SIGTERM for itself.
         cores = cluster_cores()
         layout, shards = run.divide(batching, cores, policy)
-        watcher, failures = (
-            RunWatcher(run.ledger, run.number),
-            FailureArtifact(run.prepared.job.output),
-        )
+        watcher = RunWatcher(run.ledger, run.number)
+        failures = FailureArtifact(run.prepared.job.output)
         enough = read_work(run.ledger, run.number).enough_failures
 
         def look() -> bool:
@@ -205,14 +234,27 @@ def _execute(run: Run, batching: Batching, policy: FailurePolicy, address: str |
                 failures.show(seen)
                 if enough is not None and seen.failed > enough:
                     run.ledger.request_stop(run.number)
+            if cancellation.ask() and not run.ledger.stop_requested(run.number):
+                run.ledger.request_stop(run.number)
             return run.ledger.stop_requested(run.number)
 
+        submission = Submission(
+            runner=runner,
+            in_flight=layout.slots * _IN_FLIGHT_PER_SLOT,
+            look=look,
+            cancelled=lambda: bool(cancellation.reason),
+            losses_allowed=_LOSSES_ALLOWED,
+            retries=policy.retries,
+        )
         num_cpus = max(1, min(layout.num_workers, cores.node))
         # Ray's own retries would run a shard again behind Prefect's back.
         with remote_options(num_cpus=num_cpus, max_retries=0):
-            lost = submit_shards(runner, shards, layout.slots * _IN_FLIGHT_PER_SLOT, look)
-        if look():
-            lost.append("It was stopped early; what was not begun is pending.")
+            submission.run(shards)
+        run.task_runs = len(submission.ends)
+        if look() and not cancellation.reason:
+            submission.ended_early.append("It was stopped early; what was not begun is pending.")
         # A private Ray ends its workers at once, with what they have not told the server yet.
-        wait_until_recorded(UUID(flow_run.get_id()), len(shards) + 1)
-    return lost
+        seconds = _CANCEL_RECORD_SECONDS if cancellation.reason else _RECORD_SECONDS
+        wait_until_recorded(this_run, len(submission.ends) + 1, seconds)
+        record_ends(this_run, run_shard, submission.ends)
+    return submission.ended_early

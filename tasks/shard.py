@@ -15,7 +15,7 @@ SHOWN_FAILURES = 100
 
 @task(
     name="run_shard",
-    task_run_name="shard {shard.number}/{shard.total}, {shard.inputs} inputs",
+    task_run_name="{shard.title}",
     retries=NO_RETRIES,
 )
 def run_shard(shard: Shard) -> ShardResult:

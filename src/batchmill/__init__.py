@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from batchmill.errors import (
         BatchmillError,
+        CancelledError,
         LedgerError,
         ManifestError,
         OptionError,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 # Looked up when they are used: `import batchmill` loads no torch, pandas, prefect or ray.
 _HOMES = {
     "BatchmillError": "batchmill.errors",
+    "CancelledError": "batchmill.errors",
     "LedgerError": "batchmill.errors",
     "Manifest": "batchmill.manifest",
     "ManifestError": "batchmill.errors",
@@ -37,6 +39,7 @@ _HOMES = {
 __version__ = "0.1.0"
 __all__ = [
     "BatchmillError",
+    "CancelledError",
     "LedgerError",
     "Manifest",
     "ManifestError",

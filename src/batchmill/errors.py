@@ -9,6 +9,7 @@
     ├── ServiceError     the Prefect server or the Ray cluster cannot be started or reached
     ├── WorkerError      worker processes keep dying, and no input is to blame
     └── RunError         the run ended, but not every input is `ok`
+        └── CancelledError   because somebody asked it to end
 
 Each text says what is wrong, where, and what to do. All of them survive pickling, because Ray
 sends them between processes.
@@ -82,3 +83,7 @@ class WorkerError(BatchmillError):
 
 class RunError(BatchmillError):
     """The run ended with inputs that are not `ok`; everything else is done and committed."""
+
+
+class CancelledError(RunError):
+    """The run was cancelled; what it had finished is committed, the rest is pending."""

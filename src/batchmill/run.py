@@ -25,7 +25,7 @@ class Run:
     number: int
     lease: Lease
     _begun: float = field(default_factory=time.time)
-    _shards: int = 0
+    task_runs: int = 0
 
     @property
     def ledger(self) -> Ledger:
@@ -45,7 +45,6 @@ class Run:
         write_run_plan(self.prepared, self.number, layout, policy)
         if not self.pending:
             return layout, []
-        self._shards = layout.shards
         return layout, [
             Shard(
                 dataset=self.prepared.job.output,
@@ -80,7 +79,7 @@ class Run:
         self.lease.clean_end = summary.pending == 0
         seconds = round(time.time() - self._begun, 3)
         self.ledger.write_summary(
-            self.number, summary.as_json() | {"shards": self._shards, "seconds": seconds}
+            self.number, summary.as_json() | {"task_runs": self.task_runs, "seconds": seconds}
         )
         return summary
 

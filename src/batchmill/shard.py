@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from batchmill.errors import StoreError
 from batchmill.execute import Input, Workbench, execute, lost, make_dataset, open_bench
@@ -32,7 +33,11 @@ COMMIT_INPUTS, COMMIT_BYTES = 20_000, 32 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """The rows `start` up to `stop` of a run's plan; the `number`-th of `total`."""
+    """The rows `start` up to `stop` of a run's plan; the `number`-th of `total`.
+
+    In an `attempt` after the first, those that have an outcome are passed over; `left` are the
+    others.
+    """
 
     dataset: str
     run: int
@@ -40,11 +45,19 @@ class Shard:
     total: int
     start: int
     stop: int
+    attempt: int = 1
+    left: int = -1
 
     @property
     def inputs(self) -> int:
-        """The number of inputs."""
-        return self.stop - self.start
+        """The number of inputs to execute."""
+        return self.stop - self.start if self.left < 0 else self.left
+
+    @property
+    def title(self) -> str:
+        """Its name, for people."""
+        again = f", attempt {self.attempt}" if self.attempt > 1 else ""
+        return f"shard {self.number}/{self.total}, {self.inputs} inputs{again}"
 
 
 class ShardResult(NamedTuple):
@@ -69,6 +82,8 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
     work = read_work(ledger, shard.run)
     step = load_step(work.step, work.params, search=work.search)
     table = read_inputs(ledger, shard.run, shard.start, shard.stop)
+    if shard.attempt > 1:
+        table = table.filter(pc.invert(_has_outcome(ledger, shard.run, table)))
     rows = carried_rows(table)
     origins = {
         name: Origin(carried_text(row), work.identity, work.run)
@@ -132,6 +147,44 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
             stop=stop,
         ).execute(batch_size=work.batch_size, num_workers=work.num_workers)
     return ShardResult(dict(counts), time.perf_counter() - begun)
+
+
+def unfinished(shard: Shard) -> list[int]:
+    """Return the rows of the run's plan that the shard was given and that have no outcome yet."""
+    ledger = Ledger(open_store(shard.dataset))
+    table = read_inputs(ledger, shard.run, shard.start, shard.stop)
+    done = _has_outcome(ledger, shard.run, table)
+    return [shard.start + i for i, is_done in enumerate(done.to_pylist()) if not is_done]
+
+
+def give_up(shard: Shard, row: int, reason: str) -> str:
+    """Record that an input has crashed its whole shard, again and again; returns its name.
+
+    `row` is the input's in the run's plan. Only for the holder of the dataset.
+    """
+    ledger = Ledger(open_store(shard.dataset))
+    work = read_work(ledger, shard.run)
+    table = read_inputs(ledger, shard.run, row, row + 1)
+    (name,), (identifier,) = table["input"].to_pylist(), table["input_id"].to_pylist()
+    outcome = Outcome(
+        input=name,
+        input_id=identifier,
+        kind="crashed",
+        attempts=shard.attempt,
+        seconds=0.0,
+        finished_at=time.time(),
+        host="",
+        error="WorkerCrashedError",
+        message=reason,
+    )._replace(**_planned(table)[0]._asdict())
+    origin = Origin(carried_text(carried_rows(table)[0]), work.identity, work.run)
+    ledger.commit(f"{shard.run:06d}-{uuid.uuid4().hex[:12]}-00000", [(outcome, origin)])
+    return str(name)
+
+
+def _has_outcome(ledger: Ledger, run: int, table: pa.Table) -> pa.Array:
+    recorded = ledger.records(["input"], run=run)["input"].combine_chunks()
+    return pc.is_in(table["input"].combine_chunks(), value_set=recorded)
 
 
 def _planned(table: pa.Table) -> list[Seen]:

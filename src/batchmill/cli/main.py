@@ -11,7 +11,7 @@ from cyclopts import App, CycloptsError
 
 import batchmill
 from batchmill.cli.console import console
-from batchmill.errors import BatchmillError, RunError
+from batchmill.errors import BatchmillError, CancelledError, RunError
 
 DONE, INCOMPLETE, NOT_STARTED, CANCELLED = 0, 1, 2, 130
 
@@ -56,6 +56,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         errors.print(f"batchmill: {error}", style="red")
         errors.print("See: batchmill --help, batchmill COMMAND --help")
         code = NOT_STARTED
+    except CancelledError as error:
+        errors.print(f"Cancelled: {str(error).removeprefix('cancelled ')}")
+        code = CANCELLED
     except RunError as error:
         errors.print(str(error))
         code = INCOMPLETE

@@ -12,7 +12,7 @@ from batchmill.batching import Batching
 from batchmill.cli.console import console
 from batchmill.cli.options import JobOptions, Json, Manifest
 from batchmill.cli.progress import showing_progress
-from batchmill.errors import RunError
+from batchmill.errors import CancelledError, RunError
 from batchmill.job import Handover, Prepared, handing_over, prepare
 from batchmill.summary import failure_message, summarise
 
@@ -101,6 +101,8 @@ def run(
                 wait=wait,
                 ray_address=ray,
             )
+    except CancelledError:
+        raise
     except RunError as error:
         if not handover.run:
             raise

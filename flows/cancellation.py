@@ -1,0 +1,71 @@
+"""What asks a run to end: Ctrl-C, SIGTERM, or its state in the Prefect API."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import StateType
+from prefect.exceptions import PrefectException
+
+_ASK_SECONDS = 2.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# What a shell expects of a command that Ctrl-C has ended.
+_EXIT_CODE = 130
+
+
+class Cancellation:
+    """Knows whether a flow run is to end; `reason` says why, and is empty until then."""
+
+    def __init__(self, flow_run: UUID) -> None:
+        self.reason = ""
+        self._flow_run = flow_run
+        self._next = time.monotonic() + _ASK_SECONDS
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take signals within the block: the first is a request, the second ends the process.
+
+        Signals come to the main thread; in another one, only the API is asked.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
+        self.listen()
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def listen(self) -> None:
+        """Take signals once more: others, as Ray does, may have taken them for themselves."""
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                signal.signal(number, self._take)
+
+    def _take(self, number: int, _: FrameType | None) -> None:
+        if self.reason:
+            os._exit(_EXIT_CODE)
+        self.reason = f"by {signal.Signals(number).name}"
+
+    def ask(self) -> bool:
+        """Return whether the run is to end; asks the API, now and then."""
+        if not self.reason and time.monotonic() >= self._next:
+            self._next = time.monotonic() + _ASK_SECONDS
+            # A server that does not answer does not cancel.
+            try:
+                with get_client(sync_client=True) as client:
+                    state = client.read_flow_run(self._flow_run).state
+            except (httpx.HTTPError, PrefectException):
+                return False
+            if state and state.type in (StateType.CANCELLING, StateType.CANCELLED):
+                self.reason = "in Prefect"
+        return bool(self.reason)

@@ -1,0 +1,167 @@
+"""Ray workers die, runs are cancelled: the run goes on or ends, and Prefect says what is so."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from comparison import contents, faults
+from live import flow_run_of, wait_for
+
+from batchmill.ledger import Ledger
+from batchmill.storage import LocalStore
+
+STEP = """
+import os, signal, time
+def step(source, out, *, log="", seconds=0.1):
+    if log:
+        with open(log, "a") as file: file.write(source.name + "\\n")
+    time.sleep(seconds)
+    (out / "copy").write_text(source.read_text())
+    return {"output": "copy"}
+
+def deadly(source, out, *, log=""):
+    if source.name == "007.txt":
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+    return step(source, out, log=log, seconds=0.01)
+"""
+FINAL = {"COMPLETED", "CRASHED", "FAILED", "CANCELLED"}
+
+
+@pytest.fixture
+def inputs(work):
+    (work / "in").mkdir()
+    for number in range(100):
+        (work / "in" / f"{number:03d}.txt").write_text(f"{number}")
+    (work / "slow.py").write_text(STEP)
+
+
+def start(shell, step, output, *options):
+    return shell.start(
+        sys.executable, "-m", "batchmill", "run", "in", "--step", step, "-o", output, *options,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def committed(dataset):
+    ledger = Ledger(LocalStore(dataset))
+    return set(ledger.records(["input"])["input"].to_pylist()) if ledger.exists else set()
+
+
+def ray_workers(shell):
+    found = []
+    for process in shell.leftovers():
+        try:
+            found += [process] if process.name().startswith("ray::run_shard") else []
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def test_a_lost_workers_inputs_are_finished_in_the_same_run(shell, api, inputs, work):
+    options = ["--param", f"log={work}/log", "--batch-size", "4", "--num-workers", "2"]
+    run = start(shell, "slow:step", "out", *options)
+    for number in (1, 2):
+        wait_for(lambda n=number: len(committed(work / "out")) >= 20 * n, "some commits", 180)
+        (worker, *_) = wait_for(lambda: ray_workers(shell), "a Ray worker", 180)
+        done = committed(work / "out")
+        before = (work / "log").read_text().split()
+        worker.kill()
+        wait_for(lambda w=worker: not w.is_running(), "its death", 60)
+        wait_for(lambda d=done: len(committed(work / "out")) > len(d), "the run to go on", 180)
+        assert not done & set((work / "log").read_text().split()[len(before) :])
+    out, err = run.communicate(timeout=200)
+    assert run.returncode == 0, err
+    assert "100 inputs: 100 ok" in out
+    assert shell.batchmill("run", "in", "--step", "slow:step", "-o", "undisturbed").returncode == 0
+    assert contents(work / "out") == contents(work / "undisturbed")
+    assert faults(work / "out") == []
+
+    flow_run, tasks = flow_run_of(api, work / "out")
+    assert flow_run["state"]["type"] == "COMPLETED"
+    crashed = [task for task in tasks if task["state"]["type"] == "CRASHED"]
+    assert {task["state"]["type"] for task in tasks} == {"COMPLETED", "CRASHED"}
+    assert len(crashed) == 2
+    assert all(task["state"]["message"] for task in crashed)
+    names = [task["name"] for task in tasks]
+    assert any(", attempt " in name for name in names), names
+
+
+def test_an_input_that_takes_its_ray_worker_with_it_is_found(shell, api, inputs, work):
+    code, summary = shell.json(
+        *["run", "in", "--step", "slow:deadly", "-o", "out", "--param", f"log={work}/log"],
+        *["--batch-size", "8", "--num-workers", "1"],
+    )
+    assert (code, summary["outcomes"]) == (1, {"ok": 99, "crashed": 1})
+    _, (failure,) = shell.json("failures", "out")
+    assert failure["input"] == "007.txt"
+    assert "took that with it" in failure["message"]
+    flow_run, tasks = flow_run_of(api, work / "out")
+    assert flow_run["state"]["type"] == "FAILED"
+    assert {task["state"]["type"] for task in tasks} <= {"COMPLETED", "CRASHED"}
+
+
+def cancel_by_signal(number):
+    def cancel(run, _api, _work):
+        os.kill(run.pid, number)
+
+    return cancel
+
+
+def cancel_in_prefect(_, api, work):
+    flow_run, _ = flow_run_of(api, work / "out")
+    state = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
+    api(f"/flow_runs/{flow_run['id']}/set_state", state)
+
+
+@pytest.mark.parametrize(
+    "cancel",
+    [cancel_by_signal(signal.SIGINT), cancel_by_signal(signal.SIGTERM), cancel_in_prefect],
+    ids=["ctrl-c", "sigterm", "prefect"],
+)
+def test_a_cancelled_run_ends_soon_and_can_be_completed(shell, api, inputs, work, cancel):
+    options = ["--param", f"log={work}/log", "--batch-size", "2"]
+    run = start(shell, "slow:step", "out", *options)
+    wait_for(lambda: len(committed(work / "out")) >= 10, "something to be committed", 180)
+    cancel(run, api, work)
+    begun = time.monotonic()
+    out, err = run.communicate(timeout=60)
+    wait_for(lambda: not shell.leftovers(), "the end of all processes")
+    print(f"{time.monotonic() - begun:.1f} s")
+    assert run.returncode == 130, out + err
+    assert "Cancelled: " in err
+    assert "What is committed stays" in err
+    assert "Traceback" not in err
+    executed = (work / "log").read_text().split()
+    done = committed(work / "out")
+    assert 10 <= len(done) < 100
+    assert set(executed) == done, "what was begun is finished, or was never begun"
+
+    flow_run, tasks = flow_run_of(api, work / "out")
+    assert flow_run["state"]["type"] == "CANCELLED"
+    assert {task["state"]["type"] for task in tasks} <= FINAL
+    code, summary = shell.json("run", "in", "--step", "slow:step", "-o", "out", *options)
+    assert (code, summary["outcomes"]) == (0, {"ok": 100})
+    assert sorted((work / "log").read_text().split()) == sorted(
+        [*executed, *set(all_names()) - done]
+    )
+
+
+def all_names():
+    return [f"{number:03d}.txt" for number in range(100)]
+
+
+def test_a_second_ctrl_c_ends_it_at_once(shell, inputs, work):
+    run = start(shell, "slow:step", "out", "--param", "seconds=600")
+    parts = work / "out" / ".batchmill" / "staging"
+    wait_for(lambda: parts.exists() and any(parts.glob("*/*")), "an input to be at work", 180)
+    os.kill(run.pid, signal.SIGINT)
+    stop = work / "out" / ".batchmill" / "runs" / "000001" / "stop"
+    wait_for(stop.exists, "the first to be heard")
+    os.kill(run.pid, signal.SIGINT)
+    assert run.wait(timeout=5) == 130
+    run.communicate()
