@@ -250,7 +250,7 @@ def _execute(
         # Ray's own retries would run a shard again behind Prefect's back.
         with remote_options(num_cpus=num_cpus, max_retries=0):
             submission.run(shards)
-        run.task_runs = len(submission.ends)
+        run.task_runs, run.lost = len(submission.ends), submission.losses > 0
         if look() and not cancellation.reason:
             submission.ended_early.append("It was stopped early; what was not begun is pending.")
         # A private Ray ends its workers at once, with what they have not told the server yet.

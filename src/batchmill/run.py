@@ -19,13 +19,17 @@ from batchmill.upkeep import compact, note_touched, remove_replaced, remove_with
 
 @dataclass(kw_only=True)
 class Run:
-    """A run that holds its dataset: `divide` it, execute its shards, `settle`, publish, `end`."""
+    """A run that holds its dataset: `divide` it, execute its shards, `settle`, publish, `end`.
+
+    Whoever executes the shards says how many `task_runs` there were, and whether some were `lost`.
+    """
 
     prepared: Prepared
     number: int
     lease: Lease
     _begun: float = field(default_factory=time.time)
     task_runs: int = 0
+    lost: bool = False
 
     @property
     def ledger(self) -> Ledger:
@@ -76,7 +80,7 @@ class Run:
         compact(self.ledger, self.number)
         summary = summarise(self.ledger, self.number)
         # What was not committed may have files in place that the next run's outcomes do not name.
-        self.lease.clean_end = summary.pending == 0
+        self.lease.clean_end = summary.pending == 0 and not self.lost
         seconds = round(time.time() - self._begun, 3)
         self.ledger.write_summary(
             self.number, summary.as_json() | {"task_runs": self.task_runs, "seconds": seconds}
