@@ -6,7 +6,7 @@ Nothing is cached: what another process has written is seen at once.
 import errno
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -114,19 +114,8 @@ def look_at(urls: Sequence[str]) -> list[Seen | None]:
 @patient_beyond_libraries
 def find(url: str) -> dict[str, Seen]:
     """Return all files below a URL, by their names relative to it, in sorted order."""
-    try:
-        with _translated(url) as (files, path):
-            found = files.find(path, detail=True)
-    except StoreError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return {}
-        raise
-    start = path.rstrip("/") + "/"
-    return {
-        name.removeprefix(start): _seen(details)
-        for name, details in sorted(found.items())
-        if name.startswith(start) and not name.endswith("/")
-    }
+    found = _listed(url, lambda files, path: files.find(path, detail=True).values())
+    return dict(sorted(_files_in(found).items()))
 
 
 @patient_beyond_libraries
@@ -151,17 +140,9 @@ def is_folder(url: str) -> bool:
 @patient_beyond_libraries
 def names(url: str) -> list[str]:
     """Return the names in a folder, in sorted order; of one that is not there, none."""
-    try:
-        with _translated(url) as (files, path):
-            found = files.ls(path, detail=False)
-    except StoreError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return []
-        raise
-    start = path.rstrip("/") + "/"
+    found = _listed(url, lambda files, path: files.ls(path, detail=True))
     # Some stores have a marker, of no bytes, for a folder itself.
-    inside = {name.removeprefix(start).rstrip("/") for name in found if name.startswith(start)}
-    return sorted(inside - {""})
+    return sorted({name.rstrip("/") for name in found} - {""})
 
 
 @patient_beyond_libraries
@@ -247,24 +228,37 @@ def delete(url: str) -> None:
             raise
 
 
-def _list_folder(url: str) -> dict[str, Seen]:
-    return {f"{url}/{name}": seen for name, seen in _list(url).items()}
-
-
 @patient_beyond_libraries
-def _list(url: str) -> dict[str, Seen]:
+def _list_folder(url: str) -> dict[str, Seen]:
+    """Return the files in a folder, by URL."""
+    found = _listed(url, lambda files, path: files.ls(path, detail=True))
+    return {f"{url}/{name}": seen for name, seen in _files_in(found).items()}
+
+
+def _listed(
+    url: str, ask: Callable[[Any, str], Iterable[dict[str, Any]]]
+) -> dict[str, dict[str, Any]]:
+    """Return what a listing says of a folder's inside, by relative name; nothing if it is none."""
     try:
         with _translated(url) as (files, path):
-            found = files.ls(path, detail=True)
+            found = list(ask(files, path))
     except StoreError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return {}
         raise
     start = path.rstrip("/") + "/"
     return {
-        details["name"].removeprefix(start): _seen(details)
+        details["name"].removeprefix(start): details
         for details in found
-        if details.get("type") == "file"
+        if details["name"].startswith(start)
+    }
+
+
+def _files_in(found: dict[str, dict[str, Any]]) -> dict[str, Seen]:
+    return {
+        name: _seen(details)
+        for name, details in found.items()
+        if details.get("type") == "file" and name and not name.endswith("/")
     }
 
 
