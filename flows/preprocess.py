@@ -244,7 +244,6 @@ def _execute(
             look=look,
             cancelled=lambda: bool(cancellation.reason),
             losses_allowed=_LOSSES_ALLOWED,
-            retries=policy.retries,
         )
         num_cpus = max(1, min(layout.num_workers, cores.node))
         # Ray's own retries would run a shard again behind Prefect's back.

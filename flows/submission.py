@@ -5,7 +5,6 @@ its worker twice without getting further is divided, until the input that is to 
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,9 +33,8 @@ class Submission:
 
     At most `in_flight` are submitted at once. `look` is called about every second; once it returns
     true, no more are submitted. Once the run is `cancelled`, what does not end soon is killed.
-    After `losses_allowed` lost workers, none is submitted again; an input that is alone in a worker
-    may lose it `retries` times. `ended_early` says why some shards have no outcome for all their
-    inputs; `ends` how each task run ended.
+    After `losses_allowed` lost workers, none is submitted again. `ended_early` says why some shards
+    have no outcome for all their inputs; `ends` how each task run ended.
     """
 
     runner: RayTaskRunner[Any]
@@ -44,11 +42,9 @@ class Submission:
     look: Callable[[], bool]
     cancelled: Callable[[], bool]
     losses_allowed: int
-    retries: int
     ended_early: list[str] = field(default_factory=list)
     losses: int = 0
     ends: list[TaskRunEnd] = field(default_factory=list)
-    _alone: Counter[int] = field(default_factory=Counter)
     _waiting: list[Shard] = field(default_factory=list)
 
     def run(self, shards: Sequence[Shard]) -> None:
@@ -111,11 +107,10 @@ class Submission:
         if len(rows) > 1:
             middle = len(rows) // 2
             return [_again(shard, rows[:middle]), _again(shard, rows[middle:])]
-        (row,) = rows
-        self._alone[row] += 1
-        if self._alone[row] <= self.retries:
-            return [_again(shard, rows)]
-        name = give_up(shard, row, "alone in a Ray worker, it took that with it each time")
+        alone = _again(shard, rows)
+        name = give_up(alone)
+        if name is None:
+            return [alone]
         get_run_logger().error("%s: crashed: it takes its Ray worker with it", name)
         return []
 

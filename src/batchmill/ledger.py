@@ -6,6 +6,7 @@
       parts/upkeep-RUN-ID.parquet  records written anew: touched, pruned, many parts in one
       runs/RUN/plan.arrow          what a run set out to do
       runs/RUN/stop                asks its shards to end early
+      runs/RUN/alone/ROW-ATTEMPT   a row of the plan that was executed alone, after lost workers
       runs/RUN/summary.json        how it ended
       steps/IDENTITY.json          what a step consisted of
       released/RUN-ID.json         inputs whose outcomes in runs up to RUN count no more
@@ -152,6 +153,18 @@ class Ledger:
     def stop_requested(self, run: int) -> bool:
         """Whether the shards of a run were asked to end."""
         return self.store.exists(self._stop_name(run))
+
+    def note_alone(self, run: int, row: int, attempt: int) -> None:
+        """Note that a row of a run's plan is about to be executed alone in a shard."""
+        self.store.write(f"{self._alone_name(run)}/{row}-{attempt}", b"")
+
+    def count_alone(self, run: int, row: int) -> int:
+        """Count how often a row has been executed alone in a shard."""
+        names = self.store.names(self._alone_name(run))
+        return sum(name.startswith(f"{row}-") for name in names)
+
+    def _alone_name(self, run: int) -> str:
+        return f"{_RUNS}/{run:06d}/alone"
 
     def _stop_name(self, run: int) -> str:
         return f"{_RUNS}/{run:06d}/stop"

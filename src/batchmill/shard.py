@@ -127,6 +127,8 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
             for values in zip(origins, table["input_id"].to_pylist(), rows, planned, strict=True)
         ]
         look_up = _look_up(step, table, inputs)
+        if shard.left == 1:
+            ledger.note_alone(shard.run, shard.start, shard.attempt)
         IsolatedRun(
             count=len(table),
             run=lambda index: execute(step, inputs[index], bench, partial(look_up, index)),
@@ -157,13 +159,17 @@ def unfinished(shard: Shard) -> list[int]:
     return [shard.start + i for i, is_done in enumerate(done.to_pylist()) if not is_done]
 
 
-def give_up(shard: Shard, row: int, reason: str) -> str:
-    """Record that an input has crashed its whole shard, again and again; returns its name.
+def give_up(shard: Shard) -> str | None:
+    """Record that the one input of a shard takes its Ray worker with it; returns its name.
 
-    `row` is the input's in the run's plan. Only for the holder of the dataset.
+    None if it has not been executed alone, to no outcome, more often than the run's retries allow:
+    a worker that was lost before it came to the input says nothing. Only for the dataset's holder.
     """
     ledger = Ledger(open_store(shard.dataset))
     work = read_work(ledger, shard.run)
+    row = shard.start
+    if ledger.count_alone(shard.run, row) <= work.policy.retries:
+        return None
     table = read_inputs(ledger, shard.run, row, row + 1)
     (name,), (identifier,) = table["input"].to_pylist(), table["input_id"].to_pylist()
     outcome = Outcome(
@@ -175,7 +181,7 @@ def give_up(shard: Shard, row: int, reason: str) -> str:
         finished_at=time.time(),
         host="",
         error="WorkerCrashedError",
-        message=reason,
+        message="alone in a Ray worker, it took that with it each time",
     )._replace(**_planned(table)[0]._asdict())
     origin = Origin(carried_text(carried_rows(table)[0]), work.identity, work.run)
     ledger.commit(f"{shard.run:06d}-{uuid.uuid4().hex[:12]}-00000", [(outcome, origin)])

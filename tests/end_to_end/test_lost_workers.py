@@ -64,9 +64,10 @@ def ray_workers(shell):
 
 def test_a_lost_workers_inputs_are_finished_in_the_same_run(shell, api, inputs, work):
     options = ["--param", f"log={work}/log", "--batch-size", "4", "--num-workers", "2"]
-    run = start(shell, "slow:step", "out", *options)
-    for number in (1, 2):
-        wait_for(lambda n=number: len(committed(work / "out")) >= 20 * n, "some commits", 180)
+    # A shard has 33 inputs, and takes some five seconds: a worker is lost in the middle of two.
+    run = start(shell, "slow:step", "out", "--param", "seconds=0.3", *options)
+    for number in (8, 42):
+        wait_for(lambda n=number: len(committed(work / "out")) >= n, "some commits", 180)
         (worker, *_) = wait_for(lambda: ray_workers(shell), "a Ray worker", 180)
         done = committed(work / "out")
         before = (work / "log").read_text().split()
