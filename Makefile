@@ -69,6 +69,7 @@ types: setup ## Check types
 bench: setup ## Measure what batchmill costs, in minutes
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.unchanged
+	$(BIN)/python -m benchmarks.many_runs
 
 docs: setup ## Check that the pages' links lead somewhere, and their commands run
 	$(BIN)/python -m pytest tests/docs

@@ -25,6 +25,9 @@ _LOOK_SECONDS = 1.0
 _WAIT_SECONDS = 0.2
 # A shard that is asked to end looks every two seconds, and gives the inputs at hand three.
 _GRACE_SECONDS = 6.0
+# Ray's name for the end of the raylet that the driver itself is connected to.
+_LOCAL_RAY_IS_GONE = "LocalRayletDiedError"
+_GONE = "Ray on the machine of the flow run has died, so nothing more could be submitted."
 
 
 @dataclass(kw_only=True)
@@ -87,6 +90,11 @@ class Submission:
         logger.error("%s ended early: %s", shard.title, reason)
         if not state.is_crashed():
             self.ended_early.append(f"{shard.title} ended early: {reason}")
+            return
+        if _LOCAL_RAY_IS_GONE in reason:
+            if _GONE not in self.ended_early:
+                self.ended_early.append(_GONE)
+            self._waiting.clear()
             return
         self.losses += 1
         if self.losses > self.losses_allowed:

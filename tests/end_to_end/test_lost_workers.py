@@ -106,6 +106,24 @@ def test_an_input_that_takes_its_ray_worker_with_it_is_found(shell, api, inputs,
     assert {task["state"]["type"] for task in tasks} <= {"COMPLETED", "CRASHED"}
 
 
+def test_the_end_of_a_private_ray_blames_no_input(shell, api, inputs, work):
+    run = start(shell, "slow:step", "out", "--param", "seconds=0.3", "--batch-size", "4")
+    wait_for(lambda: committed(work / "out"), "some commits", 180)
+    for process in shell.leftovers():
+        if process.name() == "raylet":
+            process.kill()
+    _, err = run.communicate(timeout=120)
+    assert run.returncode == 1
+    assert "Ray on the machine of the flow run has died" in err
+    assert "The same command, given again, runs what is pending." in err
+    flow_run, tasks = flow_run_of(api, work / "out")
+    assert flow_run["state"]["type"] == "FAILED"
+    assert {task["state"]["type"] for task in tasks} <= FINAL
+    code, summary = shell.json("run", "in", "--step", "slow:step", "-o", "out")
+    assert (code, summary["outcomes"]) == (0, {"ok": 100})
+    assert faults(work / "out") == []
+
+
 def cancel_by_signal(number):
     def cancel(run, _api, _work):
         os.kill(run.pid, number)
