@@ -108,7 +108,7 @@ def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
         table.add_row(str(size), f"{can_use:,}", f"{max(0, cores - can_use)}{mark}")
     out.print(table, soft_wrap=False)
     idle = cores - parallelism(pending, layout.batch_size)
-    if idle > 0:
+    if idle > 0 and layout.batch_size > 1:
         out.print(
             f"batch_size {layout.batch_size} leaves {idle} of {cores} cores idle: a batch is the "
             "work of one core. A smaller one uses more."
