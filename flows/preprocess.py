@@ -199,11 +199,7 @@ def preprocess(
 
 
 def _cancelled_message(run: Run, reason: str) -> str:
-    summary = summarise(run.ledger, run.number)
-    return (
-        f"cancelled {reason}; {summary.sentence()}. What is committed stays; the same command "
-        "goes on from there."
-    )
+    return f"{reason}: {summarise(run.ledger, run.number).sentence()}"
 
 
 def _execute(

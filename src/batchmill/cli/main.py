@@ -14,6 +14,7 @@ from batchmill.cli.console import console
 from batchmill.errors import BatchmillError, CancelledError, RunError
 
 DONE, INCOMPLETE, NOT_STARTED, CANCELLED = 0, 1, 2, 130
+_STAYS = " What is committed stays; the same command goes on from there."
 
 # Each is imported when it is called: `try` needs neither Prefect nor Ray. So the overview of all
 # has a line for each here; a command's own help is its docstring.
@@ -57,7 +58,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         errors.print("See: batchmill --help, batchmill COMMAND --help")
         code = NOT_STARTED
     except CancelledError as error:
-        errors.print(f"Cancelled: {str(error).removeprefix('cancelled ')}")
+        errors.print(f"Cancelled.{_STAYS}\n{error}")
         code = CANCELLED
     except RunError as error:
         errors.print(str(error))
@@ -66,8 +67,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         errors.print(f"batchmill: {error}", style="red")
         code = NOT_STARTED
     except KeyboardInterrupt:
-        stays = " What is committed stays; the same command goes on from there."
-        errors.print("Cancelled." + (stays if called == ["run"] else ""))
+        errors.print("Cancelled." + (_STAYS if called == ["run"] else ""))
         code = CANCELLED
     except BrokenPipeError:
         # The reader of our output has gone (`| head`), which is its right.
