@@ -65,7 +65,7 @@ def test_two_runs_at_once_share_one_server_and_its_history_is_kept(bare_shell, w
 
 
 def test_a_run_that_is_killed_leaves_no_server(bare_shell, words, work):
-    (work / "slow.py").write_text("import time\ndef step(source): time.sleep(600)\n")
+    (work / "slow.py").write_text("import threading\ndef step(source): threading.Event().wait()\n")
     run = bare_shell.start(
         sys.executable, "-m", "batchmill", "run", words, "--step", "slow:step", "-o", "out",
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -80,17 +80,18 @@ def test_a_run_that_is_killed_leaves_no_server(bare_shell, words, work):
 def test_a_run_whose_server_is_killed_ends_with_a_word_and_can_be_completed(bare_shell, work):
     shell = bare_shell
     shell.environment["PREFECT_CLIENT_MAX_RETRIES"] = "0"
+    # The first ten are done at once; the others wait until the server is gone.
     (work / "slow.py").write_text(
-        "import time\n"
+        "import os, time\n"
         "def step(source, out):\n"
-        "    time.sleep(0.2)\n"
+        f"    while int(source.stem) >= 10 and not os.path.exists('{work}/go'): time.sleep(0.05)\n"
         "    (out / 'copy').write_text(source.read_text())\n"
         "    return {'output': 'copy'}\n"
     )
     (work / "in").mkdir()
     for number in range(60):
-        (work / "in" / f"{number}.txt").write_text(f"{number}")
-    command = ["run", "in", "--step", "slow:step", "-o"]
+        (work / "in" / f"{number:02d}.txt").write_text(f"{number:02d}")
+    command = ["run", "in", "--step", "slow:step", "--batch-size", "4", "-o"]
     run = shell.start(
         sys.executable, "-m", "batchmill", *command, "out",
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -99,6 +100,7 @@ def test_a_run_whose_server_is_killed_ends_with_a_word_and_can_be_completed(bare
     wait_for(lambda: parts.exists() and any(parts.iterdir()), "something to be committed", 120)
     for pid in servers(shell):
         os.kill(pid, signal.SIGKILL)
+    (work / "go").touch()
     _, err = run.communicate(timeout=300)
     assert run.returncode == 1
     assert "answers no more. What is committed stays; the same command" in err

@@ -4,7 +4,7 @@ import os
 import random
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -118,7 +118,8 @@ class KillLoop:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         run = self.shell.start(*self.command, **quiet)
         while run.poll() is None and self.kills < kills:
-            time.sleep(self.chance.uniform(0.2, 1.8) * self.pause)
+            with suppress(subprocess.TimeoutExpired):
+                run.wait(self.chance.uniform(0.2, 1.8) * self.pause)
             self.kill_one()
         if self.kills == kills:
             run.kill()

@@ -155,17 +155,17 @@ def test_the_flow_from_python_raises_before_and_after(shell, words, work):
 
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(shell, work):
     (work / "slow.py").write_text(
-        "import time\n"
+        "import os, time\n"
         "def step(source, out):\n"
         "    with open('started.txt', 'a') as file: file.write(source.name + '\\n')\n"
-        "    time.sleep(0.2)\n"
+        f"    while int(source.stem) >= 20 and not os.path.exists('{work}/go'): time.sleep(0.05)\n"
         "    (out / 'x').write_text('x')\n"
         "    return {'output': 'x'}\n"
     )
     folder = work / "in"
     folder.mkdir()
     for number in range(80):
-        (folder / f"{number}.txt").write_text("x")
+        (folder / f"{number:02d}.txt").write_text("x")
     command = [sys.executable, "-m", "batchmill", "run", "in", "--step", "slow:step", "-o", "out"]
     run = shell.start(
         *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -185,5 +185,6 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(shell, work):
     done = status["outcomes"]["ok"]
     assert 5 < done < 80
     assert status["pending"] == 80 - done
+    (work / "go").touch()
     code, summary = shell.json("run", "in", "--step", "slow:step", "-o", "out")
     assert (code, summary["executed"], summary["outcomes"]) == (0, 80 - done, {"ok": 80})

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from batchmill.ledger import Ledger
 from batchmill.storage import open_store
 
 FOLDER = ".batchmill/lease"
+CONTENDERS = 8
 
 
 @pytest.fixture(params=["folder", "bucket"])
@@ -52,16 +54,17 @@ def lease_of_another_machine(ledger, *, age, number=3, **changes):
     ledger.store.write(f"{FOLDER}/{number:06d}.json", json.dumps(fields | changes).encode())
 
 
-def take(place, count, gate):
-    """Try to take the lease, in a process of its own; hold it for a while."""
+def take(place, count, losers, gate):
+    """Try to take the lease, in a process of its own; hold it until all others have lost."""
     gate.wait()
     try:
         with lease(Ledger(open_store(place))):
             with count.get_lock():
                 count.value += 1
-            time.sleep(1.5)
+            for _ in range(CONTENDERS - 1):
+                losers.acquire(timeout=30)
     except LedgerError:
-        pass
+        losers.release()
 
 
 def test_who_holds_it_is_named_and_nobody_else_gets_it(ledger):
@@ -125,14 +128,15 @@ def beat(ledger):
 def test_a_lapsed_lease_is_taken_over_by_exactly_one(ledger, quick):
     lease_of_another_machine(ledger, age=3600)
     fork = multiprocessing.get_context("fork")
-    count, gate = fork.Value("i", 0), fork.Event()
-    contenders = [fork.Process(target=take, args=(ledger.store.url, count, gate)) for _ in range(8)]
+    count, losers, gate = fork.Value("i", 0), fork.Semaphore(0), fork.Event()
+    arguments = (ledger.store.url, count, losers, gate)
+    contenders = [fork.Process(target=take, args=arguments) for _ in range(CONTENDERS)]
     for contender in contenders:
         contender.start()
     gate.set()
     for contender in contenders:
         contender.join()
-    assert [contender.exitcode for contender in contenders] == [0] * 8
+    assert [contender.exitcode for contender in contenders] == [0] * CONTENDERS
     assert count.value == 1
 
 
@@ -156,12 +160,19 @@ def test_who_was_taken_over_is_told(ledger):
             held.check()
 
 
-def test_it_waits_if_asked(ledger, quick):
+def test_it_waits_if_asked(ledger, quick, monkeypatch):
+    waiting = multiprocessing.get_context("fork").Event()
+
+    def sleep(seconds):
+        waiting.set()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(leases, "time", SimpleNamespace(**vars(time) | {"sleep": sleep}))
     with ExitStack() as stack:
         lease_of_another_machine(ledger, age=0.0)
         pid = os.fork()
         if pid == 0:
-            time.sleep(0.3)
+            waiting.wait()
             lease_of_another_machine(ledger, age=0.0, ended=True)
             os._exit(0)
         stack.callback(os.waitpid, pid, 0)

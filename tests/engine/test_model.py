@@ -75,7 +75,7 @@ class Datasets(RuleBasedStateMachine):
 
     @rule(at=st.integers(1, 90))
     def run_and_kill(self, at):
-        points = CrashPoints(self.folder / "out", at)
+        points = CrashPoints(str(self.folder / "out"), at)
         code = in_child(partial(self.run, self.folder / "out", points))
         assert code in (0, -signal.SIGKILL)
 

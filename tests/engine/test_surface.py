@@ -13,6 +13,7 @@ def test_the_public_names():
     assert batchmill.__all__ == sorted(batchmill.__all__)
     assert set(batchmill.__all__) == {
         "BatchmillError",
+        "CancelledError",
         "LedgerError",
         "Manifest",
         "ManifestError",

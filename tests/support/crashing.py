@@ -5,7 +5,7 @@ import os
 import signal
 import struct
 import sys
-import time
+import threading
 import traceback
 from collections.abc import Callable
 
@@ -48,7 +48,7 @@ class CrashPoints:
         self._count[:] = struct.pack("q", count)
         if count == self._at:
             os.kill(self._main, signal.SIGKILL)
-            time.sleep(60)  # A worker: the kernel kills it with the main process.
+            threading.Event().wait()  # A worker: the kernel kills it with the main process.
 
     def _reaching(self, function: Callable[..., object]) -> Callable[..., object]:
         def call(*arguments: object) -> object:

@@ -33,6 +33,11 @@ def _raise(error):
     raise error
 
 
+def _hang():
+    """Wait for ever; a signal that is handled does not end it."""
+    threading.Event().wait()
+
+
 def _recurse():
     return _recurse()
 
@@ -50,14 +55,15 @@ def _allocate():
 
 def _orphan():
     """A grandchild in a session of its own, whose parent is gone."""
-    script = "import os, time\nif os.fork(): os._exit(0)\nos.setsid()\ntime.sleep(600)\n"
+    script = "import os, time\nif os.fork(): os._exit(0)\nos.setsid()\n"
+    script += "import threading\nthreading.Event().wait()\n"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def _ignore_sigterm():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     subprocess.Popen(["sleep", "600"])
-    time.sleep(600)
+    _hang()
 
 
 def _print_much():
@@ -77,7 +83,7 @@ def _mess_up():
     os.environ.clear()
     os.environ["POISON"] = "left behind"
     sys.stdout = None
-    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    threading.Thread(target=_hang, daemon=True).start()
     subprocess.Popen(["sleep", "600"], start_new_session=True)
 
 
@@ -218,9 +224,10 @@ def write(source: Path, out: Path, *, log: str):
 
 
 def _forked_late(out):
-    """Return, and have a fork come back from it much later."""
+    """Return, and have a fork come back from it when the parent's files are in place."""
     if os.fork() == 0:
-        time.sleep(1)
+        while out.exists():
+            time.sleep(0.05)
         raise ValueError("in the child")
     (out / "x").write_text("the parent's")
     return {"output": "x"}
@@ -239,7 +246,7 @@ def step(source: Path, *, log: str):
         return POISONS[kind][0]()
     if kind == "hoard":
         hoard = b"x" * (700 * 2**20)
-        time.sleep(600)
+        _hang()
         return {"bytes": len(hoard)}
     if kind == "nap":
         time.sleep(2)
