@@ -11,7 +11,7 @@ FILES := $(shell find src flows tasks blocks -name '*.py' | LC_ALL=C sort | cksu
 INSTALLED := $(VENV)/.installed-$(FILES)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast soak check lint format types bench docs clean
+.PHONY: help setup demo test test-cluster test-fast soak check lint format types bench docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -42,11 +42,14 @@ demo: setup ## Cut twelve short recordings into clips, and show the dataset
 	@echo "What is done:     $(BIN)/batchmill status $(DEMO)"
 	@echo "The run's story:  $(BIN)/prefect server start, then http://127.0.0.1:4200"
 
-test: setup ## Run all tests
-	$(BIN)/python -m pytest
+test: setup ## Run all tests but those that need several machines
+	$(BIN)/python -m pytest -m 'not cluster'
+
+test-cluster: setup ## Run the tests of Ray clusters; as root, for the network between machines
+	$(BIN)/python -m pytest -m cluster
 
 test-fast: setup ## Run the tests that start no server
-	$(BIN)/python -m pytest -m 'not end_to_end' -n auto
+	$(BIN)/python -m pytest -m 'not end_to_end and not cluster' -n auto
 
 soak: setup ## Kill a run's processes 300 times, and compare what comes of it; takes an hour
 	BATCHMILL_KILLS=300 $(BIN)/python -m pytest tests/end_to_end/test_kill_loop.py \

@@ -3,9 +3,9 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from types import FrameType
 from uuid import UUID
 
@@ -26,22 +26,27 @@ class Cancellation:
     def __init__(self, flow_run: UUID) -> None:
         self.reason = ""
         self._flow_run = flow_run
-        self._next = time.monotonic() + _ASK_SECONDS
+        self._over = threading.Event()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take signals within the block: the first is a request, the second ends the process.
+        """Take signals and ask the API within the block.
 
-        Signals come to the main thread; in another one, only the API is asked.
+        The first signal is a request, the second ends the process. They come to the main thread; in
+        another one, only the API is asked.
         """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in _SIGNALS}
+        # In a thread of its own: a server that is away keeps who asks it waiting for minutes.
+        asking = threading.Thread(
+            target=copy_context().run, args=(self._ask,), name="cancellation", daemon=True
+        )
+        asking.start()
+        is_main = threading.current_thread() is threading.main_thread()
+        before = {number: signal.getsignal(number) for number in _SIGNALS} if is_main else {}
         self.listen()
         try:
             yield
         finally:
+            self._over.set()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -56,16 +61,14 @@ class Cancellation:
             os._exit(_EXIT_CODE)
         self.reason = f"by {signal.Signals(number).name}"
 
-    def ask(self) -> bool:
-        """Return whether the run is to end; asks the API, now and then."""
-        if not self.reason and time.monotonic() >= self._next:
-            self._next = time.monotonic() + _ASK_SECONDS
+    def _ask(self) -> None:
+        while not self._over.wait(_ASK_SECONDS):
             # A server that does not answer does not cancel.
-            try:
-                with get_client(sync_client=True) as client:
-                    state = client.read_flow_run(self._flow_run).state
-            except (httpx.HTTPError, PrefectException):
-                return False
-            if state and state.type in (StateType.CANCELLING, StateType.CANCELLED):
-                self.reason = "in Prefect"
-        return bool(self.reason)
+            with (
+                suppress(httpx.HTTPError, PrefectException),
+                get_client(sync_client=True) as client,
+            ):
+                state = client.read_flow_run(self._flow_run).state
+                if state and state.type in (StateType.CANCELLING, StateType.CANCELLED):
+                    self.reason = self.reason or "in Prefect"
+                    return

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -11,11 +12,14 @@ from prefect.artifacts import TableArtifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.exceptions import PrefectException
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from batchmill.digests import readable_id
 from batchmill.progress import Progress
 
 logger = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 30.0
 
 
 class FailureArtifact:
@@ -25,18 +29,22 @@ class FailureArtifact:
         self._dataset = dataset
         self._id: UUID | None = None
         self._shown = 0
+        self._next = 0.0
 
     def show(self, progress: Progress) -> None:
         """Bring the table up to date, if there are new failures.
 
-        A server that does not answer is no reason to end a run: the next call tries again.
+        A server that does not answer is no reason to end a run: a later call tries again.
         """
-        if progress.failed == self._shown:
+        if progress.failed == self._shown or time.monotonic() < self._next:
             return
         rows = [failure._asdict() for failure in progress.failures]
         try:
-            self._send(rows, self._describe(progress))
+            # The client's own patience would hold the run up for minutes.
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+                self._send(rows, self._describe(progress))
         except (httpx.HTTPError, PrefectException) as error:
+            self._next = time.monotonic() + _PAUSE_SECONDS
             logger.warning("the table of failures could not be sent to Prefect: %s", error)
         else:
             self._shown = progress.failed

@@ -6,6 +6,7 @@ from typing import Annotated, Any, cast
 from uuid import UUID
 
 import httpx
+from batchmill.blocks.ray_cluster import PRIVATE, RayCluster, as_cluster, saved_name
 from batchmill.flows.api import (
     lost_server_message,
     record_ends,
@@ -13,8 +14,17 @@ from batchmill.flows.api import (
     wait_until_recorded,
 )
 from batchmill.flows.cancellation import Cancellation
+from batchmill.flows.cluster_probe import probe_cluster
 from batchmill.flows.failure_artifact import FailureArtifact
-from batchmill.flows.local_ray import check_address, cluster_cores, ray_runner
+from batchmill.flows.ray_connection import (
+    Capacity,
+    check_cluster,
+    cores_for,
+    machines,
+    ray_runner,
+    remote_options_of,
+    shard_needs,
+)
 from batchmill.flows.submission import Submission
 from batchmill.tasks.manifest import load_manifest
 from batchmill.tasks.metadata import write_metadata
@@ -25,7 +35,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 from prefect.utilities.annotations import opaque
 from prefect_ray.context import remote_options
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from batchmill.batching import Batching, Cores
 from batchmill.errors import CancelledError, RunError
@@ -45,8 +55,6 @@ from batchmill.run import Run, open_run
 from batchmill.step import reference_to, refuse_nested_run
 from batchmill.summary import failure_message, summarise
 
-# Shards wait in Ray's queue only so that a free worker need not wait for the next submission.
-_IN_FLIGHT_PER_SLOT = 2
 # Lost Ray workers of one run, after which their shards are not submitted again.
 _LOSSES_ALLOWED = 50
 _RECORD_SECONDS, _CANCEL_RECORD_SECONDS = 5.0, 1.0
@@ -91,10 +99,16 @@ class PreprocessFlow(Flow[..., dict[str, Any]]):
         prepared = prepare_once(job) if listed is None else prepare(job, listed)
         if not options.get("wait"):
             check_free(prepared.ledger)
-        check_address(options.get("ray_address"))
+        cluster = options.get("cluster")
+        if saved_name(cluster) is None and cluster is not None:
+            options["cluster"] = cluster = as_cluster(cluster)
+            check_cluster(cluster)
         if listed is not None:
             save_manifest(prepared.manifest, job.manifest, job.input_column)
         with shared_api(), handing_over(prepared) as handover:
+            if saved_name(cluster) is not None:
+                options["cluster"] = as_cluster(cluster)
+                check_cluster(options["cluster"])
             parameters = {"manifest": job.manifest, "step": job.step, "output": job.output}
             try:
                 state: State[Any] = cast("Any", super()).__call__(
@@ -137,7 +151,7 @@ def preprocess(
     force: bool = False,
     prune: bool = False,
     wait: bool = False,
-    ray_address: str | None = None,
+    cluster: Annotated[RayCluster | None, BeforeValidator(as_cluster)] = None,
 ) -> Any:
     """Run one step over every input that a manifest lists.
 
@@ -163,8 +177,8 @@ def preprocess(
         force: Execute all inputs, also those that are done.
         prune: Remove the files and rows of inputs that the manifest no longer lists.
         wait: If another run is going on over the dataset, wait for its end.
-        ray_address: The Ray cluster's address, as ray://host:10001. By default, a private Ray on
-            this machine.
+        cluster: The Ray cluster that runs the shards. By default, a private Ray on the machine of
+            the flow run.
     """
     job = make_job(
         manifest=manifest,
@@ -186,7 +200,9 @@ def preprocess(
     )
     cancellation = Cancellation(UUID(flow_run.get_id()))
     with cancellation.listening(), open_run(load_manifest(job), wait=wait) as run:
-        ended_early = _execute(run, batching, policy, ray_address, cancellation)
+        ended_early = _execute(
+            run, batching, policy, cluster or RayCluster(address=PRIVATE), cancellation
+        )
         if cancellation.reason:
             return Cancelled(message=_cancelled_message(run, cancellation.reason))
         run.settle(prune=prune)
@@ -206,7 +222,7 @@ def _execute(
     run: Run,
     batching: Batching,
     policy: FailurePolicy,
-    address: str | None,
+    cluster: RayCluster,
     cancellation: Cancellation,
 ) -> list[str]:
     """Run what is pending on Ray; return why some shards ended early."""
@@ -214,10 +230,13 @@ def _execute(
         run.divide(batching, Cores(total=1, node=1), policy)
         return []
     this_run = UUID(flow_run.get_id())
-    with ray_runner(address) as runner:
+    with ray_runner(cluster) as runner:
         cancellation.listen()  # Ray takes SIGTERM for itself.
-        cores = cluster_cores()
-        layout, shards = run.divide(batching, cores, policy)
+        found = machines()
+        layout, shards = run.divide(batching, cores_for(cluster, found), policy)
+        needs = shard_needs(cluster, found, layout.num_workers)
+        if not cluster.is_private:
+            probe_cluster(run.probe(), found, needs)
         watcher = RunWatcher(run.ledger, run.number)
         failures = FailureArtifact(run.prepared.job.output)
         enough = read_work(run.ledger, run.number).enough_failures
@@ -230,26 +249,27 @@ def _execute(
                 failures.show(seen)
                 if enough is not None and seen.failed > enough:
                     run.ledger.request_stop(run.number)
-            if cancellation.ask() and not run.ledger.stop_requested(run.number):
+            if cancellation.reason and not run.ledger.stop_requested(run.number):
                 run.ledger.request_stop(run.number)
             return run.ledger.stop_requested(run.number)
 
         submission = Submission(
             runner=runner,
-            in_flight=layout.slots * _IN_FLIGHT_PER_SLOT,
+            slots=Capacity(cluster, needs),
+            workers=layout.num_workers,
             look=look,
             cancelled=lambda: bool(cancellation.reason),
             losses_allowed=_LOSSES_ALLOWED,
         )
-        num_cpus = max(1, min(layout.num_workers, cores.node))
-        # Ray's own retries would run a shard again behind Prefect's back.
-        with remote_options(num_cpus=num_cpus, max_retries=0):
-            submission.run(shards)
-        run.task_runs, run.lost = len(submission.ends), submission.losses > 0
+        try:
+            with remote_options(**remote_options_of(needs)):
+                submission.run(shards)
+        finally:
+            run.task_runs, run.lost = len(submission.ends), submission.losses > 0
+            # A private Ray ends its workers at once, with what they have not told the server yet.
+            seconds = _CANCEL_RECORD_SECONDS if cancellation.reason else _RECORD_SECONDS
+            wait_until_recorded(this_run, len(submission.ends) + 1, seconds)
+            record_ends(this_run, run_shard, submission.ends)
         if look() and not cancellation.reason:
             submission.ended_early.append("It was stopped early; what was not begun is pending.")
-        # A private Ray ends its workers at once, with what they have not told the server yet.
-        seconds = _CANCEL_RECORD_SECONDS if cancellation.reason else _RECORD_SECONDS
-        wait_until_recorded(this_run, len(submission.ends) + 1, seconds)
-        record_ends(this_run, run_shard, submission.ends)
     return submission.ended_early

@@ -1,12 +1,15 @@
 """Submits shards to Ray as Prefect task runs, a bounded number at a time, and waits for them.
 
 A shard whose Ray worker is gone is submitted again, with what it had not finished; one that loses
-its worker twice without getting further is divided, until the input that is to blame is alone.
+its worker twice without getting further is divided, until the input that is to blame is alone. One
+that is at work while machines stand idle leaves them what it has not begun.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import ray
@@ -18,7 +21,7 @@ from prefect.states import Crashed
 from prefect_ray import RayTaskRunner
 from prefect_ray.task_runners import PrefectRayFuture
 
-from batchmill.shard import Shard, give_up, unfinished
+from batchmill.shard import Shard, ask_to_split, give_up, split, unfinished
 
 _LOOK_SECONDS = 1.0
 # So long a signal has to wait: Ray waits outside of Python, where no handler is called.
@@ -27,6 +30,12 @@ _WAIT_SECONDS = 0.2
 _GRACE_SECONDS = 6.0
 # Ray's name for the end of the raylet that the driver itself is connected to.
 _LOCAL_RAY_IS_GONE = "LocalRayletDiedError"
+# So long machines stand idle before a shard is asked to share.
+_IDLE_SECONDS = 5.0
+# Shards wait in Ray's queue only so that a free worker need not wait for the next submission.
+_IN_FLIGHT_PER_SLOT = 2
+_DESERTED_SECONDS = 300.0
+_DESERTED = f"No machine of the Ray cluster could run a shard for {_DESERTED_SECONDS / 60:.0f} min."
 _GONE = "Ray on the machine of the flow run has died, so nothing more could be submitted."
 
 
@@ -34,14 +43,18 @@ _GONE = "Ray on the machine of the flow run has died, so nothing more could be s
 class Submission:
     """The shards of one run on their way through Ray.
 
-    At most `in_flight` are submitted at once. `look` is called about every second; once it returns
-    true, no more are submitted. Once the run is `cancelled`, what does not end soon is killed.
-    After `losses_allowed` lost workers, none is submitted again. `ended_early` says why some shards
-    have no outcome for all their inputs; `ends` how each task run ended.
+    `slots` tells how many run at a time now, None if that cannot be known now; twice as many are
+    submitted at once. `look` is called about every second; once it returns true, no more are
+    submitted. Once the run is `cancelled`, what does not end soon is killed. After
+    `losses_allowed` lost workers, none is submitted again.
+    A shard with more than `workers` inputs left is split when machines would stand idle.
+    `ended_early` says why some shards have no outcome for all their inputs; `ends` how each task
+    run ended.
     """
 
     runner: RayTaskRunner[Any]
-    in_flight: int
+    slots: Callable[[], int | None]
+    workers: int
     look: Callable[[], bool]
     cancelled: Callable[[], bool]
     losses_allowed: int
@@ -49,32 +62,120 @@ class Submission:
     losses: int = 0
     ends: list[TaskRunEnd] = field(default_factory=list)
     _waiting: list[Shard] = field(default_factory=list)
+    _running: dict[Any, tuple[Shard, PrefectRayFuture[Any]]] = field(default_factory=dict)
+    # The shard that was asked to leave what it has not begun, and when to ask one next.
+    _asked: Any = None
+    _next_split: float = float("inf")
+    _no_machine_since: float | None = None
+    _stopped: bool = False
 
     def run(self, shards: Sequence[Shard]) -> None:
         """Run shards until each has ended, or no more are to be submitted."""
+        try:
+            self._run(shards)
+        except BaseException as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            for shard, future in self._running.values():
+                self._note_end(shard, future, Crashed(message=reason))
+            raise
+
+    def _run(self, shards: Sequence[Shard]) -> None:
         self._waiting = list(reversed(shards))
-        running: dict[Any, tuple[Shard, PrefectRayFuture[Any]]] = {}
+        running = self._running
         patience, next_look = float("inf"), 0.0
         while self._waiting or running:
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK_SECONDS
-                if self.look():
-                    self._waiting.clear()
+                slots = self.slots()
+                self._stopped = self._stopped or self.look() or self._is_deserted(slots)
+                if not self._stopped and slots is not None:
+                    self._share_out(slots)
             if self.cancelled() and patience == float("inf"):
                 patience = time.monotonic() + _GRACE_SECONDS
             if time.monotonic() > patience:
                 for reference in running:
                     ray.cancel(reference, force=True)
                 patience, next_look = float("inf"), 0.0
-            while self._waiting and len(running) < self.in_flight:
+            if self._stopped:
+                self._waiting.clear()
+            while self._may_submit():
                 shard = self._waiting.pop()
                 future = self.runner.submit(run_shard, {"shard": shard})
                 running[future.wrapped_future] = (shard, future)
-            if not running:
+            if not running and not self._waiting:
                 break
-            ended, _ = ray.wait(list(running), num_returns=1, timeout=_WAIT_SECONDS)
-            for reference in ended:
-                self._settle(*running.pop(reference))
+            self._wait()
+
+    def _may_submit(self) -> bool:
+        if not self._waiting:
+            return False
+        slots = self.slots()  # Now: to submit to a cluster that has just lost its head takes ever.
+        return slots is not None and len(self._running) < max(1, slots) * _IN_FLIGHT_PER_SLOT
+
+    def _wait(self) -> None:
+        """Wait a little for shards to end, and settle those that have."""
+        if not self._running:
+            time.sleep(_WAIT_SECONDS)
+            return
+        ended, _ = ray.wait(list(self._running), num_returns=1, timeout=_WAIT_SECONDS)
+        for reference in ended:
+            if reference == self._asked:
+                self._take_rest()
+                self._asked = None  # Whatever it has not left, it has done, or lost.
+            self._settle(*self._running.pop(reference))
+
+    def _share_out(self, slots: int) -> None:
+        """Have a shard leave inputs to machines that would stand idle at the end of a run."""
+        now = time.monotonic()
+        if self._asked is not None:
+            self._take_rest()
+        elif self._waiting or len(self._running) >= slots:
+            self._next_split = float("inf")
+        elif self._next_split == float("inf"):
+            self._next_split = now + _IDLE_SECONDS  # It may be over in a moment.
+        elif now >= self._next_split:
+            self._next_split = now + _IDLE_SECONDS
+            references = list(self._running)
+            rows = unfinished([self._running[reference][0] for reference in references])
+            most, reference = max(zip(map(len, rows), references, strict=True), key=itemgetter(0))
+            if most > self.workers:
+                ask_to_split(self._running[reference][0])
+                self._asked = reference
+
+    def _take_rest(self) -> None:
+        """Take what the shard that was asked has left, if it has said what that is."""
+        shard, future = self._running[self._asked]
+        answer = split(shard)
+        if answer is None:
+            return
+        kept, rest = answer
+        self._running[self._asked] = (kept, future)
+        self._asked = None
+        if rest is None:
+            return
+        idle = max(1, (self.slots() or 0) - len(self._running))
+        # One part more, for the machine that is about to end what it is at.
+        parts = min(rest.inputs, idle + 1)
+        bounds = [rest.start + rest.inputs * part // parts for part in range(parts + 1)]
+        get_run_logger().info("%s leaves %d inputs to others", shard.title, rest.inputs)
+        self._waiting += [replace(rest, start=start, stop=stop) for start, stop in pairwise(bounds)]
+
+    def _is_deserted(self, slots: int | None) -> bool:
+        """Whether no machine has been able to run a shard for long; says so."""
+        if slots != 0:
+            self._no_machine_since = None
+            return False
+        now = time.monotonic()
+        if self._no_machine_since is None:
+            self._no_machine_since = now
+            get_run_logger().warning("no machine of the Ray cluster can run a shard now; waiting")
+        if now - self._no_machine_since < _DESERTED_SECONDS:
+            return False
+        if _DESERTED not in self.ended_early:
+            self.ended_early.append(_DESERTED)
+        for reference in self._running:
+            ray.cancel(reference, force=True)
+        return True
 
     def _settle(self, shard: Shard, future: PrefectRayFuture[Any]) -> None:
         future.wait()  # Else its state is what it was before.
@@ -82,8 +183,7 @@ class Submission:
         reason = (state.message or "its process is gone").strip().partition("\n")[0]
         if not state.is_final():
             state = Crashed(message=reason)
-        plain: State[Any] = State(type=state.type, name=state.name, message=state.message)
-        self.ends.append(TaskRunEnd(future.task_run_id, shard.title, plain))
+        self._note_end(shard, future, state)
         if state.is_completed() or self.cancelled():
             return
         logger = get_run_logger()
@@ -106,8 +206,12 @@ class Submission:
             logger.info("submitted again: %s", again.title)
             self._waiting.append(again)
 
+    def _note_end(self, shard: Shard, future: PrefectRayFuture[Any], state: State[Any]) -> None:
+        plain: State[Any] = State(type=state.type, name=state.name, message=state.message)
+        self.ends.append(TaskRunEnd(future.task_run_id, shard.title, plain))
+
     def _what_is_left(self, shard: Shard) -> list[Shard]:
-        rows = unfinished(shard)
+        (rows,) = unfinished([shard])
         if not rows:
             return []
         if shard.attempt == 1 or len(rows) < shard.inputs:

@@ -37,8 +37,9 @@ def pytest_unconfigure(config):
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if item.path.is_relative_to(Path(__file__).parent / "end_to_end"):
-            item.add_marker(pytest.mark.end_to_end)
+        for name in ("end_to_end", "cluster"):
+            if item.path.is_relative_to(Path(__file__).parent / name):
+                item.add_marker(name)
 
 
 @pytest.fixture(scope="session")

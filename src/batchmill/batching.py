@@ -1,5 +1,6 @@
 """Divide inputs into batches and shards: how many, how large, and who gets which."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,10 +21,19 @@ SHARDS_PER_SLOT = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Cores:
-    """The cores that a run may use: in all, and on the largest single machine."""
+    """The cores that a run may use: in all, and on the largest single machine.
+
+    `slots` tells how many shards with so many workers run at a time; by default, the cores do.
+    """
 
     total: int
     node: int
+    slots: Callable[[int], int] | None = None
+
+    def slots_for(self, workers: int) -> int:
+        """Return how many shards with so many workers run at a time."""
+        workers = max(1, workers)
+        return self.slots(workers) if self.slots else max(1, self.total // workers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +94,7 @@ def lay_out(sizes: NDArray[np.int64], batching: Batching, cores: Cores) -> Layou
         batch_size = max(1, min(MAX_AUTO_BATCH, count // (cores.total * BATCHES_PER_WORKER)))
     batches = parallelism(count, batch_size)
     workers = min(workers, max(1, batches))
-    slots = max(1, cores.total // max(1, workers))
+    slots = cores.slots_for(workers)
     fill_all = -(-batches // max(1, workers))
     wanted = min(slots * SHARDS_PER_SLOT, max(slots, fill_all // BATCHES_PER_WORKER))
     shards = max(1, min(wanted, fill_all, MAX_SHARDS))

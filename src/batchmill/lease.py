@@ -63,10 +63,15 @@ class Lease:
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
         self._thread.start()
 
+    @property
+    def token(self) -> str:
+        """What no other lease has."""
+        return self._holder.token
+
     def check(self) -> None:
         """Raise LedgerError if somebody else has taken the dataset over."""
         latest = _latest(self._ledger)
-        if latest is None or latest.token != self._holder.token:
+        if latest is None or latest.token != self.token:
             raise LedgerError(
                 f"{self._ledger.store.url}: this run was silent for so long that another has "
                 f"taken over ({latest}). What it has committed stays."
@@ -132,6 +137,12 @@ def holder(ledger: Ledger) -> str | None:
         return None
     # Of a process that is here the kernel knows that it lives, however silent it is.
     return str(latest) if _is_here(latest) or not _looks_lapsed(latest) else None
+
+
+def token_of(ledger: Ledger) -> str | None:
+    """Return the token of a dataset's latest lease; None if there is none."""
+    latest = _latest(ledger)
+    return latest.token if latest else None
 
 
 def check_free(ledger: Ledger) -> None:

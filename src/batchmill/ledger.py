@@ -7,6 +7,8 @@
       runs/RUN/plan.arrow          what a run set out to do
       runs/RUN/stop                asks its shards to end early
       runs/RUN/alone/ROW-ATTEMPT   a row of the plan that was executed alone, after lost workers
+      runs/RUN/split/SHARD         asks a shard to leave what it has not begun to others
+      runs/RUN/split/SHARD-from    the row of the plan from which on it has done so
       runs/RUN/summary.json        how it ended
       steps/IDENTITY.json          what a step consisted of
       released/RUN-ID.json         inputs whose outcomes in runs up to RUN count no more
@@ -154,6 +156,23 @@ class Ledger:
         """Whether the shards of a run were asked to end."""
         return self.store.exists(self._stop_name(run))
 
+    def ask_to_split(self, run: int, shard: str) -> None:
+        """Ask a shard of a run to leave what it has not begun to others."""
+        self.store.write(self._split_name(run, shard), b"")
+
+    def split_asked(self, run: int, shard: str) -> bool:
+        """Whether a shard was asked to leave what it has not begun."""
+        return self.store.exists(self._split_name(run, shard))
+
+    def answer_split(self, run: int, shard: str, row: int) -> None:
+        """Say from which row of the plan on a shard executes nothing."""
+        self.store.write(self._split_name(run, shard) + "-from", str(row).encode())
+
+    def split_answer(self, run: int, shard: str) -> int | None:
+        """Return from which row on a shard executes nothing; None as long as it has not said."""
+        name = self._split_name(run, shard) + "-from"
+        return int(self.store.read(name)) if self.store.exists(name) else None
+
     def note_alone(self, run: int, row: int, attempt: int) -> None:
         """Note that a row of a run's plan is about to be executed alone in a shard."""
         self.store.write(f"{self._alone_name(run)}/{row}-{attempt}", b"")
@@ -165,6 +184,9 @@ class Ledger:
 
     def _alone_name(self, run: int) -> str:
         return f"{_RUNS}/{run:06d}/alone"
+
+    def _split_name(self, run: int, shard: str) -> str:
+        return f"{_RUNS}/{run:06d}/split/{shard}"
 
     def _stop_name(self, run: int) -> str:
         return f"{_RUNS}/{run:06d}/stop"

@@ -17,13 +17,18 @@ def parse_params(pairs: Sequence[str], file: Path | None = None) -> dict[str, An
     >>> parse_params(["seconds=2.5", "name=speech", 'ids=["a"]'])
     {'seconds': 2.5, 'name': 'speech', 'ids': ['a']}
     """
-    params = _read_file(file) if file else {}
+    return (_read_file(file) if file else {}) | parse_pairs(pairs, "--param", "seconds=5")
+
+
+def parse_pairs(pairs: Sequence[str], option: str, example: str) -> dict[str, Any]:
+    """Turn the `key=value` texts of an option into a dict. Raises OptionError."""
+    values = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not key:
-            raise OptionError(f"--param {pair}: expected key=value, as in --param seconds=5.")
-        params[key.strip()] = _json_or_text(text)
-    return params
+            raise OptionError(f"{option} {pair}: expected key=value, as in {option} {example}.")
+        values[key.strip()] = _json_or_text(text)
+    return values
 
 
 def check_params(
@@ -126,14 +131,38 @@ def _json_or_text(text: str) -> Any:
 
 
 def _read_file(file: Path) -> dict[str, Any]:
+    text = _text_of(file, "--params")
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OptionError(f"--params {file}: {error.strerror}. Check the path.") from error
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise OptionError(f"--params {file}: is not JSON ({error}). Mend it.") from error
+    return _object(value, f"--params {file}")
+
+
+def read_object(text: str, option: str) -> dict[str, Any]:
+    """Read an option that is a JSON object, or a JSON or YAML file. Raises OptionError."""
+    import yaml
+
+    inline = text.lstrip().startswith("{")
+    content = text if inline else _text_of(Path(text), option)
+    try:
+        value = yaml.safe_load(content)  # Of which JSON is a part.
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise OptionError(f"{option} {text}: is neither JSON nor YAML ({reason}).") from error
+    return _object(value, f"{option} {text}")
+
+
+def _text_of(file: Path, option: str) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"{option} {file}: {error.strerror}. Check the path.") from error
+    except ValueError as error:
+        raise OptionError(f"{option} {file}: is not UTF-8 ({error}). Mend it.") from error
+
+
+def _object(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise OptionError(
-            f'--params {file}: holds a {type(value).__name__}; expected {{"key": value}}.'
-        )
+        raise OptionError(f'{what}: holds a {type(value).__name__}; expected {{"key": value}}.')
     return value

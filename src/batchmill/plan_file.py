@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from batchmill.batching import Layout
 from batchmill.digests import input_id
@@ -17,6 +18,7 @@ from batchmill.errors import LedgerError, StoreError
 from batchmill.job import Prepared
 from batchmill.ledger import Ledger
 from batchmill.policy import FailurePolicy
+from batchmill.storage.urls import join
 
 _KEY = b"batchmill.work"
 _CARRIED = "carried"
@@ -121,6 +123,18 @@ def planned_names(ledger: Ledger, run: int) -> pa.ChunkedArray:
     """Return the names of the inputs that a run set out to execute."""
     with _open(ledger, run) as source:
         return source.read_all().column("input")
+
+
+def first_input(ledger: Ledger, run: int) -> str | None:
+    """Return the path or URL of an input that there was when a run was planned; None: none was."""
+    with _open(ledger, run) as source:
+        work = read_work(ledger, run)
+        for number in range(source.num_record_batches):
+            batch = source.get_batch(number)
+            found = batch.filter(pc.greater_equal(batch["size"], 0))
+            if len(found):
+                return join(work.root, found["input"][0].as_py())
+    return None
 
 
 def carried_rows(inputs: pa.Table) -> list[dict[str, Any]]:

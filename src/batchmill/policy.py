@@ -75,13 +75,13 @@ def make_policy(
     )
 
 
-def parse_size(text: str) -> int:
-    """Turn a size as people write it into bytes.
+def parse_size(text: str, option: str = "--memory-limit") -> int:
+    """Turn a size as people write it into bytes. Raises OptionError, which names the option.
 
     >>> [parse_size(text) for text in ("500M", "2G", "1.5 GiB", "1048576")]
     [524288000, 2147483648, 1610612736, 1048576]
     """
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise OptionError(f"--memory-limit {text}: expected a size, as 2G or 500M.")
+        raise OptionError(f"{option} {text}: expected a size, as 2G or 500M.")
     return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -12,6 +12,7 @@ from batchmill.lease import Lease, lease
 from batchmill.ledger import Ledger
 from batchmill.plan_file import write_run_plan
 from batchmill.policy import FailurePolicy
+from batchmill.probe import Probe
 from batchmill.shard import Shard
 from batchmill.summary import Summary, summarise
 from batchmill.upkeep import compact, note_touched, remove_replaced, remove_withdrawn, sweep
@@ -60,6 +61,10 @@ class Run:
             )
             for number, (start, stop) in enumerate(pairwise(layout.bounds), 1)
         ]
+
+    def probe(self) -> Probe:
+        """Return what a machine needs to know to tell whether it could run the shards."""
+        return Probe(dataset=self.prepared.job.output, run=self.number, token=self.lease.token)
 
     def settle(self, *, prune: bool = False) -> None:
         """Record what needs no execution, and remove what is there no more.

@@ -6,8 +6,9 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import compress
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -36,7 +37,7 @@ class Shard:
     """The rows `start` up to `stop` of a run's plan; the `number`-th of `total`.
 
     In an `attempt` after the first, those that have an outcome are passed over; `left` are the
-    others.
+    others. One that is `split_off` has what another had not begun.
     """
 
     dataset: str
@@ -47,6 +48,12 @@ class Shard:
     stop: int
     attempt: int = 1
     left: int = -1
+    split_off: bool = False
+
+    @property
+    def key(self) -> str:
+        """What no other shard of the run is called, nor another attempt at it."""
+        return f"{self.start}-{self.stop}-{self.attempt}"
 
     @property
     def inputs(self) -> int:
@@ -57,7 +64,8 @@ class Shard:
     def title(self) -> str:
         """Its name, for people."""
         again = f", attempt {self.attempt}" if self.attempt > 1 else ""
-        return f"shard {self.number}/{self.total}, {self.inputs} inputs{again}"
+        part = ", split off" if self.split_off else ""
+        return f"shard {self.number}/{self.total}, {self.inputs} inputs{part}{again}"
 
 
 class ShardResult(NamedTuple):
@@ -82,8 +90,11 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
     work = read_work(ledger, shard.run)
     step = load_step(work.step, work.params, search=work.search)
     table = read_inputs(ledger, shard.run, shard.start, shard.stop)
+    numbers: Sequence[int] = range(shard.start, shard.stop)
     if shard.attempt > 1:
-        table = table.filter(pc.invert(_has_outcome(ledger, shard.run, table)))
+        left = pc.invert(_is_in(table, _recorded(ledger, shard.run)))
+        table = table.filter(left)
+        numbers = list(compress(numbers, left.to_pylist()))
     rows = carried_rows(table)
     origins = {
         name: Origin(carried_text(row), work.identity, work.run)
@@ -111,25 +122,28 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
         if cancelled:
             raise StoreError(f"at {cancelled[0].input}", cancelled[0].message)
 
+    is_split = False
+
     def look() -> None:
+        nonlocal is_split
         if ledger.stop_requested(work.run):
             stop.request()
+        if not is_split and ledger.split_asked(work.run, shard.key):
+            is_split = True
+            boundary = isolated.shorten()
+            row = numbers[boundary] if boundary < len(numbers) else shard.stop
+            ledger.answer_split(work.run, shard.key, row)
 
     attempt = uuid.uuid4().hex[:12]
     prefix = f"{work.run:06d}-{attempt}"
     fetches = any(is_url(join(work.root, name)) for name in origins)
-    with (
-        open_bench(ledger.store, attempt, fetches=fetches) as bench,
-        _Committer(ledger, prefix, origins, look) as committer,
-    ):
+    with open_bench(ledger.store, attempt, fetches=fetches) as bench:
         inputs = [
             _input(bench, work.root, *values)
             for values in zip(origins, table["input_id"].to_pylist(), rows, planned, strict=True)
         ]
         look_up = _look_up(step, table, inputs)
-        if shard.left == 1:
-            ledger.note_alone(shard.run, shard.start, shard.attempt)
-        IsolatedRun(
+        isolated = IsolatedRun(
             count=len(table),
             run=lambda index: execute(step, inputs[index], bench, partial(look_up, index)),
             lost=lambda index, death: lost(
@@ -147,16 +161,43 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
             ),
             retry=RetryPolicy(retries=work.policy.retries),
             stop=stop,
-        ).execute(batch_size=work.batch_size, num_workers=work.num_workers)
+        )
+        if shard.left == 1:
+            ledger.note_alone(shard.run, shard.start, shard.attempt)
+        with _Committer(ledger, prefix, origins, look) as committer:
+            isolated.execute(batch_size=work.batch_size, num_workers=work.num_workers)
     return ShardResult(dict(counts), time.perf_counter() - begun)
 
 
-def unfinished(shard: Shard) -> list[int]:
-    """Return the rows of the run's plan that the shard was given and that have no outcome yet."""
-    ledger = Ledger(open_store(shard.dataset))
-    table = read_inputs(ledger, shard.run, shard.start, shard.stop)
-    done = _has_outcome(ledger, shard.run, table)
-    return [shard.start + i for i, is_done in enumerate(done.to_pylist()) if not is_done]
+def unfinished(shards: Sequence[Shard]) -> list[list[int]]:
+    """Return the rows of a run's plan that each shard was given and that have no outcome yet."""
+    ledger = Ledger(open_store(shards[0].dataset))
+    recorded = _recorded(ledger, shards[0].run)
+    rows = []
+    for shard in shards:
+        table = read_inputs(ledger, shard.run, shard.start, shard.stop)
+        done = _is_in(table, recorded).to_pylist()
+        rows.append([shard.start + i for i, is_done in enumerate(done) if not is_done])
+    return rows
+
+
+def ask_to_split(shard: Shard) -> None:
+    """Ask a shard that is at work to leave what it has not begun; `split` tells when it has."""
+    Ledger(open_store(shard.dataset)).ask_to_split(shard.run, shard.key)
+
+
+def split(shard: Shard) -> tuple[Shard, Shard | None] | None:
+    """Return what a shard keeps and what it has left; None as long as it has not said.
+
+    Of one that had begun everything, nothing is left.
+    """
+    row = Ledger(open_store(shard.dataset)).split_answer(shard.run, shard.key)
+    if row is None:
+        return None
+    if row >= shard.stop:
+        return shard, None
+    rest = replace(shard, start=row, left=-1, split_off=True)
+    return replace(shard, stop=row), rest
 
 
 def give_up(shard: Shard) -> str | None:
@@ -188,9 +229,13 @@ def give_up(shard: Shard) -> str | None:
     return str(name)
 
 
-def _has_outcome(ledger: Ledger, run: int, table: pa.Table) -> pa.Array:
-    recorded = ledger.records(["input"], run=run)["input"].combine_chunks()
-    return pc.is_in(table["input"].combine_chunks(), value_set=recorded)
+def _recorded(ledger: Ledger, run: int) -> pa.Array:
+    """Return the names of the inputs that have an outcome in a run."""
+    return ledger.records(["input"], run=run)["input"].combine_chunks()
+
+
+def _is_in(table: pa.Table, names: pa.Array) -> pa.Array:
+    return pc.is_in(table["input"].combine_chunks(), value_set=names)
 
 
 def _planned(table: pa.Table) -> list[Seen]:

@@ -8,11 +8,8 @@ import time
 
 import psutil
 import pytest
-from comparison import contents, faults
+from comparison import committed, contents, faults
 from live import flow_run_of, wait_for
-
-from batchmill.ledger import Ledger
-from batchmill.storage import LocalStore
 
 STEP = """
 import os, signal, threading, time
@@ -45,11 +42,6 @@ def start(shell, step, output, *options):
         sys.executable, "-m", "batchmill", "run", "in", "--step", step, "-o", output, *options,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-
-
-def committed(dataset):
-    ledger = Ledger(LocalStore(dataset))
-    return set(ledger.records(["input"])["input"].to_pylist()) if ledger.exists else set()
 
 
 def ray_workers(shell):

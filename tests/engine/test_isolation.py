@@ -1,5 +1,6 @@
 """Every kind of poison among healthy inputs: one outcome each, the right one, and nothing left."""
 
+import multiprocessing
 import os
 import random
 import threading
@@ -333,3 +334,45 @@ def test_a_request_to_stop_leaves_the_rest_without_an_outcome():
     assert stop.requested
     assert "3" not in seen
     assert 2 <= len(seen) == len(set(seen)) < 1000
+
+
+@pytest.mark.parametrize(("batch_size", "num_workers"), [(1, 1), (8, 1), (1, 4), (8, 4)])
+def test_a_run_that_is_shortened_executes_what_lies_before_and_nothing_else(
+    tmp_path, batch_size, num_workers
+):
+    go = multiprocessing.get_context("fork").Event()
+    log = os.open(tmp_path / "log", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    seen, boundaries = [], []
+
+    def run(index):
+        os.write(log, b"%d\n" % index)
+        if index >= 50:
+            go.wait()
+        if index == 20 and not go.is_set():
+            os._exit(3)  # A second DataLoader goes on from there.
+        return Outcome(str(index), str(index), "ok", 1, 0.0, 0.0, "here")
+
+    def deliver(outcomes):
+        seen.extend(int(outcome.input) for outcome in outcomes)
+        if len(seen) >= 40 and not boundaries:
+            boundaries.append(isolated.shorten())
+            go.set()
+
+    isolated = IsolatedRun(
+        count=1000,
+        run=run,
+        lost=lambda index, death: Outcome(
+            str(index), str(index), "crashed", 1, death.seconds, 0.0, "here"
+        ),
+        deliver=deliver,
+        limits=Limits(),
+        retry=RetryPolicy(retries=1, backoff_seconds=0.0),
+    )
+    isolated.execute(batch_size=batch_size, num_workers=num_workers)
+    os.close(log)
+    (boundary,) = boundaries
+    assert 40 < boundary <= 50 + 8 * 4 * 3
+    assert sorted(seen) == list(range(boundary))
+    executed = Counter(map(int, (tmp_path / "log").read_text().split()))
+    assert max(executed) < boundary
+    assert {index for index, times in executed.items() if times > 1} <= {20}

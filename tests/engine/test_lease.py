@@ -1,7 +1,6 @@
 """One writer for each dataset, whoever dies, wherever."""
 
 import json
-import multiprocessing
 import os
 import socket
 import time
@@ -9,6 +8,7 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
+from contention import FORK, at_once
 
 from batchmill import LedgerError
 from batchmill import lease as leases
@@ -54,19 +54,6 @@ def lease_of_another_machine(ledger, *, age, number=3, **changes):
     ledger.store.write(f"{FOLDER}/{number:06d}.json", json.dumps(fields | changes).encode())
 
 
-def take(place, count, losers, gate):
-    """Try to take the lease, in a process of its own; hold it until all others have lost."""
-    gate.wait()
-    try:
-        with lease(Ledger(open_store(place))):
-            with count.get_lock():
-                count.value += 1
-            for _ in range(CONTENDERS - 1):
-                losers.acquire(timeout=30)
-    except LedgerError:
-        losers.release()
-
-
 def test_who_holds_it_is_named_and_nobody_else_gets_it(ledger):
     with lease(ledger):
         who = f"process {os.getpid()} on {socket.gethostname()}, since "
@@ -106,7 +93,7 @@ def test_another_machines_lease_holds_while_it_beats(ledger, quick):
 
 
 def test_a_clock_that_is_behind_does_not_cost_the_lease(ledger, quick):
-    beats = multiprocessing.get_context("fork").Process(target=beat, args=(ledger,))
+    beats = FORK.Process(target=beat, args=(ledger,))
     lease_of_another_machine(ledger, age=3600)
     beats.start()
     try:
@@ -127,17 +114,20 @@ def beat(ledger):
 
 def test_a_lapsed_lease_is_taken_over_by_exactly_one(ledger, quick):
     lease_of_another_machine(ledger, age=3600)
-    fork = multiprocessing.get_context("fork")
-    count, losers, gate = fork.Value("i", 0), fork.Semaphore(0), fork.Event()
-    arguments = (ledger.store.url, count, losers, gate)
-    contenders = [fork.Process(target=take, args=arguments) for _ in range(CONTENDERS)]
-    for contender in contenders:
-        contender.start()
-    gate.set()
-    for contender in contenders:
-        contender.join()
-    assert [contender.exitcode for contender in contenders] == [0] * CONTENDERS
-    assert count.value == 1
+    losers = FORK.Semaphore(0)
+
+    def take(_):
+        """Take the lease, and hold it until all others have lost."""
+        try:
+            with lease(Ledger(open_store(ledger.store.url))):
+                for _ in range(CONTENDERS - 1):
+                    losers.acquire(timeout=30)
+        except LedgerError:
+            losers.release()
+            return False
+        return True
+
+    assert at_once(CONTENDERS, take) == 1
 
 
 def test_who_comes_too_late_does_not_get_a_number_that_is_over(ledger, monkeypatch):
@@ -161,7 +151,7 @@ def test_who_was_taken_over_is_told(ledger):
 
 
 def test_it_waits_if_asked(ledger, quick, monkeypatch):
-    waiting = multiprocessing.get_context("fork").Event()
+    waiting = FORK.Event()
 
     def sleep(seconds):
         waiting.set()

@@ -1,13 +1,16 @@
 """A whole job in this process: prepared, divided, run with a real DataLoader, summed up."""
 
 import os
+import threading
 from pathlib import Path
 
+import gated
 import numpy as np
 import pandas as pd
 import pytest
 from comparison import AFTER_A_RUN
 from jobs import run_job
+from live import wait_for
 
 from batchmill import LedgerError, StepError
 from batchmill.batching import Batching, Cores, lay_out
@@ -15,7 +18,10 @@ from batchmill.job import make_job, prepare
 from batchmill.lease import check_free, holder, lease
 from batchmill.ledger import Ledger
 from batchmill.plan_file import read_inputs, write_run_plan
+from batchmill.policy import FailurePolicy
 from batchmill.progress import RunWatcher
+from batchmill.run import open_run
+from batchmill.shard import ask_to_split, run_shard, split, unfinished
 from batchmill.storage import LocalStore
 from batchmill.summary import failure_message
 
@@ -259,3 +265,32 @@ def test_a_second_writer_is_refused_and_told_who_the_first_is(tmp_path):
             pass
     assert holder(ledger) is None
     check_free(ledger)
+
+
+def test_what_a_shard_leaves_is_anothers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("batchmill.shard.COMMIT_SECONDS", 0.1)
+    gated.make_inputs(tmp_path)
+    params = {"log": str(tmp_path / "out.log"), "go": str(tmp_path / "go"), "first": 10}
+    job = make_job(manifest="in", step="slow:step", output="out", params=params)
+    with open_run(prepare(job)) as run:
+        batching = Batching(batch_size=1, num_workers=1)
+        _, (whole, *_) = run.divide(batching, Cores(total=1, node=1), FailurePolicy())
+        ask_to_split(whole)
+        answers = []
+
+        def wait_for_the_answer():
+            answers.append(wait_for(lambda: split(whole), "an answer"))
+            (tmp_path / "go").touch()
+
+        waiting = threading.Thread(target=wait_for_the_answer)
+        waiting.start()
+        run_shard(whole)
+        waiting.join()
+        ((kept, rest),) = answers
+        assert whole.start < kept.stop == rest.start < rest.stop == whole.stop
+        assert rest.title.endswith("split off")
+        assert unfinished([kept, rest]) == [[], list(range(rest.start, rest.stop))]
+        run_shard(rest)
+        assert unfinished([whole]) == [[]]
+        assert len(gated.executions(tmp_path, "out")) == whole.inputs

@@ -1,17 +1,15 @@
 """What every store promises, of each kind: a folder, memory, S3."""
 
-import multiprocessing
 import os
 import signal
 import uuid
 
 import pytest
+from contention import FORK, at_once
 
 from batchmill import StoreError
 from batchmill.fingerprints import content_of
 from batchmill.storage import LocalStore, ObjectStore, open_store
-
-FORK = multiprocessing.get_context("fork")
 
 
 def make_store(kind, request, tmp_path):
@@ -72,22 +70,7 @@ def test_of_several_that_create_a_file_one_succeeds(store):
 
 
 def test_of_several_processes_that_create_a_file_one_succeeds(shared_store):
-    gate, count = FORK.Event(), FORK.Value("i", 0)
-
-    def contend(number):
-        gate.wait()
-        if shared_store.create("a", str(number).encode()):
-            with count.get_lock():
-                count.value += 1
-
-    contenders = [FORK.Process(target=contend, args=(number,)) for number in range(8)]
-    for contender in contenders:
-        contender.start()
-    gate.set()
-    for contender in contenders:
-        contender.join()
-    assert [contender.exitcode for contender in contenders] == [0] * 8
-    assert count.value == 1
+    assert at_once(8, lambda number: shared_store.create("a", str(number).encode())) == 1
 
 
 def test_what_is_not_there(store):
@@ -182,10 +165,5 @@ def test_every_process_has_a_connection_of_its_own(shared_store):
         assert shared_store.read("a") == b"x"
         shared_store.write(f"b/{number}", b"y")
 
-    processes = [FORK.Process(target=use, args=(number,)) for number in range(4)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(30)
-    assert [process.exitcode for process in processes] == [0] * 4
+    at_once(4, use)
     assert shared_store.names("b") == ["0", "1", "2", "3"]

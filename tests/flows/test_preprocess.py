@@ -12,7 +12,7 @@ SPLIT = "batchmill.steps.words:split"
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"ray_address": "nowhere"}, {"batch_size": 0}, {"max_failures": "some"}]
+    "wrong", [{"cluster": "nowhere"}, {"batch_size": 0}, {"max_failures": "some"}]
 )
 def test_a_list_is_not_saved_for_a_run_that_is_refused(words, tmp_path, wrong):
     with pytest.raises(OptionError):

@@ -12,10 +12,17 @@ def contents(dataset):
     """Every output and the metadata tables, byte for byte; `failures.csv` has times in it."""
     store = open_store(str(dataset))
     tables = [name for name in store.names("") if name.startswith("metadata.")]
-    return {name: store.read(name) for name in [*store.files("files"), *tables]}
+    outputs = [name for name in store.files("files") if name != "files"]  # It may be empty.
+    return {name: store.read(name) for name in [*outputs, *tables]}
 
 
 def faults(dataset):
     """What is not as the ledger says, to the last byte, and what a dead writer has left."""
     store = open_store(str(dataset))
     return [*verify(Ledger(store), hash_files=True), *store.leftovers()]
+
+
+def committed(dataset):
+    """The inputs that have an outcome."""
+    ledger = Ledger(open_store(str(dataset)))
+    return set(ledger.records(["input"])["input"].to_pylist()) if ledger.exists else set()

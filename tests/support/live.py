@@ -8,7 +8,7 @@ import sys
 import time
 import urllib.request
 import uuid
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,6 +104,15 @@ def clean_environment(home):
     return kept | {"PREFECT_HOME": str(home), "PATH": commands, "COLUMNS": "200"}
 
 
+def free_ports(host="127.0.0.1", count=1):
+    """Return ports that nobody listens on, each another one."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((host, 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
 def ask(api_url, path, body=None):
     """Ask a Prefect server's API; with a body, by POST."""
     request = urllib.request.Request(
@@ -124,13 +133,11 @@ def flow_run_of(api, dataset):
 
 
 @contextmanager
-def prefect_server_in(home):
-    """Run a Prefect server of its own on a free port; gives its API's URL."""
+def prefect_server_in(home, host="127.0.0.1", port=None):
+    """Run a Prefect server of its own, on a free port unless one is given; gives its API's URL."""
     home.mkdir(exist_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}/api"
+    port = port or free_ports(host)[0]
+    url = f"http://{host}:{port}/api"
     environment = clean_environment(home) | {
         "PREFECT_API_URL": url,
         "PREFECT_SERVER_API_PORT": str(port),
@@ -138,26 +145,29 @@ def prefect_server_in(home):
         # Prefect drops what is behind the point: 0.5 is 0, for which it burns a core.
         "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
     }
-    address = ["--host", "127.0.0.1", "--port", str(port)]
-    with (home / "server.log").open("w") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "prefect", "server", "start", *address],
-            env=environment,
-            stdout=log,
-            stderr=log,
-        )
+    address = ["--host", host, "--port", str(port)]
+    command = [sys.executable, "-m", "prefect", "server", "start", *address]
+    with running_server(command, f"{url}/health", home / "server.log", environment):
+        yield url
 
-    def healthy():
-        assert server.poll() is None, (home / "server.log").read_text()
+
+@contextmanager
+def running_server(command, health_url, log, environment=None):
+    """Run a server until the block ends, which begins when the server answers."""
+    with log.open("w") as out:
+        server = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
+
+    def answers():
+        assert server.poll() is None, log.read_text()
         try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            with urllib.request.urlopen(health_url, timeout=5) as answer:
                 return answer.status == 200
         except OSError:
             return False
 
     try:
-        wait_for(healthy, "the Prefect server's start", START_SECONDS)
-        yield url
+        wait_for(answers, f"the start of {command}", START_SECONDS)
+        yield server
     finally:
         server.terminate()
         server.wait(30)

@@ -1,13 +1,10 @@
 """An S3 of one's own: moto's server, a process on this machine, which keeps all in memory."""
 
-import socket
-import subprocess
 import sys
-import urllib.request
 from contextlib import contextmanager
 
 import fsspec
-from live import wait_for
+from live import free_ports, running_server
 
 SECRET = "open-sesame-0123456789"
 
@@ -15,27 +12,10 @@ SECRET = "open-sesame-0123456789"
 @contextmanager
 def s3_server(log):
     """Run a server on a free port; gives the environment that leads to it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports()
     url = f"http://127.0.0.1:{port}"
-    with log.open("w") as out:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-            stdout=out,
-            stderr=out,
-        )
-
-    def answers():
-        assert server.poll() is None, log.read_text()
-        try:
-            with urllib.request.urlopen(f"{url}/moto-api/data.json", timeout=5) as answer:
-                return answer.status == 200
-        except OSError:
-            return False
-
-    try:
-        wait_for(answers, "the S3 server's start")
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with running_server(command, f"{url}/moto-api/data.json", log):
         yield {
             "AWS_ENDPOINT_URL": url,
             "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
@@ -45,9 +25,6 @@ def s3_server(log):
             "NO_PROXY": "127.0.0.1",
             "no_proxy": "127.0.0.1",
         }
-    finally:
-        server.terminate()
-        server.wait(30)
 
 
 def make_bucket(name):

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 WORK = Group("What to do", sort_key=1)
 BATCHES = Group("How to divide it", sort_key=2)
-FAILURES = Group("What to do about failures", sort_key=3)
+CLUSTER = Group("Where to run it", sort_key=3)
+FAILURES = Group("What to do about failures", sort_key=4)
 
 Step = Annotated[
     str, Parameter(name="--step", group=WORK, help="Function or class: package.module:attribute.")

@@ -10,10 +10,11 @@ from cyclopts import Parameter
 
 from batchmill.batching import Batching
 from batchmill.cli.console import console
-from batchmill.cli.options import JobOptions, Json, Manifest
+from batchmill.cli.options import CLUSTER, JobOptions, Json, Manifest
 from batchmill.cli.progress import showing_progress
 from batchmill.errors import CancelledError, RunError
 from batchmill.job import Handover, Prepared, handing_over, prepare
+from batchmill.params import parse_pairs, read_object
 from batchmill.summary import failure_message, summarise
 
 
@@ -24,8 +25,30 @@ def run(
     options: JobOptions,
     ray: Annotated[
         str | None,
-        Parameter(help="Address of a Ray cluster (ray://host:10001). Default: a private one here."),
+        Parameter(
+            group=CLUSTER,
+            help="A Ray cluster: ray://HOST:10001, HOST:6379, auto, or block:NAME for a saved one. "
+            "Default: a private Ray here.",
+        ),
     ] = None,
+    runtime_env: Annotated[
+        str | None,
+        Parameter(
+            group=CLUSTER,
+            help="What Ray brings to its machines (working_dir, py_modules, pip, env_vars): JSON, "
+            "or a JSON or YAML file.",
+        ),
+    ] = None,
+    shard_resource: Annotated[
+        tuple[str, ...],
+        Parameter(
+            group=CLUSTER,
+            negative=(),
+            show_default=False,
+            help="What each shard asks for, as num_gpus=1, num_cpus=4, memory=8G, or a resource of "
+            "your own; may be given again. Default: a CPU for each of its workers.",
+        ),
+    ] = (),
     prune: Annotated[
         bool,
         Parameter(
@@ -63,6 +86,8 @@ def run(
     ```
     """
     job = options.job(manifest)
+    environment = read_object(runtime_env, "--runtime-env") if runtime_env else {}
+    amounts = parse_pairs(shard_resource, "--shard-resource", "num_gpus=1")
     Batching(batch_size=options.batch_size, num_workers=options.num_workers)
     options.policy()
     prepared = prepare(job)
@@ -73,7 +98,10 @@ def run(
             told.print(f"All is executed again, for {line}.")
     _set_loudness(verbose)
     # Imported now, for this takes a second or two, and bad input is to be told at once.
+    from batchmill.blocks.ray_cluster import make_cluster
     from batchmill.flows.preprocess import preprocess
+
+    cluster = make_cluster(ray, environment, amounts)
 
     begun = time.monotonic()
     try:
@@ -99,7 +127,7 @@ def run(
                 force=options.force,
                 prune=prune,
                 wait=wait,
-                ray_address=ray,
+                cluster=cluster,
             )
     except CancelledError:
         raise
@@ -107,8 +135,9 @@ def run(
         if not handover.run:
             raise
         _tell(handover, json, time.monotonic() - begun, allowed=False)
-        # Its first line has just been said.
-        raise RunError(str(error).partition("\n")[2]) from error
+        # If it has several lines, the first has just been said.
+        said, _, rest = str(error).partition("\n")
+        raise RunError(rest or said) from error
     _tell(handover, json, time.monotonic() - begun, allowed=True)
 
 

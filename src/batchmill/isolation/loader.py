@@ -31,7 +31,7 @@ from batchmill.isolation.processes import (
 from batchmill.isolation.station import Station
 from batchmill.isolation.stop import Stop
 from batchmill.isolation.watchdog import Limits, Verdict, Watchdog, signal_name
-from batchmill.isolation.worker import Drain, Gate, GuardedInputs, begin_worker
+from batchmill.isolation.worker import Drain, Gate, GuardedInputs, Horizon, begin_worker
 from batchmill.outcome import Kind, Outcome
 
 _POLL_SECONDS = 0.02
@@ -93,6 +93,25 @@ class IsolatedRun:
     _open: set[int] = field(default_factory=set)
     _retries: dict[int, _Retry] = field(default_factory=dict)
     _taken: int = 0
+    _stations: Sequence[Station] = ()
+    _furthest: int = -1
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._horizon = Horizon(self.count)
+
+    def shorten(self) -> int:
+        """Leave out what is not begun; return the index from which on inputs are left out.
+
+        It leaves nothing that a worker might be at: what lies before that index will be executed.
+        Any thread may call it.
+        """
+        with self._lock:
+            self._horizon.set(0)
+            boundary = 1 + max([0, self._furthest, *(station.last for station in self._stations)])
+            self._horizon.set(boundary)
+            self._open.difference_update(range(boundary, self.count))
+        return boundary
 
     def execute(self, *, batch_size: int, num_workers: int) -> None:
         """Execute all inputs; returns when each has its final outcome, or `stop` was requested.
@@ -142,9 +161,13 @@ class IsolatedRun:
         workers = max(1, min(num_workers, -(-len(indices) // batch_size)))
         before = frozenset(children(os.getpid()))
         stations = [Station() for _ in range(workers)]
+        self._stations = stations
         try:
             return self._drive(indices, batch_size, stations)
         finally:
+            with self._lock:
+                self._furthest = max(self._furthest, *(station.last for station in stations))
+                self._stations = ()
             kill_descendants(os.getpid(), spare=before)
             for pid in set(children(os.getpid())) - before:
                 reap(pid)
@@ -159,7 +182,7 @@ class IsolatedRun:
         gate = Gate()
         watchdog = Watchdog(stations, self.limits, drain, self.stop, self._receive)
         iterator = _iterate(
-            GuardedInputs(indices=indices, run=self.run, drain=drain),
+            GuardedInputs(indices=indices, run=self.run, drain=drain, horizon=self._horizon),
             batch_size,
             len(stations),
             partial(begin_worker, stations=stations, gate=gate, parent=os.getpid()),

@@ -25,6 +25,8 @@ LOG_TAIL_BYTES = 16 * 1024
 _LOG_LIMIT_BYTES = 8 * 2**20
 _SLOT = struct.Struct("qqd")  # pid, index, started
 _BASELINE = struct.Struct("q")  # bytes of memory
+_LAST = struct.Struct("q")  # the index that was begun last
+_LAST_AT = _SLOT.size + _BASELINE.size
 _IDLE = -1
 
 
@@ -40,8 +42,9 @@ class Station:
     """Made before the worker is forked, so that both have it; `close` ends the watcher's part."""
 
     def __init__(self) -> None:
-        self._slot = mmap.mmap(-1, _SLOT.size + _BASELINE.size)
+        self._slot = mmap.mmap(-1, _LAST_AT + _LAST.size)
         _SLOT.pack_into(self._slot, 0, 0, _IDLE, 0.0)
+        _LAST.pack_into(self._slot, _LAST_AT, _IDLE)
         self._journal = Journal()
         self.log = anonymous_file("batchmill-log")
 
@@ -55,7 +58,12 @@ class Station:
 
     def begin(self, index: int) -> None:
         """Say that the worker is at an input now."""
+        _LAST.pack_into(self._slot, _LAST_AT, index)
         _SLOT.pack_into(self._slot, 0, self._pid, index, monotonic())
+
+    def leave(self) -> None:
+        """Say that the worker is idle: it has not touched the input after all."""
+        _SLOT.pack_into(self._slot, 0, self._pid, _IDLE, 0.0)
 
     def finish(self, index: int, outcome: Outcome) -> None:
         """Hand over an input's outcome; then the worker is idle."""
@@ -64,7 +72,7 @@ class Station:
         if outcome.outputs:
             fields = outcome._replace(outputs=tuple(map(tuple, outcome.outputs)))  # type: ignore[arg-type]
         self._journal.write(dumps((index, *fields), 2))
-        _SLOT.pack_into(self._slot, 0, self._pid, _IDLE, 0.0)
+        self.leave()
 
     # The watcher's side
 
@@ -77,6 +85,11 @@ class Station:
     def used_bytes(self) -> int:
         """What the worker and its children use of memory, beyond what it began with."""
         return resident_bytes(self.pid) - int(_BASELINE.unpack_from(self._slot, _SLOT.size)[0])
+
+    @property
+    def last(self) -> int:
+        """The index of the input that the worker began last; -1 before the first."""
+        return int(_LAST.unpack_from(self._slot, _LAST_AT)[0])
 
     @property
     def occupied(self) -> Occupied | None:

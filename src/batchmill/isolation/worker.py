@@ -6,6 +6,7 @@ import mmap
 import multiprocessing
 import os
 import signal
+import struct
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ DUMP_SIGNAL = signal.SIGUSR1
 # To look there takes a quarter of the time of asking which files they are.
 _MARK = 0x6D696C6C
 _STREAMS = (0, 1, 2)
+_INDEX = struct.Struct("q")
 
 
 class Gate:
@@ -67,6 +69,22 @@ class Drain:
         return self._flag[0] == 1
 
 
+class Horizon:
+    """The index from which on no input is begun, for all workers to see."""
+
+    def __init__(self, index: int) -> None:
+        self._index = mmap.mmap(-1, _INDEX.size)
+        self.set(index)
+
+    def set(self, index: int) -> None:
+        """Move it; who has begun an input beyond it goes on with that."""
+        _INDEX.pack_into(self._index, 0, index)
+
+    def is_before(self, index: int) -> bool:
+        """Whether an input lies beyond it."""
+        return bool(_INDEX.unpack_from(self._index)[0] <= index)
+
+
 @dataclass(frozen=True, kw_only=True)
 class GuardedInputs:
     """A map-style Dataset that runs inputs in a worker and hands their outcomes to its station.
@@ -78,6 +96,7 @@ class GuardedInputs:
     indices: Sequence[int]
     run: Callable[[int], Outcome]
     drain: Drain
+    horizon: Horizon
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -86,8 +105,14 @@ class GuardedInputs:
         if self.drain.is_set():
             return SKIPPED
         index = self.indices[item]
+        if self.horizon.is_before(index):
+            return SKIPPED
         try:
             _worker.station.begin(index)
+            # Once more: whoever moves it must see in the stations all that pass here.
+            if self.horizon.is_before(index):
+                _worker.station.leave()
+                return SKIPPED
             outcome = self.run(index)
             silent = _worker.is_silent()
             if outcome.kind != "ok" and _worker.has_log():

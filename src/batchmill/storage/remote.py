@@ -1,23 +1,19 @@
-"""Files by URL, through fsspec. Every error is a StoreError that names the URL, and no secret.
+"""Files by URL, through fsspec. Whatever fails raises StoreError.
 
 Nothing is cached: what another process has written is seen at once.
 """
 
-import errno
-import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-import fsspec
 import pyarrow as pa
 
 from batchmill.errors import StoreError
 from batchmill.fingerprints import hash_file
+from batchmill.storage.connection import connected
 from batchmill.storage.store import in_threads, patient_beyond_libraries
-from batchmill.storage.urls import hide_secrets, is_url, shown_url, url_fault
+from batchmill.storage.urls import is_url, shown_url, url_fault
 
 # So many calls wait for answers at a time.
 THREADS = 16
@@ -25,23 +21,6 @@ THREADS = 16
 FEW = 200
 _WHOLE_BYTES = 32 * 2**20
 _BLOCK_BYTES = 8 * 2**20
-_FINAL = (
-    FileNotFoundError,
-    FileExistsError,
-    IsADirectoryError,
-    NotADirectoryError,
-    PermissionError,
-    NotImplementedError,
-    ImportError,
-    TypeError,
-    ValueError,
-)
-_NO_ACCESS = {"NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError"}
-# Of a web server, an error's status speaks of the one file.
-_WEB_SERVERS_NO = "ClientResponseError"
-_EXTRAS = {"s3": "pip install 'batchmill[s3]'", "s3a": "pip install 'batchmill[s3]'"}
-_SECRET_NAME = re.compile(r"secret|token|passw|access_?key|account_?key|_key$|^key$|sas", re.I)
-_SHORTEST_SECRET = 6
 
 
 UNKNOWN_TIME = -1
@@ -64,14 +43,14 @@ def check_url(url: str) -> None:
     fault = url_fault(url)
     if fault:
         raise StoreError(shown_url(url), fault)
-    with _translated(url):
+    with connected(url):
         pass
 
 
 def why_unusable(url: str) -> str:
     """Say why no URL of this kind can be opened; empty if it can."""
     try:
-        with _translated(url):
+        with connected(url):
             return ""
     except StoreError as error:
         return error.reason
@@ -81,7 +60,7 @@ def why_unusable(url: str) -> str:
 def look(url: str) -> Seen | None:
     """Return what a store says of a file; None if there is none."""
     try:
-        with _translated(url) as (files, path):
+        with connected(url) as (files, path):
             found = files.info(path)
             if found.get("type") != "file":
                 return None
@@ -121,7 +100,7 @@ def find(url: str) -> dict[str, Seen]:
 @patient_beyond_libraries
 def glob(pattern: str) -> dict[str, Seen]:
     """Return the files that fit a pattern, by URL, in sorted order."""
-    with _translated(pattern) as (files, path):
+    with connected(pattern) as (files, path):
         found = files.glob(path, detail=True)
         return {
             files.unstrip_protocol(name): _seen(details)
@@ -133,7 +112,7 @@ def glob(pattern: str) -> dict[str, Seen]:
 @patient_beyond_libraries
 def is_folder(url: str) -> bool:
     """Tell whether there are files below a URL."""
-    with _translated(url) as (files, path):
+    with connected(url) as (files, path):
         return bool(files.isdir(path.rstrip("/")))
 
 
@@ -148,7 +127,7 @@ def names(url: str) -> list[str]:
 @patient_beyond_libraries
 def check_bucket(url: str) -> None:
     """Raise StoreError unless the bucket of a URL is there and lets us in."""
-    with _translated(url) as (files, path):
+    with connected(url) as (files, path):
         bucket = "" if is_url(path) else path.partition("/")[0]
         if not bucket:
             return  # A web server, or memory.
@@ -162,7 +141,7 @@ def check_bucket(url: str) -> None:
 @patient_beyond_libraries
 def read(url: str) -> bytes:
     """Return a file's content."""
-    with _translated(url) as (files, path):
+    with connected(url) as (files, path):
         data: bytes = files.cat_file(path)
         return data
 
@@ -170,7 +149,7 @@ def read(url: str) -> bytes:
 @patient_beyond_libraries
 def open_for_arrow(url: str) -> pa.NativeFile:
     """Open a file for Arrow: a large one is fetched piece by piece, as it is read."""
-    with _translated(url) as (files, path):
+    with connected(url) as (files, path):
         if files.size(path) <= _WHOLE_BYTES:
             return pa.BufferReader(files.cat_file(path))
         return pa.PythonFile(files.open(path, "rb", block_size=_BLOCK_BYTES), mode="r")
@@ -179,14 +158,14 @@ def open_for_arrow(url: str) -> pa.NativeFile:
 @patient_beyond_libraries
 def content_of(url: str) -> str:
     """Read a file and hash its content, as `fingerprints` does."""
-    with _translated(url) as (files, path), files.open(path, "rb", block_size=_BLOCK_BYTES) as file:
+    with connected(url) as (files, path), files.open(path, "rb", block_size=_BLOCK_BYTES) as file:
         return hash_file(file)
 
 
 @patient_beyond_libraries
 def write(url: str, data: bytes) -> None:
     """Write a file, at once."""
-    with _translated(url) as (files, path):
+    with connected(url) as (files, path):
         files.pipe_file(path, data)
 
 
@@ -194,7 +173,7 @@ def write(url: str, data: bytes) -> None:
 def create(url: str, data: bytes) -> bool:
     """Write a file that is not there yet; False if it is."""
     try:
-        with _translated(url) as (files, path):
+        with connected(url) as (files, path):
             files.pipe_file(path, data, mode="create")
     except StoreError as error:
         if isinstance(error.__cause__, FileExistsError):
@@ -206,14 +185,14 @@ def create(url: str, data: bytes) -> bool:
 @patient_beyond_libraries
 def upload(path: str, url: str) -> None:
     """Write a local file to a URL, at once; in parts if it is large."""
-    with _translated(url) as (files, target):
+    with connected(url) as (files, target):
         files.put_file(path, target)
 
 
 @patient_beyond_libraries
 def fetch(url: str, path: str) -> None:
     """Write a file to a local path."""
-    with _translated(url) as (files, source):
+    with connected(url) as (files, source):
         files.get_file(source, path)
 
 
@@ -221,7 +200,7 @@ def fetch(url: str, path: str) -> None:
 def delete(url: str) -> None:
     """Remove a file; one that is not there is no fault."""
     try:
-        with _translated(url) as (files, path):
+        with connected(url) as (files, path):
             files.rm_file(path)
     except StoreError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
@@ -240,7 +219,7 @@ def _listed(
 ) -> dict[str, dict[str, Any]]:
     """Return what a listing says of a folder's inside, by relative name; nothing if it is none."""
     try:
-        with _translated(url) as (files, path):
+        with connected(url) as (files, path):
             found = list(ask(files, path))
     except StoreError as error:
         if isinstance(error.__cause__, FileNotFoundError):
@@ -260,74 +239,6 @@ def _files_in(found: dict[str, dict[str, Any]]) -> dict[str, Seen]:
         for name, details in found.items()
         if details.get("type") == "file" and name and not name.endswith("/")
     }
-
-
-def _locate(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL and the path in it; cheap, for fsspec keeps the former.
-
-    Of the URL, only scheme and host are left to fsspec to interpret: a key may hold anything.
-    """
-    scheme, _, rest = url.partition("://")
-    host = f"{scheme}://{rest.partition('/')[0]}"
-    files, _ = fsspec.core.url_to_fs(host, use_listings_cache=False)
-    return files, files._strip_protocol(url)
-
-
-@contextmanager
-def _translated(url: str) -> Iterator[tuple[Any, str]]:
-    """Give the file system of a URL and the path in it; make each error one that a user can read.
-
-    Libraries raise whatever they like: botocore's errors, aiohttp's, the system's.
-    """
-    try:
-        yield _locate(url)
-    except Exception as error:
-        name = type(error).__name__
-        final = isinstance(error, _FINAL) or name in _NO_ACCESS or name == _WEB_SERVERS_NO
-        # This is what is left of an answer that the request makes no sense.
-        final = final or (isinstance(error, OSError) and error.errno == errno.EINVAL)
-        raise StoreError(
-            hide_secrets(url),
-            _without_secrets(_reason(url, error)),
-            passing=not final,
-            general=name in _NO_ACCESS,
-        ) from error
-
-
-def _reason(url: str, error: Exception) -> str:
-    scheme = url.partition("://")[0]
-    text = str(error).strip().partition("\n")[0][:300]
-    if isinstance(error, ImportError):
-        extra = _EXTRAS.get(scheme)
-        return f"{extra} to open {scheme}:// URLs." if extra else f"{text}."
-    if isinstance(error, ValueError) and "rotocol" in text:
-        return f"no library knows {scheme}:// URLs. Check the spelling."
-    if isinstance(error, PermissionError) or type(error).__name__ in _NO_ACCESS:
-        return (
-            f"access is refused ({text}). Give yourself the right, or set the store's credentials "
-            "in the environment or a profile."
-        )
-    if isinstance(error, FileNotFoundError):
-        return "there is no such file." if text in url else f"{text}."
-    if isinstance(error, ValueError):
-        return f"{text}."
-    return f"{type(error).__name__}: {text}."
-
-
-def _without_secrets(text: str) -> str:
-    """Replace every credential that this process knows, whatever a library has put into a text."""
-    for secret in _secrets():
-        text = text.replace(secret, "***")
-    return hide_secrets(text)
-
-
-def _secrets() -> Iterator[str]:
-    pairs: list[tuple[str, object]] = [*os.environ.items()]
-    for options in fsspec.config.conf.values():
-        pairs += options.items()
-    for name, value in pairs:
-        if isinstance(value, str) and len(value) >= _SHORTEST_SECRET and _SECRET_NAME.search(name):
-            yield value
 
 
 def _seen(details: dict[str, Any]) -> Seen:

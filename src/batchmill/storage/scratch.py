@@ -1,4 +1,4 @@
-"""Folders of this machine for files on their way to or from a store."""
+"""Temporary folders of this machine, which do not outlive their process for long."""
 
 import fcntl
 import os
@@ -11,19 +11,19 @@ from pathlib import Path
 from batchmill.errors import StoreError
 from batchmill.storage.local import remove_folder
 
-_PREFIX = "batchmill-scratch-"
+FOR_FILES, FOR_RAY = "batchmill-scratch-", "batchmill-ray-"
 
 
 @contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """Give an empty folder, gone after the block.
+def scratch_folder(prefix: str = FOR_FILES, base: Path | None = None) -> Iterator[Path]:
+    """Give an empty folder, gone after the block; in `base`, or where TMPDIR says.
 
     What others have left there that were killed is removed, too: the kernel gives up their locks.
     Raises StoreError.
     """
-    base = Path(tempfile.gettempdir())
-    _sweep(base)
-    folder = base / f"{_PREFIX}{uuid.uuid4().hex}"
+    base = base or Path(tempfile.gettempdir())
+    _sweep(base, prefix)
+    folder = base / f"{prefix}{uuid.uuid4().hex[:8]}"
     hidden = base / f".{folder.name}"
     try:
         hidden.mkdir(mode=0o700)
@@ -41,8 +41,8 @@ def scratch_folder() -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _sweep(base: Path) -> None:
-    for entry in base.glob(f"{_PREFIX}*"):
+def _sweep(base: Path, prefix: str) -> None:
+    for entry in base.glob(f"{prefix}*"):
         with suppress(OSError):  # Somebody is there, or was quicker.
             descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

@@ -1,0 +1,155 @@
+"""The Ray cluster that a run sends its shards to."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from prefect.blocks.core import Block
+from pydantic import Field, SecretStr, ValidationError, field_validator
+
+from batchmill.errors import OptionError
+from batchmill.policy import parse_size
+
+# A private Ray of the run's own, on its machine.
+PRIVATE = "local"
+_SAVED = "block:"
+_RAYS_OWN = ("num_cpus", "num_gpus", "memory")
+
+
+class RayCluster(Block):
+    """A Ray cluster, what it needs to run a step, and what each shard asks of it.
+
+    Raises OptionError for an address or a size that is none.
+    """
+
+    _block_type_name = "Ray Cluster (batchmill)"
+    _block_type_slug = "batchmill-ray-cluster"
+    _description = "Where batchmill's shards run, and what each of them asks for."
+
+    address: str = Field(
+        title="Address",
+        description="ray://HOST:10001 (Ray Client), HOST:6379 or auto (the flow run is on a machine"
+        " of the cluster), or local: a private Ray on the flow run's own machine.",
+    )
+    token: SecretStr | None = Field(
+        default=None,
+        title="Token",
+        description="The cluster's token, where it asks for one. By default, RAY_AUTH_TOKEN or"
+        " ~/.ray/auth_token.",
+    )
+    runtime_env: dict[str, Any] = Field(
+        default_factory=dict,
+        title="Runtime environment",
+        description="What Ray brings to its machines for the run: working_dir, py_modules, pip,"
+        " env_vars.",
+    )
+    num_cpus: float | None = Field(
+        default=None,
+        gt=0,
+        title="CPUs of a shard",
+        description="By default, as many as its DataLoader has workers.",
+    )
+    num_gpus: float = Field(
+        default=0, ge=0, title="GPUs of a shard", description="May be a part of one, as 0.5."
+    )
+    memory: str | None = Field(
+        default=None,
+        title="Memory of a shard",
+        description="As 8G; Ray counts it when it chooses a machine, and does not limit it.",
+    )
+    resources: dict[str, float] = Field(
+        default_factory=dict,
+        title="Other resources of a shard",
+        description="Of those that the machines were started with, as {'scanner': 1}.",
+    )
+
+    @field_validator("address")
+    @classmethod
+    def _check_address(cls, address: str) -> str:
+        if address in (PRIVATE, "auto"):
+            return address
+        host, colon, port = address.removeprefix("ray://").rpartition(":")
+        if not colon or not host or not port.isdigit():
+            raise OptionError(
+                f"--ray {address}: expected ray://HOST:PORT, HOST:PORT, auto, or {_SAVED}NAME for "
+                "a saved Ray cluster."
+            )
+        return address
+
+    @field_validator("memory")
+    @classmethod
+    def _check_memory(cls, memory: str | None) -> str | None:
+        if memory is not None:
+            parse_size(memory, "memory of a shard")
+        return memory
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it is a Ray of the run's own, on its machine."""
+        return self.address == PRIVATE
+
+    def needs(self, num_workers: int) -> dict[str, float]:
+        """Return what a shard with so many DataLoader workers asks for, in Ray's names."""
+        needs = {
+            "CPU": self.num_cpus or max(1, num_workers),
+            "GPU": self.num_gpus,
+            "memory": parse_size(self.memory) if self.memory else 0,
+            **self.resources,
+        }
+        return {name: amount for name, amount in needs.items() if amount}
+
+
+def saved_name(cluster: object) -> str | None:
+    """Return the NAME of block:NAME; None for anything else."""
+    is_name = isinstance(cluster, str) and cluster.startswith(_SAVED)
+    return str(cluster).removeprefix(_SAVED) if is_name else None
+
+
+def as_cluster(cluster: object) -> Any:
+    """Turn an address or block:NAME into a RayCluster; what is no text stays what it is.
+
+    Raises OptionError. A saved one is asked of the Prefect API.
+    """
+    if not isinstance(cluster, str):
+        return cluster
+    name = saved_name(cluster)
+    if name is None:
+        return RayCluster(address=cluster)
+    try:
+        return RayCluster.load(name, _sync=True)  # type: ignore[call-arg]
+    except ValueError as error:
+        raise OptionError(
+            f"--ray {cluster}: there is no saved Ray cluster of this name. See them with: "
+            "prefect block ls"
+        ) from error
+
+
+def make_cluster(
+    address: str | None, runtime_env: Mapping[str, Any], amounts: Mapping[str, Any]
+) -> RayCluster | str | None:
+    """Make a cluster of what a user gives; a saved one stays what it is called.
+
+    `amounts` are a shard's, by Ray's names (num_cpus, num_gpus, memory) or those of other
+    resources. Raises OptionError.
+    """
+    if saved_name(address) is not None:
+        if runtime_env or amounts:
+            raise OptionError(
+                f"--ray {address}: what the saved cluster needs is saved with it. Drop "
+                "--runtime-env and --shard-resource, or give its address."
+            )
+        return address
+    if address is None and not runtime_env and not amounts:
+        return None
+    own = {name: amounts[name] for name in _RAYS_OWN if name in amounts}
+    others = {name: amount for name, amount in amounts.items() if name not in _RAYS_OWN}
+    try:
+        return RayCluster(
+            address=address or PRIVATE, runtime_env=dict(runtime_env), resources=others, **own
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = ".".join(map(str, first["loc"]))
+        raise OptionError(
+            f"--shard-resource {what}={first['input']}: {first['msg']}. Give it as num_gpus=1 or "
+            "memory=8G."
+        ) from error

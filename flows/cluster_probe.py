@@ -1,0 +1,113 @@
+"""Looks, before any work is begun, whether the machines of a Ray cluster could do it."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, cast
+
+import ray
+from batchmill.flows.ray_connection import Machine
+from prefect.client.orchestration import get_client
+from prefect.context import SettingsContext, get_settings_context
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import batchmill
+from batchmill.errors import ServiceError
+from batchmill.probe import Probe, faults_here
+
+# Ray may have to set up a runtime environment first: to install packages takes minutes.
+_ANSWER_SECONDS = 600.0
+# So many machines are looked at; on a cluster of thousands, to look at all would take longer than
+# what it saves.
+_MOST_MACHINES = 64
+
+
+def probe_cluster(probe: Probe, found: Sequence[Machine], needs: Mapping[str, float]) -> None:
+    """Run one probe on each machine that could run a shard.
+
+    Raises ServiceError with a line for each fault, and the machines that have it.
+    """
+    chosen = [machine for machine in found if machine.room_for(needs)][:_MOST_MACHINES]
+    remote: Any = cast("Any", ray).remote(num_cpus=0, max_retries=0)(_portable_probe())
+    settings = get_settings_context().serialize()
+    asked = {
+        remote.options(
+            name="batchmill probe",
+            scheduling_strategy=NodeAffinitySchedulingStrategy(m.id, soft=False),
+        ).remote(batchmill.__version__, asdict(probe), settings): m
+        for m in chosen
+    }
+    answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_SECONDS)
+    where: dict[str, list[str]] = defaultdict(list)
+    for reference in answered:
+        for fault in _answer(reference):
+            where[fault].append(asked[reference].address)
+    for reference in silent:
+        where[f"no answer within {_ANSWER_SECONDS:.0f} s."].append(asked[reference].address)
+    if where:
+        lines = [f"  on {', '.join(places)}: {fault}" for fault, places in where.items()]
+        raise ServiceError("\n".join(["The Ray cluster cannot run this:", *lines]))
+
+
+def _answer(reference: Any) -> list[str]:
+    try:
+        faults: list[str] = ray.get(reference)
+    except ray.exceptions.RuntimeEnvSetupError as error:
+        return [f"its runtime environment cannot be set up: {_last_line(error)}"]
+    except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
+        return []  # It has left meanwhile: then it will run no shard.
+    except ray.exceptions.RayError as error:
+        return [f"the probe failed: {_last_line(error)}"]
+    return faults
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _portable_probe() -> Callable[..., list[str]]:
+    """Return a function that says why the machine it runs on cannot run shards.
+
+    It is pickled whole, not by its name, for batchmill may not be there, or be another.
+    """
+
+    def probe(version: str, about: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+        import sys
+
+        try:
+            import batchmill
+        except ImportError:
+            where = f"for {sys.executable}"
+            remedy = f"Install the same as here: pip install batchmill=={version}"
+            return [f"batchmill is not installed there ({where}). {remedy}"]
+        if batchmill.__version__ != version:
+            versions = f"batchmill is {batchmill.__version__} there, and {version} here"
+            return [f"{versions}. Install the same on all machines."]
+        from batchmill.flows.cluster_probe import faults_on_this_machine
+
+        return faults_on_this_machine(about, settings)
+
+    return probe
+
+
+def faults_on_this_machine(about: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    """Return why this machine cannot run shards; it can, if there is nothing."""
+    faults = [*faults_here(Probe(**about)), _api_fault(settings)]
+    return [fault for fault in faults if fault]
+
+
+def _api_fault(settings: Mapping[str, Any]) -> str:
+    """Say why the Prefect API of these settings cannot be used here; empty if it can."""
+    with SettingsContext(**settings), temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+        url = PREFECT_API_URL.value()
+        with get_client(sync_client=True) as client:
+            trouble = client.api_healthcheck()
+    if not trouble:
+        return ""
+    return (
+        f"the Prefect API at {url} does not answer there ({trouble}). Start a server that all "
+        "machines reach (prefect server start --host 0.0.0.0), and set PREFECT_API_URL to its "
+        "address, not to one of this machine alone as 127.0.0.1."
+    )

@@ -1,0 +1,100 @@
+"""The file system behind a URL. Every error is a StoreError that names the URL, and no secret."""
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import fsspec
+
+from batchmill.errors import StoreError
+from batchmill.storage.urls import hide_secrets
+
+_FINAL = (
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+    NotImplementedError,
+    ImportError,
+    TypeError,
+    ValueError,
+)
+_NO_ACCESS = {"NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError"}
+# Of a web server, an error's status speaks of the one file.
+_WEB_SERVERS_NO = "ClientResponseError"
+_EXTRAS = {"s3": "pip install 'batchmill[s3]'", "s3a": "pip install 'batchmill[s3]'"}
+_SECRET_NAME = re.compile(r"secret|token|passw|access_?key|account_?key|_key$|^key$|sas", re.I)
+_SHORTEST_SECRET = 6
+
+
+@contextmanager
+def connected(url: str) -> Iterator[tuple[Any, str]]:
+    """Give the file system of a URL and the path in it; make each error one that a user can read.
+
+    Raises StoreError for whatever goes wrong in the block: botocore's errors, aiohttp's, the
+    system's.
+    """
+    try:
+        yield _locate(url)
+    except Exception as error:
+        name = type(error).__name__
+        final = isinstance(error, _FINAL) or name in _NO_ACCESS or name == _WEB_SERVERS_NO
+        # This is what is left of an answer that the request makes no sense.
+        final = final or (isinstance(error, OSError) and error.errno == errno.EINVAL)
+        raise StoreError(
+            hide_secrets(url),
+            _without_secrets(_reason(url, error)),
+            passing=not final,
+            general=name in _NO_ACCESS,
+        ) from error
+
+
+def _locate(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL and the path in it; cheap, for fsspec keeps the former.
+
+    Of the URL, only scheme and host are left to fsspec to interpret: a key may hold anything.
+    """
+    scheme, _, rest = url.partition("://")
+    host = f"{scheme}://{rest.partition('/')[0]}"
+    files, _ = fsspec.core.url_to_fs(host, use_listings_cache=False)
+    return files, files._strip_protocol(url)
+
+
+def _reason(url: str, error: Exception) -> str:
+    scheme = url.partition("://")[0]
+    text = str(error).strip().partition("\n")[0][:300]
+    if isinstance(error, ImportError):
+        extra = _EXTRAS.get(scheme)
+        return f"{extra} to open {scheme}:// URLs." if extra else f"{text}."
+    if isinstance(error, ValueError) and "rotocol" in text:
+        return f"no library knows {scheme}:// URLs. Check the spelling."
+    if isinstance(error, PermissionError) or type(error).__name__ in _NO_ACCESS:
+        return (
+            f"access is refused ({text}). Give yourself the right, or set the store's credentials "
+            "in the environment or a profile."
+        )
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file." if text in url else f"{text}."
+    if isinstance(error, ValueError):
+        return f"{text}."
+    return f"{type(error).__name__}: {text}."
+
+
+def _without_secrets(text: str) -> str:
+    """Replace every credential that this process knows, whatever a library has put into a text."""
+    for secret in _secrets():
+        text = text.replace(secret, "***")
+    return hide_secrets(text)
+
+
+def _secrets() -> Iterator[str]:
+    pairs: list[tuple[str, object]] = [*os.environ.items()]
+    for options in fsspec.config.conf.values():
+        pairs += options.items()
+    for name, value in pairs:
+        if isinstance(value, str) and len(value) >= _SHORTEST_SECRET and _SECRET_NAME.search(name):
+            yield value

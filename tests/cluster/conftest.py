@@ -1,0 +1,67 @@
+"""A Ray cluster of several machines, and a Prefect server that all of them reach."""
+
+from functools import partial
+
+import pytest
+from gated import command, make_inputs
+from live import ask, clean_environment, prefect_server_in, shell_in
+from ray_cluster import ray_cluster
+
+
+@pytest.fixture(scope="session")
+def ray_environment(tmp_path_factory):
+    """The environment of the cluster's machines and of who uses it."""
+    home = tmp_path_factory.mktemp("home")
+    return clean_environment(home / "prefect") | {"HOME": str(home)}
+
+
+@pytest.fixture(scope="session")
+def cluster(ray_environment):
+    """A cluster whose head runs no shards."""
+    with ray_cluster(ray_environment) as cluster:
+        cluster.start_head()
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def server(cluster, tmp_path_factory):
+    """A Prefect server on the cluster's network; gives its API's URL."""
+    with prefect_server_in(tmp_path_factory.mktemp("server"), cluster.network.address) as url:
+        yield url
+
+
+@pytest.fixture
+def api(server):
+    """Asks the server's API."""
+    return partial(ask, server)
+
+
+@pytest.fixture
+def shell(work, server, ray_environment):
+    """A shell of a user with the server."""
+    with shell_in(work, ray_environment | {"PREFECT_API_URL": server}) as shell:
+        yield shell
+
+
+@pytest.fixture
+def node(cluster):
+    """Starts nodes, which are gone at the end of the test."""
+    started = []
+
+    def start(**options):
+        started.append(cluster.add_node(**options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
+        cluster.nodes.remove(one)
+
+
+@pytest.fixture
+def undisturbed(shell, work):
+    """The dataset that a private Ray makes of the inputs."""
+    make_inputs(work)
+    done = shell.run(*command(work, "alone"))
+    assert done.returncode == 0, done.stderr
+    return work / "alone"

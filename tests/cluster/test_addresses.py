@@ -1,0 +1,73 @@
+"""The same command on a cluster, by any address: the same dataset, with all machines at work."""
+
+import os
+import sys
+
+import pytest
+from comparison import contents, faults
+from gated import INPUTS, command, executions, places
+from live import flow_run_of, wait_for
+from ray_cluster import ray_cluster
+
+SAVE = """
+import sys
+from batchmill.blocks.ray_cluster import RayCluster
+RayCluster(address=sys.argv[1], token=sys.argv[2]).save("ours")
+"""
+
+
+def test_by_every_address_it_is_the_same_dataset(shell, api, cluster, node, undisturbed, work):
+    node()
+    node()
+    addresses = {"client": cluster.client_address, "direct": cluster.address, "auto": "auto"}
+    shell.environment["RAY_ADDRESS"] = cluster.address
+    for name, address in addresses.items():
+        gate = work / f"{name}.go"
+        run = shell.start(*command(work, name, "--ray", address, go=gate))
+        wait_for(lambda n=name: len(places(work, n)) == 2, "two machines at work", 120)
+        gate.touch()
+        assert run.wait(120) == 0
+        assert os.readlink("/proc/self/ns/net") not in places(work, name)
+        assert len(executions(work, name)) == INPUTS
+        assert contents(work / name) == contents(undisturbed)
+        assert faults(work / name) == []
+        flow_run, task_runs = flow_run_of(api, work / name)
+        assert {run["state"]["type"] for run in [flow_run, *task_runs]} == {"COMPLETED"}
+
+
+def test_a_shard_goes_where_it_has_what_it_asks_for(shell, cluster, node, undisturbed, work):
+    node()
+    node(scanner=1)
+    options = ["--ray", cluster.client_address, "--shard-resource", "scanner=1"]
+    done = shell.run(*command(work, "out", *options))
+    assert done.returncode == 0, done.stderr
+    assert len(places(work, "out")) == 1
+    assert contents(work / "out") == contents(undisturbed)
+    done = shell.run(*command(work, "no", *options, "--shard-resource", "num_gpus=2"))
+    assert done.returncode == 2
+    assert "No machine of the Ray cluster can run a shard: it asks for CPU=1, GPU=2" in done.stderr
+
+
+@pytest.mark.parametrize("address", ["client_address", "address"])
+def test_a_cluster_that_asks_for_a_token(shell, undisturbed, work, address):
+    secret = "f00ba4" * 8
+    closed = shell.environment | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secret}
+    with ray_cluster(closed) as cluster:
+        cluster.start_head(num_cpus=1)
+        where = getattr(cluster, address)
+        done = shell.run(*command(work, "out", "--ray", where))
+        assert done.returncode == 2
+        assert "set RAY_AUTH_TOKEN" in done.stderr
+        assert "Traceback" not in done.stderr
+        saved = shell.run(sys.executable, "-c", SAVE, where, secret)
+        assert saved.returncode == 0, saved.stderr
+        done = shell.run(*command(work, "out", "--ray", "block:ours"))
+        assert done.returncode == 0, done.stderr
+        shell.environment["RAY_AUTH_TOKEN"] = secret
+        done = shell.run(*command(work, "again", "--ray", where))
+        assert done.returncode == 0, done.stderr
+    for name in ("out", "again"):
+        assert contents(work / name) == contents(undisturbed)
+    assert not [
+        path for path in work.rglob("*") if path.is_file() and secret in path.read_text("latin-1")
+    ]

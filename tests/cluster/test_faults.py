@@ -1,0 +1,168 @@
+"""Machines, their network and the servers fail: the run goes on, or ends with a word."""
+
+import signal
+import subprocess
+from contextlib import suppress
+
+import psutil
+import pytest
+from comparison import committed, contents, faults
+from gated import INPUTS, command, executions, places
+from live import ask, flow_run_of, free_ports, prefect_server_in, wait_for
+from ray_cluster import ray_cluster
+
+FINAL = {"COMPLETED", "CRASHED", "FAILED", "CANCELLED"}
+# Begin at once; the others wait.
+FIRST = 30
+
+
+@pytest.fixture
+def run(shell, cluster, node, undisturbed, work):
+    """A run on two nodes that has done some inputs on each, and waits with the others."""
+    nodes = [node(), node()]
+    options = ["--ray", cluster.client_address]
+    started = begin(shell, work, options)
+    return started, nodes
+
+
+def job(work, *options):
+    return command(work, "out", *options, go=work / "go", first=FIRST)
+
+
+def begin(shell, work, options):
+    started = shell.start(*job(work, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def at_work():
+        assert started.poll() is None, started.communicate()
+        return len(places(work, "out")) == 2
+
+    wait_for(at_work, "both nodes at work", 120)
+    wait_for(lambda: len(committed(work / "out")) >= 4, "some to be committed", 120)
+    return started
+
+
+def finish(started, work, undisturbed, api, seconds=240):
+    """Let the run end, and look at what it leaves."""
+    before = committed(work / "out")
+    at = len(executions(work, "out"))
+    (work / "go").touch()
+    out, err = started.communicate(timeout=seconds)
+    assert started.returncode == 0, err
+    assert f"{INPUTS} inputs: {INPUTS} ok" in out
+    again = {name for name, _ in executions(work, "out")[at:]}
+    assert not before & again
+    assert contents(work / "out") == contents(undisturbed)
+    assert faults(work / "out") == []
+    flow_run, task_runs = flow_run_of(api, work / "out")
+    assert flow_run["state"]["type"] == "COMPLETED"
+    states = [task_run["state"]["type"] for task_run in task_runs]
+    assert set(states) <= FINAL
+    return [task_run for task_run in task_runs if task_run["state"]["type"] == "CRASHED"]
+
+
+def complete(shell, work, *options):
+    """Give the same command again."""
+    before = committed(work / "out")
+    at = len(executions(work, "out"))
+    done = shell.run(*job(work, *options))
+    assert done.returncode == 0, done.stderr
+    assert not before & {name for name, _ in executions(work, "out")[at:]}
+
+
+def test_a_node_is_lost(run, work, undisturbed, api):
+    started, (lost, _) = run
+    lost.kill("raylet/raylet")
+    wait_for(lambda: not lost.processes("ray::run_shard"), "the end of its shards", 60)
+    crashed = finish(started, work, undisturbed, api)
+    assert crashed
+    assert all(task_run["state"]["message"] for task_run in crashed)
+
+
+def test_a_node_seems_lost_for_a_minute(run, work, undisturbed, api):
+    started, (silent, _) = run
+    silent.kill("raylet/raylet", signal.SIGSTOP)
+    (work / "go").touch()
+    with suppress(subprocess.TimeoutExpired):
+        started.wait(60)
+    silent.kill("raylet/raylet", signal.SIGCONT)
+    finish(started, work, undisturbed, api)
+
+
+def test_a_node_is_cut_off(run, work, undisturbed, api, cluster):
+    started, (cut, _) = run
+    cluster.cut(cut)
+    finish(started, work, undisturbed, api)
+    # Whatever it did in its loneliness, it was nothing that counts.
+    cluster.mend(cut)
+    wait_for(lambda: not cut.processes("ray::run_shard"), "the end of its shards", 120)
+    assert contents(work / "out") == contents(undisturbed)
+    assert faults(work / "out") == []
+
+
+def test_the_head_is_lost(shell, work, undisturbed, ray_environment, api):
+    with ray_cluster(ray_environment) as cluster:
+        cluster.start_head()
+        for _ in range(2):
+            cluster.add_node()
+        started = begin(shell, work, ["--ray", cluster.address])
+        cluster.head.kill("gcs_server")
+        (work / "go").touch()
+        _, err = started.communicate(timeout=240)
+        assert started.returncode == 1
+        assert f"The head of the Ray cluster at {cluster.address} answers no more" in err
+        assert "the same command" in err
+        assert "Traceback" not in err
+    flow_run, task_runs = flow_run_of(api, work / "out")
+    assert flow_run["state"]["type"] == "FAILED"
+    assert "The head of the Ray cluster" in flow_run["state"]["message"]
+    assert {task_run["state"]["type"] for task_run in task_runs} <= FINAL
+    with ray_cluster(ray_environment) as cluster:
+        cluster.start_head(num_cpus=1)
+        complete(shell, work, "--ray", cluster.address)
+    assert contents(work / "out") == contents(undisturbed)
+    assert faults(work / "out") == []
+
+
+def kill_server(port):
+    options = ["server", "start", str(port)]
+    servers = [p for p in psutil.process_iter(["cmdline"]) if {*options} <= {*p.info["cmdline"]}]
+    assert servers
+    for process in servers:
+        process.kill()
+
+
+def test_the_prefect_server_is_away_for_half_a_minute(
+    shell, cluster, node, undisturbed, work, tmp_path
+):
+    for _ in range(2):
+        node()
+    host = cluster.network.address
+    (port,) = free_ports(host)
+    with prefect_server_in(tmp_path / "server", host, port) as url:
+        shell.environment["PREFECT_API_URL"] = url
+        started = begin(shell, work, ["--ray", cluster.client_address])
+        kill_server(port)
+    (work / "go").touch()  # What is to be done meanwhile is done.
+    wait_for(lambda: len(committed(work / "out")) == INPUTS, "all to be committed", 60)
+    with suppress(subprocess.TimeoutExpired):
+        started.wait(30)
+    with prefect_server_in(tmp_path / "server", host, port) as url:
+        finish(started, work, undisturbed, lambda *asked: ask(url, *asked))
+
+
+def test_cancelling_ends_the_runs_processes_on_all_nodes(
+    run, work, undisturbed, api, shell, cluster
+):
+    started, nodes = run
+    started.send_signal(signal.SIGTERM)
+    at_work = [process for node in nodes for process in node.processes("ray::run_shard")]
+    wait_for(lambda: not any(process.is_running() for process in at_work), "their end", 10)
+    _, err = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert "Cancelled. What is committed stays" in err
+    flow_run, task_runs = flow_run_of(api, work / "out")
+    assert flow_run["state"]["type"] == "CANCELLED"
+    assert {task_run["state"]["type"] for task_run in task_runs} <= FINAL
+    (work / "go").touch()
+    complete(shell, work, "--ray", cluster.client_address)
+    assert contents(work / "out") == contents(undisturbed)

@@ -1,0 +1,108 @@
+"""Before any work, each machine is asked whether it could do it; and Ray brings what it lacks."""
+
+import json
+import shutil
+
+import pytest
+from comparison import contents
+from gated import command, executions, make_inputs
+from ray_cluster import hiding
+
+
+@pytest.fixture(autouse=True)
+def inputs(work):
+    make_inputs(work)
+
+
+@pytest.fixture
+def refused(shell, cluster, work):
+    """Runs the job on the cluster, which refuses it; gives what it says."""
+
+    def run(output="out"):
+        done = shell.run(*command(work, output, "--ray", cluster.client_address))
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        assert executions(work, output) == []
+        return done.stderr.partition("cannot run this:")[2]
+
+    return run
+
+
+def test_a_dataset_that_a_machine_does_not_share(refused, node, work):
+    (work / "data").mkdir()
+    lonely = node(wrapper=hiding(work / "data"))
+    node()
+    text = refused("data/out")
+    assert f"on {lonely.address}: the dataset {work}/data/out is not there" in text
+    assert "s3://" in text
+
+
+def test_inputs_that_a_machine_does_not_see(refused, node, work):
+    node(wrapper=hiding(work / "in"))
+    assert f"the input {work}/in/" in refused()
+
+
+def test_another_batchmill(refused, node, tmp_path):
+    (tmp_path / "old" / "batchmill").mkdir(parents=True)
+    (tmp_path / "old" / "batchmill" / "__init__.py").write_text("__version__ = '0.0.1'")
+    node(environment={"PYTHONPATH": str(tmp_path / "old")})
+    assert "batchmill is 0.0.1 there, and 0.1.0 here. Install the same" in refused()
+
+
+def test_a_prefect_api_that_only_this_machine_reaches(refused, node, shell):
+    node()
+    del shell.environment["PREFECT_API_URL"]  # Then it is a temporary one.
+    text = refused()
+    assert "the Prefect API at http://127.0.0.1:" in text
+    assert "prefect server start --host 0.0.0.0" in text
+
+
+@pytest.fixture
+def mine(work, shell):
+    """A folder with the step, which is on this machine's import path alone."""
+    folder = work / "mine"
+    folder.mkdir()
+    shutil.move(work / "slow.py", folder)
+    shell.environment["PYTHONPATH"] = str(folder)
+    return folder
+
+
+def test_a_step_that_is_not_there_is_brought_by_ray(refused, node, mine, shell, cluster, work):
+    node()
+    text = refused()
+    assert "step slow:step: no module 'slow' on the import path" in text
+    assert "--runtime-env '{" in text
+    (work / "env.yaml").write_text(f"py_modules: [{mine}/slow.py]\nenv_vars: {{WHO: somebody}}\n")
+    for output, environment in [
+        ("folder", json.dumps({"working_dir": str(mine)})),
+        ("module", "env.yaml"),
+    ]:
+        options = ["--ray", cluster.client_address, "--runtime-env", environment]
+        done = shell.run(*command(work, output, *options))
+        assert done.returncode == 0, done.stderr
+    assert contents(work / "folder") == contents(work / "module")
+
+
+def test_another_version_of_the_step(refused, node, mine, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "slow.py").write_text((mine / "slow.py").read_text() + "# edited\n")
+    node(environment={"PYTHONPATH": str(other)})
+    assert f"the source of slow is not what it is here ({other}/slow.py)" in refused()
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ('{"working_dir": "/nowhere"}', "/nowhere must be an existing directory"),
+        ('{"workin_dir": "."}', "knows no 'workin_dir'"),
+        ("nowhere.yaml", "nowhere.yaml: No such file"),
+        ('{"pip": ', "is neither"),
+    ],
+)
+def test_a_runtime_environment_that_is_none(shell, cluster, work, environment, words):
+    options = ["--ray", cluster.client_address, "--runtime-env", environment]
+    done = shell.run(*command(work, "out", *options))
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
