@@ -159,13 +159,17 @@ def machines() -> list[Machine]:
 
 
 class Capacity:
-    """How many shards with such needs a cluster runs at a time, as its machines come and go."""
+    """How many shards with such needs a cluster runs at a time, as its machines come and go.
+
+    `alive` are the ids of those that were there at the last count.
+    """
 
     def __init__(self, cluster: RayCluster, needs: Mapping[str, float]) -> None:
         self._cluster = cluster
         self._needs = needs
         self._head = _head_address(cluster)
         self._silent_since: float | None = None
+        self.alive: frozenset[str] = frozenset()
 
     def __call__(self) -> int | None:
         """Count; None while the cluster's head is silent: whoever asks it for something waits.
@@ -175,7 +179,9 @@ class Capacity:
         """
         if self._answers():
             self._silent_since = None
-            return count_slots(machines(), self._needs)
+            found = machines()
+            self.alive = frozenset(machine.id for machine in found)
+            return count_slots(found, self._needs)
         now = time.monotonic()
         self._silent_since = self._silent_since or now
         if now - self._silent_since > _HEAD_SECONDS:

@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 from batchmill.flows.api import TaskRunEnd
+from batchmill.flows.ray_connection import Capacity
 from batchmill.tasks.shard import run_shard
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
@@ -21,7 +22,7 @@ from prefect.states import Crashed
 from prefect_ray import RayTaskRunner
 from prefect_ray.task_runners import PrefectRayFuture
 
-from batchmill.shard import Shard, ask_to_split, give_up, split, unfinished
+from batchmill.shard import Shard, ask_to_split, give_up, place_of, split, unfinished
 
 _LOOK_SECONDS = 1.0
 # So long a signal has to wait: Ray waits outside of Python, where no handler is called.
@@ -32,6 +33,8 @@ _GRACE_SECONDS = 6.0
 _LOCAL_RAY_IS_GONE = "LocalRayletDiedError"
 # So long machines stand idle before a shard is asked to share.
 _IDLE_SECONDS = 5.0
+# So long after a machine has gone, Ray has told of the shards on it whatever it will.
+_FORSAKE_SECONDS = 5.0
 # Shards wait in Ray's queue only so that a free worker need not wait for the next submission.
 _IN_FLIGHT_PER_SLOT = 2
 _DESERTED_SECONDS = 300.0
@@ -43,17 +46,16 @@ _GONE = "Ray on the machine of the flow run has died, so nothing more could be s
 class Submission:
     """The shards of one run on their way through Ray.
 
-    `slots` tells how many run at a time now, None if that cannot be known now; twice as many are
-    submitted at once. `look` is called about every second; once it returns true, no more are
-    submitted. Once the run is `cancelled`, what does not end soon is killed. After
-    `losses_allowed` lost workers, none is submitted again.
+    `slots` tells how many run at a time now; twice as many are submitted at once. `look` is called
+    about every second; once it returns true, no more are submitted. Once the run is `cancelled`,
+    what does not end soon is killed. After `losses_allowed` lost workers, none is submitted again.
     A shard with more than `workers` inputs left is split when machines would stand idle.
     `ended_early` says why some shards have no outcome for all their inputs; `ends` how each task
     run ended.
     """
 
     runner: RayTaskRunner[Any]
-    slots: Callable[[], int | None]
+    slots: Capacity
     workers: int
     look: Callable[[], bool]
     cancelled: Callable[[], bool]
@@ -66,6 +68,9 @@ class Submission:
     # The shard that was asked to leave what it has not begun, and when to ask one next.
     _asked: Any = None
     _next_split: float = float("inf")
+    # The machines that there have been, and when those were missed that are no more.
+    _known: frozenset[str] = frozenset()
+    _missed: dict[str, float] = field(default_factory=dict)
     _no_machine_since: float | None = None
     _stopped: bool = False
 
@@ -87,6 +92,7 @@ class Submission:
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK_SECONDS
                 slots = self.slots()
+                self._forsake()
                 self._stopped = self._stopped or self.look() or self._is_deserted(slots)
                 if not self._stopped and slots is not None:
                     self._share_out(slots)
@@ -119,10 +125,32 @@ class Submission:
             return
         ended, _ = ray.wait(list(self._running), num_returns=1, timeout=_WAIT_SECONDS)
         for reference in ended:
-            if reference == self._asked:
-                self._take_rest()
-                self._asked = None  # Whatever it has not left, it has done, or lost.
-            self._settle(*self._running.pop(reference))
+            self._settle(*self._leave(reference))
+
+    def _leave(self, reference: Any) -> tuple[Shard, PrefectRayFuture[Any]]:
+        """Return a shard that runs no more, without what it has left to others."""
+        if reference == self._asked:
+            self._take_rest()
+            self._asked = None  # Whatever it has not left, it has done, or lost.
+        return self._running.pop(reference)
+
+    def _forsake(self) -> None:
+        """Count shards as lost whose machine is no more.
+
+        Of one that fell silent, Ray waits for the answer until the kernel gives the connection up,
+        which takes a quarter of an hour.
+        """
+        now = time.monotonic()
+        gone = self._known - self.slots.alive
+        self._known |= self.slots.alive
+        for machine in gone:
+            since = self._missed.setdefault(machine, now)
+            if now - since < _FORSAKE_SECONDS:
+                continue  # As a rule, Ray itself has a reason to tell.
+            self._known -= {machine}
+            for reference, (shard, _) in list(self._running.items()):
+                if place_of(shard) == machine:
+                    self._lose(*self._leave(reference), "its machine is gone")
 
     def _share_out(self, slots: int) -> None:
         """Have a shard leave inputs to machines that would stand idle at the end of a run."""
@@ -183,14 +211,19 @@ class Submission:
         reason = (state.message or "its process is gone").strip().partition("\n")[0]
         if not state.is_final():
             state = Crashed(message=reason)
-        self._note_end(shard, future, state)
-        if state.is_completed() or self.cancelled():
+        if state.is_crashed() and not self.cancelled():
+            self._lose(shard, future, reason)
             return
+        self._note_end(shard, future, state)
+        if not state.is_completed() and not self.cancelled():
+            get_run_logger().error("%s ended early: %s", shard.title, reason)
+            self.ended_early.append(f"{shard.title} ended early: {reason}")
+
+    def _lose(self, shard: Shard, future: PrefectRayFuture[Any], reason: str) -> None:
+        """Note that a shard has lost its Ray worker, and have what is left of it done again."""
+        self._note_end(shard, future, Crashed(message=reason))
         logger = get_run_logger()
         logger.error("%s ended early: %s", shard.title, reason)
-        if not state.is_crashed():
-            self.ended_early.append(f"{shard.title} ended early: {reason}")
-            return
         if _LOCAL_RAY_IS_GONE in reason:
             if _GONE not in self.ended_early:
                 self.ended_early.append(_GONE)

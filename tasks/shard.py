@@ -1,5 +1,6 @@
 """The task that runs one shard on a Ray worker."""
 
+import ray
 from batchmill.tasks.logs import send_logs
 from prefect import task
 from prefect.logging import get_run_logger
@@ -31,7 +32,7 @@ def run_shard(shard: Shard) -> ShardResult:
                 logger.error("%s: %s: %s", outcome.input, outcome.kind, outcome.reason)
 
     try:
-        result = run(shard, report)
+        result = run(shard, report, place=ray.get_runtime_context().get_node_id())
         counts = ", ".join(f"{count} {kind}" for kind, count in result.outcomes.items())
         logger.info("%s in %.1f s", counts, result.seconds)
     finally:

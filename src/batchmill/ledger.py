@@ -7,6 +7,7 @@
       runs/RUN/plan.arrow          what a run set out to do
       runs/RUN/stop                asks its shards to end early
       runs/RUN/alone/ROW-ATTEMPT   a row of the plan that was executed alone, after lost workers
+      runs/RUN/place/SHARD         the machine on which a shard has begun
       runs/RUN/split/SHARD         asks a shard to leave what it has not begun to others
       runs/RUN/split/SHARD-from    the row of the plan from which on it has done so
       runs/RUN/summary.json        how it ended
@@ -156,6 +157,15 @@ class Ledger:
         """Whether the shards of a run were asked to end."""
         return self.store.exists(self._stop_name(run))
 
+    def note_place(self, run: int, shard: str, place: str) -> None:
+        """Note on which machine a shard of a run has begun."""
+        self.store.write(self._place_name(run, shard), place.encode())
+
+    def place_of(self, run: int, shard: str) -> str | None:
+        """Return the machine on which a shard has begun; None if it has not."""
+        name = self._place_name(run, shard)
+        return self.store.read(name).decode() if self.store.exists(name) else None
+
     def ask_to_split(self, run: int, shard: str) -> None:
         """Ask a shard of a run to leave what it has not begun to others."""
         self.store.write(self._split_name(run, shard), b"")
@@ -184,6 +194,9 @@ class Ledger:
 
     def _alone_name(self, run: int) -> str:
         return f"{_RUNS}/{run:06d}/alone"
+
+    def _place_name(self, run: int, shard: str) -> str:
+        return f"{_RUNS}/{run:06d}/place/{shard}"
 
     def _split_name(self, run: int, shard: str) -> str:
         return f"{_RUNS}/{run:06d}/split/{shard}"

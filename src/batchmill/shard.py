@@ -75,8 +75,12 @@ class ShardResult(NamedTuple):
     seconds: float
 
 
-def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None) -> ShardResult:
+def run_shard(
+    shard: Shard, on_outcome: Callable[[Outcome], None] | None = None, *, place: str = ""
+) -> ShardResult:
     """Execute the inputs of a shard and commit their outcomes; calls `on_outcome` with each.
+
+    `place` is the machine that `place_of` then tells.
 
     Raises StepError if the step cannot be loaded here, LedgerError and StoreError if the dataset
     cannot be read or written. What was committed before stays. Ends early, with inputs that have no
@@ -87,6 +91,8 @@ def run_shard(shard: Shard, on_outcome: Callable[[Outcome], None] | None = None)
 
     begun = time.perf_counter()
     ledger = Ledger(open_store(shard.dataset))
+    if place:
+        ledger.note_place(shard.run, shard.key, place)
     work = read_work(ledger, shard.run)
     step = load_step(work.step, work.params, search=work.search)
     table = read_inputs(ledger, shard.run, shard.start, shard.stop)
@@ -179,6 +185,11 @@ def unfinished(shards: Sequence[Shard]) -> list[list[int]]:
         done = _is_in(table, recorded).to_pylist()
         rows.append([shard.start + i for i, is_done in enumerate(done) if not is_done])
     return rows
+
+
+def place_of(shard: Shard) -> str | None:
+    """Return the machine on which a shard has begun; None if it has not."""
+    return Ledger(open_store(shard.dataset)).place_of(shard.run, shard.key)
 
 
 def ask_to_split(shard: Shard) -> None:

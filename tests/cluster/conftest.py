@@ -12,7 +12,10 @@ from ray_cluster import ray_cluster
 def ray_environment(tmp_path_factory):
     """The environment of the cluster's machines and of who uses it."""
     home = tmp_path_factory.mktemp("home")
-    return clean_environment(home / "prefect") | {"HOME": str(home)}
+    # Else Ray waits for two minutes before it gives up on a machine that does not answer.
+    patience = {"period_ms": "1000", "timeout_ms": "5000", "failure_threshold": "3"}
+    ray = {f"RAY_health_check_{name}": value for name, value in patience.items()}
+    return clean_environment(home / "prefect") | {"HOME": str(home)} | ray
 
 
 @pytest.fixture(scope="session")
