@@ -6,6 +6,7 @@ import os
 import socket
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -76,6 +77,7 @@ def ray_runner(cluster: RayCluster) -> Iterator[RayTaskRunner[Any]]:
 
 
 def _connect(settings: dict[str, Any]) -> RayTaskRunner[Any]:
+    warnings.filterwarnings("ignore", message="Ray Client connection", category=UserWarning)
     for pause in _CONNECT_PAUSES:
         try:
             return RayTaskRunner(init_kwargs=settings).__enter__()
@@ -93,20 +95,22 @@ def _failure(cluster: RayCluster, error: Exception) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
     reason = " ".join(dict.fromkeys([lines[0], lines[-1]]))
     hint = ""
-    if "token" in text.lower() or "auth" in type(error).__name__.lower():
+    if not cluster.is_private and os.environ.get("RAY_AUTH_MODE") != "token":
+        # Ray Client does not say so; it is not answered, and that is all.
         hint = (
-            " The cluster asks for a token: set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, or save it"
-            " with a Ray cluster block."
+            " If the cluster asks for a token: set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, or save "
+            "it with a Ray cluster block."
         )
     return f"Ray {where} cannot be reached or started: {type(error).__name__}: {reason}{hint}"
 
 
 def _present_token(cluster: RayCluster) -> None:
     """Have Ray show the cluster's token, if there is one; `ray://` would not look for it itself."""
+    setup: Any = importlib.import_module("ray._private.authentication.authentication_token_setup")
     if cluster.token:
         os.environ["RAY_AUTH_TOKEN"] = cluster.token.get_secret_value()
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-    setup: Any = importlib.import_module("ray._private.authentication.authentication_token_setup")
+        setup.AuthenticationTokenLoader.instance().reset_cache()
+    # It sets RAY_AUTH_MODE, which Ray has read when it was imported, where it counts.
     setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 

@@ -12,7 +12,7 @@ from ray_cluster import ray_cluster
 SAVE = """
 import sys
 from batchmill.blocks.ray_cluster import RayCluster
-RayCluster(address=sys.argv[1], token=sys.argv[2]).save("ours")
+RayCluster(address=sys.argv[1], token=sys.argv[2]).save("ours", overwrite=True)
 """
 
 
@@ -57,7 +57,7 @@ def test_a_cluster_that_asks_for_a_token(shell, undisturbed, work, address):
         where = getattr(cluster, address)
         done = shell.run(*command(work, "out", "--ray", where))
         assert done.returncode == 2
-        assert "set RAY_AUTH_TOKEN" in done.stderr
+        assert "If the cluster asks for a token: set RAY_AUTH_TOKEN" in done.stderr
         assert "Traceback" not in done.stderr
         saved = shell.run(sys.executable, "-c", SAVE, where, secret)
         assert saved.returncode == 0, saved.stderr
