@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ALL_PAGES = [*PAGES, *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md"))]
 
+# Blocks of `sh` are run. What needs a cluster is in blocks of `bash`; tests/cluster does the like.
 # Set-up, or what another test starts: make by .ci/run, deployments by test_deployment.
 ELSEWHERE = ("make ", "pip install", "prefect ")
 
