@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 import ray
-from batchmill.flows.ray_connection import Machine
+from batchmill.flows.ray_capacity import Machine
 from prefect.client.orchestration import get_client
 from prefect.context import SettingsContext, get_settings_context
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings

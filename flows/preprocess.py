@@ -16,15 +16,14 @@ from batchmill.flows.api import (
 from batchmill.flows.cancellation import Cancellation
 from batchmill.flows.cluster_probe import probe_cluster
 from batchmill.flows.failure_artifact import FailureArtifact
-from batchmill.flows.ray_connection import (
+from batchmill.flows.ray_capacity import (
     Capacity,
-    check_cluster,
     cores_for,
     machines,
-    ray_runner,
     remote_options_of,
     shard_needs,
 )
+from batchmill.flows.ray_connection import check_cluster, ray_runner
 from batchmill.flows.submission import Submission
 from batchmill.tasks.manifest import load_manifest
 from batchmill.tasks.metadata import write_metadata
@@ -255,7 +254,7 @@ def _execute(
 
         submission = Submission(
             runner=runner,
-            slots=Capacity(cluster, needs),
+            capacity=Capacity(cluster, needs),
             workers=layout.num_workers,
             look=look,
             cancelled=lambda: bool(cancellation.reason),

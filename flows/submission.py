@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 from batchmill.flows.api import TaskRunEnd
-from batchmill.flows.ray_connection import Capacity
+from batchmill.flows.ray_capacity import Capacity
 from batchmill.tasks.shard import run_shard
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
@@ -46,7 +46,7 @@ _GONE = "Ray on the machine of the flow run has died, so nothing more could be s
 class Submission:
     """The shards of one run on their way through Ray.
 
-    `slots` tells how many run at a time now; twice as many are submitted at once. `look` is called
+    `capacity` tells how many run at a time; twice as many are submitted at once. `look` is called
     about every second; once it returns true, no more are submitted. Once the run is `cancelled`,
     what does not end soon is killed. After `losses_allowed` lost workers, none is submitted again.
     A shard with more than `workers` inputs left is split when machines would stand idle.
@@ -55,7 +55,7 @@ class Submission:
     """
 
     runner: RayTaskRunner[Any]
-    slots: Capacity
+    capacity: Capacity
     workers: int
     look: Callable[[], bool]
     cancelled: Callable[[], bool]
@@ -91,7 +91,7 @@ class Submission:
         while self._waiting or running:
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK_SECONDS
-                slots = self.slots()
+                slots = self.capacity()
                 self._forsake()
                 self._stopped = self._stopped or self.look() or self._is_deserted(slots)
                 if not self._stopped and slots is not None:
@@ -115,7 +115,9 @@ class Submission:
     def _may_submit(self) -> bool:
         if not self._waiting:
             return False
-        slots = self.slots()  # Now: to submit to a cluster that has just lost its head takes ever.
+        slots = (
+            self.capacity()
+        )  # Now: to submit to a cluster that has just lost its head takes ever.
         return slots is not None and len(self._running) < max(1, slots) * _IN_FLIGHT_PER_SLOT
 
     def _wait(self) -> None:
@@ -141,8 +143,8 @@ class Submission:
         which takes a quarter of an hour.
         """
         now = time.monotonic()
-        gone = self._known - self.slots.alive
-        self._known |= self.slots.alive
+        gone = self._known - self.capacity.alive
+        self._known |= self.capacity.alive
         for machine in gone:
             since = self._missed.setdefault(machine, now)
             if now - since < _FORSAKE_SECONDS:
@@ -157,7 +159,7 @@ class Submission:
         now = time.monotonic()
         if self._asked is not None:
             self._take_rest()
-        elif self._waiting or len(self._running) >= slots:
+        elif self._waiting or not 0 < len(self._running) < slots:
             self._next_split = float("inf")
         elif self._next_split == float("inf"):
             self._next_split = now + _IDLE_SECONDS  # It may be over in a moment.
@@ -181,7 +183,7 @@ class Submission:
         self._asked = None
         if rest is None:
             return
-        idle = max(1, (self.slots() or 0) - len(self._running))
+        idle = max(1, (self.capacity() or 0) - len(self._running))
         # One part more, for the machine that is about to end what it is at.
         parts = min(rest.inputs, idle + 1)
         bounds = [rest.start + rest.inputs * part // parts for part in range(parts + 1)]
@@ -197,10 +199,12 @@ class Submission:
         if self._no_machine_since is None:
             self._no_machine_since = now
             get_run_logger().warning("no machine of the Ray cluster can run a shard now; waiting")
-        if now - self._no_machine_since < _DESERTED_SECONDS:
+        seconds = _DESERTED_SECONDS if self.capacity.is_elastic else _FORSAKE_SECONDS
+        if now - self._no_machine_since < seconds:
             return False
-        if _DESERTED not in self.ended_early:
-            self.ended_early.append(_DESERTED)
+        why = _DESERTED if self.capacity.is_elastic else _GONE
+        if why not in self.ended_early:
+            self.ended_early.append(why)
         for reference in self._running:
             ray.cancel(reference, force=True)
         return True

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from comparison import contents, faults
+from comparison import committed, contents, faults
 
 from batchmill import LedgerError
-from batchmill.ledger import Ledger
-from batchmill.storage import LocalStore
 
 INPUTS = 240
 KILLS = int(os.environ.get("BATCHMILL_KILLS", "40"))
@@ -69,11 +67,6 @@ def name_of(process):
         return "driver" if "batchmill" in process.cmdline() else None
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None
-
-
-def committed(dataset):
-    ledger = Ledger(LocalStore(dataset))
-    return set(ledger.records(["input"])["input"].to_pylist()) if ledger.exists else set()
 
 
 @pytest.fixture
