@@ -376,3 +376,18 @@ def test_a_run_that_is_shortened_executes_what_lies_before_and_nothing_else(
     executed = Counter(map(int, (tmp_path / "log").read_text().split()))
     assert max(executed) < boundary
     assert {index for index, times in executed.items() if times > 1} <= {20}
+
+
+def test_a_run_may_be_shortened_before_it_begins():
+    seen = []
+    isolated = IsolatedRun(
+        count=100,
+        run=lambda index: Outcome(str(index), str(index), "ok", 1, 0.0, 0.0, "here"),
+        lost=lambda index, death: pytest.fail("nobody is to blame"),
+        deliver=lambda outcomes: seen.extend(outcome.input for outcome in outcomes),
+        limits=Limits(),
+        retry=RetryPolicy(retries=0),
+    )
+    assert isolated.shorten() == 1
+    isolated.execute(batch_size=8, num_workers=2)
+    assert seen == ["0"]

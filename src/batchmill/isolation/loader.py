@@ -98,6 +98,7 @@ class IsolatedRun:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        self._open.update(range(self.count))
         self._horizon = Horizon(self.count)
 
     def shorten(self) -> int:
@@ -118,8 +119,7 @@ class IsolatedRun:
 
         Raises WorkerError if workers bring forth no outcome any more, and what `deliver` raises.
         """
-        self._open = set(range(self.count))
-        together = list(range(self.count))
+        together = sorted(self._open)
         idle_passes = 0
         adopt_orphans()
         try:
