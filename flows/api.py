@@ -52,8 +52,8 @@ def shared_api() -> Iterator[None]:
 def lost_server_message(error: Exception) -> str:
     """Say that the Prefect server went away in the middle of a run, and what that costs."""
     return (
-        f"The Prefect server at {PREFECT_API_URL.value()} answers no more ({error}). What is "
-        "committed stays; the same command, given again, completes the dataset."
+        f"The Prefect server at {PREFECT_API_URL.value()} answers no more. What is committed "
+        f"stays; the same command, given again, completes the dataset. ({error})"
     )
 
 

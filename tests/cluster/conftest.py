@@ -61,10 +61,18 @@ def node(cluster):
         cluster.nodes.remove(one)
 
 
-@pytest.fixture
-def undisturbed(shell, work):
-    """The dataset that a private Ray makes of the inputs."""
+@pytest.fixture(autouse=True)
+def inputs(work):
+    """The inputs and the step, in the folder that a test works in."""
     make_inputs(work)
-    done = shell.run(*command(work, "alone"))
-    assert done.returncode == 0, done.stderr
-    return work / "alone"
+
+
+@pytest.fixture(scope="session")
+def undisturbed(server, ray_environment, tmp_path_factory):
+    """The dataset that a private Ray makes of the inputs."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    make_inputs(folder)
+    with shell_in(folder, ray_environment | {"PREFECT_API_URL": server}) as shell:
+        done = shell.run(*command(folder, "alone"))
+        assert done.returncode == 0, done.stderr
+    return folder / "alone"

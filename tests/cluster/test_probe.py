@@ -5,13 +5,8 @@ import shutil
 
 import pytest
 from comparison import contents
-from gated import command, executions, make_inputs
+from gated import command, executions
 from ray_cluster import hiding
-
-
-@pytest.fixture(autouse=True)
-def inputs(work):
-    make_inputs(work)
 
 
 @pytest.fixture
