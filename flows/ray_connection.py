@@ -33,9 +33,10 @@ _OBJECT_STORE_BYTES = 100 * 2**20
 def ray_runner(cluster: RayCluster) -> Iterator[RayTaskRunner[Any]]:
     """Give a task runner that is connected to Ray, and leave nothing of a private Ray behind.
 
-    What Ray's processes print is shown where batchmill's log level is DEBUG. Raises ServiceError
-    where no Ray can be started, or none answers at the address.
+    What Ray's processes print is shown where batchmill's log level is DEBUG. Raises what
+    `check_cluster` raises, and ServiceError where no Ray can be started or connected to.
     """
+    check_cluster(cluster)  # Once more: a deployment's run has not come by the flow's own check.
     verbose = logger.isEnabledFor(logging.DEBUG)
     settings: dict[str, Any] = {} if verbose else {"log_to_driver": False, "logging_level": "ERROR"}
     # That a worker died, Ray prints to stdout all the same, where scripts expect JSON. There is no
