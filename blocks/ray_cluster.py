@@ -1,7 +1,7 @@
 """The Ray cluster that a run sends its shards to."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr, ValidationError, field_validator
@@ -11,6 +11,7 @@ from batchmill.policy import parse_size
 
 # A private Ray of the run's own, on its machine.
 PRIVATE = "local"
+_AUTO = "auto"
 _SAVED = "block:"
 _RAYS_OWN = ("num_cpus", "num_gpus", "memory")
 
@@ -56,7 +57,7 @@ class RayCluster(Block):
         title="Memory of a shard",
         description="As 8G; Ray counts it when it chooses a machine, and does not limit it.",
     )
-    resources: dict[str, float] = Field(
+    resources: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default_factory=dict,
         title="Other resources of a shard",
         description="Of those that the machines were started with, as {'scanner': 1}.",
@@ -65,14 +66,13 @@ class RayCluster(Block):
     @field_validator("address")
     @classmethod
     def _check_address(cls, address: str) -> str:
-        if address in (PRIVATE, "auto"):
-            return address
-        host, colon, port = address.removeprefix("ray://").rpartition(":")
-        if not colon or not host or not port.isdigit():
-            raise OptionError(
-                f"--ray {address}: expected ray://HOST:PORT, HOST:PORT, auto, or {_SAVED}NAME for "
-                "a saved Ray cluster."
-            )
+        if address not in (PRIVATE, _AUTO):
+            host, port = endpoint(address)
+            if not host or not 0 < port < 2**16:
+                raise OptionError(
+                    f"--ray {address}: expected ray://HOST:PORT, HOST:PORT, auto, or {_SAVED}NAME "
+                    "for a saved Ray cluster."
+                )
         return address
 
     @field_validator("memory")
@@ -81,6 +81,11 @@ class RayCluster(Block):
         if memory is not None:
             parse_size(memory, "memory of a shard")
         return memory
+
+    @property
+    def head(self) -> tuple[str, int] | None:
+        """The host and port that its address names; None where it names none."""
+        return None if self.address in (PRIVATE, _AUTO) else endpoint(self.address)
 
     @property
     def is_private(self) -> bool:
@@ -96,6 +101,12 @@ class RayCluster(Block):
             **self.resources,
         }
         return {name: amount for name, amount in needs.items() if amount}
+
+
+def endpoint(address: str) -> tuple[str, int]:
+    """Return the host and port of ray://HOST:PORT or HOST:PORT; empty and 0 where they are none."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    return host.strip("[]"), int(port) if port.isdecimal() else 0
 
 
 def saved_name(cluster: object) -> str | None:
@@ -148,7 +159,7 @@ def make_cluster(
         )
     except ValidationError as error:
         first = error.errors()[0]
-        what = ".".join(map(str, first["loc"]))
+        what = first["loc"][-1]
         raise OptionError(
             f"--shard-resource {what}={first['input']}: {first['msg']}. Give it as num_gpus=1 or "
             "memory=8G."

@@ -1,4 +1,4 @@
-"""Looks, before any work is begun, whether the machines of a Ray cluster could do it."""
+"""Looks, before any work is begun, whether the nodes of a Ray cluster could do it."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 import ray
-from batchmill.flows.ray_capacity import Machine
+from batchmill.flows.ray_capacity import Node
 from prefect.client.orchestration import get_client
 from prefect.context import SettingsContext, get_settings_context
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
@@ -18,17 +18,17 @@ from batchmill.probe import Probe, faults_here
 
 # Ray may have to set up a runtime environment first: to install packages takes minutes.
 _ANSWER_SECONDS = 600.0
-# So many machines are looked at; on a cluster of thousands, to look at all would take longer than
+# So many nodes are looked at; on a cluster of thousands, to look at all would take longer than
 # what it saves.
-_MOST_MACHINES = 64
+_MOST_NODES = 64
 
 
-def probe_cluster(probe: Probe, found: Sequence[Machine], needs: Mapping[str, float]) -> None:
-    """Run one probe on each machine that could run a shard.
+def probe_cluster(probe: Probe, found: Sequence[Node], needs: Mapping[str, float]) -> None:
+    """Run one probe on each node that could run a shard.
 
-    Raises ServiceError with a line for each fault, and the machines that have it.
+    Raises ServiceError with a line for each fault, and the nodes that have it.
     """
-    chosen = [machine for machine in found if machine.room_for(needs)][:_MOST_MACHINES]
+    chosen = [node for node in found if node.room_for(needs)][:_MOST_NODES]
     remote: Any = cast("Any", ray).remote(num_cpus=0, max_retries=0)(_portable_probe())
     settings = get_settings_context().serialize()
     asked = {
@@ -68,7 +68,7 @@ def _last_line(error: Exception) -> str:
 
 
 def _portable_probe() -> Callable[..., list[str]]:
-    """Return a function that says why the machine it runs on cannot run shards.
+    """Return a function that says why the node it runs on cannot run shards.
 
     It is pickled whole, not by its name, for batchmill may not be there, or be another.
     """
@@ -84,15 +84,15 @@ def _portable_probe() -> Callable[..., list[str]]:
             return [f"batchmill is not installed there ({where}). {remedy}"]
         if batchmill.__version__ != version:
             versions = f"batchmill is {batchmill.__version__} there, and {version} here"
-            return [f"{versions}. Install the same on all machines."]
-        from batchmill.flows.cluster_probe import faults_on_this_machine
+            return [f"{versions}. Install the same on all nodes."]
+        from batchmill.flows.cluster_probe import faults_on_this_node
 
-        return faults_on_this_machine(about, settings)
+        return faults_on_this_node(about, settings)
 
     return probe
 
 
-def faults_on_this_machine(about: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+def faults_on_this_node(about: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
     """Return why this machine cannot run shards; it can, if there is nothing."""
     faults = [*faults_here(Probe(**about)), _api_fault(settings)]
     return [fault for fault in faults if fault]
@@ -108,6 +108,6 @@ def _api_fault(settings: Mapping[str, Any]) -> str:
         return ""
     return (
         f"the Prefect API at {url} does not answer there ({trouble}). Start a server that all "
-        "machines reach (prefect server start --host 0.0.0.0), and set PREFECT_API_URL to its "
+        "nodes reach (prefect server start --host 0.0.0.0), and set PREFECT_API_URL to its "
         "address, not to one of this machine alone as 127.0.0.1."
     )

@@ -19,7 +19,7 @@ from batchmill.flows.failure_artifact import FailureArtifact
 from batchmill.flows.ray_capacity import (
     Capacity,
     cores_for,
-    machines,
+    nodes,
     remote_options_of,
     shard_needs,
 )
@@ -231,7 +231,7 @@ def _execute(
     this_run = UUID(flow_run.get_id())
     with ray_runner(cluster) as runner:
         cancellation.listen()  # Ray takes SIGTERM for itself.
-        found = machines()
+        found = nodes()
         layout, shards = run.divide(batching, cores_for(cluster, found), policy)
         needs = shard_needs(cluster, found, layout.num_workers)
         if not cluster.is_private:

@@ -1,4 +1,4 @@
-"""What a Ray cluster has, and a shard asks for: how many run at a time, as machines come and go."""
+"""What a Ray cluster has, and a shard asks for: how many run at a time, as nodes come and go."""
 
 import socket
 import time
@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import ray
-from batchmill.blocks.ray_cluster import RayCluster
+from batchmill.blocks.ray_cluster import RayCluster, endpoint
 
 from batchmill.batching import Cores
 from batchmill.errors import OptionError, RunError
@@ -16,8 +16,8 @@ from batchmill.errors import OptionError, RunError
 _HEAD_SECONDS, _HEAD_ANSWER_SECONDS = 30.0, 2.0
 
 
-class Machine(NamedTuple):
-    """A machine of the cluster: its id, its address, and what it has of each resource."""
+class Node(NamedTuple):
+    """A node of the cluster: its id, its address, and what it has of each resource."""
 
     id: str
     address: str
@@ -28,17 +28,17 @@ class Machine(NamedTuple):
         return min(int(self.resources.get(name, 0) // amount) for name, amount in needs.items())
 
 
-def machines() -> list[Machine]:
-    """List the living machines of the connected cluster."""
+def nodes() -> list[Node]:
+    """List the living nodes of the connected cluster."""
     return [
-        Machine(node["NodeID"], node["NodeManagerAddress"], node["Resources"])
+        Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"])
         for node in cast("Any", ray).nodes()
         if node["Alive"]
     ]
 
 
 class Capacity:
-    """How many shards with such needs a cluster runs at a time, as its machines come and go.
+    """How many shards with such needs a cluster runs at a time, as its nodes come and go.
 
     `alive` are the ids of those that were there at the last count; `is_elastic` tells whether
     others may come.
@@ -60,8 +60,8 @@ class Capacity:
         """
         if self._answers():
             self._silent_since = None
-            found = machines()
-            self.alive = frozenset(machine.id for machine in found)
+            found = nodes()
+            self.alive = frozenset(node.id for node in found)
             return count_slots(found, self._needs)
         now = time.monotonic()
         self._silent_since = self._silent_since or now
@@ -91,47 +91,44 @@ def _head_address(cluster: RayCluster) -> tuple[str, int] | None:
     """Return where a cluster's head can be asked whether it lives; None for a private Ray."""
     if cluster.is_private:
         return None
-    address = cluster.address
-    if not address.startswith("ray://"):
-        address = ray.get_runtime_context().gcs_address
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    return host, int(port)
+    if cluster.address.startswith("ray://"):
+        return cluster.head
+    return endpoint(ray.get_runtime_context().gcs_address)
 
 
-def cores_for(cluster: RayCluster, found: list[Machine]) -> Cores:
-    """Count the cores of a cluster's machines, and the shards that they can run at a time."""
-    cores = [int(machine.resources.get("CPU", 0)) for machine in found]
+def cores_for(cluster: RayCluster, found: list[Node]) -> Cores:
+    """Count the cores of a cluster's nodes, and the shards that they can run at a time."""
+    cores = [int(node.resources.get("CPU", 0)) for node in found]
     return Cores(
         total=max(1, sum(cores)), node=max([1, *cores]), slots=partial(_slots, cluster, found)
     )
 
 
-def shard_needs(cluster: RayCluster, found: list[Machine], workers: int) -> dict[str, float]:
-    """Return what a shard asks for: of CPUs, no more than the largest machine has."""
-    most = max([1, *(int(machine.resources.get("CPU", 0)) for machine in found)])
+def shard_needs(cluster: RayCluster, found: list[Node], workers: int) -> dict[str, float]:
+    """Return what a shard asks for: of CPUs, no more than the largest node has."""
+    most = max([1, *(int(node.resources.get("CPU", 0)) for node in found)])
     return cluster.needs(min(workers, most))
 
 
-def count_slots(found: list[Machine], needs: Mapping[str, float]) -> int:
+def count_slots(found: list[Node], needs: Mapping[str, float]) -> int:
     """Count the shards with such needs that run at a time."""
-    return sum(machine.room_for(needs) for machine in found)
+    return sum(node.room_for(needs) for node in found)
 
 
-def _slots(cluster: RayCluster, found: list[Machine], workers: int) -> int:
-    """Count the shards that run at a time. Raises OptionError if no machine can run any."""
+def _slots(cluster: RayCluster, found: list[Node], workers: int) -> int:
+    """Count the shards that run at a time. Raises OptionError if no node can run any."""
     needs = shard_needs(cluster, found, workers)
     slots = count_slots(found, needs)
     if slots:
         return slots
     asked = ", ".join(f"{name}={amount:g}" for name, amount in needs.items())
     have = "; ".join(
-        f"{machine.address}: "
-        + ", ".join(f"{name}={machine.resources.get(name, 0):g}" for name in needs)
-        for machine in found
+        f"{node.address}: " + ", ".join(f"{name}={node.resources.get(name, 0):g}" for name in needs)
+        for node in found
     )
     raise OptionError(
-        f"No machine of the Ray cluster can run a shard: it asks for {asked}, and there is {have}. "
-        "Ask for less (--shard-resource, --num-workers), or start a machine that has it."
+        f"No node of the Ray cluster can run a shard: it asks for {asked}, and there is {have}. "
+        "Ask for less (--shard-resource, --num-workers), or start a node that has it."
     )
 
 

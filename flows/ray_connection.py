@@ -120,12 +120,11 @@ def check_cluster(cluster: RayCluster) -> None:
     for name in cluster.runtime_env:
         if name not in known:
             raise OptionError(f"--runtime-env: Ray knows no {name!r}. It knows {', '.join(known)}.")
-    host, colon, port = cluster.address.removeprefix("ray://").rpartition(":")
-    if not colon:
+    if cluster.head is None:
         return
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
+        socket.create_connection(cluster.head, timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
         raise ServiceError(
             f"--ray {cluster.address}: nobody answers there ({error}). Is the cluster up, the port "
             "right?"

@@ -2,7 +2,7 @@
 
 A shard whose Ray worker is gone is submitted again, with what it had not finished; one that loses
 its worker twice without getting further is divided, until the input that is to blame is alone. One
-that is at work while machines stand idle leaves them what it has not begun.
+that is at work while nodes stand idle leaves them what it has not begun.
 """
 
 import time
@@ -31,14 +31,14 @@ _WAIT_SECONDS = 0.2
 _GRACE_SECONDS = 6.0
 # Ray's name for the end of the raylet that the driver itself is connected to.
 _LOCAL_RAY_IS_GONE = "LocalRayletDiedError"
-# So long machines stand idle before a shard is asked to share.
+# So long nodes stand idle before a shard is asked to share.
 _IDLE_SECONDS = 5.0
-# So long after a machine has gone, Ray has told of the shards on it whatever it will.
+# So long after a node has gone, Ray has told of the shards on it whatever it will.
 _FORSAKE_SECONDS = 5.0
 # Shards wait in Ray's queue only so that a free worker need not wait for the next submission.
 _IN_FLIGHT_PER_SLOT = 2
 _DESERTED_SECONDS = 300.0
-_DESERTED = f"No machine of the Ray cluster could run a shard for {_DESERTED_SECONDS / 60:.0f} min."
+_DESERTED = f"No node of the Ray cluster could run a shard for {_DESERTED_SECONDS / 60:.0f} min."
 _GONE = "Ray on the machine of the flow run has died, so nothing more could be submitted."
 
 
@@ -49,7 +49,7 @@ class Submission:
     `capacity` tells how many run at a time; twice as many are submitted at once. `look` is called
     about every second; once it returns true, no more are submitted. Once the run is `cancelled`,
     what does not end soon is killed. After `losses_allowed` lost workers, none is submitted again.
-    A shard with more than `workers` inputs left is split when machines would stand idle.
+    A shard with more than `workers` inputs left is split when nodes would stand idle.
     `ended_early` says why some shards have no outcome for all their inputs; `ends` how each task
     run ended.
     """
@@ -68,10 +68,10 @@ class Submission:
     # The shard that was asked to leave what it has not begun, and when to ask one next.
     _asked: Any = None
     _next_split: float = float("inf")
-    # The machines that there have been, and when those were missed that are no more.
+    # The nodes that there have been, and when those were missed that are no more.
     _known: frozenset[str] = frozenset()
     _missed: dict[str, float] = field(default_factory=dict)
-    _no_machine_since: float | None = None
+    _no_node_since: float | None = None
     _stopped: bool = False
 
     def run(self, shards: Sequence[Shard]) -> None:
@@ -137,7 +137,7 @@ class Submission:
         return self._running.pop(reference)
 
     def _forsake(self) -> None:
-        """Count shards as lost whose machine is no more.
+        """Count shards as lost whose node is no more.
 
         Of one that fell silent, Ray waits for the answer until the kernel gives the connection up,
         which takes a quarter of an hour.
@@ -145,17 +145,17 @@ class Submission:
         now = time.monotonic()
         gone = self._known - self.capacity.alive
         self._known |= self.capacity.alive
-        for machine in gone:
-            since = self._missed.setdefault(machine, now)
+        for node in gone:
+            since = self._missed.setdefault(node, now)
             if now - since < _FORSAKE_SECONDS:
                 continue  # As a rule, Ray itself has a reason to tell.
-            self._known -= {machine}
+            self._known -= {node}
             for reference, (shard, _) in list(self._running.items()):
-                if place_of(shard) == machine:
-                    self._lose(*self._leave(reference), "its machine is gone")
+                if place_of(shard) == node:
+                    self._lose(*self._leave(reference), "its node is gone")
 
     def _share_out(self, slots: int) -> None:
-        """Have a shard leave inputs to machines that would stand idle at the end of a run."""
+        """Have a shard leave inputs to nodes that would stand idle at the end of a run."""
         now = time.monotonic()
         if self._asked is not None:
             self._take_rest()
@@ -184,23 +184,23 @@ class Submission:
         if rest is None:
             return
         idle = max(1, (self.capacity() or 0) - len(self._running))
-        # One part more, for the machine that is about to end what it is at.
+        # One part more, for the node that is about to end what it is at.
         parts = min(rest.inputs, idle + 1)
         bounds = [rest.start + rest.inputs * part // parts for part in range(parts + 1)]
         get_run_logger().info("%s leaves %d inputs to others", shard.title, rest.inputs)
         self._waiting += [replace(rest, start=start, stop=stop) for start, stop in pairwise(bounds)]
 
     def _is_deserted(self, slots: int | None) -> bool:
-        """Whether no machine has been able to run a shard for long; says so."""
+        """Whether no node has been able to run a shard for long; says so."""
         if slots != 0:
-            self._no_machine_since = None
+            self._no_node_since = None
             return False
         now = time.monotonic()
-        if self._no_machine_since is None:
-            self._no_machine_since = now
-            get_run_logger().warning("no machine of the Ray cluster can run a shard now; waiting")
+        if self._no_node_since is None:
+            self._no_node_since = now
+            get_run_logger().warning("no node of the Ray cluster can run a shard now; waiting")
         seconds = _DESERTED_SECONDS if self.capacity.is_elastic else _FORSAKE_SECONDS
-        if now - self._no_machine_since < seconds:
+        if now - self._no_node_since < seconds:
             return False
         why = _DESERTED if self.capacity.is_elastic else _GONE
         if why not in self.ended_early:

@@ -27,7 +27,7 @@ from batchmill.storage.urls import join, last_part
 
 logger = logging.getLogger(__name__)
 
-# A killed machine costs what is not committed: so many seconds of work. The others bound memory.
+# A killed node costs what is not committed: so many seconds of work. The others bound memory.
 COMMIT_SECONDS = 2.0
 COMMIT_INPUTS, COMMIT_BYTES = 20_000, 32 * 2**20
 
@@ -80,7 +80,7 @@ def run_shard(
 ) -> ShardResult:
     """Execute the inputs of a shard and commit their outcomes; calls `on_outcome` with each.
 
-    `place` is the machine that `place_of` then tells.
+    `place` is the node that `place_of` then tells.
 
     Raises StepError if the step cannot be loaded here, LedgerError and StoreError if the dataset
     cannot be read or written. What was committed before stays. Ends early, with inputs that have no
@@ -188,7 +188,7 @@ def unfinished(shards: Sequence[Shard]) -> list[list[int]]:
 
 
 def place_of(shard: Shard) -> str | None:
-    """Return the machine on which a shard has begun; None if it has not."""
+    """Return the node on which a shard has begun; None if it has not."""
     return Ledger(open_store(shard.dataset)).place_of(shard.run, shard.key)
 
 

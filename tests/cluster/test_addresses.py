@@ -1,6 +1,7 @@
 """The same command on a cluster, by any address: the same dataset, with all machines at work."""
 
 import os
+import re
 import sys
 
 import pytest
@@ -45,7 +46,26 @@ def test_a_shard_goes_where_it_has_what_it_asks_for(shell, cluster, node, undist
     assert contents(work / "out") == contents(undisturbed)
     done = shell.run(*command(work, "no", *options, "--shard-resource", "num_gpus=2"))
     assert done.returncode == 2
-    assert "No machine of the Ray cluster can run a shard: it asks for CPU=1, GPU=2" in done.stderr
+    assert "No node of the Ray cluster can run a shard: it asks for CPU=1, GPU=2" in done.stderr
+
+
+def test_a_shards_own_log_says_what_it_did_and_names_failures(shell, api, cluster, node, work):
+    node()
+    (work / "in" / "07.txt").write_bytes(b"\xff")
+    done = shell.run(*command(work, "out", "--ray", cluster.client_address))
+    assert done.returncode == 1, done.stderr
+    _, task_runs = flow_run_of(api, work / "out")
+    shards = {run["id"]: run for run in task_runs if run["name"].startswith("shard ")}
+    titles = [re.fullmatch(r"shard \d+/\d+, (\d+) inputs", run["name"]) for run in shards.values()]
+    assert sum(int(title[1]) for title in titles) == INPUTS
+    asked = {"logs": {"task_run_id": {"any_": list(shards)}}, "limit": 200}
+    logs = [(log["task_run_id"], log["message"]) for log in api("/logs/filter", asked)]
+    ((failed, told),) = [(run, text) for run, text in logs if text.startswith("07.txt: ")]
+    assert "UnicodeDecodeError" in told
+    for run in shards:
+        counts = [text for of, text in logs if of == run and re.match(r"\d+ ok", text)]
+        assert len(counts) == 1
+        assert ("1 failed" in counts[0]) == (run == failed)
 
 
 @pytest.mark.parametrize("address", ["client_address", "address"])

@@ -150,11 +150,17 @@ def test_the_prefect_server_is_away_for_half_a_minute(
         finish(started, work, undisturbed, lambda *asked: ask(url, *asked))
 
 
+@pytest.mark.parametrize("way", ["SIGTERM", "prefect flow-run cancel"])
 def test_cancelling_ends_the_runs_processes_on_all_nodes(
-    run, work, undisturbed, api, shell, cluster
+    run, work, undisturbed, api, shell, cluster, way
 ):
     started, nodes = run
-    started.send_signal(signal.SIGTERM)
+    if way == "SIGTERM":
+        started.send_signal(signal.SIGTERM)
+    else:
+        flow_run, _ = flow_run_of(api, work / "out")
+        done = shell.run(*way.split(), flow_run["id"])
+        assert done.returncode == 0, done.stderr
     at_work = [process for node in nodes for process in node.processes("ray::run_shard")]
     wait_for(lambda: not any(process.is_running() for process in at_work), "their end", 10)
     _, err = started.communicate(timeout=60)

@@ -2,11 +2,14 @@
 
 import json
 import shutil
+import sys
+import zipfile
 
+import pandas as pd
 import pytest
 from comparison import contents
-from gated import command, executions
-from ray_cluster import hiding
+from gated import INPUTS, command, executions
+from ray_cluster import hiding, read_only
 
 
 @pytest.fixture
@@ -35,6 +38,21 @@ def test_a_dataset_that_a_machine_does_not_share(refused, node, work):
 def test_inputs_that_a_machine_does_not_see(refused, node, work):
     node(wrapper=hiding(work / "in"))
     assert f"the input {work}/in/" in refused()
+
+
+def test_a_dataset_that_a_node_may_only_read(refused, node, work):
+    (work / "data").mkdir()
+    node(wrapper=read_only(work / "data"))
+    assert "the dataset cannot be written to: " in refused("data/out")
+
+
+def test_no_batchmill(refused, node, tmp_path):
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "batchmill.py").write_text("raise ModuleNotFoundError('batchmill')")
+    node(environment={"PYTHONPATH": str(tmp_path / "none")})
+    text = refused()
+    assert f"batchmill is not installed there (for {sys.executable})" in text
+    assert "pip install batchmill==0.1.0" in text
 
 
 def test_another_batchmill(refused, node, tmp_path):
@@ -76,6 +94,53 @@ def test_a_step_that_is_not_there_is_brought_by_ray(refused, node, mine, shell, 
         done = shell.run(*command(work, output, *options))
         assert done.returncode == 0, done.stderr
     assert contents(work / "folder") == contents(work / "module")
+
+
+GREET = """
+import os
+import hello
+
+def step(source, out):
+    return {"words": f"{hello.WORD}, {os.environ['WHO']}"}
+"""
+
+
+def test_packages_and_variables_are_brought_by_ray(node, shell, cluster, work):
+    node()
+    (work / "greet").mkdir()
+    (work / "greet" / "greet.py").write_text(GREET)
+    (work / "here").mkdir()
+    (work / "here" / "hello.py").write_text("WORD = 'good evening'")
+    shell.environment["PYTHONPATH"] = f"{work}/greet:{work}/here"
+    wheel = make_wheel(work, "hello", "WORD = 'good morning'")
+    environment = {
+        "working_dir": str(work / "greet"),
+        "pip": {"packages": [str(wheel)], "pip_install_options": ["--no-index"]},
+        "env_vars": {"WHO": "everybody"},
+        # Else the head makes the same environment, and here they have one folder for it.
+        "config": {"eager_install": False},
+    }
+    job = ["run", "in", "--step", "greet:step", "-o", "out", "--ray", cluster.address]
+    done = shell.batchmill(*job, "--runtime-env", json.dumps(environment))
+    assert done.returncode == 0, done.stderr
+    words = pd.read_parquet(work / "out" / "metadata.parquet")["words"]
+    assert list(words) == ["good morning, everybody"] * INPUTS
+
+
+def make_wheel(folder, name, source):
+    """Write a wheel with one module; gives its path."""
+    info = f"{name}-1.0.dist-info"
+    files = {
+        f"{name}.py": source,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"])
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for file, text in files.items():
+            wheel.writestr(file, text)
+    return path
 
 
 def test_another_version_of_the_step(refused, node, mine, tmp_path):

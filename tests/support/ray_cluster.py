@@ -212,3 +212,11 @@ def hiding(folder):
     """A wrapper for a node's command: the node finds an empty folder in this one's place."""
     script = f'mount -t tmpfs none "{folder}" && exec "$@"'
     return ["unshare", "--mount", "sh", "-c", script, "sh"]
+
+
+def read_only(folder):
+    """A wrapper for a node's command: the node may not write to the folder."""
+    script = (
+        f'mount --bind "{folder}" "{folder}" && mount -o remount,bind,ro "{folder}" && exec "$@"'
+    )
+    return ["unshare", "--mount", "sh", "-c", script, "sh"]

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,7 +73,10 @@ class Watchdog:
         self._seen: dict[int, Occupied] = {}
         self.verdicts: dict[int, Verdict] = {}
         self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._serve, name="watchdog", daemon=True)
+        # Who is given the outcomes finds the context of who asked for them, as Prefect's settings.
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._serve,), name="watchdog", daemon=True
+        )
 
     def start(self) -> None:
         """Begin to watch; after the workers were forked, so that none has half a thread."""
