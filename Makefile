@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := demo-output
+# Tests wait for servers and for each other's kills as much as they compute.
+WORKERS ?= 2
 SHELL := /bin/bash
 
 # A strict editable install links single files: it must be made again when one is added.
@@ -43,7 +45,7 @@ demo: setup ## Cut twelve short recordings into clips, and show the dataset
 	@echo "The run's story:  $(BIN)/prefect server start, then http://127.0.0.1:4200"
 
 test: setup ## Run all tests but those that need several machines
-	$(BIN)/python -m pytest -m 'not cluster'
+	$(BIN)/python -m pytest -m 'not cluster' -n $(WORKERS) --dist worksteal
 
 test-cluster: setup ## Run the tests of Ray clusters; as root, for the network between machines
 	$(BIN)/python -m pytest -m cluster

@@ -13,6 +13,7 @@ from comparison import AFTER_A_RUN
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jobs import run_job
+from live import wait_for
 from poison import FILE_POISONS, POISONS, kind_of
 
 from batchmill.errors import WorkerError
@@ -38,7 +39,8 @@ def _nothing_is_left(monkeypatch):
     before = (set(me.children(recursive=True)), me.num_fds(), set(os.listdir("/dev/shm")))
     threads = set(threading.enumerate())
     yield
-    assert set(threading.enumerate()) <= threads
+    # A queue's thread that has ended may still be on its way out.
+    wait_for(lambda: set(threading.enumerate()) <= threads, "the end of its threads", 10)
     left = {child for child in me.children(recursive=True) if child not in before[0]}
     assert not [child for child in left if child.status() != psutil.STATUS_ZOMBIE]
     assert me.num_fds() <= before[1]
@@ -354,7 +356,8 @@ def test_a_run_that_is_shortened_executes_what_lies_before_and_nothing_else(
 
     def deliver(outcomes):
         seen.extend(int(outcome.input) for outcome in outcomes)
-        if len(seen) >= 40 and not boundaries:
+        # So many are through for certain when a worker comes to 50, wherever the others died.
+        if len(seen) >= 25 and not boundaries:
             boundaries.append(isolated.shorten())
             go.set()
 
@@ -371,7 +374,7 @@ def test_a_run_that_is_shortened_executes_what_lies_before_and_nothing_else(
     isolated.execute(batch_size=batch_size, num_workers=num_workers)
     os.close(log)
     (boundary,) = boundaries
-    assert 40 < boundary <= 50 + 8 * 4 * 3
+    assert 25 < boundary <= 50 + 8 * 4 * 3
     assert sorted(seen) == list(range(boundary))
     executed = Counter(map(int, (tmp_path / "log").read_text().split()))
     assert max(executed) < boundary
