@@ -9,7 +9,7 @@ WORKERS ?= 2
 SHELL := /bin/bash
 
 # A strict editable install links single files: it must be made again when one is added.
-FILES := $(shell find src flows tasks blocks -name '*.py' | LC_ALL=C sort | cksum | cut -d' ' -f1)
+FILES := $(shell find src flows tasks blocks \( -name '*.py' -o -name '*.html' \) | LC_ALL=C sort | cksum | cut -d' ' -f1)
 INSTALLED := $(VENV)/.installed-$(FILES)
 
 .DEFAULT_GOAL := help
@@ -41,6 +41,7 @@ demo: setup ## Cut twelve short recordings into clips, and show the dataset
 		print(f'... {len(rows)} rows')"
 	@echo; echo "The clips:        $(DEMO)/files/"
 	@echo "What failed, why: $(DEMO)/failures.csv (nothing, this time)"
+	@echo "All on one page:  $(DEMO)/report.html"
 	@echo "What is done:     $(BIN)/batchmill status $(DEMO)"
 	@echo "The run's story:  $(BIN)/prefect server start, then http://127.0.0.1:4200"
 

@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, cast
 from uuid import UUID
 
@@ -15,7 +17,6 @@ from batchmill.flows.api import (
 )
 from batchmill.flows.cancellation import Cancellation
 from batchmill.flows.cluster_probe import probe_cluster
-from batchmill.flows.failure_artifact import FailureArtifact
 from batchmill.flows.ray_capacity import (
     Capacity,
     cores_for,
@@ -24,9 +25,11 @@ from batchmill.flows.ray_capacity import (
     shard_needs,
 )
 from batchmill.flows.ray_connection import check_cluster, ray_runner
+from batchmill.flows.story import Story
 from batchmill.flows.submission import Submission
 from batchmill.tasks.manifest import load_manifest
 from batchmill.tasks.metadata import write_metadata
+from batchmill.tasks.report import write_report
 from batchmill.tasks.shard import run_shard
 from prefect import Flow
 from prefect.client.schemas.objects import State
@@ -57,8 +60,8 @@ from batchmill.summary import failure_message, summarise
 # Lost Ray workers of one run, after which their shards are not submitted again.
 _LOSSES_ALLOWED = 50
 _RECORD_SECONDS, _CANCEL_RECORD_SECONDS = 5.0, 1.0
-# Task runs of a flow run besides its shards: load_manifest and write_metadata.
-_OTHER_TASK_RUNS = 2
+# Task runs of a flow run besides its shards: load_manifest, write_metadata, write_report.
+_OTHER_TASK_RUNS = 3
 _BATCH_OPTIONS = ("batch_size", "num_workers")
 _POLICY_OPTIONS = ("retries", "timeout_seconds", "memory_limit", "max_failures", "fail_fast")
 _JOB_OPTIONS = ("params", "input_column", "root", "pattern", "force")
@@ -131,7 +134,14 @@ class PreprocessFlow(Flow[..., dict[str, Any]]):
         raise RunError(state.message or state.name or "failed")
 
 
-@PreprocessFlow
+def _run_name() -> str:
+    """Name a flow run after what it makes, with which step."""
+    parameters = flow_run.get_parameters()
+    step = str(parameters["step"]).rpartition(":")[2]
+    return f"{Path(str(parameters['output'])).name}: {step}"
+
+
+@partial(PreprocessFlow, name="preprocess", flow_run_name=_run_name)
 def preprocess(
     manifest: str,
     step: str,
@@ -199,16 +209,24 @@ def preprocess(
     )
     cancellation = Cancellation(UUID(flow_run.get_id()))
     with cancellation.listening(), open_run(load_manifest(job), wait=wait) as run:
+        story = Story(job.output, run.number)
+        story.begin(inputs=len(run.prepared.manifest), pending=run.pending, step=job.step)
         ended_early = _execute(
-            run, batching, policy, cluster or RayCluster(address=PRIVATE), cancellation
+            run, batching, policy, cluster or RayCluster(address=PRIVATE), cancellation, story
         )
         if cancellation.reason:
+            story.end(summarise(run.ledger, run.number), "Cancelled")
             return Cancelled(message=_cancelled_message(run, cancellation.reason))
         run.settle(prune=prune)
         whole: Any = opaque(run.prepared)  # Prefect need not look into it for futures.
         write_metadata(whole)
         summary = run.end()
-    if not summary.accepted(policy.failures_allowed(summary.inputs)):
+        if run.report_is_stale:
+            ledger: Any = opaque(run.ledger)
+            story.sum_up(write_report(ledger, run.number, job.output))
+    accepted = summary.accepted(policy.failures_allowed(summary.inputs))
+    story.end(summary, "Completed" if accepted else "Failed")
+    if not accepted:
         return Failed(message="\n".join([failure_message(summary, job.output), *ended_early]))
     return Completed(message=summary.sentence(), data=summary.as_json())
 
@@ -223,6 +241,7 @@ def _execute(
     policy: FailurePolicy,
     cluster: RayCluster,
     cancellation: Cancellation,
+    story: Story,
 ) -> list[str]:
     """Run what is pending on Ray; return why some shards ended early."""
     if not run.pending:
@@ -237,7 +256,6 @@ def _execute(
         if not cluster.is_private:
             probe_cluster(run.probe(), found, needs)
         watcher = RunWatcher(run.ledger, run.number)
-        failures = FailureArtifact(run.prepared.job.output)
         enough = read_work(run.ledger, run.number).enough_failures
 
         def look() -> bool:
@@ -245,7 +263,7 @@ def _execute(
             run.lease.check()
             seen = watcher.poll()
             if seen:
-                failures.show(seen)
+                story.show(seen)
                 if enough is not None and seen.failed > enough:
                     run.ledger.request_stop(run.number)
             if cancellation.reason and not run.ledger.stop_requested(run.number):

@@ -249,6 +249,14 @@ def open_ledger(dataset: str) -> Ledger:
     return ledger
 
 
+def last_run(ledger: Ledger, dataset: str) -> int:
+    """Return the number of a dataset's last run. Raises OptionError where there is none."""
+    runs = ledger.runs()
+    if not runs:
+        raise OptionError(f"{dataset}: no run has been planned there yet. Run batchmill run.")
+    return runs[-1]
+
+
 def _absolute_manifest(manifest: str) -> str:
     if is_url(manifest):
         return absolute(manifest)

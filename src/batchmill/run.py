@@ -16,6 +16,7 @@ from batchmill.probe import Probe
 from batchmill.shard import Shard
 from batchmill.summary import Summary, summarise
 from batchmill.upkeep import compact, note_touched, remove_replaced, remove_withdrawn, sweep
+from batchmill.verify import REPORT
 
 
 @dataclass(kw_only=True)
@@ -79,6 +80,12 @@ class Run:
             remove_replaced(self.ledger, self.number)
         if prune:
             remove_withdrawn(self.ledger, self.number, self.prepared.plan.withdrawn)
+
+    @property
+    def report_is_stale(self) -> bool:
+        """Whether there is more to tell than what the dataset's report tells."""
+        changed = self.pending or len(self.prepared.plan.withdrawn) or not self.lease.clean
+        return bool(changed) or REPORT not in self.ledger.store.names("")
 
     def end(self) -> Summary:
         """Tidy the ledger up, and record how the run ended; returns it."""

@@ -11,7 +11,8 @@ from batchmill.storage import FILES, Store, in_threads
 
 # What a dataset consists of at its top.
 TABLES = ("metadata.parquet", "metadata.csv", "failures.csv")
-_TOP = {FOLDER, FILES, *TABLES}
+REPORT = "report.html"
+_TOP = {FOLDER, FILES, REPORT, *TABLES}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,13 @@ from live import flow_run_of, wait_for
 SPLIT = "batchmill.steps.audio:split"
 
 
+def events_of(api, run, name):
+    """Wait for a run's events of one name, which arrive a while later."""
+    related = {"id": [f"prefect.flow-run.{run['id']}"]}
+    asked = {"filter": {"event": {"name": [name]}, "related": related}}
+    return wait_for(lambda: api("/events/filter", asked)["events"], name)
+
+
 def test_recordings_become_clips_and_the_server_shows_it(shell, api, recordings, work):
     (recordings / "broken.wav").write_bytes(b"RIFF and nothing more")
     done = shell.batchmill(
@@ -55,7 +62,24 @@ def test_recordings_become_clips_and_the_server_shows_it(shell, api, recordings,
     assert {name.split("-")[0] for name in names if name not in shards} == {
         "load_manifest",
         "write_metadata",
+        "write_report",
     }
+    assert run["name"] == "clips: split"
+    of_run = {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}}
+    artifacts = {artifact["type"]: artifact for artifact in api("/artifacts/filter", of_run)}
+    assert set(artifacts) == {"progress", "table", "markdown"}
+    assert artifacts["progress"]["data"] == 100
+    page = artifacts["markdown"]["data"]
+    for expected in (f"{count - 1} ok, 1 failed", "`broken.wav`", "data:image/png", "throughput"):
+        assert expected in page
+    (event,) = events_of(api, run, "batchmill.run.finished")
+    assert event["payload"]["outcomes"] == {"ok": count - 1, "failed": 1}
+    assert event["payload"]["state"] == "Failed"
+    (event,) = events_of(api, run, "batchmill.input.failed")
+    assert event["payload"]["input"] == "broken.wav"
+    (event,) = events_of(api, run, "batchmill.run.started")
+    assert event["payload"]["pending"] == count
+    assert "1 of " in (work / "clips" / "report.html").read_text()
     filters = {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200}
     logs = [log["message"] for log in api("/logs/filter", filters)]
     assert any("broken.wav: failed: LibsndfileError" in message for message in logs)

@@ -24,6 +24,7 @@ _OVERVIEW = (
     ("plan", "batchmill.cli.plan:plan", "Tell what a run would do, and on how many cores."),
     ("status", "batchmill.cli.status:status", "Count the inputs of a dataset by outcome."),
     ("failures", "batchmill.cli.failures:failures", "List the inputs that are not ok, and why."),
+    ("report", "batchmill.cli.report:report", "Write a dataset's report.html anew."),
     ("verify", "batchmill.cli.verify:verify", "Compare a dataset's files with its ledger."),
     ("retry", "batchmill.cli.retry:retry", "Let failed inputs run again."),
 )

@@ -4,9 +4,9 @@ import json as json_text
 
 from batchmill.cli.console import console
 from batchmill.cli.options import Dataset, Json
-from batchmill.errors import OptionError
-from batchmill.job import open_ledger
+from batchmill.job import last_run, open_ledger
 from batchmill.lease import holder
+from batchmill.sizes import readable_size
 from batchmill.summary import RUN_AGAIN, count_contents, count_released, failure_message, summarise
 
 
@@ -18,11 +18,9 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
     ```
     """
     ledger = open_ledger(dataset)
-    runs = ledger.runs()
-    if not runs:
-        raise OptionError(f"{dataset}: no run has been planned there yet. Run batchmill run.")
-    summary = summarise(ledger, runs[-1])
-    ended = ledger.read_summary(runs[-1])
+    run = last_run(ledger, dataset)
+    summary = summarise(ledger, run)
+    ended = ledger.read_summary(run)
     contents = count_contents(ledger)
     who = holder(ledger)
     if json:
@@ -55,13 +53,4 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
     if let_go:
         out.print(f"{let_go:,} inputs were let go; the next run executes them.")
     if contents.outputs:
-        out.print(f"{contents.outputs:,} output files, {_size(contents.bytes)}")
-
-
-def _size(count: int) -> str:
-    amount = float(count)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:,.0f} {unit}" if unit == "bytes" else f"{amount:,.1f} {unit}"
-        amount /= 1024
-    return f"{amount:,.1f} TiB"
+        out.print(f"{contents.outputs:,} output files, {readable_size(contents.bytes)}")

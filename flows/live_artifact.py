@@ -1,0 +1,59 @@
+"""An artifact of a flow run that changes while the run goes on."""
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import httpx
+from prefect.artifacts import Artifact
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.exceptions import PrefectException
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+from batchmill.digests import readable_id
+
+logger = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 30.0
+
+
+class LiveArtifact:
+    """One artifact, made when it is first shown, then kept current."""
+
+    def __init__(self) -> None:
+        self._id: UUID | None = None
+        self._next = 0.0
+
+    def show(self, artifact: Artifact, data: Any) -> bool:
+        """Make the artifact, or give it this `data` and description; return whether it was shown.
+
+        A server that does not answer is no reason to end a run: a later call tries again.
+        """
+        if time.monotonic() < self._next:
+            return False
+        try:
+            # The client's own patience would hold the run up for minutes.
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+                self._send(artifact, data)
+        except (httpx.HTTPError, PrefectException) as error:
+            self._next = time.monotonic() + _PAUSE_SECONDS
+            logger.warning("the artifact %s could not be sent to Prefect: %s", artifact.key, error)
+            return False
+        return True
+
+    def _send(self, artifact: Artifact, data: Any) -> None:
+        if self._id is None:
+            made: Any = artifact.create(_sync=True)  # type: ignore[call-arg]
+            self._id = made.id
+            return
+        update = ArtifactUpdate(data=data, description=artifact.description)
+        with get_client(sync_client=True) as client:
+            client.update_artifact(self._id, update)
+
+
+def artifact_key(kind: str, dataset: str) -> str:
+    """Return an artifact's key, the same for all runs over a dataset: KIND-NAME-HASH."""
+    return f"{kind}-{readable_id('dataset', Path(dataset).name, dataset)}".lower()

@@ -1,0 +1,86 @@
+"""The page about a run in the Prefect UI, as Markdown."""
+
+from collections.abc import Iterator
+
+from batchmill.report import Facts
+from batchmill.report.figures import as_data_url, figures
+from batchmill.report.page import duration
+from batchmill.sizes import readable_size
+
+_SHOWN_KINDS = 20
+
+
+def summary_text(facts: Facts) -> str:
+    """Write what came of a run: counts, speed, failures by kind, the slowest, pictures."""
+    return "\n".join(_lines(facts)) + "\n"
+
+
+def _lines(facts: Facts) -> Iterator[str]:
+    summary = facts.summary
+    yield f"# {summary.sentence()}"
+    yield ""
+    yield f"Dataset {code(facts.dataset)}, step {code(facts.step)}, run {summary.run}."
+    yield ""
+    yield "| | |"
+    yield "|---|---|"
+    for kind, count in summary.outcomes.items():
+        yield f"| {kind} | {count:,} |"
+    if summary.pending:
+        yield f"| pending | {summary.pending:,} |"
+    yield f"| output files | {facts.contents.outputs:,}, {readable_size(facts.contents.bytes)} |"
+    if len(facts.executed):
+        yield f"| executed in run {facts.executed_by} | {len(facts.executed):,} |"
+        yield f"| from the first to the last | {duration(facts.seconds)} |"
+        yield f"| throughput | {facts.throughput:,.1f} inputs/s |"
+    if len(facts.failures):
+        yield from _failures(facts)
+    if len(facts.executed):
+        yield from _executed(facts)
+    yield ""
+    yield f"In the dataset: {code('report.html')}, with tracebacks and what was printed."
+
+
+def _failures(facts: Facts) -> Iterator[str]:
+    yield ""
+    yield "## What failed, and why"
+    yield ""
+    yield "| inputs | outcome | error | message of the first | the first |"
+    yield "|---:|---|---|---|---|"
+    kinds = facts.failure_kinds()
+    for kind in kinds[:_SHOWN_KINDS]:
+        names = ", ".join(map(code, kind.names))
+        more = ", ..." if kind.inputs > len(kind.names) else ""
+        message = code(kind.message)
+        yield (
+            f"| {kind.inputs:,} | {kind.outcome} | {code(kind.error)} | {message} | {names}{more} |"
+        )
+    if len(kinds) > _SHOWN_KINDS:
+        yield ""
+        yield f"... and {len(kinds) - _SHOWN_KINDS:,} more kinds."
+
+
+def _executed(facts: Facts) -> Iterator[str]:
+    yield ""
+    yield "## How it went"
+    yield ""
+    for label, figure in figures(facts):
+        yield f"![{label}]({as_data_url(figure)})"
+        yield ""
+    yield "## The slowest inputs"
+    yield ""
+    yield "| input | outcome | time | size |"
+    yield "|---|---|---:|---:|"
+    for record in facts.slowest():
+        size = readable_size(record["size"]) if record["size"] >= 0 else ""
+        took = duration(record["seconds"])
+        yield f"| {code(record['input'])} | {record['outcome']} | {took} | {size} |"
+
+
+def code(text: str) -> str:
+    r"""Show any text as it is, in a table as well.
+
+    >>> code("a|b`<i>")
+    "`a\\|b'<i>`"
+    """
+    line = " ".join(text.split()).replace("`", "'").replace("|", "\\|")
+    return f"`{line}`" if line else ""

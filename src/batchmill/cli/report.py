@@ -1,0 +1,24 @@
+"""`batchmill report`: a dataset's story on one page."""
+
+from batchmill.cli.console import console
+from batchmill.cli.options import Dataset
+from batchmill.job import last_run, open_ledger
+from batchmill.lease import check_free
+from batchmill.report import write_report
+from batchmill.verify import REPORT
+
+
+def report(dataset: Dataset, /) -> None:
+    """Write a dataset's report.html anew: what came of its inputs, how fast, what failed and why.
+
+    Each run that executes something writes it at its end.
+
+    ```
+    batchmill report dataset
+    ```
+    """
+    ledger = open_ledger(dataset)
+    run = last_run(ledger, dataset)
+    check_free(ledger)
+    write_report(ledger, run, dataset)
+    console().print(ledger.store.place(REPORT))
