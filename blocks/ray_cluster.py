@@ -1,10 +1,10 @@
 """The Ray cluster that a run sends its shards to."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from prefect.blocks.core import Block
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 
 from batchmill.errors import OptionError
 from batchmill.policy import parse_size
@@ -12,6 +12,8 @@ from batchmill.policy import parse_size
 # A private Ray of the run's own, on its machine.
 PRIVATE = "local"
 _AUTO = "auto"
+# Ray counts no finer.
+_LEAST = 1e-4
 _SAVED = "block:"
 _RAYS_OWN = ("num_cpus", "num_gpus", "memory")
 
@@ -45,7 +47,7 @@ class RayCluster(Block):
     )
     num_cpus: float | None = Field(
         default=None,
-        gt=0,
+        ge=_LEAST,
         title="CPUs of a shard",
         description="By default, as many as its DataLoader has workers.",
     )
@@ -74,6 +76,29 @@ class RayCluster(Block):
                     "for a saved Ray cluster."
                 )
         return address
+
+    @field_validator("resources", mode="after")
+    @classmethod
+    def _check_resources(cls, resources: dict[str, float]) -> dict[str, float]:
+        for name in resources:
+            if not name.strip() or name == "object_store_memory":
+                raise OptionError(f"--shard-resource {name}: is no resource that a shard can have.")
+        return resources
+
+    @model_validator(mode="after")
+    def _check_whole(self) -> Self:
+        for name, amount in {"num_gpus": self.num_gpus, **self.resources}.items():
+            if amount % 1 and (amount > 1 or amount < _LEAST):
+                raise OptionError(
+                    f"--shard-resource {name}={amount:g}: Ray takes parts of one, down to "
+                    f"{_LEAST:g}, or whole numbers."
+                )
+        return self
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _as_text(cls, memory: Any) -> Any:
+        return str(memory) if isinstance(memory, int | float) else memory
 
     @field_validator("memory")
     @classmethod
@@ -106,7 +131,9 @@ class RayCluster(Block):
 def endpoint(address: str) -> tuple[str, int]:
     """Return the host and port of ray://HOST:PORT or HOST:PORT; empty and 0 where they are none."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    return host.strip("[]"), int(port) if port.isdecimal() else 0
+    # Of another scheme, or a misspelt one, something is left.
+    host = "" if "/" in host else host.strip("[]")
+    return host, int(port) if port.isdecimal() else 0
 
 
 def saved_name(cluster: object) -> str | None:
@@ -155,7 +182,10 @@ def make_cluster(
     others = {name: amount for name, amount in amounts.items() if name not in _RAYS_OWN}
     try:
         return RayCluster(
-            address=address or PRIVATE, runtime_env=dict(runtime_env), resources=others, **own
+            address=PRIVATE if address is None else address,
+            runtime_env=dict(runtime_env),
+            resources=others,
+            **own,
         )
     except ValidationError as error:
         first = error.errors()[0]

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import httpx
 from batchmill.flows.embedded_server import embedded_server
 from batchmill.tasks.logs import send_logs
 from prefect import Task
@@ -62,9 +63,12 @@ def _check_configured() -> None:
     with get_client(sync_client=True) as client:
         trouble = client.api_healthcheck()
     if trouble:
+        is_other = isinstance(trouble, httpx.HTTPStatusError) and trouble.response.is_client_error
+        remedy = "Give its API's address, which ends in /api" if is_other else "Start it"
+        reason = str(trouble).partition("\n")[0]
         raise ServiceError(
             f"The Prefect server at PREFECT_API_URL={PREFECT_API_URL.value()} does not answer "
-            f"({trouble}). Start it, or unset PREFECT_API_URL for a temporary one."
+            f"({reason}). {remedy}, or unset PREFECT_API_URL for a temporary one."
         )
 
 
@@ -113,5 +117,7 @@ def record_ends(flow_run: UUID, task: Task[..., Any], ends: Iterable[TaskRunEnd]
                     state=end.state,
                 )
                 continue
-            if recorded is None or not recorded.is_final():
+            # What was killed because the run was cancelled calls itself crashed.
+            is_misnamed = recorded and recorded.is_crashed() and end.state.is_cancelled()
+            if recorded is None or not recorded.is_final() or is_misnamed:
                 client.set_task_run_state(end.id, end.state, force=True)

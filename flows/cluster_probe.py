@@ -1,5 +1,6 @@
 """Looks, before any work is begun, whether the nodes of a Ray cluster could do it."""
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -18,13 +19,19 @@ from batchmill.probe import Probe, faults_here
 
 # Ray may have to set up a runtime environment first: to install packages takes minutes.
 _ANSWER_SECONDS = 600.0
+_WAIT_SECONDS = 0.5
 # So many nodes are looked at; on a cluster of thousands, to look at all would take longer than
 # what it saves.
 _MOST_NODES = 64
 
 
-def probe_cluster(probe: Probe, found: Sequence[Node], needs: Mapping[str, float]) -> None:
-    """Run one probe on each node that could run a shard.
+def probe_cluster(
+    probe: Probe,
+    found: Sequence[Node],
+    needs: Mapping[str, float],
+    cancelled: Callable[[], bool],
+) -> None:
+    """Run one probe on each node that could run a shard; ends early if the run is `cancelled`.
 
     Raises ServiceError with a line for each fault, and the nodes that have it.
     """
@@ -38,7 +45,15 @@ def probe_cluster(probe: Probe, found: Sequence[Node], needs: Mapping[str, float
         ).remote(batchmill.__version__, asdict(probe), settings): m
         for m in chosen
     }
-    answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_SECONDS)
+    answered: list[Any] = []
+    silent = list(asked)
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    while silent and time.monotonic() < deadline:
+        # In short: Ray waits outside of Python, where no signal's handler is called.
+        done, silent = ray.wait(silent, num_returns=len(silent), timeout=_WAIT_SECONDS)
+        answered += done
+        if cancelled():
+            return
     where: dict[str, list[str]] = defaultdict(list)
     for reference in answered:
         for fault in _answer(reference):

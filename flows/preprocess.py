@@ -20,11 +20,12 @@ from batchmill.flows.cluster_probe import probe_cluster
 from batchmill.flows.ray_capacity import (
     Capacity,
     cores_for,
+    lost_head_message,
     nodes,
     remote_options_of,
     shard_needs,
 )
-from batchmill.flows.ray_connection import check_cluster, ray_runner
+from batchmill.flows.ray_connection import LOST_CONNECTION, check_cluster, ray_runner
 from batchmill.flows.story import Story
 from batchmill.flows.submission import Submission
 from batchmill.tasks.manifest import load_manifest
@@ -254,7 +255,9 @@ def _execute(
         layout, shards = run.divide(batching, cores_for(cluster, found), policy)
         needs = shard_needs(cluster, found, layout.num_workers)
         if not cluster.is_private:
-            probe_cluster(run.probe(), found, needs)
+            probe_cluster(run.probe(), found, needs, lambda: bool(cancellation.reason))
+            if cancellation.reason:
+                return []
         watcher = RunWatcher(run.ledger, run.number)
         enough = read_work(run.ledger, run.number).enough_failures
 
@@ -281,6 +284,8 @@ def _execute(
         try:
             with remote_options(**remote_options_of(needs)):
                 submission.run(shards)
+        except LOST_CONNECTION as error:
+            raise RunError(lost_head_message(cluster)) from error
         finally:
             run.task_runs, run.lost = len(submission.ends), submission.losses > 0
             # A private Ray ends its workers at once, with what they have not told the server yet.

@@ -12,15 +12,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import ray
 from batchmill.blocks.ray_cluster import RayCluster
 from prefect_ray import RayTaskRunner
 from ray.runtime_env import RuntimeEnv
 
-from batchmill.errors import OptionError, ServiceError
+from batchmill.errors import BatchmillError, OptionError, ServiceError
 from batchmill.storage.scratch import FOR_RAY, scratch_folder
 
 logger = logging.getLogger(__name__)
+
+# What Ray Client raises when its connection is gone, or its process at the other end.
+LOST_CONNECTION = (ConnectionError, grpc.RpcError)
 
 _LONGEST_FOLDER = 16
 _CONNECT_SECONDS = 10
@@ -64,7 +68,7 @@ def ray_runner(cluster: RayCluster) -> Iterator[RayTaskRunner[Any]]:
         try:
             runner = _connect(settings)
         except Exception as error:
-            raise ServiceError(_failure(cluster, error)) from error
+            raise _failure(cluster, error) from error
         try:
             yield runner
         finally:
@@ -85,20 +89,30 @@ def _connect(settings: dict[str, Any]) -> RayTaskRunner[Any]:
     return RayTaskRunner(init_kwargs=settings).__enter__()
 
 
-def _failure(cluster: RayCluster, error: Exception) -> str:
-    where = "on this machine" if cluster.is_private else f"at {cluster.address}"
+def _failure(cluster: RayCluster, error: Exception) -> BatchmillError:
+    """Say why there is no Ray, and what may help."""
     # Of what the other side has sent with it, the last line says what it was.
-    text = str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
-    reason = " ".join(dict.fromkeys([lines[0], lines[-1]]))
-    hint = ""
-    if not cluster.is_private and os.environ.get("RAY_AUTH_MODE") != "token":
-        # Ray Client does not say so; it is not answered, and that is all.
-        hint = (
-            " If the cluster asks for a token: set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, or save "
-            "it with a Ray cluster block."
-        )
-    return f"Ray {where} cannot be reached or started: {type(error).__name__}: {reason}{hint}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = " ".join(dict.fromkeys([lines[0], lines[-1]])) if lines else type(error).__name__
+    if isinstance(error, ValueError | TypeError) and cluster.runtime_env:
+        return OptionError(f"--runtime-env: Ray refuses it: {reason}")
+    where = "on this machine" if cluster.is_private else f"at {cluster.address}"
+    text = f"Ray {where} cannot be reached or started: {type(error).__name__}: {reason}"
+    if cluster.is_private or not isinstance(error, LOST_CONNECTION):
+        return ServiceError(text)
+    # Neither does Ray Client say so; it is not answered, and that is all.
+    port = (
+        "Is it the port of Ray Client (10001, unless told otherwise), and not the head's?"
+        if cluster.address.startswith("ray://")
+        else "Is it the head's port (6379, unless told otherwise)? Ray Client's is ray://HOST:PORT."
+    )
+    token = (
+        "The cluster may want another token than the one it was shown"
+        if os.environ.get("RAY_AUTH_MODE") == "token"
+        else "If the cluster asks for a token: set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, or save "
+        "it with a Ray cluster block"
+    )
+    return ServiceError(f"{text.rstrip('.')}. {port} {token}.")
 
 
 def _present_token(cluster: RayCluster) -> None:
@@ -107,8 +121,12 @@ def _present_token(cluster: RayCluster) -> None:
     if cluster.token:
         os.environ["RAY_AUTH_TOKEN"] = cluster.token.get_secret_value()
         setup.AuthenticationTokenLoader.instance().reset_cache()
-    # It sets RAY_AUTH_MODE, which Ray has read when it was imported, where it counts.
-    setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    try:
+        # It sets RAY_AUTH_MODE, which Ray has read when it was imported, where it counts.
+        setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    except ray.exceptions.AuthenticationError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ServiceError(f"The Ray cluster's token cannot be read: {reason}") from error
 
 
 def check_cluster(cluster: RayCluster) -> None:

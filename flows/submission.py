@@ -15,10 +15,11 @@ from typing import Any
 import ray
 from batchmill.flows.api import TaskRunEnd
 from batchmill.flows.ray_capacity import Capacity
+from batchmill.flows.ray_connection import LOST_CONNECTION
 from batchmill.tasks.shard import run_shard
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
-from prefect.states import Crashed
+from prefect.states import Cancelled, Crashed
 from prefect_ray import RayTaskRunner
 from prefect_ray.task_runners import PrefectRayFuture
 
@@ -29,6 +30,8 @@ _LOOK_SECONDS = 1.0
 _WAIT_SECONDS = 0.2
 # A shard that is asked to end looks every two seconds, and gives the inputs at hand three.
 _GRACE_SECONDS = 6.0
+# So long one that is killed then has to say so.
+_LAST_WORD_SECONDS = 2.0
 # Ray's name for the end of the raylet that the driver itself is connected to.
 _LOCAL_RAY_IS_GONE = "LocalRayletDiedError"
 # So long nodes stand idle before a shard is asked to share.
@@ -67,11 +70,14 @@ class Submission:
     _running: dict[Any, tuple[Shard, PrefectRayFuture[Any]]] = field(default_factory=dict)
     # The shard that was asked to leave what it has not begun, and when to ask one next.
     _asked: Any = None
+    _has_shared: set[Any] = field(default_factory=set)
     _next_split: float = float("inf")
     # The nodes that there have been, and when those were missed that are no more.
     _known: frozenset[str] = frozenset()
     _missed: dict[str, float] = field(default_factory=dict)
     _no_node_since: float | None = None
+    _cancelled_since: float | None = None
+    _killed: bool = False
     _stopped: bool = False
 
     def run(self, shards: Sequence[Shard]) -> None:
@@ -80,6 +86,8 @@ class Submission:
             self._run(shards)
         except BaseException as error:
             reason = str(error).partition("\n")[0] or type(error).__name__
+            if isinstance(error, LOST_CONNECTION):
+                reason = "the connection to Ray is lost"
             for shard, future in self._running.values():
                 self._note_end(shard, future, Crashed(message=reason))
             raise
@@ -87,7 +95,7 @@ class Submission:
     def _run(self, shards: Sequence[Shard]) -> None:
         self._waiting = list(reversed(shards))
         running = self._running
-        patience, next_look = float("inf"), 0.0
+        next_look = 0.0
         while self._waiting or running:
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK_SECONDS
@@ -96,12 +104,8 @@ class Submission:
                 self._stopped = self._stopped or self.look() or self._is_deserted(slots)
                 if not self._stopped and slots is not None:
                     self._share_out(slots)
-            if self.cancelled() and patience == float("inf"):
-                patience = time.monotonic() + _GRACE_SECONDS
-            if time.monotonic() > patience:
-                for reference in running:
-                    ray.cancel(reference, force=True)
-                patience, next_look = float("inf"), 0.0
+            if self.cancelled() and self._end_soon():
+                break
             if self._stopped:
                 self._waiting.clear()
             while self._may_submit():
@@ -112,12 +116,29 @@ class Submission:
                 break
             self._wait()
 
+    def _end_soon(self) -> bool:
+        """Kill what has not ended a while after the run was cancelled; return whether that is all.
+
+        A node that is silent does not answer to that either, and Ray would wait for it.
+        """
+        now = time.monotonic()
+        self._cancelled_since = self._cancelled_since or now
+        seconds = now - self._cancelled_since
+        if seconds > _GRACE_SECONDS and not self._killed:
+            self._killed = True
+            for reference in self._running:
+                ray.cancel(reference, force=True)
+        if seconds <= _GRACE_SECONDS + _LAST_WORD_SECONDS:
+            return False
+        for shard, future in self._running.values():
+            self._note_end(shard, future, Cancelled(message="its node does not answer"))
+        return True
+
     def _may_submit(self) -> bool:
         if not self._waiting:
             return False
-        slots = (
-            self.capacity()
-        )  # Now: to submit to a cluster that has just lost its head takes ever.
+        # Now: to submit to a cluster that has just lost its head takes ever.
+        slots = self.capacity()
         return slots is not None and len(self._running) < max(1, slots) * _IN_FLIGHT_PER_SLOT
 
     def _wait(self) -> None:
@@ -151,8 +172,21 @@ class Submission:
                 continue  # As a rule, Ray itself has a reason to tell.
             self._known -= {node}
             for reference, (shard, _) in list(self._running.items()):
-                if place_of(shard) == node:
+                place = place_of(shard)
+                if place == node:
                     self._lose(*self._leave(reference), "its node is gone")
+                elif place is None:
+                    self._submit_anew(reference)
+
+    def _submit_anew(self, reference: Any) -> None:
+        """Submit a shard that has not begun as another task run.
+
+        Ray may have asked the node that is gone for a worker, and wait for its answer as well.
+        """
+        ray.cancel(reference, force=True)
+        shard, future = self._leave(reference)
+        self._note_end(shard, future, Crashed(message="a node is gone, before it began"))
+        self._waiting.append(replace(shard, attempt=shard.attempt + 1, left=shard.inputs))
 
     def _share_out(self, slots: int) -> None:
         """Have a shard leave inputs to nodes that would stand idle at the end of a run."""
@@ -165,12 +199,15 @@ class Submission:
             self._next_split = now + _IDLE_SECONDS  # It may be over in a moment.
         elif now >= self._next_split:
             self._next_split = now + _IDLE_SECONDS
-            references = list(self._running)
+            references = [at for at in self._running if at not in self._has_shared]
+            if not references:
+                return
             rows = unfinished([self._running[reference][0] for reference in references])
             most, reference = max(zip(map(len, rows), references, strict=True), key=itemgetter(0))
             if most > self.workers:
                 ask_to_split(self._running[reference][0])
                 self._asked = reference
+                self._has_shared.add(reference)  # It can do so once.
 
     def _take_rest(self) -> None:
         """Take what the shard that was asked has left, if it has said what that is."""
@@ -215,11 +252,15 @@ class Submission:
         reason = (state.message or "its process is gone").strip().partition("\n")[0]
         if not state.is_final():
             state = Crashed(message=reason)
-        if state.is_crashed() and not self.cancelled():
+        if self.cancelled():
+            ended = state if state.is_completed() else Cancelled(message=reason)
+            self._note_end(shard, future, ended)
+            return
+        if state.is_crashed():
             self._lose(shard, future, reason)
             return
         self._note_end(shard, future, state)
-        if not state.is_completed() and not self.cancelled():
+        if not state.is_completed():
             get_run_logger().error("%s ended early: %s", shard.title, reason)
             self.ended_early.append(f"{shard.title} ended early: {reason}")
 
@@ -266,5 +307,10 @@ class Submission:
 
 def _again(shard: Shard, rows: Sequence[int]) -> Shard:
     return replace(
-        shard, start=rows[0], stop=rows[-1] + 1, attempt=shard.attempt + 1, left=len(rows)
+        shard,
+        start=rows[0],
+        stop=rows[-1] + 1,
+        attempt=shard.attempt + 1,
+        left=len(rows),
+        given=-1,
     )

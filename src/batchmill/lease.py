@@ -145,6 +145,12 @@ def token_of(ledger: Ledger) -> str | None:
     return latest.token if latest else None
 
 
+def is_held(ledger: Ledger, token: str) -> bool:
+    """Tell whether the lease with this token is the latest, and not ended."""
+    latest = _latest(ledger)
+    return latest is not None and latest.token == token and not latest.ended
+
+
 def check_free(ledger: Ledger) -> None:
     """Raise LedgerError if somebody holds a dataset."""
     latest = _latest(ledger)

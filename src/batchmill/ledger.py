@@ -36,6 +36,7 @@ VERSION = 2
 FOLDER = ".batchmill"
 # The outcome of an input that was withdrawn, and removed on request.
 PRUNED = "pruned"
+_OK = "ok"
 
 _FORMAT = f"{FOLDER}/format.json"
 _PARTS = f"{FOLDER}/parts"
@@ -348,8 +349,12 @@ class Ledger:
 
 
 def _winners(table: pa.Table) -> pa.Table:
-    """Keep the latest record of each input."""
+    """Keep the latest record of each input; within a run, what is ok goes before what is not.
+
+    A node that was thought lost may come back, and its attempt fail where another has succeeded.
+    """
     keys = table.select(["input", "run", "finished_at"]).to_pandas()
-    ordered = keys.sort_values(["run", "finished_at"], kind="stable")
+    keys["good"] = table["outcome"].to_pandas().isin([_OK, PRUNED])
+    ordered = keys.sort_values(["run", "good", "finished_at"], kind="stable")
     kept = ordered.drop_duplicates("input", keep="last").index
     return table if len(kept) == len(table) else table.take(pa.array(kept.sort_values()))

@@ -31,7 +31,7 @@ class Work:
 
     `root` is the folder or URL that inputs are relative to. `counts` are the plan's: how many of
     the manifest's inputs were new, unchanged, and so on; `settled` has those that were not pending,
-    by outcome.
+    by outcome. `token` is that of the run's lease.
     """
 
     run: int
@@ -45,6 +45,7 @@ class Work:
     batch_size: int
     num_workers: int
     policy: FailurePolicy
+    token: str = ""
 
     @property
     def inputs(self) -> int:
@@ -58,7 +59,11 @@ class Work:
 
 
 def write_run_plan(
-    prepared: Prepared, run: int, layout: Layout, policy: FailurePolicy | None = None
+    prepared: Prepared,
+    run: int,
+    layout: Layout,
+    policy: FailurePolicy | None = None,
+    token: str = "",
 ) -> None:
     """Write a run's plan, its inputs in the order of the shards."""
     job, plan, manifest, ledger = prepared.job, prepared.plan, prepared.manifest, prepared.ledger
@@ -74,6 +79,7 @@ def write_run_plan(
         batch_size=layout.batch_size,
         num_workers=layout.num_workers,
         policy=policy or FailurePolicy(),
+        token=token,
     )
     order = pa.array(layout.order)
     pending = plan.pending.take(order)

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.errors import LedgerError
@@ -12,6 +13,7 @@ from batchmill.outcome import one_line
 from batchmill.plan_file import count_inputs
 
 KEPT_FAILURES = 100
+_COLUMNS = ("input", "outcome", "attempts", "error", "message")
 
 
 class Failure(NamedTuple):
@@ -60,10 +62,16 @@ class RunWatcher:
                 return None  # Its folder is there, its plan not yet.
         if not self._run:
             return None
-        for name in self._ledger.part_names(self._run):
-            if name not in self._seen:
-                self._seen.add(name)
-                self._take(name)
+        new = [name for name in self._ledger.part_names(self._run) if name not in self._seen]
+        for name in new:
+            self._take(self._ledger.read_part(name, _COLUMNS))
+        self._seen.update(new)
+        if new and self._counts.total() > self._total:
+            # Some have two outcomes, one of a node that was thought lost: the ledger knows which
+            # of them counts.
+            self._counts.clear()
+            self._failures.clear()
+            self._take(self._ledger.records(_COLUMNS, run=self._run))
         done = self._counts.total()
         return Progress(
             run=self._run,
@@ -73,14 +81,9 @@ class RunWatcher:
             failures=tuple(self._failures),
         )
 
-    def _take(self, part: str) -> None:
-        kinds = self._ledger.read_part(part, ["outcome"])["outcome"].to_pylist()
-        self._counts.update(kinds)
-        if len(self._failures) < KEPT_FAILURES and set(kinds) - {"ok"}:
-            columns = ["input", "outcome", "attempts", "error", "message"]
-            table = self._ledger.read_part(part, columns).filter(pc.field("outcome") != "ok")
-            for row in table.slice(0, KEPT_FAILURES - len(self._failures)).to_pylist():
-                reason = one_line(row["error"], row["message"])
-                self._failures.append(
-                    Failure(row["input"], row["outcome"], row["attempts"], reason)
-                )
+    def _take(self, records: pa.Table) -> None:
+        self._counts.update(records["outcome"].to_pylist())
+        failed = records.filter(pc.not_equal(records["outcome"], "ok"))
+        for row in failed.slice(0, KEPT_FAILURES - len(self._failures)).to_pylist():
+            reason = one_line(row["error"], row["message"])
+            self._failures.append(Failure(row["input"], row["outcome"], row["attempts"], reason))

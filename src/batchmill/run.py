@@ -48,7 +48,7 @@ class Run:
     ) -> tuple[Layout, list[Shard]]:
         """Divide what is pending into shards, and write the plan that they read."""
         layout = lay_out(self.prepared.plan.pending["size"].to_numpy(), batching, cores)
-        write_run_plan(self.prepared, self.number, layout, policy)
+        write_run_plan(self.prepared, self.number, layout, policy, self.lease.token)
         if not self.pending:
             return layout, []
         return layout, [

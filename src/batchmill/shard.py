@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.errors import StoreError
+from batchmill.errors import LedgerError, StoreError
 from batchmill.execute import Input, Workbench, execute, lost, make_dataset, open_bench
+from batchmill.lease import is_held
 from batchmill.ledger import Ledger, Origin
 from batchmill.outcome import Outcome
 from batchmill.plan import carried_text
@@ -37,7 +38,8 @@ class Shard:
     """The rows `start` up to `stop` of a run's plan; the `number`-th of `total`.
 
     In an `attempt` after the first, those that have an outcome are passed over; `left` are the
-    others. One that is `split_off` has what another had not begun.
+    others. One that is `split_off` has what another had not begun; that one was `given` the rows up
+    to this one at first.
     """
 
     dataset: str
@@ -49,11 +51,12 @@ class Shard:
     attempt: int = 1
     left: int = -1
     split_off: bool = False
+    given: int = -1
 
     @property
     def key(self) -> str:
         """What no other shard of the run is called, nor another attempt at it."""
-        return f"{self.start}-{self.stop}-{self.attempt}"
+        return f"{self.start}-{self.stop if self.given < 0 else self.given}-{self.attempt}"
 
     @property
     def inputs(self) -> int:
@@ -112,9 +115,13 @@ def run_shard(
     enough = work.enough_failures
 
     def deliver(outcomes: Sequence[Outcome]) -> None:
-        if any(outcome.kind != "ok" for outcome in outcomes) and ledger.store.is_full:
-            # Whoever fails now may do so for want of room: that is no outcome.
-            raise StoreError(ledger.store.url, NO_ROOM)
+        if any(outcome.kind != "ok" for outcome in outcomes):
+            # Whoever fails now may do so for want of room, or because the next run has swept up
+            # what this one has begun: that is no outcome.
+            if ledger.store.is_full:
+                raise StoreError(ledger.store.url, NO_ROOM)
+            if work.token and not is_held(ledger, work.token):
+                raise LedgerError(f"{ledger.store.url}: run {work.run} holds it no more.")
         cancelled = [outcome for outcome in outcomes if outcome.kind == "cancelled"]
         outcomes = [outcome for outcome in outcomes if outcome.kind != "cancelled"]
         counts.update(outcome.kind for outcome in outcomes)
@@ -208,7 +215,7 @@ def split(shard: Shard) -> tuple[Shard, Shard | None] | None:
     if row >= shard.stop:
         return shard, None
     rest = replace(shard, start=row, left=-1, split_off=True)
-    return replace(shard, stop=row), rest
+    return replace(shard, stop=row, given=shard.stop, left=-1), rest
 
 
 def give_up(shard: Shard) -> str | None:

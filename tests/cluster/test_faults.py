@@ -25,12 +25,13 @@ def run(shell, cluster, node, undisturbed, work):
     return started, nodes
 
 
-def job(work, *options):
-    return command(work, "out", *options, go=work / "go", first=FIRST)
+def job(work, *options, **params):
+    return command(work, "out", *options, **{"go": work / "go", "first": FIRST} | params)
 
 
-def begin(shell, work, options):
-    started = shell.start(*job(work, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def begin(shell, work, options, **params):
+    command = job(work, *options, **params)
+    started = shell.start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def at_work():
         assert started.poll() is None, started.communicate()
@@ -97,6 +98,21 @@ def test_a_node_is_cut_off(run, work, undisturbed, api, cluster):
     wait_for(lambda: not cut.processes("ray::run_shard"), "the end of its shards", 120)
     assert contents(work / "out") == contents(undisturbed)
     assert faults(work / "out") == []
+
+
+def test_a_node_is_cut_off_whose_shard_has_left_inputs_to_others(
+    shell, cluster, node, work, undisturbed, api
+):
+    nodes = [node(), node()]
+    options = ["--ray", cluster.client_address]
+    started = begin(shell, work, options, first=10, last=10)
+    wait_for(lambda: len(committed(work / "out")) == INPUTS - 1, "all but one", 120)
+    waiting = dict(executions(work, "out"))["10.txt"]
+    (cut,) = [one for one in nodes if one.place == waiting]
+    cluster.cut(cut)
+    wait_for(lambda: len([n for n, _ in executions(work, "out") if n == "10.txt"]) == 2, "it", 120)
+    crashed = finish(started, work, undisturbed, api)
+    assert [task_run["state"]["message"] for task_run in crashed] == ["its node is gone"]
 
 
 def test_the_head_is_lost(shell, work, undisturbed, ray_environment, api):

@@ -43,10 +43,19 @@ def test_an_empty_ledger_has_the_columns_all_the_same(ledger):
 
 def test_the_latest_run_wins_and_within_it_the_latest_record(ledger):
     ledger.commit("000002-b-00000", [record("a", "ok", run=2, finished_at=1.0)])
-    ledger.commit("000001-a-00000", [record("a", "failed", run=1, finished_at=9.0), record("b")])
-    ledger.commit("000001-a-00001", [record("b", "failed", run=1, finished_at=2.0)])
-    assert outcomes(ledger) == {"a": "ok", "b": "failed"}
-    assert outcomes(ledger, run=1) == {"a": "failed", "b": "failed"}
+    ledger.commit("000001-a-00000", [record("a", "failed", run=1, finished_at=9.0)])
+    ledger.commit("000001-a-00001", [record("b", "crashed", run=1, finished_at=3.0)])
+    ledger.commit("000001-a-00002", [record("b", "failed", run=1, finished_at=2.0)])
+    assert outcomes(ledger) == {"a": "ok", "b": "crashed"}
+    assert outcomes(ledger, run=1) == {"a": "failed", "b": "crashed"}
+
+
+def test_within_a_run_a_late_failure_does_not_undo_what_is_ok(ledger):
+    ledger.commit("000001-a-00000", [record("a", "ok", run=1, finished_at=1.0)])
+    ledger.commit("000001-b-00000", [record("a", "failed", run=1, finished_at=2.0)])
+    assert outcomes(ledger) == {"a": "ok"}
+    ledger.commit("000002-c-00000", [record("a", "failed", run=2, finished_at=3.0)])
+    assert outcomes(ledger) == {"a": "failed"}
 
 
 def test_a_torn_part_is_refused_by_name(ledger, tmp_path):

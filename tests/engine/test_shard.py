@@ -16,7 +16,8 @@ from batchmill import LedgerError, StepError
 from batchmill.batching import Batching, Cores, lay_out
 from batchmill.job import make_job, prepare
 from batchmill.lease import check_free, holder, lease
-from batchmill.ledger import Ledger
+from batchmill.ledger import Ledger, Origin
+from batchmill.outcome import Outcome
 from batchmill.plan_file import read_inputs, write_run_plan
 from batchmill.policy import FailurePolicy
 from batchmill.progress import RunWatcher
@@ -187,6 +188,31 @@ def test_progress_follows_the_run_that_begins(words, tmp_path):
     assert (progress.run, progress.total, progress.done, progress.failed) == (2, 4, 4, 1)
 
 
+def test_progress_counts_an_input_once_that_has_two_outcomes(words, tmp_path):
+    out = tmp_path / "out"
+    run_job(words / "manifest.csv", "steps_under_test:fails_on_b", out)
+    ledger = Ledger(LocalStore(out))
+    watcher = RunWatcher(ledger, 1)
+    assert watcher.poll().failed == 1
+    again = [Outcome(name, name, "ok", 1, 0.1, 9e9, "here") for name in ("a.txt", "b.txt")]
+    ledger.commit("000001-other-00000", [(outcome, Origin("{}", "step", 1)) for outcome in again])
+    progress = watcher.poll()
+    assert (progress.total, progress.done, progress.failed, progress.failures) == (4, 4, 0, ())
+
+
+def test_what_fails_when_the_run_holds_the_dataset_no_more_is_no_outcome(words, tmp_path):
+    out = str(tmp_path / "out")
+    job = make_job(
+        manifest=str(words / "manifest.csv"), step="steps_under_test:fails_on_b", output=out
+    )
+    with open_run(prepare(job)) as run:
+        _, (whole,) = run.divide(Batching(batch_size=9), Cores(total=1, node=1), FailurePolicy())
+    # The run has ended, as one that was killed and taken over has; its shard goes on.
+    with pytest.raises(LedgerError, match="run 1 holds it no more"):
+        run_shard(whole)
+    assert "failed" not in Ledger(LocalStore(out)).records(["outcome"])["outcome"].to_pylist()
+
+
 def test_the_plan_file_has_the_other_columns_in_the_order_of_the_shards(words, tmp_path):
     (words / "m.csv").write_text("input,n\na.txt,1\nb.txt,2\nc.txt,3\nd.txt,4\n")
     job = make_job(
@@ -290,6 +316,7 @@ def test_what_a_shard_leaves_is_anothers(tmp_path, monkeypatch):
         ((kept, rest),) = answers
         assert whole.start < kept.stop == rest.start < rest.stop == whole.stop
         assert rest.title.endswith("split off")
+        assert kept.key == whole.key, "by which its place is known"
         assert unfinished([kept, rest]) == [[], list(range(rest.start, rest.stop))]
         run_shard(rest)
         assert unfinished([whole]) == [[]]

@@ -5,6 +5,7 @@ root, and Debian's iproute2.
 """
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -83,6 +84,11 @@ class Node:
     address: str
     namespace: str | None
     mark: str
+
+    @property
+    def place(self):
+        """What a step on this node finds as its network."""
+        return os.readlink(f"/proc/{self.processes()[0].pid}/ns/net")
 
     def processes(self, name=""):
         return [process for process in processes_marked(self.mark) if name in _command(process)]

@@ -86,7 +86,7 @@ def run(
     ```
     """
     job = options.job(manifest)
-    environment = read_object(runtime_env, "--runtime-env") if runtime_env else {}
+    environment = read_object(runtime_env, "--runtime-env") if runtime_env is not None else {}
     amounts = parse_pairs(shard_resource, "--shard-resource", "num_gpus=1")
     Batching(batch_size=options.batch_size, num_workers=options.num_workers)
     options.policy()
