@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -14,14 +14,21 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
-from prefect.exceptions import ObjectNotFound
-from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+from prefect.exceptions import ObjectNotFound, PrefectException
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_CLIENT_MAX_RETRIES,
+    PREFECT_HOME,
+    temporary_settings,
+)
+from prefect.states import Crashed
 
 from batchmill.errors import ServiceError
 
 _RECORD_SECONDS = 20.0
 _POLL_SECONDS = 0.2
 _PAGE = 200
+_MOST_TASK_RUNS = 5000
 
 
 @contextmanager
@@ -88,6 +95,31 @@ def wait_until_recorded(flow_run: UUID, task_runs: int, seconds: float = _RECORD
             if ended >= task_runs:
                 return
             time.sleep(_POLL_SECONDS)
+
+
+def end_dead_run(flow_run: UUID, reason: str) -> None:
+    """See to it that the API shows a flow run as ended whose process is no more, if it does not.
+
+    Nobody else would: a process that is killed tells nothing.
+    """
+    this_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
+    with (
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        suppress(httpx.HTTPError, PrefectException),  # It may be known to another server.
+        get_client(sync_client=True) as client,
+    ):
+        state = client.read_flow_run(flow_run).state
+        if state and state.is_final():
+            return
+        client.set_flow_run_state(flow_run, Crashed(message=reason), force=True)
+        # Those that have ended are on later pages.
+        for offset in range(0, _MOST_TASK_RUNS, _PAGE):
+            page = client.read_task_runs(flow_run_filter=this_run, limit=_PAGE, offset=offset)
+            for run in page:
+                if run.state is None or not run.state.is_final():
+                    client.set_task_run_state(run.id, Crashed(message=reason), force=True)
+            if len(page) < _PAGE:
+                return
 
 
 class TaskRunEnd(NamedTuple):

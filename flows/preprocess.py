@@ -10,6 +10,7 @@ from uuid import UUID
 import httpx
 from batchmill.blocks.ray_cluster import PRIVATE, RayCluster, as_cluster, saved_name
 from batchmill.flows.api import (
+    end_dead_run,
     lost_server_message,
     record_ends,
     shared_api,
@@ -232,6 +233,14 @@ def preprocess(
     return Completed(message=summary.sentence(), data=summary.as_json())
 
 
+def _note_flow_run(run: Run) -> None:
+    """Note which flow run this is, and end the one before if its process did not come to it."""
+    run.ledger.note_flow_run(run.number, str(flow_run.get_id()))
+    before = run.ledger.flow_run_of(run.number - 1)
+    if before:
+        end_dead_run(UUID(before), f"Its process was killed. Run {run.number} goes on from there.")
+
+
 def _cancelled_message(run: Run, reason: str) -> str:
     return f"{reason}: {summarise(run.ledger, run.number).sentence()}"
 
@@ -247,12 +256,14 @@ def _execute(
     """Run what is pending on Ray; return why some shards ended early."""
     if not run.pending:
         run.divide(batching, Cores(total=1, node=1), policy)
+        _note_flow_run(run)
         return []
     this_run = UUID(flow_run.get_id())
     with ray_runner(cluster) as runner:
         cancellation.listen()  # Ray takes SIGTERM for itself.
         found = nodes()
         layout, shards = run.divide(batching, cores_for(cluster, found), policy)
+        _note_flow_run(run)
         needs = shard_needs(cluster, found, layout.num_workers)
         if not cluster.is_private:
             probe_cluster(run.probe(), found, needs, lambda: bool(cancellation.reason))

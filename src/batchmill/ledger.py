@@ -158,6 +158,15 @@ class Ledger:
         """Whether the shards of a run were asked to end."""
         return self.store.exists(self._stop_name(run))
 
+    def note_flow_run(self, run: int, name: str) -> None:
+        """Note what a run is called by whoever shows it."""
+        self.store.write(self._flow_run_name(run), name.encode())
+
+    def flow_run_of(self, run: int) -> str | None:
+        """Return what a run is called by whoever shows it; None if that was not noted."""
+        name = self._flow_run_name(run)
+        return self.store.read(name).decode() if self.store.exists(name) else None
+
     def note_place(self, run: int, shard: str, place: str) -> None:
         """Note on which machine a shard of a run has begun."""
         self.store.write(self._place_name(run, shard), place.encode())
@@ -195,6 +204,9 @@ class Ledger:
 
     def _alone_name(self, run: int) -> str:
         return f"{_RUNS}/{run:06d}/alone"
+
+    def _flow_run_name(self, run: int) -> str:
+        return f"{_RUNS}/{run:06d}/flow-run"
 
     def _place_name(self, run: int, shard: str) -> str:
         return f"{_RUNS}/{run:06d}/place/{shard}"

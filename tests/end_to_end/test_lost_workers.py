@@ -176,3 +176,25 @@ def test_a_second_ctrl_c_ends_it_at_once(shell, inputs, work):
     os.kill(run.pid, signal.SIGINT)
     assert run.wait(timeout=5) == 130
     run.communicate()
+
+
+def test_a_run_that_was_killed_is_shown_as_crashed_once_another_goes_on(shell, api, inputs, work):
+    run = start(shell, "slow:step", "out", "--param", f"log={work}/log", "--batch-size", "2")
+    wait_for(lambda: len(committed(work / "out")) >= 2, "something to be committed", 180)
+    os.kill(run.pid, signal.SIGKILL)
+    run.communicate()
+    killed, _ = flow_run_of(api, work / "out")
+    assert killed["state"]["type"] == "RUNNING"
+    code, summary = shell.json(
+        *["run", "in", "--step", "slow:step", "-o", "out", "--param", f"log={work}/log"],
+        *["--batch-size", "2"],
+    )
+    assert (code, summary["outcomes"]) == (0, {"ok": 100})
+    state = api(f"/flow_runs/{killed['id']}")["state"]
+    assert (state["type"], state["message"]) == (
+        "CRASHED",
+        "Its process was killed. Run 2 goes on from there.",
+    )
+    of_run = {"flow_runs": {"id": {"any_": [killed["id"]]}}, "limit": 200}
+    states = {task["state"]["type"] for task in api("/task_runs/filter", of_run)}
+    assert states <= FINAL
