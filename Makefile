@@ -76,6 +76,7 @@ bench: setup ## Measure what batchmill costs, in minutes
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.unchanged
 	$(BIN)/python -m benchmarks.many_runs
+	$(BIN)/python -m benchmarks.memory
 
 docs: setup ## Check that the pages' links lead somewhere, and their commands run
 	$(BIN)/python -m pytest tests/docs

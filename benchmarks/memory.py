@@ -7,7 +7,6 @@ files of four bytes. The peaks are of resident memory, looked at every half seco
 """
 
 import argparse
-import json
 import os
 import socket
 import subprocess
@@ -22,6 +21,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+
+from batchmill.ledger import Ledger
+from batchmill.storage import open_store
 
 LOOK_SECONDS = 0.5
 START_SECONDS = 180
@@ -72,6 +74,7 @@ def prefect_server(folder: Path) -> Iterator[tuple[int, dict[str, str]]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environment = os.environ | {"PREFECT_HOME": str(folder), "PREFECT_LOGGING_LEVEL": "ERROR"}
+    environment["DO_NOT_TRACK"] = "1"
     command = [sys.executable, "-m", "prefect", "server", "start", "--port", str(port)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as server:
         url = f"http://127.0.0.1:{port}/api"
@@ -94,24 +97,24 @@ def measure(count: int, folder: Path) -> dict[str, float]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("word")
     (folder / "letters.py").write_text(STEP)
-    job = ["run", "in", "--step", "letters:step", "--output", "out", "--json"]
+    job = ["run", "in", "--step", "letters:step", "--output", "out"]
     with prefect_server(folder / "prefect") as (server, environment):
         begun = time.monotonic()
         with subprocess.Popen(
             [sys.executable, "-m", "batchmill", *job],
             cwd=folder,
             env=environment,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         ) as driver:
             peaks = Peaks(driver.pid, server)
             peaks.start()
-            out, _ = driver.communicate()
+            driver.wait()
             peaks.stop()
         seconds = time.monotonic() - begun
     if driver.returncode:
         raise SystemExit(f"the run over {count} inputs ended with {driver.returncode}")
-    summary = json.loads(out)
+    summary = Ledger(open_store(str(folder / "out"))).read_summary(1) or {}
     return {**peaks.mib, "seconds": seconds, "task_runs": summary["task_runs"]}
 
 
