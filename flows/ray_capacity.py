@@ -81,16 +81,21 @@ class Capacity:
 
 def lost_head_message(cluster: RayCluster) -> str:
     """Say that a cluster's head went away in the middle of a run, and what that costs."""
+    again = "the same command, given again, completes the dataset."
+    if cluster.is_private:
+        return f"Ray on the machine of the flow run has died. What is committed stays; {again}"
     return (
         f"The head of the Ray cluster at {cluster.address} answers no more. What is committed "
-        "stays; once the cluster is back, the same command, given again, completes the dataset."
+        f"stays; once the cluster is back, {again}"
     )
 
 
 def _head_address(cluster: RayCluster) -> tuple[str, int] | None:
-    """Return where a cluster's head can be asked whether it lives; None for a private Ray."""
-    if cluster.is_private:
-        return None
+    """Return where a cluster's head can be asked whether it lives.
+
+    A private Ray has one as well, which ends before the run where all its processes are told to,
+    as when a deployment's run is cancelled.
+    """
     if cluster.address.startswith("ray://"):
         return cluster.head
     return endpoint(ray.get_runtime_context().gcs_address)
