@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from batchmill.errors import StoreError
+from batchmill.lease import check_free, lease
 from batchmill.ledger import FOLDER, IN_FOLDER, Ledger
 from batchmill.storage import FILES, Store, in_threads
 
@@ -77,6 +78,21 @@ def unreferenced(store: Store, named: Mapping[str, object]) -> Iterator[str]:
         if stray != last:
             yield stray
         last = stray
+
+
+def examine(ledger: Ledger, *, hash_files: bool = False, mend: bool = False) -> list[Difference]:
+    """Return the differences between a dataset and its ledger; with `mend`, `repair` them, too.
+
+    Raises LedgerError if a run is going on there.
+    """
+    check_free(ledger)
+    if not mend:
+        return list(verify(ledger, hash_files=hash_files))
+    with lease(ledger) as held:
+        found = list(verify(ledger, hash_files=hash_files))
+        repair(ledger, found)
+        held.clean_end = held.clean
+    return found
 
 
 def repair(ledger: Ledger, differences: list[Difference]) -> None:

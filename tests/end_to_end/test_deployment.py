@@ -1,4 +1,4 @@
-"""The deployment `manual`: registered from prefect.yaml, run by a worker, the same flow."""
+"""The deployments of prefect.yaml: registered, scheduled, run by a worker."""
 
 import json
 import re
@@ -6,6 +6,7 @@ import subprocess
 
 import pandas as pd
 import psutil
+import pytest
 from live import ROOT, wait_for
 
 
@@ -20,45 +21,86 @@ def documented_commands():
     return block.strip().splitlines()
 
 
-def test_a_deployment_runs_the_same_flow(shell, api, words, work):
+@pytest.fixture
+def deployed(shell, api, work):
+    """The deployments of prefect.yaml, and a worker; gives what starts a run and waits for it."""
     create, deploy, start_worker = documented_commands()
     (work / "prefect.yaml").write_text((ROOT / "prefect.yaml").read_text())
     for command in (create, deploy):
         done = shell.run("bash", "-c", command)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    deployment = api("/deployments/name/preprocess/manual")
-    properties = deployment["parameter_openapi_schema"]["properties"]
-    assert {"manifest", "step", "output"} == set(deployment["parameter_openapi_schema"]["required"])
-    assert all(described.get("description") for described in properties.values())
-
-    def start(**parameters):
-        return api(f"/deployments/{deployment['id']}/create_flow_run", {"parameters": parameters})
-
-    split = "batchmill.steps.words:split"
-    good = start(manifest=str(words / "manifest.csv"), step=split, output=str(work / "out"))
-    bad = start(manifest=str(words / "nosuch.csv"), step=split, output=str(work / "bad"))
+        told = done.stdout + done.stderr
+        assert done.returncode == 0 or "already exists" in told, told
     # To no pipe: nobody reads it while the test waits.
     worker = shell.start("bash", "-c", f"exec {start_worker}", stdout=subprocess.DEVNULL)
 
-    def ended(run):
-        state = api(f"/flow_runs/{run['id']}")["state"]
-        return state if state["type"] in ("COMPLETED", "FAILED", "CRASHED") else None
+    def run(deployment, **parameters):
+        made = api(f"/deployments/name/{deployment}")
+        started = api(f"/deployments/{made['id']}/create_flow_run", {"parameters": parameters})
+        return wait_for(lambda: ended(api, started["id"]), f"the end of {deployment}", 240)
 
     try:
-        state = wait_for(lambda: ended(good), "the good run's end", 180)
-        assert state["type"] == "COMPLETED", state
-        state = wait_for(lambda: ended(bad), "the bad run's end", 180)
-        assert state["type"] == "FAILED"
-        assert "no such file or folder" in state["message"]
+        yield run
         # Asked to end while a run's process is ending, Prefect's worker may not do so.
         runs = psutil.Process(worker.pid)
         wait_for(lambda: not runs.children(recursive=True), "the end of its runs' processes", 60)
     finally:
         worker.kill()
         worker.wait(60)
+
+
+def ended(api, flow_run):
+    state = api(f"/flow_runs/{flow_run}")["state"]
+    return state if state["type"] in ("COMPLETED", "FAILED", "CRASHED") else None
+
+
+def test_deployments_run_the_same_flow(deployed, shell, api, words, work):
+    schema = api("/deployments/name/preprocess/manual")["parameter_openapi_schema"]
+    assert {"manifest", "step", "output"} == set(schema["required"])
+    assert all(described.get("description") for described in schema["properties"].values())
+
+    split = "batchmill.steps.words:split"
+    good = {"manifest": str(words / "manifest.csv"), "step": split, "output": str(work / "out")}
+    state = deployed("preprocess/manual", **good)
+    assert state["type"] == "COMPLETED", state
+    bad = good | {"manifest": str(words / "nosuch.csv"), "output": str(work / "bad")}
+    state = deployed("preprocess/manual", **bad)
+    assert state["type"] == "FAILED"
+    assert "no such file or folder" in state["message"]
     assert len(pd.read_parquet(work / "out" / "metadata.parquet")) == 31
     code, status = shell.json("status", "out")
     assert (code, status["outcomes"]) == (0, {"ok": 4})
     assert not (work / "bad").exists()
     assert json.loads((work / "out" / ".batchmill" / "format.json").read_text()) == {"ledger": 2}
+
+    state = deployed("verify-dataset/manual", dataset=str(work / "out"))
+    assert state["type"] == "COMPLETED", state
+    (work / "out" / "metadata.csv").unlink()
+    state = deployed("verify-dataset/manual", dataset=str(work / "out"), repair=True)
+    assert state["type"] == "FAILED"
+    assert "1 missing. Repaired" in state["message"]
+    state = deployed("preprocess/manual", **good)
+    assert state["message"] == "4 inputs: 4 ok"
+
+
+def test_a_schedule_runs_it(deployed, api, words, work):
+    nightly = api("/deployments/name/preprocess/nightly")
+    ((cron, active),) = [(made["schedule"], made["active"]) for made in nightly["schedules"]]
+    assert (cron["cron"], cron["timezone"], active) == ("30 2 * * *", "Europe/Berlin", False)
+    at = f"/deployments/{nightly['id']}"
+    output = str(work / "scheduled")
+    parameters = {"step": "batchmill.steps.words:split", "output": output, "manifest": str(words)}
+    api(at, {"parameters": parameters}, "PATCH")
+    (made,) = api(f"{at}/schedules", [{"active": True, "schedule": {"interval": 5.0}}])
+    of_it = {"deployments": {"id": {"any_": [nightly["id"]]}}}
+
+    def completed():
+        runs = api("/flow_runs/filter", of_it)
+        return [run for run in runs if run["state"]["type"] == "COMPLETED"]
+
+    try:
+        run, *_ = wait_for(completed, "a scheduled run", 240)
+    finally:
+        api(f"{at}/schedules/{made['id']}", None, "DELETE")
+    assert run["auto_scheduled"]
+    assert run["name"] == "scheduled: split"
+    assert (work / "scheduled" / "metadata.csv").exists()

@@ -113,15 +113,17 @@ def free_ports(host="127.0.0.1", count=1):
         return [probe.getsockname()[1] for probe in probes]
 
 
-def ask(api_url, path, body=None):
-    """Ask a Prefect server's API; with a body, by POST."""
+def ask(api_url, path, body=None, method=None):
+    """Ask a Prefect server's API; with a body, by POST unless told otherwise."""
     request = urllib.request.Request(
         api_url + path,
         data=None if body is None else json.dumps(body).encode(),
         headers={"Content-Type": "application/json"},
+        method=method,
     )
     with urllib.request.urlopen(request, timeout=30) as answer:
-        return json.load(answer)
+        text = answer.read()
+        return json.loads(text) if text else None
 
 
 def flow_run_of(api, dataset):

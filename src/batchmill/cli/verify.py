@@ -10,10 +10,7 @@ from cyclopts import Parameter
 from batchmill.cli.console import console
 from batchmill.cli.options import Dataset, Json
 from batchmill.job import open_ledger
-from batchmill.lease import check_free, lease
-from batchmill.verify import Difference
-from batchmill.verify import repair as repair_differences
-from batchmill.verify import verify as find_differences
+from batchmill.verify import Difference, examine
 
 _SHOWN = 50
 
@@ -45,14 +42,7 @@ def verify(
     ```
     """
     ledger = open_ledger(dataset)
-    check_free(ledger)
-    if repair:
-        with lease(ledger) as held:
-            found = list(find_differences(ledger, hash_files=hash))
-            repair_differences(ledger, found)
-            held.clean_end = held.clean
-    else:
-        found = list(find_differences(ledger, hash_files=hash))
+    found = examine(ledger, hash_files=hash, mend=repair)
     if json:
         print(json_text.dumps([asdict(difference) for difference in found], ensure_ascii=False))
     else:

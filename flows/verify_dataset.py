@@ -1,0 +1,54 @@
+"""A flow that compares a dataset with its ledger, to be scheduled."""
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from batchmill.flows.live_artifact import LiveArtifact, artifact_key
+from prefect import flow
+from prefect.artifacts import TableArtifact
+from prefect.runtime import flow_run
+from prefect.states import Completed, Failed
+
+from batchmill.job import open_ledger
+from batchmill.verify import examine
+
+_SHOWN = 1000
+
+
+def _run_name() -> str:
+    return f"verify {flow_run.get_parameters()['dataset']}"
+
+
+@flow(flow_run_name=_run_name)
+def verify_dataset(
+    dataset: str,
+    hash_files: bool = False,
+    repair: bool = False,
+) -> Any:
+    """Compare a dataset's files with its ledger; Failed if there is a difference.
+
+    Args:
+        dataset: Its folder or URL.
+        hash_files: Compare contents, not only sizes.
+        repair: Let the inputs concerned run again, and remove what is unreferenced.
+    """
+    found = examine(open_ledger(dataset), hash_files=hash_files, mend=repair)
+    if not found:
+        return Completed(message=f"{dataset} is what its ledger says.")
+    counts = Counter(difference.kind for difference in found)
+    text = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
+    rows = [asdict(difference) for difference in found[:_SHOWN]]
+    cut = f"; the first {len(rows):,}" if len(rows) < len(found) else ""
+    artifact = TableArtifact(
+        key=artifact_key("differences", dataset),
+        table=rows,
+        description=f"`{dataset}`: {text}{cut}",
+    )
+    LiveArtifact().show(artifact, rows)
+    remedy = (
+        "Repaired: the next run makes what is missing or changed."
+        if repair
+        else f"To mend it: batchmill verify {dataset} --repair, then a run."
+    )
+    return Failed(message=f"{dataset}: {text}. {remedy}")
