@@ -25,6 +25,7 @@ class Cancellation:
 
     def __init__(self, flow_run: UUID) -> None:
         self.reason = ""
+        self._signalled = False
         self._flow_run = flow_run
         self._over = threading.Event()
 
@@ -57,9 +58,11 @@ class Cancellation:
                 signal.signal(number, self._take)
 
     def _take(self, number: int, _: FrameType | None) -> None:
-        if self.reason:
+        # Who cancels a deployment's run in Prefect has its worker send a signal, too: the first.
+        if self._signalled:
             os._exit(_EXIT_CODE)
-        self.reason = f"by {signal.Signals(number).name}"
+        self._signalled = True
+        self.reason = self.reason or f"by {signal.Signals(number).name}"
 
     def _ask(self) -> None:
         while not self._over.wait(_ASK_SECONDS):

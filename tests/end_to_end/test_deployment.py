@@ -4,9 +4,11 @@ import json
 import re
 import subprocess
 
+import gated
 import pandas as pd
 import psutil
 import pytest
+from comparison import committed
 from live import ROOT, wait_for
 
 
@@ -23,7 +25,11 @@ def documented_commands():
 
 @pytest.fixture
 def deployed(shell, api, work):
-    """The deployments of prefect.yaml, and a worker; gives what starts a run and waits for it."""
+    """The deployments of prefect.yaml, and a worker; gives what starts a run and waits for it.
+
+    Steps may be in the folder `work`.
+    """
+    shell.environment["PYTHONPATH"] = str(work)
     create, deploy, start_worker = documented_commands()
     (work / "prefect.yaml").write_text((ROOT / "prefect.yaml").read_text())
     for command in (create, deploy):
@@ -34,9 +40,8 @@ def deployed(shell, api, work):
     worker = shell.start("bash", "-c", f"exec {start_worker}", stdout=subprocess.DEVNULL)
 
     def run(deployment, **parameters):
-        made = api(f"/deployments/name/{deployment}")
-        started = api(f"/deployments/{made['id']}/create_flow_run", {"parameters": parameters})
-        return wait_for(lambda: ended(api, started["id"]), f"the end of {deployment}", 240)
+        started = start(api, deployment, **parameters)
+        return wait_for(lambda: ended(api, started), f"the end of {deployment}", 240)
 
     try:
         yield run
@@ -48,9 +53,14 @@ def deployed(shell, api, work):
         worker.wait(60)
 
 
+def start(api, deployment, **parameters):
+    made = api(f"/deployments/name/{deployment}")
+    return api(f"/deployments/{made['id']}/create_flow_run", {"parameters": parameters})["id"]
+
+
 def ended(api, flow_run):
     state = api(f"/flow_runs/{flow_run}")["state"]
-    return state if state["type"] in ("COMPLETED", "FAILED", "CRASHED") else None
+    return state if state["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
 
 
 def test_deployments_run_the_same_flow(deployed, shell, api, words, work):
@@ -104,3 +114,23 @@ def test_a_schedule_runs_it(deployed, api, words, work):
     assert run["auto_scheduled"]
     assert run["name"] == "scheduled: split"
     assert (work / "scheduled" / "metadata.csv").exists()
+
+
+def test_a_run_that_is_cancelled_says_so_itself_and_can_be_completed(deployed, shell, api, work):
+    gated.make_inputs(work)
+    log = str(work / "out.log")
+    job = {"manifest": str(work / "in"), "step": "slow:step", "output": str(work / "out")}
+    params = {"log": log, "go": str(work / "go"), "first": 50}
+    flow_run = start(api, "preprocess/manual", **job, params=params, batch_size=1)
+    wait_for(lambda: len(committed(work / "out")) >= 4, "some to be committed", 180)
+    done = shell.run("prefect", "flow-run", "cancel", flow_run)
+    assert done.returncode == 0, done.stderr
+    state = wait_for(lambda: ended(api, flow_run), "its end", 60)
+    assert state["type"] == "CANCELLED"
+    # Not the worker's words, who kills what does not end by itself.
+    assert " pending" in state["message"]
+    before, at = committed(work / "out"), len(gated.executions(work, "out"))
+    (work / "go").touch()
+    state = deployed("preprocess/manual", **job, params=params)
+    assert (state["type"], state["message"]) == ("COMPLETED", "60 inputs: 60 ok")
+    assert not before & {name for name, _ in gated.executions(work, "out")[at:]}
