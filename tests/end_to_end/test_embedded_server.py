@@ -59,6 +59,7 @@ def test_two_runs_at_once_share_one_server_and_its_history_is_kept(bare_shell, w
                 "load_manifest",
                 "shard",
                 "write_metadata",
+                "write_report",
             }
             logs = ask(url, "/logs/filter", {"logs": {"flow_run_id": {"any_": [run["id"]]}}})
             assert any("4 ok in" in log["message"] for log in logs)
