@@ -55,7 +55,7 @@ def test_every_poison_in_a_ray_worker(shell, work, num_workers):
     shutil.copy(SUPPORT / "poison.py", work)
     done = shell.batchmill(
         *["run", "in", "--step", "poison:step", "-o", "out", "--retries", "1"],
-        *["--param", f"log={work}/log", "--timeout", "4", "--memory-limit", "700M"],
+        *["--param", f"log={work}/log", "--timeout", "8", "--memory-limit", "700M"],
         *["--batch-size", "8", "--num-workers", str(num_workers)],
     )
     assert done.returncode == 1, done.stderr
