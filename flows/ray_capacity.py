@@ -93,8 +93,7 @@ def lost_head_message(cluster: RayCluster) -> str:
 def _head_address(cluster: RayCluster) -> tuple[str, int] | None:
     """Return where a cluster's head can be asked whether it lives.
 
-    A private Ray has one as well, which ends before the run where all its processes are told to,
-    as when a deployment's run is cancelled.
+    A private Ray has one as well: without it, whoever asks Ray for something waits for ever.
     """
     if cluster.address.startswith("ray://"):
         return cluster.head

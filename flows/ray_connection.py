@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def ray_runner(cluster: RayCluster) -> Iterator[RayTaskRunner[Any]]:
             settings["address"] = cluster.address
         was_there = ray.is_initialized()  # Somebody's, in a notebook: the runner then uses it.
         try:
-            runner = _connect(settings)
+            with _own_process_groups():
+                runner = _connect(settings)
         except Exception as error:
             raise _failure(cluster, error) from error
         try:
@@ -75,6 +77,22 @@ def ray_runner(cluster: RayCluster) -> Iterator[RayTaskRunner[Any]]:
             # The runner's own way out asks Ray Client for what it does not know.
             if not was_there:
                 ray.shutdown()
+
+
+@contextmanager
+def _own_process_groups() -> Iterator[None]:
+    """Start Ray's processes in process groups of their own, as Ray itself does on Windows.
+
+    Who ends the process group of a run, as Prefect's worker does to cancel it, ends the run alone;
+    that ends Ray, when its shards have come to an end. Should the run be killed, Ray follows.
+    """
+    services: Any = importlib.import_module("ray._private.services")
+    popen = services.ConsolePopen
+    services.ConsolePopen = partial(popen, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
 
 
 def _connect(settings: dict[str, Any]) -> RayTaskRunner[Any]:

@@ -1,13 +1,15 @@
-"""The deployments of prefect.yaml: registered, run by a worker."""
+"""The deployments of prefect.yaml: registered, scheduled, run by a worker."""
 
 import json
 import re
 import subprocess
 
+import gated
 import pandas as pd
 import psutil
 import pytest
-from live import ROOT, wait_for
+from comparison import committed
+from live import ROOT, prefect_server_in, wait_for
 
 
 def documented_commands():
@@ -22,21 +24,30 @@ def documented_commands():
 
 
 @pytest.fixture
+def prefect_server(tmp_path):
+    """A server of a test's own: what a schedule leaves behind is not to be another one's work."""
+    with prefect_server_in(tmp_path / "server-home") as url:
+        yield url
+
+
+@pytest.fixture
 def deployed(shell, api, work):
-    """The deployments of prefect.yaml, and a worker; gives what starts a run and waits for it."""
+    """The deployments of prefect.yaml, and a worker; gives what starts a run and waits for it.
+
+    Steps may be in the folder `work`.
+    """
+    shell.environment["PYTHONPATH"] = str(work)
     create, deploy, start_worker = documented_commands()
     (work / "prefect.yaml").write_text((ROOT / "prefect.yaml").read_text())
     for command in (create, deploy):
         done = shell.run("bash", "-c", command)
-        told = done.stdout + done.stderr
-        assert done.returncode == 0 or "already exists" in told, told
+        assert done.returncode == 0, done.stdout + done.stderr
     # To no pipe: nobody reads it while the test waits.
     worker = shell.start("bash", "-c", f"exec {start_worker}", stdout=subprocess.DEVNULL)
 
     def run(deployment, **parameters):
-        made = api(f"/deployments/name/{deployment}")
-        started = api(f"/deployments/{made['id']}/create_flow_run", {"parameters": parameters})
-        return wait_for(lambda: ended(api, started["id"]), f"the end of {deployment}", 240)
+        started = start(api, deployment, **parameters)
+        return wait_for(lambda: ended(api, started), f"the end of {deployment}", 240)
 
     try:
         yield run
@@ -46,6 +57,11 @@ def deployed(shell, api, work):
     finally:
         worker.kill()
         worker.wait(60)
+
+
+def start(api, deployment, **parameters):
+    made = api(f"/deployments/name/{deployment}")
+    return api(f"/deployments/{made['id']}/create_flow_run", {"parameters": parameters})["id"]
 
 
 def ended(api, flow_run):
@@ -80,3 +96,47 @@ def test_deployments_run_the_same_flow(deployed, shell, api, words, work):
     assert "1 missing. Repaired" in state["message"]
     state = deployed("preprocess/manual", **good)
     assert state["message"] == "4 inputs: 4 ok"
+
+
+def test_a_schedule_runs_it(deployed, api, words, work):
+    nightly = api("/deployments/name/preprocess/nightly")
+    ((cron, active),) = [(made["schedule"], made["active"]) for made in nightly["schedules"]]
+    assert (cron["cron"], cron["timezone"], active) == ("30 2 * * *", "Europe/Berlin", False)
+    at = f"/deployments/{nightly['id']}"
+    output = str(work / "scheduled")
+    parameters = {"step": "batchmill.steps.words:split", "output": output, "manifest": str(words)}
+    api(at, {"parameters": parameters}, "PATCH")
+    (made,) = api(f"{at}/schedules", [{"active": True, "schedule": {"interval": 5.0}}])
+    of_it = {"deployments": {"id": {"any_": [nightly["id"]]}}}
+
+    def completed():
+        runs = api("/flow_runs/filter", of_it)
+        return [run for run in runs if run["state"]["type"] == "COMPLETED"]
+
+    try:
+        run, *_ = wait_for(completed, "a scheduled run", 240)
+    finally:
+        api(f"{at}/schedules/{made['id']}", None, "DELETE")
+    assert run["auto_scheduled"]
+    assert run["name"] == "scheduled: split"
+    assert (work / "scheduled" / "metadata.csv").exists()
+
+
+def test_a_run_that_is_cancelled_says_so_itself_and_can_be_completed(deployed, shell, api, work):
+    gated.make_inputs(work)
+    log = str(work / "out.log")
+    job = {"manifest": str(work / "in"), "step": "slow:step", "output": str(work / "out")}
+    params = {"log": log, "go": str(work / "go"), "first": 50}
+    flow_run = start(api, "preprocess/manual", **job, params=params, batch_size=1)
+    wait_for(lambda: len(committed(work / "out")) >= 4, "some to be committed", 180)
+    done = shell.run("prefect", "flow-run", "cancel", flow_run)
+    assert done.returncode == 0, done.stderr
+    state = wait_for(lambda: ended(api, flow_run), "its end", 60)
+    assert state["type"] == "CANCELLED"
+    # Not the worker's words, who kills what does not end by itself.
+    assert " pending" in state["message"]
+    before, at = committed(work / "out"), len(gated.executions(work, "out"))
+    (work / "go").touch()
+    state = deployed("preprocess/manual", **job, params=params)
+    assert (state["type"], state["message"]) == ("COMPLETED", "60 inputs: 60 ok")
+    assert not before & {name for name, _ in gated.executions(work, "out")[at:]}

@@ -13,10 +13,11 @@ from live import flow_run_of, wait_for
 
 STEP = """
 import os, signal, threading, time
-def step(source, out, *, log="", seconds=0.1):
+def step(source, out, *, log="", seconds=0.1, hurry=""):
     if log:
         with open(log, "a") as file: file.write(source.name + "\\n")
-    time.sleep(seconds)
+    if not (hurry and os.path.exists(hurry)):
+        time.sleep(seconds)
     (out / "copy").write_text(source.read_text())
     return {"output": "copy"}
 
@@ -135,7 +136,10 @@ def cancel_in_prefect(_, api, work):
     ids=["ctrl-c", "sigterm", "prefect"],
 )
 def test_a_cancelled_run_ends_soon_and_can_be_completed(shell, api, inputs, work, cancel):
-    options = ["--param", f"log={work}/log", "--batch-size", "2"]
+    # Slow: far from its end when the cancellation is heard, which may take seconds.
+    params = {"log": work / "log", "seconds": 0.5, "hurry": work / "hurry"}
+    given = [part for name, value in params.items() for part in ("--param", f"{name}={value}")]
+    options = [*given, "--batch-size", "2"]
     run = start(shell, "slow:step", "out", *options)
     wait_for(lambda: len(committed(work / "out")) >= 10, "something to be committed", 180)
     cancel(run, api, work)
@@ -155,6 +159,7 @@ def test_a_cancelled_run_ends_soon_and_can_be_completed(shell, api, inputs, work
     flow_run, tasks = flow_run_of(api, work / "out")
     assert flow_run["state"]["type"] == "CANCELLED"
     assert {task["state"]["type"] for task in tasks} <= FINAL
+    (work / "hurry").touch()
     code, summary = shell.json("run", "in", "--step", "slow:step", "-o", "out", *options)
     assert (code, summary["outcomes"]) == (0, {"ok": 100})
     assert sorted((work / "log").read_text().split()) == sorted(
