@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
+from batchmill.blocks.saved import load_saved, saved_name
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 
@@ -14,7 +15,6 @@ PRIVATE = "local"
 _AUTO = "auto"
 # Ray counts no finer.
 _LEAST = 1e-4
-_SAVED = "block:"
 _RAYS_OWN = ("num_cpus", "num_gpus", "memory")
 
 
@@ -72,7 +72,7 @@ class RayCluster(Block):
             host, port = endpoint(address)
             if not host or not 0 < port < 2**16:
                 raise OptionError(
-                    f"--ray {address}: expected ray://HOST:PORT, HOST:PORT, auto, or {_SAVED}NAME "
+                    f"--ray {address}: expected ray://HOST:PORT, HOST:PORT, auto, or block:NAME "
                     "for a saved Ray cluster."
                 )
         return address
@@ -136,12 +136,6 @@ def endpoint(address: str) -> tuple[str, int]:
     return host, int(port) if port.isdecimal() else 0
 
 
-def saved_name(cluster: object) -> str | None:
-    """Return the NAME of block:NAME; None for anything else."""
-    is_name = isinstance(cluster, str) and cluster.startswith(_SAVED)
-    return str(cluster).removeprefix(_SAVED) if is_name else None
-
-
 def as_cluster(cluster: object) -> Any:
     """Turn an address or block:NAME into a RayCluster; what is no text stays what it is.
 
@@ -152,13 +146,7 @@ def as_cluster(cluster: object) -> Any:
     name = saved_name(cluster)
     if name is None:
         return RayCluster(address=cluster)
-    try:
-        return RayCluster.load(name, _sync=True)  # type: ignore[call-arg]
-    except ValueError as error:
-        raise OptionError(
-            f"--ray {cluster}: there is no saved Ray cluster of this name. See them with: "
-            "prefect block ls"
-        ) from error
+    return load_saved(RayCluster, name, "--ray")
 
 
 def make_cluster(

@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import batchmill
 from batchmill.errors import ServiceError
 from batchmill.probe import Probe, faults_here
+from batchmill.storage.access import Access, access_to
 
 # Ray may have to set up a runtime environment first: to install packages takes minutes.
 _ANSWER_SECONDS = 600.0
@@ -27,6 +28,7 @@ _MOST_NODES = 64
 
 def probe_cluster(
     probe: Probe,
+    access: Sequence[Access],
     found: Sequence[Node],
     needs: Mapping[str, float],
     cancelled: Callable[[], bool],
@@ -42,7 +44,7 @@ def probe_cluster(
         remote.options(
             name="batchmill probe",
             scheduling_strategy=NodeAffinitySchedulingStrategy(m.id, soft=False),
-        ).remote(batchmill.__version__, asdict(probe), settings): m
+        ).remote(batchmill.__version__, asdict(probe), [asdict(a) for a in access], settings): m
         for m in chosen
     }
     answered: list[Any] = []
@@ -88,7 +90,9 @@ def _portable_probe() -> Callable[..., list[str]]:
     It is pickled whole, not by its name, for batchmill may not be there, or be another.
     """
 
-    def probe(version: str, about: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+    def probe(
+        version: str, about: dict[str, Any], access: list[Any], settings: dict[str, Any]
+    ) -> list[str]:
         import sys
 
         try:
@@ -102,14 +106,19 @@ def _portable_probe() -> Callable[..., list[str]]:
             return [f"{versions}. Install the same on all nodes."]
         from batchmill.flows.cluster_probe import faults_on_this_node
 
-        return faults_on_this_node(about, settings)
+        return faults_on_this_node(about, access, settings)
 
     return probe
 
 
-def faults_on_this_node(about: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+def faults_on_this_node(
+    about: Mapping[str, Any],
+    access: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+) -> list[str]:
     """Return why this machine cannot run shards; it can, if there is nothing."""
-    faults = [*faults_here(Probe(**about)), _api_fault(settings)]
+    with access_to([Access(**store) for store in access]):
+        faults = [*faults_here(Probe(**about)), _api_fault(settings)]
     return [fault for fault in faults if fault]
 
 

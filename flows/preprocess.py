@@ -1,14 +1,17 @@
 """The main flow: one step over every input of a manifest."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 from uuid import UUID
 
 import httpx
-from batchmill.blocks.ray_cluster import PRIVATE, RayCluster, as_cluster, saved_name
+from batchmill.blocks.dataset_store import DatasetStore, Store, as_store
+from batchmill.blocks.ray_cluster import PRIVATE, RayCluster, as_cluster
+from batchmill.blocks.saved import saved_name
 from batchmill.flows.api import (
     end_dead_run,
     lost_server_message,
@@ -47,6 +50,7 @@ from batchmill.job import handing_over, make_job, prepare, prepare_once, tell_ru
 from batchmill.lease import check_free
 from batchmill.manifest import ManifestLike
 from batchmill.manifest.saved import listed_manifest, save_manifest
+from batchmill.params import arguments_for
 from batchmill.plan_file import read_work
 from batchmill.policy import (
     DEFAULT_RETRIES,
@@ -57,6 +61,7 @@ from batchmill.policy import (
 from batchmill.progress import RunWatcher
 from batchmill.run import Run, open_run
 from batchmill.step import reference_to, refuse_nested_run
+from batchmill.storage.access import Access, access_to
 from batchmill.summary import failure_message, summarise
 
 # Lost Ray workers of one run, after which their shards are not submitted again.
@@ -64,9 +69,8 @@ _LOSSES_ALLOWED = 50
 _RECORD_SECONDS, _CANCEL_RECORD_SECONDS = 5.0, 1.0
 # Task runs of a flow run besides its shards: load_manifest, write_metadata, write_report.
 _OTHER_TASK_RUNS = 3
-_BATCH_OPTIONS = ("batch_size", "num_workers")
-_POLICY_OPTIONS = ("retries", "timeout_seconds", "memory_limit", "max_failures", "fail_fast")
-_JOB_OPTIONS = ("params", "input_column", "root", "pattern", "force")
+# What may be given as block:NAME, and what makes the block of it.
+_BLOCKS: dict[str, Callable[[Any], Any]] = {"cluster": as_cluster, "store": as_store}
 
 
 class PreprocessFlow(Flow[..., dict[str, Any]]):
@@ -87,32 +91,39 @@ class PreprocessFlow(Flow[..., dict[str, Any]]):
         RunError if at the end not every input is ok.
         """
         refuse_nested_run()
+        with ExitStack() as api:
+            if any(saved_name(options.get(name)) for name in _BLOCKS):
+                api.enter_context(shared_api())
+                options |= {name: _BLOCKS[name](options.get(name)) for name in _BLOCKS}
+            store = options["store"] = as_store(options.get("store"))
+            api.enter_context(access_to(store.access if store else []))
+            return self._check_and_run(manifest, step, _place(store, output), options)
+
+    def _check_and_run(
+        self,
+        manifest: ManifestLike,
+        step: str | Callable[..., Any],
+        output: str,
+        options: dict[str, Any],
+    ) -> dict[str, Any]:
         if isinstance(manifest, str | os.PathLike):
             path, listed = os.fspath(manifest), None
         else:
             path, listed = listed_manifest(output), manifest
-        job = make_job(
-            manifest=path,
-            step=reference_to(step),
-            output=os.fspath(output),
-            **{name: options[name] for name in _JOB_OPTIONS if name in options},
-        )
+        work = {"manifest": path, "step": reference_to(step), "output": output}
+        job = make_job(**arguments_for(make_job, options | work))
         # What the flow would refuse is told before a server is there.
-        Batching(**{name: options[name] for name in _BATCH_OPTIONS if name in options})
-        make_policy(**{name: options[name] for name in _POLICY_OPTIONS if name in options})
+        Batching(**arguments_for(Batching, options))
+        make_policy(**arguments_for(make_policy, options))
         prepared = prepare_once(job) if listed is None else prepare(job, listed)
         if not options.get("wait"):
             check_free(prepared.ledger)
-        cluster = options.get("cluster")
-        if saved_name(cluster) is None and cluster is not None:
-            options["cluster"] = cluster = as_cluster(cluster)
-            check_cluster(cluster)
+        if options.get("cluster") is not None:
+            options["cluster"] = as_cluster(options["cluster"])
+            check_cluster(options["cluster"])
         if listed is not None:
             save_manifest(prepared.manifest, job.manifest, job.input_column)
         with shared_api(), handing_over(prepared) as handover:
-            if saved_name(cluster) is not None:
-                options["cluster"] = as_cluster(cluster)
-                check_cluster(options["cluster"])
             parameters = {"manifest": job.manifest, "step": job.step, "output": job.output}
             try:
                 state: State[Any] = cast("Any", super()).__call__(
@@ -163,6 +174,7 @@ def preprocess(
     prune: bool = False,
     wait: bool = False,
     cluster: Annotated[RayCluster | None, BeforeValidator(as_cluster)] = None,
+    store: Store = None,
 ) -> Any:
     """Run one step over every input that a manifest lists.
 
@@ -190,11 +202,14 @@ def preprocess(
         wait: If another run is going on over the dataset, wait for its end.
         cluster: The Ray cluster that runs the shards. By default, a private Ray on the machine of
             the flow run.
+        store: Where the dataset is, and the credentials for it: the output may then be a name in
+            it.
     """
+    dataset_store: DatasetStore | None = as_store(store)
     job = make_job(
         manifest=manifest,
         step=step,
-        output=output,
+        output=_place(dataset_store, output),
         params=params,
         input_column=input_column,
         root=root,
@@ -209,12 +224,23 @@ def preprocess(
         max_failures=max_failures,
         fail_fast=fail_fast,
     )
+    access = dataset_store.access if dataset_store else []
     cancellation = Cancellation(UUID(flow_run.get_id()))
-    with cancellation.listening(), open_run(load_manifest(job), wait=wait) as run:
+    with (
+        access_to(access),
+        cancellation.listening(),
+        open_run(load_manifest(job), wait=wait) as run,
+    ):
         story = Story(job.output, run.number)
         story.begin(inputs=len(run.prepared.manifest), pending=run.pending, step=job.step)
         ended_early = _execute(
-            run, batching, policy, cluster or RayCluster(address=PRIVATE), cancellation, story
+            run,
+            batching,
+            policy,
+            cluster or RayCluster(address=PRIVATE),
+            access,
+            cancellation,
+            story,
         )
         if cancellation.reason:
             story.end(summarise(run.ledger, run.number), "Cancelled")
@@ -231,6 +257,10 @@ def preprocess(
     if not accepted:
         return Failed(message="\n".join([failure_message(summary, job.output), *ended_early]))
     return Completed(message=summary.sentence(), data=summary.as_json())
+
+
+def _place(store: DatasetStore | None, output: str | os.PathLike[str]) -> str:
+    return store.place_of(os.fspath(output)) if store else os.fspath(output)
 
 
 def _note_flow_run(run: Run) -> None:
@@ -250,6 +280,7 @@ def _execute(
     batching: Batching,
     policy: FailurePolicy,
     cluster: RayCluster,
+    access: Sequence[Access],
     cancellation: Cancellation,
     story: Story,
 ) -> list[str]:
@@ -266,7 +297,7 @@ def _execute(
         _note_flow_run(run)
         needs = shard_needs(cluster, found, layout.num_workers)
         if not cluster.is_private:
-            probe_cluster(run.probe(), found, needs, lambda: bool(cancellation.reason))
+            probe_cluster(run.probe(), access, found, needs, lambda: bool(cancellation.reason))
             if cancellation.reason:
                 return []
         watcher = RunWatcher(run.ledger, run.number)
@@ -286,6 +317,7 @@ def _execute(
 
         submission = Submission(
             runner=runner,
+            access=access,
             capacity=Capacity(cluster, needs),
             workers=layout.num_workers,
             look=look,

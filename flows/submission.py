@@ -24,6 +24,7 @@ from prefect_ray import RayTaskRunner
 from prefect_ray.task_runners import PrefectRayFuture
 
 from batchmill.shard import Shard, ask_to_split, give_up, place_of, split, unfinished
+from batchmill.storage.access import Access
 
 _LOOK_SECONDS = 1.0
 # So long a signal has to wait: Ray waits outside of Python, where no handler is called.
@@ -58,6 +59,7 @@ class Submission:
     """
 
     runner: RayTaskRunner[Any]
+    access: Sequence[Access]
     capacity: Capacity
     workers: int
     look: Callable[[], bool]
@@ -110,7 +112,7 @@ class Submission:
                 self._waiting.clear()
             while self._may_submit():
                 shard = self._waiting.pop()
-                future = self.runner.submit(run_shard, {"shard": shard})
+                future = self.runner.submit(run_shard, {"shard": shard, "access": self.access})
                 running[future.wrapped_future] = (shard, future)
             if not running and not self._waiting:
                 break

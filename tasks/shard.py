@@ -1,5 +1,7 @@
 """The task that runs one shard on a Ray worker."""
 
+from collections.abc import Sequence
+
 import ray
 from batchmill.tasks.logs import send_logs
 from prefect import task
@@ -8,6 +10,7 @@ from prefect.logging import get_run_logger
 from batchmill.outcome import Outcome
 from batchmill.shard import Shard, ShardResult
 from batchmill.shard import run_shard as run
+from batchmill.storage.access import Access, access_to
 
 # Ray and Prefect must not repeat a shard by themselves: the ledger knows which inputs are left.
 NO_RETRIES = 0
@@ -19,7 +22,7 @@ SHOWN_FAILURES = 100
     task_run_name="{shard.title}",
     retries=NO_RETRIES,
 )
-def run_shard(shard: Shard) -> ShardResult:
+def run_shard(shard: Shard, access: Sequence[Access] = ()) -> ShardResult:
     """Execute and commit the inputs of one shard; its log names those that are not ok."""
     logger = get_run_logger()
     failures = 0
@@ -32,7 +35,8 @@ def run_shard(shard: Shard) -> ShardResult:
                 logger.error("%s: %s: %s", outcome.input, outcome.kind, outcome.reason)
 
     try:
-        result = run(shard, report, place=ray.get_runtime_context().get_node_id())
+        with access_to(access):
+            result = run(shard, report, place=ray.get_runtime_context().get_node_id())
         counts = ", ".join(f"{count} {kind}" for kind, count in result.outcomes.items())
         logger.info("%s in %.1f s", counts, result.seconds)
     finally:

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.compute as pc
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from batchmill.allowed import check_dataset, check_step
 from batchmill.digests import digest
 from batchmill.errors import OptionError, StepError
 from batchmill.identity import differences, identity_of
@@ -93,14 +94,16 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
     list or DataFrame that will be the job's manifest once it is saved. Raises ManifestError,
     StepError, OptionError, LedgerError or StoreError.
     """
-    step = load_step(job.step, job.params, search=job.search)
+    check_step(job.step)
     ledger = open_output(job.output)
+    # Before the step: of a job that may not be run, nothing is imported.
     manifest = load_manifest(
         job.manifest if listed is None else listed,
         input_column=job.input_column,
         root=job.root,
         pattern=job.pattern,
     )
+    step = load_step(job.step, job.params, search=job.search)
     if step.kind == "items" and len(step.target) != len(manifest):
         raise StepError(
             f"step {step.ref}: has {len(step.target)} items for {len(manifest)} inputs. "
@@ -202,6 +205,7 @@ def open_output(output: str) -> Ledger:
     Raises OptionError for one that holds something else or cannot be used, LedgerError for an
     unknown version, StoreError.
     """
+    check_dataset(output)
     if is_url(output):
         fault = unwritable(output)
         if fault:
@@ -239,6 +243,7 @@ def _check_folder(output: str) -> None:
 def open_ledger(dataset: str) -> Ledger:
     """Return the ledger of a dataset that is there. Raises OptionError where there is none."""
     place = absolute(dataset)
+    check_dataset(place)
     fault = unwritable(place) if is_url(place) else ""
     if fault:
         raise OptionError(f"{shown_url(place)}: {fault}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
 
+from batchmill.allowed import check_origin, check_step
 from batchmill.errors import StepError
 from batchmill.identity import describe_step, identity_of
 from batchmill.params import check_params
@@ -46,9 +47,11 @@ def load_step(ref: str, params: Mapping[str, Any] | None = None, *, search: str 
     """Import the step that `ref` ("package.module:attribute") names, and check `params` against it.
 
     `search` is a folder that joins the import path, last. Raises StepError, which says what was
-    found and what was expected.
+    found and what was expected; OptionError for one that may not be run here.
     """
+    check_step(ref)
     target = _resolve(ref, search)
+    check_origin(ref, target)
     params = dict(params or {})
     kind = _kind(ref, target)
     if kind == "items":

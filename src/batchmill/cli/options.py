@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from batchmill.errors import OptionError
 from batchmill.params import parse_params
-from batchmill.policy import DEFAULT_RETRIES, DEFAULT_TIMEOUT_SECONDS, FailurePolicy, make_policy
-
-if TYPE_CHECKING:
-    from batchmill.job import Job
+from batchmill.policy import DEFAULT_RETRIES, DEFAULT_TIMEOUT_SECONDS
 
 WORK = Group("What to do", sort_key=1)
 BATCHES = Group("How to divide it", sort_key=2)
@@ -47,11 +45,18 @@ Manifest = Annotated[
 class JobOptions:
     """What `run` and `plan` need to know of a job besides its manifest."""
 
-    step: Step
+    step: Annotated[
+        str | None,
+        Parameter(group=WORK, help="Function or class: package.module:attribute. Required."),
+    ] = None
     output: Annotated[
-        str,
-        Parameter(group=WORK, alias="-o", help="The dataset's folder; made if it is not there."),
-    ]
+        str | None,
+        Parameter(
+            group=WORK,
+            alias="-o",
+            help="The dataset's folder or URL; made if it is not there. Required.",
+        ),
+    ] = None
     param: Params = ()
     params: ParamsFile = None
     input_column: Annotated[
@@ -124,28 +129,34 @@ class JobOptions:
         ),
     ] = False
 
-    def policy(self) -> FailurePolicy:
-        """Make the failure policy that these options describe. Raises OptionError."""
-        return make_policy(
-            retries=self.retries,
-            timeout_seconds=self.timeout,
-            memory_limit=self.memory_limit,
-            max_failures=self.max_failures,
-            fail_fast=self.fail_fast,
-        )
+    def parameters(self, manifest: str | None) -> dict[str, Any]:
+        """Return the flow's parameters that these options and the manifest describe.
 
-    def job(self, manifest: str) -> "Job":
-        """Make the job that these options describe."""
-        # Here, for it imports pandas, which `try` has no use for.
-        from batchmill.job import make_job
+        Raises OptionError.
+        """
+        required = {"MANIFEST": manifest, "--step": self.step, "--output": self.output}
+        missing = [name for name, given in required.items() if given is None]
+        if missing:
+            raise OptionError(
+                f"missing: {', '.join(missing)}. Give all three; or, to `run`, a saved job: --job."
+            )
+        return {
+            "manifest": manifest,
+            "step": self.step,
+            "output": self.output,
+            "params": parse_params(self.param, self.params),
+            "input_column": self.input_column,
+            "root": self.root,
+            "pattern": self.pattern,
+            "force": self.force,
+            "batch_size": self.batch_size,
+            "num_workers": self.num_workers,
+            "retries": self.retries,
+            "timeout_seconds": self.timeout,
+            "memory_limit": self.memory_limit,
+            "max_failures": self.max_failures,
+            "fail_fast": self.fail_fast,
+        }
 
-        return make_job(
-            manifest=manifest,
-            step=self.step,
-            output=self.output,
-            params=parse_params(self.param, self.params),
-            input_column=self.input_column,
-            root=self.root,
-            pattern=self.pattern,
-            force=self.force,
-        )
+
+NO_OPTIONS = JobOptions()

@@ -10,19 +10,20 @@ from rich.table import Table
 
 from batchmill.batching import Batching, Cores, Layout, lay_out, parallelism
 from batchmill.cli.console import console
-from batchmill.cli.options import JobOptions, Json, Manifest
+from batchmill.cli.options import NO_OPTIONS, JobOptions, Json, Manifest
 from batchmill.errors import OptionError
-from batchmill.job import Prepared, prepare
+from batchmill.job import Prepared, make_job, prepare
+from batchmill.params import arguments_for
 from batchmill.plan import REASONS
 
 SHOWN_NAMES = 5
 
 
 def plan(
-    manifest: Manifest,
+    manifest: Manifest | None = None,
     /,
     *,
-    options: JobOptions,
+    options: JobOptions = NO_OPTIONS,
     cores: Annotated[
         int | None, Parameter(help="Cores to plan for, as of a cluster. Default: this machine's.")
     ] = None,
@@ -36,11 +37,12 @@ def plan(
     batchmill plan words.csv --step batchmill.steps.words:split --output dataset --batch-size 2
     ```
     """
-    prepared = prepare(options.job(manifest))
+    parameters = options.parameters(manifest)
+    prepared = prepare(make_job(**arguments_for(make_job, parameters)))
     if cores is not None and cores < 1:
         raise OptionError(f"--cores {cores}: expected 1 or more.")
     available = cores or _own_cores()
-    batching = Batching(batch_size=options.batch_size, num_workers=options.num_workers)
+    batching = Batching(**arguments_for(Batching, parameters))
     sizes = prepared.plan.pending["size"].to_numpy()
     layout = lay_out(sizes, batching, Cores(total=available, node=available))
     if json:

@@ -4,25 +4,43 @@ import json as json_text
 import logging
 import os
 import time
-from typing import Annotated
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from batchmill.batching import Batching
 from batchmill.cli.console import console
-from batchmill.cli.options import CLUSTER, JobOptions, Json, Manifest
+from batchmill.cli.options import CLUSTER, NO_OPTIONS, WORK, JobOptions, Json, Manifest
 from batchmill.cli.progress import showing_progress
-from batchmill.errors import CancelledError, RunError
-from batchmill.job import Handover, Prepared, handing_over, prepare
-from batchmill.params import parse_pairs, read_object
+from batchmill.errors import CancelledError, OptionError, RunError
+from batchmill.job import Handover, Prepared, handing_over, make_job, prepare
+from batchmill.params import arguments_for, parse_pairs, read_object
+from batchmill.policy import make_policy
+from batchmill.storage.access import access_to
 from batchmill.summary import failure_message, summarise
 
 
 def run(
-    manifest: Manifest,
+    manifest: Manifest | None = None,
     /,
     *,
-    options: JobOptions,
+    options: JobOptions = NO_OPTIONS,
+    job: Annotated[
+        str | None,
+        Parameter(
+            group=WORK,
+            help="A saved job, instead of MANIFEST and all other options about the work.",
+        ),
+    ] = None,
+    store: Annotated[
+        str | None,
+        Parameter(
+            group=WORK,
+            help="Where the dataset is: block:NAME of a saved store. --output is a name in it.",
+        ),
+    ] = None,
     ray: Annotated[
         str | None,
         Parameter(
@@ -85,60 +103,86 @@ def run(
     batchmill run recordings/ --pattern '*.flac' --step batchmill.steps.audio:split -o clips
     ```
     """
-    job = options.job(manifest)
-    environment = read_object(runtime_env, "--runtime-env") if runtime_env is not None else {}
-    amounts = parse_pairs(shard_resource, "--shard-resource", "num_gpus=1")
-    Batching(batch_size=options.batch_size, num_workers=options.num_workers)
-    options.policy()
-    prepared = prepare(job)
+    cluster = (
+        ray,
+        read_object(runtime_env, "--runtime-env") if runtime_env is not None else {},
+        parse_pairs(shard_resource, "--shard-resource", "num_gpus=1"),
+    )
+    _set_loudness(verbose)
+    with ExitStack() as held:
+        if job is not None:
+            others = (manifest, store, *filter(None, cluster))
+            if any(others) or replace(options, force=False) != NO_OPTIONS:
+                raise OptionError(
+                    f"--job {job}: what to do, where and how is saved with it. Drop the other "
+                    "options but --force, --prune and --wait, or change the saved job."
+                )
+            parameters = _load_job(job, held) | {"force": options.force}
+        else:
+            parameters = options.parameters(manifest)
+            parameters["store"] = _load_store(store, held) if store is not None else None
+        if parameters["store"]:
+            parameters["output"] = parameters["store"].place_of(parameters["output"])
+            held.enter_context(access_to(parameters["store"].access))
+        _run(parameters | {"prune": prune, "wait": wait}, cluster, as_json=json)
+
+
+def _load_job(name: str, held: ExitStack) -> dict[str, Any]:
+    """Return the parameters of a saved job; the Prefect API stays at hand as long as `held`."""
+    from batchmill.blocks.saved_job import as_job
+    from batchmill.flows.api import shared_api
+
+    held.enter_context(shared_api())
+    parameters: dict[str, Any] = as_job(name).parameters()
+    return parameters
+
+
+def _load_store(name: str, held: ExitStack) -> Any:
+    """Return a saved store; the Prefect API stays at hand as long as `held`."""
+    from batchmill.blocks.dataset_store import as_store
+    from batchmill.flows.api import shared_api
+
+    held.enter_context(shared_api())
+    return as_store(name)
+
+
+def _run(
+    parameters: dict[str, Any],
+    cluster: tuple[str | None, dict[str, Any], dict[str, Any]],
+    *,
+    as_json: bool,
+) -> None:
+    Batching(**arguments_for(Batching, parameters))
+    make_policy(**arguments_for(make_policy, parameters))
+    prepared = prepare(make_job(**arguments_for(make_job, parameters)))
     told = console(stderr=True)
-    if not json:
+    if not as_json:
         told.print(_to_do(prepared))
         for line in prepared.step_changes:
             told.print(f"All is executed again, for {line}.")
-    _set_loudness(verbose)
     # Imported now, for this takes a second or two, and bad input is to be told at once.
     from batchmill.blocks.ray_cluster import make_cluster
     from batchmill.flows.preprocess import preprocess
 
-    cluster = make_cluster(ray, environment, amounts)
-
+    parameters = {"cluster": make_cluster(*cluster)} | parameters
     begun = time.monotonic()
+    quiet = as_json or not len(prepared.plan.pending)
     try:
         with (
             handing_over(prepared) as handover,
-            showing_progress(prepared.ledger, told, quiet=json or not len(prepared.plan.pending)),
+            showing_progress(prepared.ledger, told, quiet=quiet),
         ):
-            preprocess(
-                job.manifest,
-                job.step,
-                job.output,
-                params=dict(job.params),
-                input_column=job.input_column,
-                root=job.root,
-                pattern=job.pattern,
-                batch_size=options.batch_size,
-                num_workers=options.num_workers,
-                retries=options.retries,
-                timeout_seconds=options.timeout,
-                memory_limit=options.memory_limit,
-                max_failures=options.max_failures,
-                fail_fast=options.fail_fast,
-                force=options.force,
-                prune=prune,
-                wait=wait,
-                cluster=cluster,
-            )
+            preprocess(**parameters)
     except CancelledError:
         raise
     except RunError as error:
         if not handover.run:
             raise
-        _tell(handover, json, time.monotonic() - begun, allowed=False)
+        _tell(handover, as_json, time.monotonic() - begun, allowed=False)
         # If it has several lines, the first has just been said.
         said, _, rest = str(error).partition("\n")
         raise RunError(rest or said) from error
-    _tell(handover, json, time.monotonic() - begun, allowed=True)
+    _tell(handover, as_json, time.monotonic() - begun, allowed=True)
 
 
 def _to_do(prepared: Prepared) -> str:

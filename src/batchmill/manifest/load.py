@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
+from batchmill.allowed import refused_inputs, restricts_inputs
 from batchmill.errors import ManifestError, StoreError
 from batchmill.manifest.delimited import read_delimited, type_columns
 from batchmill.manifest.inputs import check_inputs, is_missing
@@ -18,7 +19,7 @@ from batchmill.manifest.listing import is_glob, read_folder, read_glob, read_pre
 from batchmill.manifest.records import flat, read_json_lines, read_parquet
 from batchmill.manifest.source import Source, numbered
 from batchmill.storage import is_url, remote
-from batchmill.storage.urls import last_part, shown_url, url_fault, without_file_scheme
+from batchmill.storage.urls import join, last_part, shown_url, url_fault, without_file_scheme
 
 ManifestLike = str | os.PathLike[str] | Sequence[str] | pd.DataFrame
 
@@ -106,6 +107,10 @@ def load_manifest(
             faults.append(f"--root {root}: no such folder. Give the folder that its inputs are in.")
     checked = check_inputs(table, column, base, confined=confined)
     faults += checked.faults
+    if restricts_inputs() and not faults:
+        places = [join(base, name) for name in checked.table["input"].to_pylist()]
+        refused = refused_inputs(places)
+        faults += [f"{table.places[number]}: {why}" for number, why in refused.items()]
     if faults:
         raise ManifestError(table.name, sorted(faults, key=_line_of))
     return Manifest(
@@ -136,6 +141,9 @@ def _read(source: ManifestLike, pattern: str) -> Source:
     if not text:
         raise ManifestError("manifest", ["has no name. Name a file, a folder or a glob."])
     text = without_file_scheme(text)
+    refused = refused_inputs([text])
+    if refused:
+        raise ManifestError(text, list(refused.values()))
     if is_url(text):
         return _read_url(text, pattern)
     path = Path(text)

@@ -3,13 +3,14 @@
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import fsspec
 
 from batchmill.errors import StoreError
+from batchmill.storage.access import granted_options, options_for
 from batchmill.storage.urls import hide_secrets
 
 _FINAL = (
@@ -60,7 +61,8 @@ def _locate(url: str) -> tuple[Any, str]:
     """
     scheme, _, rest = url.partition("://")
     host = f"{scheme}://{rest.partition('/')[0]}"
-    files, _ = fsspec.core.url_to_fs(host, use_listings_cache=False)
+    options = {"use_listings_cache": False} | options_for(url)
+    files, _ = fsspec.core.url_to_fs(host, **options)
     return files, files._strip_protocol(url)
 
 
@@ -75,7 +77,7 @@ def _reason(url: str, error: Exception) -> str:
     if isinstance(error, PermissionError) or type(error).__name__ in _NO_ACCESS:
         return (
             f"access is refused ({text}). Give yourself the right, or set the store's credentials "
-            "in the environment or a profile."
+            "in the environment, a profile, or a saved dataset store."
         )
     if isinstance(error, FileNotFoundError):
         return "there is no such file." if text in url else f"{text}."
@@ -95,6 +97,16 @@ def _secrets() -> Iterator[str]:
     pairs: list[tuple[str, object]] = [*os.environ.items()]
     for options in fsspec.config.conf.values():
         pairs += options.items()
+    for options in granted_options():
+        pairs += _flat(options)
     for name, value in pairs:
         if isinstance(value, str) and len(value) >= _SHORTEST_SECRET and _SECRET_NAME.search(name):
             yield value
+
+
+def _flat(options: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value)
+        else:
+            yield name, value

@@ -1,0 +1,96 @@
+"""A bucket or folder that datasets are in, with what it takes to open it."""
+
+from typing import Annotated, Any
+
+from batchmill.blocks.saved import load_saved, saved_name
+from prefect.blocks.core import Block
+from prefect.blocks.fields import SecretDict
+from prefect.filesystems import LocalFileSystem, RemoteFileSystem
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+
+from batchmill.errors import OptionError
+from batchmill.storage.access import Access
+from batchmill.storage.urls import absolute, is_url, join, shown_url, url_fault
+
+
+class DatasetStore(Block):
+    """A bucket's prefix or a folder that datasets are in, and the credentials to open it.
+
+    Raises OptionError for a URL that is none, or that holds a credential itself.
+
+    Example:
+        ```python
+        from batchmill.blocks.dataset_store import DatasetStore
+
+        store = DatasetStore.load("BLOCK_NAME")
+        ```
+    """
+
+    _block_type_name = "Dataset Store (batchmill)"
+    _block_type_slug = "batchmill-dataset-store"
+    _description = "A bucket or folder that batchmill's datasets are in, with its credentials."
+
+    url: str = Field(
+        title="URL",
+        description="A bucket's prefix, as s3://bucket/datasets, or the full path of a folder.",
+    )
+    options: SecretDict = Field(
+        default_factory=lambda: SecretDict({}),
+        title="Options",
+        description="What fsspec's file system is given, as key, secret, token, endpoint_url;"
+        " kept secret. By default, each machine's own environment or profile has it.",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        fault = url_fault(url) if is_url(url) else ""
+        if not url.strip() or fault:
+            raise OptionError(f"dataset store {shown_url(url)!r}: {fault or 'has no URL.'}")
+        return absolute(url).rstrip("/") or "/"
+
+    def place_of(self, name: str) -> str:
+        """Return the URL or path of a dataset in this store; a full one stays what it is.
+
+        Raises OptionError for one that would lie beside the store.
+        """
+        if ".." in name.split("/"):
+            raise OptionError(f"--output {name}: has '..' in it. Name a dataset in {self.url}.")
+        return join(self.url, name)
+
+    @property
+    def access(self) -> list[Access]:
+        """What a process needs to open it."""
+        options = self.options.get_secret_value()
+        return [Access(url=self.url, options=options)] if options and is_url(self.url) else []
+
+
+def as_store(store: object) -> Any:
+    """Turn a file-system block of Prefect's, or block:NAME, into a DatasetStore.
+
+    NAME may be TYPE/NAME, as remote-file-system/lab. None stays None. Raises OptionError. A saved
+    one is asked of the Prefect API.
+    """
+    store = _loaded(store)
+    if isinstance(store, RemoteFileSystem):
+        return DatasetStore(url=store.basepath, options=SecretDict(store.settings))
+    if isinstance(store, LocalFileSystem):
+        return DatasetStore(url=str(store.basepath or "~"))
+    if store is None or isinstance(store, DatasetStore):
+        return store
+    what = repr(store) if isinstance(store, str) else f"a {type(store).__name__}"
+    raise OptionError(
+        f"--store: {what} is no dataset store. Give block:NAME of a saved one, or "
+        "block:remote-file-system/NAME."
+    )
+
+
+def _loaded(store: object) -> Any:
+    name = saved_name(store)
+    return store if name is None else load_saved(DatasetStore, name, "--store")
+
+
+# A field of a form shows as a selection of these; what a saved job has of it is plain values first.
+Store = Annotated[
+    DatasetStore | RemoteFileSystem | None, BeforeValidator(_loaded), AfterValidator(as_store)
+]

@@ -1,0 +1,43 @@
+"""Credentials and settings for single stores, which a process has for as long as it needs them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """How files at and below a URL are opened: `options` are those of fsspec's file system.
+
+    They may be secret, and do not show.
+    """
+
+    url: str
+    options: Mapping[str, Any] = field(repr=False)
+
+
+# Of the process, not of a thread or a context: whoever reads and writes does so in several threads.
+_granted: list[Access] = []
+
+
+@contextmanager
+def access_to(stores: Sequence[Access]) -> Iterator[None]:
+    """Let this process, and those that it forks, open stores in their own way within the block."""
+    _granted.extend(stores)
+    try:
+        yield
+    finally:
+        for store in stores:
+            _granted.remove(store)
+
+
+def options_for(url: str) -> dict[str, Any]:
+    """Return the options for a URL: those of the store that it is in, the innermost if several."""
+    inside = [store for store in _granted if f"{url}/".startswith(f"{store.url.rstrip('/')}/")]
+    return dict(max(inside, key=lambda store: len(store.url)).options) if inside else {}
+
+
+def granted_options() -> list[dict[str, Any]]:
+    """Return the options of all stores that this process can open in their own way."""
+    return [dict(store.options) for store in _granted]

@@ -1,0 +1,71 @@
+"""Blocks: what they make of what users save."""
+
+import inspect
+import pickle
+
+import pytest
+from batchmill.blocks import DatasetStore, SavedJob
+from batchmill.blocks.dataset_store import as_store
+from batchmill.flows.preprocess import preprocess
+from prefect.filesystems import LocalFileSystem, RemoteFileSystem
+
+from batchmill.errors import OptionError
+
+# What is decided when a run is started, not when a job is saved.
+OF_A_RUN = {"force", "prune", "wait"}
+JOB = {"manifest": "/in", "step": "package.module:step", "output": "/out"}
+
+
+def test_a_saved_job_has_the_parameters_of_the_flow_and_their_defaults():
+    parameters = inspect.signature(preprocess.fn).parameters
+    job = SavedJob(**JOB).parameters()
+    assert job.keys() == parameters.keys() - OF_A_RUN
+    defaults = {name: parameters[name].default or None for name in job.keys() - JOB.keys()}
+    assert {name: job[name] or None for name in defaults} == defaults
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"step": " "}, "saved job: step is empty"),
+        ({"max_failures": "a lot"}, "--max-failures a lot"),
+        ({"memory_limit": "much"}, "--memory-limit much"),
+    ],
+)
+def test_a_job_that_cannot_run_is_refused(given, told):
+    with pytest.raises(OptionError, match=told):
+        SavedJob(**JOB | given)
+
+
+def test_a_store_names_datasets_in_it():
+    store = DatasetStore(url="s3://bucket/sets/")
+    assert store.place_of("clips") == "s3://bucket/sets/clips"
+    assert store.place_of("s3://other/clips") == "s3://other/clips"
+    assert store.place_of("/data/clips") == "/data/clips"
+    with pytest.raises(OptionError, match=r"'\.\.' in it"):
+        store.place_of("../clips")
+
+
+def test_file_systems_of_prefect_are_stores():
+    remote = RemoteFileSystem(basepath="s3://bucket/sets", settings={"key": "abcdef"})
+    (access,) = as_store(remote).access
+    assert (access.url, access.options) == ("s3://bucket/sets", {"key": "abcdef"})
+    assert as_store(LocalFileSystem(basepath="/data")).place_of("clips") == "/data/clips"
+    assert as_store(LocalFileSystem(basepath="/data")).access == []
+    with pytest.raises(OptionError, match="is no dataset store"):
+        as_store(3)
+
+
+@pytest.mark.parametrize("url", ["", "s3://key:secret-word@bucket/a", "s3:///a"])
+def test_a_store_without_a_place_is_refused(url):
+    with pytest.raises(OptionError) as told:
+        DatasetStore(url=url)
+    assert "secret-word" not in str(told.value)
+
+
+def test_options_do_not_show():
+    store = DatasetStore(url="s3://bucket", options={"secret": "open-sesame"})
+    (access,) = store.access
+    shown = [repr(store), str(store.model_dump(mode="json")), repr(access)]
+    assert not any("open-sesame" in text for text in shown)
+    assert pickle.loads(pickle.dumps(access)) == access

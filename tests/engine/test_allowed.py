@@ -1,0 +1,122 @@
+"""What may be run, read and written, where the environment says so."""
+
+import os
+import sys
+
+import pytest
+from jobs import run_job
+
+from batchmill.errors import ManifestError, OptionError
+from batchmill.job import make_job, open_ledger, prepare
+
+SPLIT = "batchmill.steps.words:split"
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    """A folder that may be used, one that may not, and a step that tells if it is imported."""
+    for name in ("mine", "theirs", "mine/out"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "mine" / "a.txt").write_text("simple")
+    (tmp_path / "theirs" / "secret.txt").write_text("secret")
+    (tmp_path / "told.py").write_text(
+        "from pathlib import Path\nfrom os import system, getcwd\nimport os\n"
+        f"Path({str(tmp_path / 'imported')!r}).touch()\n"
+        "def step(source, out): return {}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("told", None)
+
+
+def run(lab, step=SPLIT, output="mine/out"):
+    return run_job(lab / "mine", step, lab / output)
+
+
+def job(lab, step=SPLIT, manifest="mine", output="mine/out"):
+    return make_job(manifest=str(lab / manifest), step=step, output=str(lab / output))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "step"),
+    [
+        ("batchmill.steps", "told:step"),
+        ("", "told:step"),
+        ("tol, toldx, told.py", "told:step"),
+        ("told:other", "told:step"),
+        ("told", "told:os.system"),
+    ],
+)
+def test_a_step_that_is_not_allowed_is_not_imported(lab, monkeypatch, allowed, step):
+    monkeypatch.setenv("BATCHMILL_ALLOWED_STEPS", allowed)
+    with pytest.raises(OptionError, match="BATCHMILL_ALLOWED_STEPS"):
+        prepare(job(lab, step=step))
+    assert not (lab / "imported").exists()
+    assert not (lab / "mine" / "out" / ".batchmill").exists()
+
+
+@pytest.mark.parametrize("name", ["system", "getcwd", "Path"])
+def test_what_an_allowed_module_has_imported_is_no_step_of_its(lab, monkeypatch, name):
+    monkeypatch.setenv("BATCHMILL_ALLOWED_STEPS", "told")
+    with pytest.raises(OptionError, match="which is not among what may be run"):
+        prepare(job(lab, step=f"told:{name}"))
+
+
+@pytest.mark.parametrize("allowed", ["told", "told:step", "batchmill.steps , told:step,"])
+def test_a_step_that_is_allowed_runs(lab, monkeypatch, allowed):
+    monkeypatch.setenv("BATCHMILL_ALLOWED_STEPS", allowed)
+    assert run(lab, step="told:step").outcomes == {"ok": 1}
+
+
+@pytest.mark.parametrize(
+    "manifest", ["theirs", "theirs/*.txt", "mine/../theirs", "mine/*/../../theirs"]
+)
+def test_a_manifest_from_elsewhere_is_not_read(lab, monkeypatch, manifest):
+    monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", str(lab / "mine"))
+    with pytest.raises(ManifestError, match="BATCHMILL_ALLOWED_INPUTS") as told:
+        prepare(job(lab, step="told:step", manifest=manifest))
+    assert "secret.txt" not in str(told.value)
+    assert not (lab / "imported").exists()
+
+
+def test_inputs_from_elsewhere_are_refused_each_with_its_line(lab, monkeypatch):
+    monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", str(lab / "mine"))
+    (lab / "mine" / "link.txt").symlink_to(lab / "theirs" / "secret.txt")
+    (lab / "mine" / "list.csv").write_text(f"input\na.txt\n{lab}/theirs/secret.txt\nlink.txt\n")
+    with pytest.raises(ManifestError) as told:
+        prepare(job(lab, step="told:step", manifest="mine/list.csv"))
+    assert [fault.partition(":")[0] for fault in told.value.faults] == ["line 3", "line 4"]
+    assert not (lab / "imported").exists()
+
+
+def test_urls_are_inside_what_is_allowed_or_not(monkeypatch):
+    from batchmill.allowed import refused_inputs
+
+    monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", "s3://ours/in, https://host/data")
+    inside = ["s3://ours/in/a.wav", "s3://ours/in", "https://host/data/a"]
+    outside = [
+        *["s3://ours/inner/a", "s3://theirs/in/a", "https://host/data/../b", "/data/a"],
+        *["https://host/data/%2E%2e/b", "https://host.evil/data/a", "http://host/data/a"],
+    ]
+    assert list(refused_inputs(inside + outside)) == list(range(3, 3 + len(outside)))
+
+
+@pytest.mark.parametrize("output", ["theirs/new", "mine/../theirs/new", "mine/link/new"])
+def test_a_dataset_elsewhere_is_neither_made_nor_opened(lab, monkeypatch, output):
+    (lab / "mine" / "link").symlink_to(lab / "theirs")
+    run(lab, output=output)
+    monkeypatch.setenv("BATCHMILL_ALLOWED_DATASETS", f"{lab}/mine")
+    with pytest.raises(OptionError, match="BATCHMILL_ALLOWED_DATASETS"):
+        prepare(job(lab, step="told:step", output=output))
+    with pytest.raises(OptionError, match="BATCHMILL_ALLOWED_DATASETS"):
+        open_ledger(str(lab / output))
+    assert not (lab / "imported").exists()
+    assert run(lab).outcomes == {"ok": 1}
+
+
+def test_without_a_word_everything_is_allowed(lab, monkeypatch):
+    for name in ("STEPS", "INPUTS", "DATASETS"):
+        monkeypatch.delenv(f"BATCHMILL_ALLOWED_{name}", raising=False)
+    assert run(lab, step="told:step").outcomes == {"ok": 1}
+    assert os.path.exists(lab / "imported")
