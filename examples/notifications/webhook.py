@@ -1,6 +1,6 @@
 """Save the notification block `custom-webhook/colleagues`: what it is told, it posts as JSON.
 
-    python webhook.py https://chat.example.com/hooks/0123
+python webhook.py https://chat.example.com/hooks/0123
 """
 
 import sys

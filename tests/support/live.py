@@ -152,7 +152,9 @@ def prefect_server_in(home, host="127.0.0.1", port=None, environment=None):
     }
     address = ["--host", host, "--port", str(port)]
     command = [sys.executable, "-m", "prefect", "server", "start", *address]
-    with running_server(command, f"{url}/health", home / "server.log", settings | (environment or {})):
+    with running_server(
+        command, f"{url}/health", home / "server.log", settings | (environment or {})
+    ):
         yield url
 
 
