@@ -66,17 +66,30 @@ def lost_server_message(error: Exception) -> str:
 
 
 def _check_configured() -> None:
-    """Raise ServiceError if the configured server does not answer."""
+    """Raise ServiceError if the configured server does not answer, or does not let us in."""
     with get_client(sync_client=True) as client:
         trouble = client.api_healthcheck()
-    if trouble:
-        is_other = isinstance(trouble, httpx.HTTPStatusError) and trouble.response.is_client_error
-        remedy = "Give its API's address, which ends in /api" if is_other else "Start it"
-        reason = str(trouble).partition("\n")[0]
-        raise ServiceError(
-            f"The Prefect server at PREFECT_API_URL={PREFECT_API_URL.value()} does not answer "
-            f"({reason}). {remedy}, or unset PREFECT_API_URL for a temporary one."
-        )
+        if trouble is None:
+            try:
+                client.read_flows(limit=1)  # Whether it is well, a server tells everybody.
+            except httpx.HTTPError as error:
+                trouble = error
+    if trouble is None:
+        return
+    status = trouble.response.status_code if isinstance(trouble, httpx.HTTPStatusError) else 0
+    is_locked = status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+    if is_locked:
+        remedy = "Set PREFECT_API_AUTH_STRING=USER:PASSWORD, or for Prefect Cloud PREFECT_API_KEY"
+    elif httpx.codes.is_client_error(status):
+        remedy = "Give its API's address, which ends in /api"
+    else:
+        remedy = "Start it"
+    reason = str(trouble).partition("\n")[0]
+    raise ServiceError(
+        f"The Prefect server at PREFECT_API_URL={PREFECT_API_URL.value()} "
+        f"{'lets nobody in' if is_locked else 'does not answer'} ({reason}). "
+        f"{remedy}, or unset PREFECT_API_URL for a temporary one."
+    )
 
 
 def wait_until_recorded(flow_run: UUID, task_runs: int, seconds: float = _RECORD_SECONDS) -> None:

@@ -11,7 +11,7 @@ from prefect.events import emit_event
 from batchmill.digests import readable_id
 from batchmill.progress import Progress
 from batchmill.report import Facts
-from batchmill.summary import Summary
+from batchmill.summary import Summary, failure_message
 
 STARTED, FINISHED = "batchmill.run.started", "batchmill.run.finished"
 INPUT_FAILED = "batchmill.input.failed"
@@ -44,7 +44,13 @@ class Story:
 
     def end(self, summary: Summary, state: str) -> None:
         """Tell that the run has ended, in which of Prefect's states."""
-        self._emit(FINISHED, summary.as_json() | {"state": state})
+        message = failure_message(summary, self._dataset)
+        self._emit(
+            FINISHED,
+            summary.as_json() | {"state": state, "message": message},
+            # A trigger can match labels, but not a payload.
+            {"batchmill.state": state, "batchmill.not-ok": str(summary.failed)},
+        )
 
     def sum_up(self, facts: Facts) -> None:
         """Show a page about the dataset and the run."""
@@ -78,13 +84,16 @@ class Story:
         )
         return self._failures.show(artifact, json.dumps(rows))
 
-    def _emit(self, event: str, payload: dict[str, object]) -> None:
+    def _emit(
+        self, event: str, payload: dict[str, object], labels: dict[str, str] | None = None
+    ) -> None:
         # Prefect sends it from a thread of its own, and adds the flow run it belongs to.
         emit_event(
             event,
             resource={
                 "prefect.resource.id": resource_id(self._dataset),
                 "prefect.resource.name": self._dataset,
+                **(labels or {}),
             },
             payload={"dataset": self._dataset, "run": self._run} | payload,
         )

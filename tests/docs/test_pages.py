@@ -9,7 +9,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-ALL_PAGES = [*PAGES, *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md"))]
+ALL_PAGES = [
+    *PAGES,
+    *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "examples").glob("*/README.md")),
+]
 
 # Blocks of `sh` are run. What needs a cluster is in blocks of `bash`; tests/cluster does the like.
 # Set-up, or what another test starts: make by .ci/run, deployments by test_deployment.
@@ -52,7 +56,7 @@ def test_the_readmes_step_is_the_examples():
     assert step == (ROOT / "examples" / "words" / "counting.py").read_text()
 
 
-@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), target

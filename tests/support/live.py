@@ -135,12 +135,15 @@ def flow_run_of(api, dataset):
 
 
 @contextmanager
-def prefect_server_in(home, host="127.0.0.1", port=None):
-    """Run a Prefect server of its own, on a free port unless one is given; gives its API's URL."""
+def prefect_server_in(home, host="127.0.0.1", port=None, environment=None):
+    """Run a Prefect server of its own, on a free port unless one is given; gives its API's URL.
+
+    `environment` may have settings of the server.
+    """
     home.mkdir(exist_ok=True)
     port = port or free_ports(host)[0]
     url = f"http://{host}:{port}/api"
-    environment = clean_environment(home) | {
+    settings = clean_environment(home) | {
         "PREFECT_API_URL": url,
         "PREFECT_SERVER_API_PORT": str(port),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -149,7 +152,9 @@ def prefect_server_in(home, host="127.0.0.1", port=None):
     }
     address = ["--host", host, "--port", str(port)]
     command = [sys.executable, "-m", "prefect", "server", "start", *address]
-    with running_server(command, f"{url}/health", home / "server.log", environment):
+    with running_server(
+        command, f"{url}/health", home / "server.log", settings | (environment or {})
+    ):
         yield url
 
 

@@ -1,0 +1,70 @@
+"""Have Prefect tell somebody of runs that fail, and of inputs that are not ok.
+
+    python set_up.py custom-webhook/colleagues
+
+The argument is a saved notification block. Given again, it replaces what it made before.
+"""
+
+import sys
+
+from prefect.automations import AutomationCore, EventTrigger, SendNotification
+from prefect.blocks.core import Block
+from prefect.client.orchestration import get_client
+
+
+def automations(block):
+    """What is told, when: each message goes through the same block."""
+    run_failed = AutomationCore(
+        name="batchmill: a run failed",
+        trigger=EventTrigger(
+            expect={"prefect.flow-run.Failed", "prefect.flow-run.Crashed"},
+            match={"prefect.resource.id": "prefect.flow-run.*"},
+            match_related={
+                "prefect.resource.role": "flow",
+                "prefect.resource.name": ["preprocess", "saved-job", "verify-dataset"],
+            },
+            posture="Reactive",
+        ),
+        actions=[
+            SendNotification(
+                block_document_id=block,
+                subject="{{ flow_run.name }}: {{ flow_run.state.name }}",
+                body="{{ flow_run.state.message }}",
+            )
+        ],
+    )
+    # Failed runs are told above; here are those whose failures are within --max-failures.
+    inputs_not_ok = AutomationCore(
+        name="batchmill: inputs are not ok",
+        trigger=EventTrigger(
+            expect={"batchmill.run.finished"},
+            match={
+                "prefect.resource.id": "batchmill.dataset.*",
+                "batchmill.state": "Completed",
+                "batchmill.not-ok": "!0",
+            },
+            posture="Reactive",
+        ),
+        actions=[
+            SendNotification(
+                block_document_id=block,
+                subject="{{ flow_run.name }}: Completed, with inputs that are not ok",
+                body="{{ event.payload.message }}",
+            )
+        ],
+    )
+    return run_failed, inputs_not_ok
+
+
+def main(block_name):
+    block = Block.load(block_name)._block_document_id
+    with get_client(sync_client=True) as client:
+        for automation in automations(block):
+            for before in client.read_automations_by_name(automation.name):
+                client.delete_automation(before.id)
+            client.create_automation(automation)
+            print(f"Made the automation '{automation.name}'.")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,125 @@
+"""docs/notifications.md: a receiver of messages, and a server that sends them."""
+
+import json
+import re
+import shutil
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from live import ROOT, prefect_server_in, wait_for
+
+PAGE = (ROOT / "docs" / "notifications.md").read_text()
+
+
+class Receiver(ThreadingHTTPServer):
+    """Takes messages at /hook, but for the first of all; `messages` has them as they came."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Hook)
+        self.messages = []
+        self.refused = 0
+        self.url = f"http://127.0.0.1:{self.server_port}/hook"
+
+
+class Hook(BaseHTTPRequestHandler):
+    def do_POST(self):
+        text = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.refused:
+            self.server.messages.append((self.path, json.loads(text)))
+        self.send_response(204 if self.server.refused else 503)
+        self.server.refused += not self.server.refused
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def serving(server):
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def receiver():
+    with serving(Receiver()) as server:
+        yield server
+
+
+@pytest.fixture
+def prefect_server(tmp_path):
+    """A server of the test's own: others' runs are not to be told of here."""
+    with prefect_server_in(tmp_path / "server-home") as url:
+        yield url
+
+
+def test_one_message_a_run_to_a_real_receiver(shell, api, receiver, work):
+    shutil.copytree(ROOT / "examples", work / "examples")
+    set_up, run = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    set_up = re.sub(r"https://chat\S+", receiver.url, set_up)
+    (documented,) = map(json.loads, re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL))
+    for _ in range(2):  # Given again, it makes nothing twice.
+        done = shell.run("bash", "-euc", set_up)
+        assert done.returncode == 0, done.stderr
+    names = sorted(made["name"] for made in api("/automations/filter", {}))
+    assert names == ["batchmill: a run failed", "batchmill: inputs are not ok"]
+
+    def told(count):
+        """The texts of the last so many messages, once there are so many more."""
+        nonlocal before
+        before += count
+        wait_for(lambda: len(receiver.messages) >= before, f"message {before}", 60)
+        assert len(receiver.messages) == before
+        assert {path for path, _ in receiver.messages} == {"/hook"}
+        return sorted(message["text"] for _, message in receiver.messages[-count:])
+
+    before = 0
+    # Completed, with an input that is not ok: the page's message, sent again until it is taken.
+    done = shell.run("bash", "-euc", run)
+    assert done.returncode == 0, done.stderr
+    expected = documented["text"].replace("/data/parts", str(work / "parts"))
+    assert told(1) == [expected]
+    assert receiver.refused == 1
+    assert receiver.messages[0][1].keys() == documented.keys()
+
+    # Failed: told by the other automation, and by that one only.
+    (command,) = (line for line in run.splitlines() if line.startswith("batchmill run"))
+    strict, allow = command.replace(" --max-failures 1", ""), command.split(" --output")[0]
+    done = shell.run("bash", "-euc", strict)
+    assert done.returncode == 1, done.stderr
+    first, *rest = told(1)[0].splitlines()
+    assert first == "parts: split: Failed"
+    assert rest[0] == "4 inputs: 3 ok, 1 failed"
+    assert "were not executed again" in rest[-1]
+
+    # All ok: nothing is told.
+    (work / "examples" / "words" / "b.txt").write_text("scaleable")
+    assert shell.run("bash", "-euc", command).returncode == 0
+
+    # Four inputs that are not ok: one message of the first at once, and one at the end.
+    early = work / "examples" / "notifications" / "first_failure.yaml"
+    (block,) = api("/block_documents/filter", {})
+    early.write_text(early.read_text().replace("BLOCK_ID", block["id"]))
+    (create,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    done = shell.run("bash", "-euc", create)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("a", "b", "c", "d"):
+        (work / "examples" / "words" / f"{name}.txt").write_bytes(b"\xff")
+    done = shell.run("bash", "-euc", f"{allow} --output all --max-failures 4 --batch-size 1")
+    assert done.returncode == 0, done.stderr
+    at_end, first = told(2)
+    assert at_end.startswith("all: split: Completed, with inputs that are not ok\n4 inputs: 4 ")
+    assert re.match(r"all: split: an input has failed\n[abcd]\.txt: UnicodeDecodeError: ", first)
+
+    # What would come later would be noted here before.
+    noted = {"filter": {"event": {"name": ["prefect.automation.action.executed"]}}}
+    wait_for(lambda: len(api("/events/filter", noted)["events"]) >= before, "its record")
+    assert len(api("/events/filter", noted)["events"]) == before == len(receiver.messages)

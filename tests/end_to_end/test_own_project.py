@@ -1,0 +1,89 @@
+"""examples/project, by its README: a user's own step, deployed with nothing but the wheel."""
+
+import re
+import shutil
+import subprocess
+from functools import partial
+
+import pandas as pd
+import psutil
+import pytest
+from live import ROOT, ask, prefect_server_in, wait_for
+from wheel import build_wheel, environment_with
+
+README = (ROOT / "examples" / "project" / "README.md").read_text()
+
+
+@pytest.fixture
+def prefect_server(tmp_path):
+    """A server of the test's own: its worker is to find no other's runs."""
+    with prefect_server_in(tmp_path / "server-home") as url:
+        yield url
+
+
+@pytest.fixture
+def project(shell, work, tmp_path):
+    """The project's copy outside the repository, and a shell that has the wheel alone."""
+    commands = environment_with(build_wheel(tmp_path / "wheel"), tmp_path / "environment")
+    shell.environment["PATH"] = f"{commands}:{shell.environment['PATH']}"
+    shell.environment.pop("PYTHONPATH", None)
+    done = shell.run("python", "-c", "import batchmill; print(batchmill.__file__)")
+    assert done.stdout.startswith(str(tmp_path / "environment")), done.stdout + done.stderr
+    return shutil.copytree(ROOT / "examples" / "project", work / "project")
+
+
+@pytest.fixture
+def worker(shell, project, tmp_path):
+    """The README's worker, started in another folder; its pool and deployment are there."""
+    install, create, deploy, start = commands_of(README)[0]
+    assert install.startswith("pip install")  # The fixture `project` has done it.
+    for command in (create, deploy):
+        done = shell.run("bash", "-c", f"cd {project} && {command}")
+        assert done.returncode == 0, done.stdout + done.stderr
+    worker = shell.start("bash", "-c", f"cd / && exec {start}", stdout=subprocess.DEVNULL)
+    try:
+        yield worker
+        # Asked to end while a run's process is ending, Prefect's worker may not do so.
+        runs = psutil.Process(worker.pid)
+        wait_for(lambda: not runs.children(recursive=True), "the end of its runs' processes", 60)
+    finally:
+        worker.kill()
+        worker.wait(60)
+
+
+def commands_of(page):
+    return [block.strip().splitlines() for block in re.findall(r"```bash\n(.*?)```", page, re.S)]
+
+
+def documented_table():
+    rows = [line.strip("| ").split(" | ") for line in README.splitlines() if ".txt |" in line]
+    columns = ["input", "words", "different", "most", "times"]
+    numbers = dict.fromkeys(("words", "different", "times"), "int64")
+    return pd.DataFrame(rows, columns=columns).astype(numbers)
+
+
+def test_the_projects_deployment_runs_its_own_step(shell, prefect_server, project, worker):
+    api = partial(ask, prefect_server)
+    ((run,),) = commands_of(README)[1:]
+
+    def run_it():
+        """Run the deployment as the page says; return its state's message."""
+        done = shell.run("bash", "-c", f"cd / && {run}")
+        runs = api("/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
+        assert done.returncode == 0, (done.stdout, done.stderr, runs)
+        assert runs[0]["state"]["type"] == "COMPLETED"
+        return runs[0]
+
+    first = run_it()
+    assert first["state"]["message"] == "3 inputs: 3 ok"
+    table = pd.read_csv(project / "counted" / "metadata.csv")
+    expected = documented_table()
+    pd.testing.assert_frame_equal(table[expected.columns], expected, check_dtype=False)
+
+    # The project's code is what it is now, without another deploy.
+    code = (project / "wordcount.py").read_text()
+    (project / "wordcount.py").write_text(code.replace("words.total()", "words.total() * 100"))
+    second = run_it()
+    assert second["id"] != first["id"]
+    table = pd.read_csv(project / "counted" / "metadata.csv")
+    assert table["words"].tolist() == [100 * count for count in expected["words"]]

@@ -1,0 +1,38 @@
+"""A Prefect server that asks for a password, as docs/servers.md sets it up."""
+
+import re
+import shutil
+
+from live import ROOT, prefect_server_in
+
+PAGE = (ROOT / "docs" / "servers.md").read_text()
+
+
+def setting(name):
+    """The page's setting, as a name and a value."""
+    (value,) = set(re.findall(rf"{name}=(\S+)", PAGE))
+    return {name: value}
+
+
+def test_a_run_needs_the_password_of_a_server_that_has_one(bare_shell, work, tmp_path):
+    shutil.copytree(ROOT / "examples" / "words", work / "words")
+    job = ["words/manifest.csv", "--step", "batchmill.steps.words:split", "--output", "parts"]
+    locked = setting("PREFECT_SERVER_API_AUTH_STRING")
+    with prefect_server_in(tmp_path / "server-home", environment=locked) as url:
+        bare_shell.environment["PREFECT_API_URL"] = url
+        for wrong in ({}, {"PREFECT_API_AUTH_STRING": "mill:wrong"}):
+            bare_shell.environment |= wrong
+            done = bare_shell.batchmill("run", *job)
+            assert done.returncode == 2, done.stderr
+            assert f"PREFECT_API_URL={url} lets nobody in" in done.stderr
+            assert "Set PREFECT_API_AUTH_STRING=USER:PASSWORD" in done.stderr
+            assert "Traceback" not in done.stderr
+            assert not (work / "parts").exists()
+
+        bare_shell.environment |= setting("PREFECT_API_AUTH_STRING")
+        done = bare_shell.batchmill("run", *job)
+        assert done.returncode == 0, done.stderr
+        # Ray's workers had it, too: their task runs are told.
+        runs = bare_shell.run("prefect", "task-run", "ls")
+        assert "shard 1/" in runs.stdout, runs.stdout + runs.stderr
+        assert "COMPLETED" in runs.stdout
