@@ -70,8 +70,7 @@ def test_a_form_can_name_what_is_allowed_and_nothing_else(locked, shell, api, wo
         "BATCHMILL_ALLOWED_DATASETS": {"output": str(work / "elsewhere")},
     }
     started = {
-        name: locked.start("preprocess/manual", **good | other)
-        for name, other in bad.items()
+        name: locked.start("preprocess/manual", **good | other) for name, other in bad.items()
     }
     # Neither environment nor command is a run's own to choose.
     made = locked.made("preprocess/manual")

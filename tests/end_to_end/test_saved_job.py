@@ -1,27 +1,22 @@
 """Saved stores and jobs from the command line; secrets show nowhere."""
 
 import json
+import re
+import shutil
 import uuid
 
 import fsspec
 import pytest
-from live import flow_run_of
+from live import ROOT, flow_run_of, prefect_server_in
 from object_store import SECRET, forget_connections, make_bucket, upload
 
-SAVE = """
+PAGE = (ROOT / "docs" / "blocks.md").read_text()
+OTHERS = """
 import json, os
-from batchmill.blocks import DatasetStore, RayCluster, SavedJob
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
-options, bucket, words = json.loads(os.environ["STORE"]), os.environ["BUCKET"], os.environ["WORDS"]
-store = DatasetStore(url=bucket, options=options)
-store.save("lab", overwrite=True)
-RemoteFileSystem(basepath=f"{bucket}/remote", settings=options).save("lab", overwrite=True)
-LocalFileSystem(basepath=os.getcwd()).save("here", overwrite=True)
-job = SavedJob(
-    manifest=f"{bucket}/in", step="batchmill.steps.words:split", output="saved", store=store,
-    params={"num_chars": 3}, cluster=RayCluster(address="local"), max_failures="1",
-)
-job.save("nightly", overwrite=True)
+options = json.loads(os.environ["STORE"])
+RemoteFileSystem(basepath=os.environ["BUCKET"] + "/remote", settings=options).save("lab")
+LocalFileSystem(basepath=os.getcwd()).save("here")
 """
 
 
@@ -38,50 +33,87 @@ def contents_of(bucket, s3):
     return {name: files.cat_file(name) for name in files.find(bucket)}
 
 
+@pytest.fixture(scope="module")
+def prefect_server(tmp_path_factory):
+    """A server of these tests' own: a name is saved once."""
+    with prefect_server_in(tmp_path_factory.mktemp("server-home")) as url:
+        yield url
+
+
 @pytest.fixture
-def saved(shell, s3, words, monkeypatch):
-    """Blocks in the API, over a bucket that nothing in the shell's environment leads to."""
+def bucket(s3, monkeypatch):
+    """A bucket with recordings, which nothing in the shell's environment leads to."""
     with monkeypatch.context() as patch:
         for name, value in s3.items():
             patch.setenv(name, value)
         forget_connections()
         bucket = make_bucket(f"saved-{uuid.uuid4().hex[:12]}")
-        upload(words, f"{bucket}/in")
+        upload(ROOT / "examples" / "recordings", f"{bucket}/recordings")
     forget_connections()
-    (words / "manifest.csv").unlink()
+    return bucket
+
+
+@pytest.fixture
+def saved(shell, s3, bucket):
+    """The page's blocks, for the bucket and a private Ray; and two of Prefect's own."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    options = options_for(s3)
+    for before, after in {
+        "s3://lab": bucket,
+        '{"key": "...", "secret": "...", "endpoint_url": "http://minio:9000"}': str(options),
+        'address="ray://head:10001", num_gpus=0.5': 'address="local"',
+    }.items():
+        assert before in code
+        code = code.replace(before, after)
+    code = re.sub(r'save\("(\w+)"\)', r'save("\1", overwrite=True)', code + OTHERS)
     shell.environment |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-    shell.environment |= {
-        "STORE": json.dumps(options_for(s3)),
-        "BUCKET": bucket,
-        "WORDS": str(words),
-    }
-    done = shell.python(SAVE)
+    shell.environment |= {"STORE": json.dumps(options), "BUCKET": bucket}
+    done = shell.python(code)
     assert done.returncode == 0, done.stderr
-    for name in ("STORE", "BUCKET", "WORDS"):
+    for name in ("STORE", "BUCKET"):
         del shell.environment[name]
     return bucket
 
 
 def test_a_saved_job_runs_and_its_secrets_stay_secret(shell, saved, s3, api, tmp_path):
-    code, summary = shell.json("run", "--job", "nightly")
-    assert (code, summary["outcomes"]) == (0, {"ok": 5})
-    again, summary = shell.json("run", "--job", "block:nightly")
+    code, summary = shell.json("run", "--job", "clips")
+    assert (code, summary["outcomes"]) == (0, {"ok": 4})
+    again, summary = shell.json("run", "--job", "block:clips")
     assert (again, summary["executed"]) == (0, 0)
-    flow_run, tasks = flow_run_of(api, f"{saved}/saved")
+    flow_run, tasks = flow_run_of(api, f"{saved}/datasets/clips")
     assert flow_run["state"]["type"] == "COMPLETED"
     logs = api("/logs/filter", {"limit": 200})
     blocks = api("/block_documents/filter", {"limit": 200})
     # Prefect's own file system is in clear: there, the settings are no secrets.
     ours = [block for block in blocks if block["block_type"]["slug"].startswith("batchmill-")]
-    assert {block["name"] for block in ours} == {"lab", "nightly"}
+    assert {block["name"] for block in ours} == {"lab", "gpus", "clips"}
     told = json.dumps([flow_run, tasks, logs, ours])
     assert SECRET not in told
-    assert f"{saved}/saved" in told
+    assert f"{saved}/datasets/clips" in told
     kept = contents_of(saved, s3) | {
         str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
     }
-    assert f"{saved.removeprefix('s3://')}/saved/metadata.csv" in kept
+    assert f"{saved.removeprefix('s3://')}/datasets/clips/metadata.csv" in kept
     assert [name for name, data in kept.items() if SECRET.encode() in data] == []
+
+
+def test_the_pages_commands(shell, saved, work):
+    (commands,) = (
+        block for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) if "--job" in block
+    )
+    shutil.copytree(ROOT / "examples" / "recordings", work / "recordings", ignore=all_but_sounds)
+    shutil.copy(ROOT / "prefect.yaml", work)
+    for command in (
+        "prefect work-pool create --type process batchmill",
+        "prefect --no-prompt deploy --all",
+        *commands.strip().splitlines(),
+    ):
+        done = shell.run("bash", "-c", command)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+
+def all_but_sounds(_, names):
+    return [name for name in names if not name.endswith((".wav", ".flac"))]
 
 
 def test_a_store_is_where_relative_outputs_are(shell, saved, words, work):
@@ -89,7 +121,7 @@ def test_a_store_is_where_relative_outputs_are(shell, saved, words, work):
     for store in ("block:lab", "block:remote-file-system/lab"):
         done = shell.batchmill("run", words, *step, "-o", "made", "--store", store)
         assert done.returncode == 0, done.stderr
-        assert "4 inputs: 4 ok (4 executed" in done.stdout
+        assert "5 inputs: 5 ok (5 executed" in done.stdout
     assert f"Dataset: {saved}/remote/made" in done.stdout
     done = shell.batchmill(
         "run", words, *step, "-o", "made", "--store", "block:local-file-system/here"
@@ -105,8 +137,8 @@ def test_a_store_is_where_relative_outputs_are(shell, saved, words, work):
     ("arguments", "told"),
     [
         (["--job", "none-such"], "--job block:none-such: there is no saved block of this name"),
-        (["--job", "nightly", "--batch-size", "3"], "--job nightly: what to do, where and how is"),
-        (["words", "--job", "nightly"], "--job nightly: what to do, where and how is saved with"),
+        (["--job", "clips", "--batch-size", "3"], "--job clips: what to do, where and how is"),
+        (["words", "--job", "clips"], "--job clips: what to do, where and how is saved with"),
         (["words", "--step", "a:b", "-o", "x", "--store", "lab"], "--store: 'lab' is no dataset s"),
         (["words", "--step", "a:b", "-o", "x", "--store", "block:no/no"], "--store block:no/no: "),
         (["words", "--step", "a:b", "-o", "../x", "--store", "block:lab"], "has '..' in it."),

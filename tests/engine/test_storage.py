@@ -8,6 +8,7 @@ import pytest
 
 from batchmill import StoreError
 from batchmill.storage import LocalStore
+from batchmill.storage.access import Access, access_to, options_for
 
 
 @pytest.mark.parametrize(("error", "tries"), [(errno.EIO, 3), (errno.EACCES, 1)])
@@ -38,3 +39,18 @@ def test_files_have_the_usual_rights(tmp_path):
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == (
         stat.S_IMODE((tmp_path / "usual").stat().st_mode)
     )
+
+
+def test_each_store_is_opened_in_its_own_way():
+    lab = Access(url="s3://lab/sets", options={"key": "of-the-lab"})
+    inner = Access(url="s3://lab/sets/private", options={"key": "private"})
+    with access_to([lab, inner]):
+        assert options_for("s3://lab/sets/clips/a.wav") == {"key": "of-the-lab"}
+        assert options_for("s3://lab/sets/private/a.wav") == {"key": "private"}
+        assert options_for("s3://lab/sets/privately/a.wav") == {"key": "of-the-lab"}
+        with access_to([Access(url="s3://lab/in", options={"key": "of-inputs"})]):
+            assert options_for("s3://lab/in/a.wav") == {"key": "of-inputs"}
+        assert options_for("s3://lab/in/a.wav") == {"key": "private"}
+        assert options_for("s3://laboratory/sets/a.wav") == {}
+        assert options_for("gs://lab/sets/a.wav") == {}
+    assert options_for("s3://lab/sets/clips/a.wav") == {}

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """How files at and below a URL are opened: `options` are those of fsspec's file system.
+    """How files in the bucket of a URL are opened: `options` are those of fsspec's file system.
 
     They may be secret, and do not show.
     """
@@ -33,9 +33,24 @@ def access_to(stores: Sequence[Access]) -> Iterator[None]:
 
 
 def options_for(url: str) -> dict[str, Any]:
-    """Return the options for a URL: those of the store that it is in, the innermost if several."""
-    inside = [store for store in _granted if f"{url}/".startswith(f"{store.url.rstrip('/')}/")]
-    return dict(max(inside, key=lambda store: len(store.url)).options) if inside else {}
+    """Return the options for a URL.
+
+    They are those of the store that it is in, the innermost if several, else of one in its bucket.
+    """
+    inside = [store for store in _granted if _is_below(url, store.url)]
+    if inside:
+        return dict(max(inside, key=lambda store: len(store.url)).options)
+    beside = [store for store in _granted if _is_below(url, _bucket_of(store.url))]
+    return dict(beside[-1].options) if beside else {}
+
+
+def _is_below(url: str, above: str) -> bool:
+    return f"{url}/".startswith(f"{above.rstrip('/')}/")
+
+
+def _bucket_of(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}"
 
 
 def granted_options() -> list[dict[str, Any]]:
