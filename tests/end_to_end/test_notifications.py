@@ -100,6 +100,14 @@ def test_one_message_a_run_to_a_real_receiver(shell, api, receiver, work):
     assert rest[0] == "4 inputs: 3 ok, 1 failed"
     assert "were not executed again" in rest[-1]
 
+    # Crashed, as the next run says of one whose process was killed.
+    last, *_ = api("/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
+    lost = {"flow_id": last["flow_id"], "name": "parts: split", "state": {"type": "RUNNING"}}
+    lost = api("/flow_runs/", lost)["id"]
+    crashed = {"type": "CRASHED", "name": "Crashed", "message": "Its process was killed."}
+    api(f"/flow_runs/{lost}/set_state", {"state": crashed, "force": True})
+    assert told(1) == ["parts: split: Crashed\nIts process was killed."]
+
     # All ok: nothing is told.
     (work / "examples" / "words" / "b.txt").write_text("scaleable")
     assert shell.run("bash", "-euc", command).returncode == 0
