@@ -1,0 +1,24 @@
+"""What is asked of a run that a deployment's worker has started."""
+
+import os
+
+from prefect.context import FlowRunContext
+
+from batchmill.errors import OptionError
+from batchmill.storage.urls import is_url
+
+
+def refuse_relative(**places: str | None) -> None:
+    """Refuse relative paths in a deployment's run, whose temporary folder is gone in the end.
+
+    Raises OptionError.
+    """
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
+        return
+    for name, place in places.items():
+        if place and not is_url(place) and not os.path.isabs(os.path.expanduser(place)):
+            raise OptionError(
+                f"{name} {place}: a deployment's run works in a temporary folder. Give an absolute "
+                "path or a URL."
+            )
