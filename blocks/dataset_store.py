@@ -6,7 +6,7 @@ from batchmill.blocks.saved import load_saved, saved_name
 from prefect.blocks.core import Block
 from prefect.blocks.fields import SecretDict
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, HttpUrl, field_validator
 
 from batchmill.errors import OptionError
 from batchmill.storage.access import Access
@@ -28,6 +28,10 @@ class DatasetStore(Block):
 
     _block_type_name = "Dataset Store (batchmill)"
     _block_type_slug = "batchmill-dataset-store"
+    _logo_url = HttpUrl(
+        "https://raw.githubusercontent.com/PrefectHQ/prefect/420d0d6a78bb6df1fc18bcf188fdad43c1d22ea9/assets/block-logos/filesystem.png"
+    )
+    _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
     _description = "A bucket or folder that batchmill's datasets are in, with its credentials."
 
     url: str = Field(

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 
 from batchmill.blocks.saved import load_saved, saved_name
 from prefect.blocks.core import Block
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, HttpUrl, SecretStr, ValidationError, field_validator, model_validator
 
 from batchmill.errors import OptionError
 from batchmill.policy import parse_size
@@ -22,10 +22,25 @@ class RayCluster(Block):
     """A Ray cluster, what it needs to run a step, and what each shard asks of it.
 
     Raises OptionError for an address or a size that is none.
+
+    Example:
+        Run a step on a saved cluster:
+        ```python
+        from batchmill.blocks.ray_cluster import RayCluster
+        from batchmill.flows.preprocess import preprocess
+
+        cluster = RayCluster.load("BLOCK_NAME")
+        preprocess("manifest.csv", "batchmill.steps.words:split", "dataset", cluster=cluster)
+        ```
     """
 
     _block_type_name = "Ray Cluster (batchmill)"
     _block_type_slug = "batchmill-ray-cluster"
+    # The picture that Prefect's own process worker has: another one would have to be on the web.
+    _logo_url = HttpUrl(
+        "https://raw.githubusercontent.com/PrefectHQ/prefect/420d0d6a78bb6df1fc18bcf188fdad43c1d22ea9/assets/block-logos/process.png"
+    )
+    _documentation_url = HttpUrl("https://docs.prefect.io/integrations/prefect-ray")
     _description = "Where batchmill's shards run, and what each of them asks for."
 
     address: str = Field(

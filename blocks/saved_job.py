@@ -6,7 +6,7 @@ from batchmill.blocks.dataset_store import Store
 from batchmill.blocks.ray_cluster import RayCluster
 from batchmill.blocks.saved import load_saved, saved_name
 from prefect.blocks.core import Block
-from pydantic import Field, model_validator
+from pydantic import Field, HttpUrl, model_validator
 
 from batchmill.batching import Batching
 from batchmill.errors import OptionError
@@ -28,6 +28,10 @@ class SavedJob(Block):
 
     _block_type_name = "Saved Job (batchmill)"
     _block_type_slug = "batchmill-saved-job"
+    _logo_url = HttpUrl(
+        "https://raw.githubusercontent.com/PrefectHQ/prefect/420d0d6a78bb6df1fc18bcf188fdad43c1d22ea9/assets/block-logos/process.png"
+    )
+    _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
     _description = "A manifest, a step, a dataset and their settings, to run under one name."
 
     manifest: str = Field(

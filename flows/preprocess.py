@@ -21,6 +21,8 @@ from batchmill.flows.api import (
 )
 from batchmill.flows.cancellation import Cancellation
 from batchmill.flows.cluster_probe import probe_cluster
+from batchmill.flows.deployed import refuse_relative
+from batchmill.flows.form import JSON_OBJECT, at_least, more_than, titled
 from batchmill.flows.ray_capacity import (
     Capacity,
     cores_for,
@@ -42,7 +44,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 from prefect.utilities.annotations import opaque
 from prefect_ray.context import remote_options
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 from batchmill.batching import Batching, Cores
 from batchmill.errors import CancelledError, RunError
@@ -71,6 +73,8 @@ _RECORD_SECONDS, _CANCEL_RECORD_SECONDS = 5.0, 1.0
 _OTHER_TASK_RUNS = 3
 # What may be given as block:NAME, and what makes the block of it.
 _BLOCKS: dict[str, Callable[[Any], Any]] = {"cluster": as_cluster, "store": as_store}
+# The form begins with it; nobody changes it.
+_NO_PARAMS: dict[str, Any] = {}
 
 
 class PreprocessFlow(Flow[..., dict[str, Any]]):
@@ -155,18 +159,25 @@ def _run_name() -> str:
 
 
 @partial(PreprocessFlow, name="preprocess", flow_run_name=_run_name)
+@titled(
+    num_workers="DataLoader workers",
+    timeout_seconds="Time limit in seconds",
+    max_failures="Failures allowed",
+    wait="Wait for another run",
+    cluster="Ray cluster",
+)
 def preprocess(
     manifest: str,
     step: str,
     output: str,
-    params: dict[str, Any] | None = None,
+    params: Annotated[dict[str, Any] | None, JSON_OBJECT] = _NO_PARAMS,
     input_column: str = "input",
     root: str | None = None,
     pattern: str = "*",
-    batch_size: Annotated[int, Field(ge=1)] | None = None,
-    num_workers: Annotated[int, Field(ge=0)] | None = None,
-    retries: Annotated[int, Field(ge=0)] = DEFAULT_RETRIES,
-    timeout_seconds: Annotated[float, Field(gt=0)] | None = DEFAULT_TIMEOUT_SECONDS,
+    batch_size: Annotated[int | None, at_least(1)] = None,
+    num_workers: Annotated[int | None, at_least(0)] = None,
+    retries: Annotated[int, at_least(0)] = DEFAULT_RETRIES,
+    timeout_seconds: Annotated[float | None, more_than(0)] = DEFAULT_TIMEOUT_SECONDS,
     memory_limit: str | None = None,
     max_failures: str = "0",
     fail_fast: bool = False,
@@ -182,8 +193,8 @@ def preprocess(
         manifest: CSV, TSV, JSON Lines or Parquet file with a row for each input; or a folder, or
             a glob.
         step: The function or Dataset class to run, as package.module:attribute.
-        output: The dataset: a folder, new or of an earlier run, which then goes on.
-        params: The step's keyword arguments.
+        output: The dataset: a folder or URL, new or of an earlier run, which then goes on.
+        params: The step's keyword arguments, as {"num_chars": 3}.
         input_column: The manifest's column that has the inputs' paths.
         root: The folder that relative inputs are relative to; inputs must lie below it. By
             default, the manifest's folder.
@@ -193,10 +204,10 @@ def preprocess(
         num_workers: DataLoader workers in each shard. By default, the machine's cores, at most 8.
         retries: How often an input may be executed again for its own faults.
         timeout_seconds: After so many seconds at one input, its worker is killed.
-        memory_limit: After so much memory at one input, its worker is killed; as 2G or 500M.
+        memory_limit: With more memory at one input, as 2G or 500M, its worker is killed.
         max_failures: With more inputs than these not ok, a number or a share as 2%, the run is
             Failed.
-        fail_fast: Then stop early: what is not begun stays pending.
+        fail_fast: With more failures than that, stop early: what is not begun stays pending.
         force: Execute all inputs, also those that are done.
         prune: Remove the files and rows of inputs that the manifest no longer lists.
         wait: If another run is going on over the dataset, wait for its end.
@@ -206,10 +217,12 @@ def preprocess(
             it.
     """
     dataset_store: DatasetStore | None = as_store(store)
+    output = _place(dataset_store, output)
+    refuse_relative(manifest=manifest, output=output, root=root)
     job = make_job(
         manifest=manifest,
         step=step,
-        output=_place(dataset_store, output),
+        output=output,
         params=params,
         input_column=input_column,
         root=root,

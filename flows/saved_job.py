@@ -3,6 +3,7 @@
 from typing import Annotated, Any
 
 from batchmill.blocks.saved_job import SavedJob, as_job
+from batchmill.flows.form import titled
 from batchmill.flows.preprocess import preprocess
 from prefect import flow
 from prefect.runtime import flow_run
@@ -15,6 +16,7 @@ def _run_name() -> str:
 
 
 @flow(name="saved-job", flow_run_name=_run_name)
+@titled(job="Saved job", wait="Wait for another run")
 def run_saved_job(
     job: Annotated[SavedJob, BeforeValidator(as_job)],
     force: bool = False,

@@ -58,7 +58,7 @@ class Story:
         artifact = MarkdownArtifact(
             key=artifact_key("summary", self._dataset),
             markdown=text,
-            description=f"`{self._dataset}`: {facts.summary.sentence()}",
+            description=f"{facts.summary.sentence()}. Dataset: `{self._dataset}`",
         )
         self._summary.show(artifact, text)
 
@@ -74,13 +74,12 @@ class Story:
 
     def _show_failures(self, progress: Progress) -> bool:
         rows = [failure._asdict() for failure in progress.failures]
-        cut = progress.failed > len(rows)
-        first = f"the first {len(rows):,} of " if cut else ""
+        cut = f"; the first {len(rows):,}" if progress.failed > len(rows) else ""
         artifact = TableArtifact(
             key=artifact_key("failures", self._dataset),
             table=rows,
-            description=f"Inputs of `{self._dataset}` that are not ok in run {self._run}: {first}"
-            f"{progress.failed:,}. With tracebacks: `batchmill failures {self._dataset}`",
+            description=f"{progress.failed:,} not ok in run {self._run} of `{self._dataset}`{cut}. "
+            f"With tracebacks: `batchmill failures {self._dataset}`",
         )
         return self._failures.show(artifact, json.dumps(rows))
 

@@ -27,7 +27,9 @@ def _lines(facts: Facts) -> Iterator[str]:
         yield f"| {kind} | {count:,} |"
     if summary.pending:
         yield f"| pending | {summary.pending:,} |"
-    yield f"| output files | {facts.contents.outputs:,}, {readable_size(facts.contents.bytes)} |"
+    if facts.contents.outputs:
+        size = readable_size(facts.contents.bytes)
+        yield f"| output files | {facts.contents.outputs:,}, {size} |"
     if len(facts.executed):
         yield f"| executed in run {facts.executed_by} | {len(facts.executed):,} |"
         yield f"| from the first to the last | {duration(facts.seconds)} |"

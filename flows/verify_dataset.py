@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
+from batchmill.flows.form import titled
 from batchmill.flows.live_artifact import LiveArtifact, artifact_key
 from prefect import flow
 from prefect.artifacts import TableArtifact
@@ -21,6 +22,7 @@ def _run_name() -> str:
 
 
 @flow(flow_run_name=_run_name)
+@titled(hash_files="Compare contents")
 def verify_dataset(
     dataset: str,
     hash_files: bool = False,

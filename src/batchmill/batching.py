@@ -48,10 +48,11 @@ class Batching:
     num_workers: int | None = None
 
     def __post_init__(self) -> None:
+        # In the words of JSON Schema, by which a form refuses the same.
         if self.batch_size is not None and self.batch_size < 1:
-            raise OptionError(f"--batch-size {self.batch_size}: expected 1 or more inputs.")
+            raise OptionError(f"--batch-size: {self.batch_size} is less than the minimum of 1.")
         if self.num_workers is not None and self.num_workers < 0:
-            raise OptionError(f"--num-workers {self.num_workers}: expected 0 or more processes.")
+            raise OptionError(f"--num-workers: {self.num_workers} is less than the minimum of 0.")
 
 
 @dataclass(frozen=True, kw_only=True)

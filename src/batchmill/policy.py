@@ -31,10 +31,13 @@ class FailurePolicy:
     fail_fast: bool = False
 
     def __post_init__(self) -> None:
+        # In the words of JSON Schema, by which a form refuses the same.
         if self.retries < 0:
-            raise OptionError(f"--retries {self.retries}: expected 0 or more.")
+            raise OptionError(f"--retries: {self.retries} is less than the minimum of 0.")
         if self.timeout_seconds is not None and self.timeout_seconds <= 0:
-            raise OptionError(f"--timeout {self.timeout_seconds:g}: expected more than 0 seconds.")
+            raise OptionError(
+                f"--timeout: {self.timeout_seconds:g} is less than or equal to the minimum of 0."
+            )
         if self.memory_bytes is not None and self.memory_bytes < 2**20:
             raise OptionError(
                 f"--memory-limit: {self.memory_bytes} bytes is less than any step needs. "

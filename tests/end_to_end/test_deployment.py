@@ -1,26 +1,13 @@
 """The deployments of prefect.yaml: registered, scheduled, run by a worker."""
 
 import json
-import re
-import subprocess
 
 import gated
 import pandas as pd
-import psutil
 import pytest
 from comparison import committed
-from live import ROOT, prefect_server_in, wait_for
-
-
-def documented_commands():
-    """The commands of docs/running.md that deploy and start a worker."""
-    text = (ROOT / "docs" / "running.md").read_text()
-    (block,) = (
-        block
-        for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-        if "deploy --all" in block
-    )
-    return block.strip().splitlines()
+from deployments import deployments, ended, start
+from live import prefect_server_in, wait_for
 
 
 @pytest.fixture
@@ -31,42 +18,15 @@ def prefect_server(tmp_path):
 
 
 @pytest.fixture
-def deployed(shell, api, work):
-    """The deployments of prefect.yaml, and a worker; gives what starts a run and waits for it.
-
-    Steps may be in the folder `work`.
-    """
-    shell.environment["PYTHONPATH"] = str(work)
-    create, deploy, start_worker = documented_commands()
-    (work / "prefect.yaml").write_text((ROOT / "prefect.yaml").read_text())
-    for command in (create, deploy):
-        done = shell.run("bash", "-c", command)
-        assert done.returncode == 0, done.stdout + done.stderr
-    # To no pipe: nobody reads it while the test waits.
-    worker = shell.start("bash", "-c", f"exec {start_worker}", stdout=subprocess.DEVNULL)
+def deployed(shell, api):
+    """The deployments of prefect.yaml, and a worker; gives what starts a run and waits for it."""
 
     def run(deployment, **parameters):
         started = start(api, deployment, **parameters)
         return wait_for(lambda: ended(api, started), f"the end of {deployment}", 240)
 
-    try:
+    with deployments(shell):
         yield run
-        # Asked to end while a run's process is ending, Prefect's worker may not do so.
-        runs = psutil.Process(worker.pid)
-        wait_for(lambda: not runs.children(recursive=True), "the end of its runs' processes", 60)
-    finally:
-        worker.kill()
-        worker.wait(60)
-
-
-def start(api, deployment, **parameters):
-    made = api(f"/deployments/name/{deployment}")
-    return api(f"/deployments/{made['id']}/create_flow_run", {"parameters": parameters})["id"]
-
-
-def ended(api, flow_run):
-    state = api(f"/flow_runs/{flow_run}")["state"]
-    return state if state["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
 
 
 def test_deployments_run_the_same_flow(deployed, shell, api, words, work):
@@ -82,6 +42,10 @@ def test_deployments_run_the_same_flow(deployed, shell, api, words, work):
     state = deployed("preprocess/manual", **bad)
     assert state["type"] == "FAILED"
     assert "no such file or folder" in state["message"]
+    # The folder that it would be in is gone when the run has ended.
+    state = deployed("preprocess/manual", **good | {"output": "out"})
+    assert state["type"] == "FAILED"
+    assert "output out: a deployment's run works in a temporary folder" in state["message"]
     assert len(pd.read_parquet(work / "out" / "metadata.parquet")) == 31
     code, status = shell.json("status", "out")
     assert (code, status["outcomes"]) == (0, {"ok": 4})

@@ -1,0 +1,193 @@
+"""Running from Prefect's UI: the form, the run's page, its artifacts, in a real browser."""
+
+import json
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from browser import ui_of
+from deployments import deployments
+from live import ask, clean_environment, prefect_server_in, shell_in
+
+SPLIT = "batchmill.steps.words:split"
+WORDS = {"a.txt": "simple", "b.txt": "scaleable", "c.txt": "preprocessing", "d.txt": "pytorch"}
+
+
+@pytest.fixture(scope="module")
+def prefect_server(tmp_path_factory):
+    with prefect_server_in(tmp_path_factory.mktemp("server-home")) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def shell(prefect_server, tmp_path_factory):
+    """A shell with the deployments and a worker, in a folder with a name that can be shown."""
+    home = tmp_path_factory.mktemp("home")
+    environment = clean_environment(home) | {"PREFECT_API_URL": prefect_server}
+    with (
+        tempfile.TemporaryDirectory(prefix="words-") as folder,
+        shell_in(Path(folder), environment) as shell,
+        deployments(shell),
+    ):
+        yield shell
+
+
+@pytest.fixture(scope="module")
+def api(prefect_server):
+    return partial(ask, prefect_server)
+
+
+@pytest.fixture
+def folder(shell):
+    """A folder with the tutorial's words and their manifest."""
+    for name, word in WORDS.items():
+        (shell.folder / name).write_text(word)
+    (shell.folder / "manifest.csv").write_text("input\n" + "".join(f"{name}\n" for name in WORDS))
+    return shell.folder
+
+
+@pytest.fixture
+def ui(prefect_server, shell, tmp_path):
+    with ui_of(prefect_server, tmp_path) as ui:
+        yield ui
+
+
+def fill_in(ui, manifest, output):
+    ui.open_form("preprocess/manual")
+    for label, value in {"Manifest": manifest, "Step": SPLIT, "Output": output}.items():
+        ui.field(label).get_by_role("textbox").fill(str(value))
+
+
+def artifacts_of(api, flow_run):
+    found = api("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [flow_run]}}})
+    return {artifact["key"].partition("-")[0]: artifact for artifact in found}
+
+
+def shown(field, described):
+    """Whether a field shows its parameter's default."""
+    default = described.get("default")
+    if default is None:
+        return field.get_by_role("tab", name="None", selected=True).is_visible()
+    if isinstance(default, bool):
+        return field.get_by_role("switch").is_checked() == default
+    if isinstance(default, dict):
+        return json.loads(field.locator(".cm-content").inner_text()) == default
+    value = field.get_by_role("textbox").or_(field.get_by_role("spinbutton")).input_value()
+    return value == str(default) or float(value) == default
+
+
+@pytest.mark.parametrize("deployment", ["preprocess/manual", "verify-dataset/manual"])
+def test_the_form_has_each_parameter(ui, api, deployment):
+    schema = api(f"/deployments/name/{deployment}")["parameter_openapi_schema"]
+    required = schema["required"]
+    ui.open_form(deployment)
+    labels = {
+        name: described["title"] + ("" if name in required else " (Optional)")
+        for name, described in schema["properties"].items()
+    }
+    assert [label for label in ui.labels() if label in labels.values()] == list(labels.values())
+    for name, described in schema["properties"].items():
+        field = ui.field(labels[name])
+        assert " ".join(described["description"].split()) in field.inner_text()
+        if name not in required:
+            assert shown(field, described), name
+
+
+def test_a_run_from_the_form(ui, api, shell, folder):
+    saved = "from batchmill.blocks import RayCluster; RayCluster(address='local').save('here')"
+    done = shell.python(saved)
+    assert done.returncode == 0, done.stderr
+    output = folder / "clips"
+    fill_in(ui, folder / "manifest.csv", output)
+    ui.write_json("Params (Optional)", {"num_chars": 3})
+    ui.shoot("form")
+    cluster = ui.field("Ray cluster (Optional)")
+    cluster.get_by_role("tab", name="RayCluster").click()
+    cluster.get_by_role("button", name="Select a block").click()
+    ui.page.get_by_role("option", name="here").click()
+    batch_size = ui.field("Batch size (Optional)")
+    batch_size.get_by_role("tab", name="int").click()
+    batch_size.get_by_role("spinbutton").fill("2")
+    ui.shoot("whole-form", whole=True)
+    ui.submit()
+    flow_run = ui.follow_run()
+    ui.wait_for_state("Completed")
+    ui.page.get_by_text("4 Task runs").wait_for()
+    ui.shoot("run")
+    run = api(f"/flow_runs/{flow_run}")
+    assert (run["state"]["type"], run["state"]["message"]) == ("COMPLETED", "4 inputs: 4 ok")
+    assert run["parameters"]["params"] == {"num_chars": 3}
+    assert run["parameters"]["batch_size"] == 2
+    assert "block_document_id" in run["parameters"]["cluster"]["$ref"]
+    rows = pd.read_parquet(output / "metadata.parquet")
+    assert set(rows["input"]) == set(WORDS)
+
+    ui.page.get_by_role("tab", name="Artifacts").click()
+    for kind in ("progress", "summary"):
+        ui.page.get_by_role("heading", name=f"{kind}-clips").wait_for()
+    ui.shoot("artifacts")
+    assert artifacts_of(api, flow_run)["progress"]["data"] == 100
+    ui.open_artifact("summary")
+    ui.page.get_by_role("heading", name="4 inputs: 4 ok", exact=True).wait_for()
+    ui.page.get_by_role("heading", name="The slowest inputs").wait_for()
+    ui.shoot("summary")
+
+
+def test_a_run_with_an_input_that_fails(ui, api, folder):
+    (folder / "c.txt").write_bytes(b"\xff")
+    output = folder / "failing"
+    fill_in(ui, folder / "manifest.csv", output)
+    ui.submit()
+    flow_run = ui.follow_run()
+    ui.wait_for_state("Failed")
+    ui.shoot("failed-run")
+    assert "c.txt" in api(f"/flow_runs/{flow_run}")["state"]["message"]
+    ui.open_artifact("failures")
+    row = ui.page.get_by_role("row").filter(has_text="c.txt")
+    row.get_by_text("UnicodeDecodeError").wait_for()
+    ui.shoot("failures")
+    (failure,) = json.loads(artifacts_of(api, flow_run)["failures"]["data"])
+    assert (failure["input"], failure["outcome"]) == ("c.txt", "failed")
+
+
+def test_the_form_refuses_in_the_words_of_the_command_line(ui, api, shell, folder):
+    output = folder / "not-submitted"
+    command = ["run", folder / "manifest.csv", "--step", SPLIT, "--output", output]
+    fill_in(ui, folder / "manifest.csv", output)
+    field = ui.field("Batch size (Optional)")
+    field.get_by_role("tab", name="int").click()
+    field.get_by_role("spinbutton").fill("0")
+    ui.submit()
+    refusal = field.get_by_text("0 is less than")
+    refusal.wait_for()
+    ui.shoot("refused", whole=True)
+    done = shell.batchmill(*command, "--batch-size", "0")
+    assert (done.returncode, refusal.inner_text() in done.stderr) == (2, True), done.stderr
+    runs = api("/flow_runs/filter", {"limit": 200})
+    assert str(output) not in [run["parameters"].get("output") for run in runs]
+
+
+@pytest.mark.parametrize(
+    ("field", "option", "value"),
+    [
+        ("Failures allowed (Optional)", "--max-failures", "abc"),
+        ("Input column (Optional)", "--input-column", "nosuch"),
+    ],
+)
+def test_what_the_flow_refuses_has_the_words_of_the_command_line(
+    ui, api, shell, folder, field, option, value
+):
+    output = folder / "refused"
+    command = ["run", folder / "manifest.csv", "--step", SPLIT, "--output", output]
+    fill_in(ui, folder / "manifest.csv", output)
+    ui.field(field).get_by_role("textbox").fill(value)
+    ui.submit()
+    flow_run = ui.follow_run()
+    ui.wait_for_state("Failed")
+    done = shell.batchmill(*command, option, value)
+    assert done.returncode == 2
+    sentence = done.stderr.strip().removeprefix("batchmill: ")
+    assert sentence in api(f"/flow_runs/{flow_run}")["state"]["message"]
+    assert not output.exists()

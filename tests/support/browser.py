@@ -1,0 +1,106 @@
+"""Prefect's UI in a real browser: Debian's Chromium, driven by playwright."""
+
+import json
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+
+from live import clean_environment
+from playwright.sync_api import sync_playwright
+
+PATIENCE_SECONDS = 240
+
+
+class Ui:
+    """The v2 UI of a Prefect server, in one tab."""
+
+    def __init__(self, page, url, folder):
+        self.page = page
+        self._url = url
+        self._folder = folder
+
+    def open(self, path):
+        self.page.goto(f"{self._url}/v2{path}")
+
+    def shoot(self, name, *, whole=False):
+        """Keep a picture of what the tab shows; with `whole`, of all that can be scrolled to."""
+        self.page.screenshot(path=self._folder / f"{name}.png", full_page=whole)
+
+    def open_form(self, deployment):
+        """Go to the form of a deployment's custom run, as one does by hand."""
+        flow, _, name = deployment.partition("/")
+        self.open("/deployments")
+        row = self.page.get_by_role("row").filter(has=self.link(flow)).filter(has=self.link(name))
+        row.get_by_role("link", name=name, exact=True).click()
+        self.page.get_by_role("button", name="Run", exact=True).click()
+        self.page.get_by_role("menuitem", name="Custom run").click()
+        self.page.get_by_role("heading", name="Parameters").wait_for()
+        # Each field has one.
+        self.page.get_by_role("main").get_by_role("button", name="Open menu").first.wait_for()
+
+    def link(self, name):
+        return self.page.get_by_role("link", name=name, exact=True)
+
+    def labels(self):
+        """What stands above the fields, in their order."""
+        return self.page.get_by_role("main").locator("label").all_inner_texts()
+
+    def field(self, label):
+        """A field with its label and description."""
+        return self.page.locator("label").get_by_text(label, exact=True).locator("xpath=../../..")
+
+    def write_json(self, label, value):
+        self.field(label).locator(".cm-content").click()
+        self.page.keyboard.press("Control+a")
+        self.page.keyboard.insert_text(json.dumps(value))
+
+    def submit(self):
+        self.page.get_by_role("button", name="Submit").click()
+
+    def follow_run(self):
+        """Go to the page of the run that has just been started; give the run's id."""
+        self.page.get_by_role("button", name="View run").click()
+        self.page.wait_for_url("**/runs/flow-run/*")
+        # Until then, the tab still shows the page before, with other runs and their states.
+        self.page.get_by_role("tab", name="Artifacts").wait_for()
+        return self.page.url.rpartition("/")[2].partition("?")[0]
+
+    def wait_for_state(self, state):
+        """Wait until the run's page says that the run has ended so."""
+        badge = self.page.get_by_role("main").get_by_text(state, exact=True).first
+        badge.wait_for(timeout=PATIENCE_SECONDS * 1000)
+        # The page without the message that a run was started, for the pictures.
+        self.page.reload()
+        badge.wait_for()
+
+    def open_artifact(self, kind):
+        """Go from a run's page to one of its artifacts: progress, failures or summary."""
+        self.page.get_by_role("tab", name="Artifacts").click()
+        self.page.get_by_role("main").get_by_role("link").filter(has_text=f"{kind}-").click()
+        self.page.get_by_role("main").locator("a[href*='/artifacts/artifact/']").last.click()
+
+
+@contextmanager
+def ui_of(api_url, folder):
+    """Open a Prefect server's UI; pictures go to $BATCHMILL_SCREENSHOTS, or else to the folder."""
+    pictures = Path(os.environ.get("BATCHMILL_SCREENSHOTS") or folder / "screenshots")
+    pictures.mkdir(parents=True, exist_ok=True)
+    chromium = shutil.which("chromium")
+    assert chromium, "install chromium (.ci/run does)"
+    home = folder / "browser-home"
+    home.mkdir()
+    url = api_url.removesuffix("/api")
+    with sync_playwright() as playwright:
+        environment = clean_environment(home) | {"HOME": str(home)}
+        browser = playwright.chromium.launch(executable_path=chromium, env=environment)
+        page = browser.new_page(viewport={"width": 1280, "height": 900}, locale="en-GB")
+        # The UI would ask servers of its makers.
+        page.route(
+            lambda asked: not asked.startswith((url, "data:", "blob:")),
+            lambda route: route.abort(),
+        )
+        try:
+            yield Ui(page, url, pictures)
+        finally:
+            browser.close()
