@@ -43,7 +43,14 @@ from pydantic import BeforeValidator, Field
 
 from batchmill.batching import Batching, Cores
 from batchmill.errors import CancelledError, RunError
-from batchmill.job import handing_over, make_job, prepare, prepare_once, tell_run
+from batchmill.job import (
+    check_prune,
+    handing_over,
+    make_job,
+    prepare,
+    prepare_once,
+    tell_run,
+)
 from batchmill.lease import check_free
 from batchmill.manifest import ManifestLike
 from batchmill.manifest.saved import listed_manifest, save_manifest
@@ -66,7 +73,7 @@ _RECORD_SECONDS, _CANCEL_RECORD_SECONDS = 5.0, 1.0
 _OTHER_TASK_RUNS = 3
 _BATCH_OPTIONS = ("batch_size", "num_workers")
 _POLICY_OPTIONS = ("retries", "timeout_seconds", "memory_limit", "max_failures", "fail_fast")
-_JOB_OPTIONS = ("params", "input_column", "root", "pattern", "force")
+_JOB_OPTIONS = ("params", "input_column", "root", "pattern", "settle_seconds", "force")
 
 
 class PreprocessFlow(Flow[..., dict[str, Any]]):
@@ -98,6 +105,7 @@ class PreprocessFlow(Flow[..., dict[str, Any]]):
             **{name: options[name] for name in _JOB_OPTIONS if name in options},
         )
         # What the flow would refuse is told before a server is there.
+        check_prune(job, prune=bool(options.get("prune")))
         Batching(**{name: options[name] for name in _BATCH_OPTIONS if name in options})
         make_policy(**{name: options[name] for name in _POLICY_OPTIONS if name in options})
         prepared = prepare_once(job) if listed is None else prepare(job, listed)
@@ -152,6 +160,7 @@ def preprocess(
     input_column: str = "input",
     root: str | None = None,
     pattern: str = "*",
+    settle_seconds: Annotated[float, Field(ge=0)] = 0,
     batch_size: Annotated[int, Field(ge=1)] | None = None,
     num_workers: Annotated[int, Field(ge=0)] | None = None,
     retries: Annotated[int, Field(ge=0)] = DEFAULT_RETRIES,
@@ -176,6 +185,8 @@ def preprocess(
         root: The folder that relative inputs are relative to; inputs must lie below it. By
             default, the manifest's folder.
         pattern: Of a folder, only files whose name or relative path fits it.
+        settle_seconds: Of a folder or glob, leave out files that were written to within so many
+            seconds: somebody may be writing them still.
         batch_size: Inputs in a batch, which one DataLoader worker works on. By default, from the
             number of inputs and cores.
         num_workers: DataLoader workers in each shard. By default, the machine's cores, at most 8.
@@ -199,8 +210,10 @@ def preprocess(
         input_column=input_column,
         root=root,
         pattern=pattern,
+        settle_seconds=settle_seconds,
         force=force,
     )
+    check_prune(job, prune=prune)
     batching = Batching(batch_size=batch_size, num_workers=num_workers)
     policy = make_policy(
         retries=retries,

@@ -13,7 +13,7 @@ from batchmill.cli.console import console
 from batchmill.cli.options import CLUSTER, JobOptions, Json, Manifest
 from batchmill.cli.progress import showing_progress
 from batchmill.errors import CancelledError, RunError
-from batchmill.job import Handover, Prepared, handing_over, prepare
+from batchmill.job import Handover, Prepared, check_prune, handing_over, prepare
 from batchmill.params import parse_pairs, read_object
 from batchmill.summary import failure_message, summarise
 
@@ -86,6 +86,7 @@ def run(
     ```
     """
     job = options.job(manifest)
+    check_prune(job, prune=prune)
     environment = read_object(runtime_env, "--runtime-env") if runtime_env is not None else {}
     amounts = parse_pairs(shard_resource, "--shard-resource", "num_gpus=1")
     Batching(batch_size=options.batch_size, num_workers=options.num_workers)
@@ -117,6 +118,7 @@ def run(
                 input_column=job.input_column,
                 root=job.root,
                 pattern=job.pattern,
+                settle_seconds=job.settle_seconds,
                 batch_size=options.batch_size,
                 num_workers=options.num_workers,
                 retries=options.retries,
@@ -145,7 +147,9 @@ def _to_do(prepared: Prepared) -> str:
     counts = prepared.plan.counts
     pending = len(prepared.plan.pending)
     listed = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-    return f"{len(prepared.manifest):,} inputs ({listed}); {pending:,} to execute."
+    unsettled = len(prepared.manifest.unsettled)
+    left_out = f" {unsettled:,} left out, younger than --settle." if unsettled else ""
+    return f"{len(prepared.manifest):,} inputs ({listed}); {pending:,} to execute.{left_out}"
 
 
 def _tell(handover: Handover, as_json: bool, seconds: float, *, allowed: bool) -> None:
