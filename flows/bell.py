@@ -59,14 +59,20 @@ class Bell:
             ignore_permission_denied=True,
             raise_interrupt=False,
         )
+        hears = False
         try:
-            for number, changes in enumerate(events):
+            for changes in events:
                 # The first says that it hears from now on: what was seen before may be old.
-                if changes or not number:
+                if changes or not hears:
                     self._rung.set()
-        except (OSError, RuntimeError) as error:
-            # Most of all: more folders than the kernel watches for one user.
-            self.silent = str(error)
+                hears = True
+        except (OSError, RuntimeError, ValueError) as error:
+            if hears:
+                self._heard = None  # By a name that is not UTF-8: it is begun anew.
+            else:
+                # Most of all: more folders than the kernel watches for one user.
+                self.silent = str(error)
+            self._rung.set()
 
 
 def _identity(folder: str) -> tuple[int, int] | None:

@@ -1,26 +1,13 @@
 """The deployments of prefect.yaml: registered, scheduled, run by a worker."""
 
 import json
-import re
-import subprocess
 
 import gated
 import pandas as pd
-import psutil
 import pytest
 from comparison import committed
-from live import ROOT, prefect_server_in, wait_for
-
-
-def documented_commands():
-    """The commands of docs/running.md that deploy and start a worker."""
-    text = (ROOT / "docs" / "running.md").read_text()
-    (block,) = (
-        block
-        for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-        if "deploy --all" in block
-    )
-    return block.strip().splitlines()
+from deployment import deploy, worker_of
+from live import prefect_server_in, wait_for
 
 
 @pytest.fixture
@@ -37,36 +24,9 @@ def deployed(shell, api, work):
     Steps may be in the folder `work`.
     """
     shell.environment["PYTHONPATH"] = str(work)
-    create, deploy, start_worker = documented_commands()
-    (work / "prefect.yaml").write_text((ROOT / "prefect.yaml").read_text())
-    for command in (create, deploy):
-        done = shell.run("bash", "-c", command)
-        assert done.returncode == 0, done.stdout + done.stderr
-    # To no pipe: nobody reads it while the test waits.
-    worker = shell.start("bash", "-c", f"exec {start_worker}", stdout=subprocess.DEVNULL)
-
-    def run(deployment, **parameters):
-        started = start(api, deployment, **parameters)
-        return wait_for(lambda: ended(api, started), f"the end of {deployment}", 240)
-
-    try:
-        yield run
-        # Asked to end while a run's process is ending, Prefect's worker may not do so.
-        runs = psutil.Process(worker.pid)
-        wait_for(lambda: not runs.children(recursive=True), "the end of its runs' processes", 60)
-    finally:
-        worker.kill()
-        worker.wait(60)
-
-
-def start(api, deployment, **parameters):
-    made = api(f"/deployments/name/{deployment}")
-    return api(f"/deployments/{made['id']}/create_flow_run", {"parameters": parameters})["id"]
-
-
-def ended(api, flow_run):
-    state = api(f"/flow_runs/{flow_run}")["state"]
-    return state if state["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
+    deployments = deploy(shell, api, work)
+    with worker_of(shell):
+        yield deployments
 
 
 def test_deployments_run_the_same_flow(deployed, shell, api, words, work):
@@ -127,11 +87,11 @@ def test_a_run_that_is_cancelled_says_so_itself_and_can_be_completed(deployed, s
     log = str(work / "out.log")
     job = {"manifest": str(work / "in"), "step": "slow:step", "output": str(work / "out")}
     params = {"log": log, "go": str(work / "go"), "first": 50}
-    flow_run = start(api, "preprocess/manual", **job, params=params, batch_size=1)
+    flow_run = deployed.start("preprocess/manual", **job, params=params, batch_size=1)
     wait_for(lambda: len(committed(work / "out")) >= 4, "some to be committed", 180)
     done = shell.run("prefect", "flow-run", "cancel", flow_run)
     assert done.returncode == 0, done.stderr
-    state = wait_for(lambda: ended(api, flow_run), "its end", 60)
+    state = wait_for(lambda: deployed.ended(flow_run), "its end", 60)
     assert state["type"] == "CANCELLED"
     # Not the worker's words, who kills what does not end by itself.
     assert " pending" in state["message"]

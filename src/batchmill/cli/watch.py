@@ -75,12 +75,12 @@ def watch(
     check_server()
     found = watched(source, deployment=deployment, pattern=pattern, settle_seconds=settle)
     told, out = console(stderr=True), console()
-    known = {}
+    known, unknown = {}, ""
     if deployment:
         try:
             known = known_of(found)
         except BatchmillError as error:
-            told.print(f"All that is there is announced, for the ledger cannot be read: {error}")
+            unknown = f"All that is there is announced, for no ledger says what is done. {error}"
 
     def tell(payload: dict[str, Any]) -> None:
         if json:
@@ -103,6 +103,8 @@ def watch(
         watching.begin()
         how = "listed every " + f"{every:g} s" if bell is None else "told of changes"
         told.print(f"Watching {visible(found.source)} ({how}); Ctrl-C ends it.")
+        if unknown:
+            told.print(visible(unknown))
         watching.run()
     except KeyboardInterrupt:
         told.print("Watching has ended. What was not announced is when it begins again.")
