@@ -5,6 +5,8 @@ import threading
 
 import watchfiles
 
+_NONE, _GONE = (-1, -1), (-2, -2)
+
 
 class Bell:
     """Waits for file-system events below a folder, or for as long as it is told.
@@ -18,7 +20,8 @@ class Bell:
         self._rung = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._heard: tuple[int, int] | None = None
+        # Which folder is listened to: its device and inode, _GONE, or _NONE.
+        self._heard = _NONE
         self.silent = ""
 
     def wait(self, seconds: float) -> bool:
@@ -29,7 +32,8 @@ class Bell:
         return rung
 
     def close(self) -> None:
-        """Listen no more."""
+        """Listen no more, until somebody waits again."""
+        self._heard = _NONE
         if self._thread:
             self._stop.set()
             self._thread.join()
@@ -44,7 +48,7 @@ class Bell:
         self._heard = folder
         # It has come, gone or been exchanged.
         self._rung.set()
-        if folder:
+        if folder != _GONE:
             self._stop = threading.Event()
             self._thread = threading.Thread(target=self._hear, args=[self._stop], daemon=True)
             self._thread.start()
@@ -67,17 +71,18 @@ class Bell:
                     self._rung.set()
                 hears = True
         except (OSError, RuntimeError, ValueError) as error:
-            if hears:
-                self._heard = None  # By a name that is not UTF-8: it is begun anew.
+            if hears or isinstance(error, FileNotFoundError):
+                # By a name that is not UTF-8, or a folder that has just gone: it is begun anew.
+                self._heard = _NONE
             else:
                 # Most of all: more folders than the kernel watches for one user.
                 self.silent = str(error)
             self._rung.set()
 
 
-def _identity(folder: str) -> tuple[int, int] | None:
+def _identity(folder: str) -> tuple[int, int]:
     try:
         found = os.stat(folder)
     except OSError:
-        return None
+        return _GONE
     return found.st_dev, found.st_ino

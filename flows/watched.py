@@ -28,7 +28,7 @@ class Watched:
     """A source of new data: `source` is absolute, or a URL.
 
     A file has settled after `settle_seconds`. `deployment` is FLOW/NAME, or empty; `dataset` is
-    what its runs make, empty if it does not say.
+    what its runs make, empty if it does not say. Nobody `listens` where no automation runs it.
     """
 
     source: str
@@ -37,6 +37,7 @@ class Watched:
     deployment: str = ""
     deployment_id: UUID | None = None
     dataset: str = ""
+    listens: bool = True
 
 
 def watched(
@@ -48,7 +49,7 @@ def watched(
     take it. Raises OptionError, ServiceError if the server is not there, StoreError.
     """
     check_settle(settle_seconds)
-    found = _find(deployment) if deployment else None
+    found, listens = _find(deployment) if deployment else (None, True)
     parameters: dict[str, Any] = found.parameters if found else {}
     settle = max(settle_seconds, _number(parameters.get("settle_seconds")))
     output = parameters.get("output")
@@ -62,6 +63,7 @@ def watched(
         dataset=output
         if isinstance(output, str) and (is_url(output) or os.path.isabs(output))
         else "",
+        listens=listens,
     )
 
 
@@ -86,11 +88,16 @@ def _checked_source(source: str) -> str:
     return place.rstrip("/") or "/"
 
 
-def _find(deployment: str) -> DeploymentResponse:
+def _find(deployment: str) -> tuple[DeploymentResponse, bool]:
+    """Return a deployment, and whether there is an automation about it."""
     try:
         with get_client(sync_client=True) as client:
             try:
-                return client.read_deployment_by_name(deployment)
+                found = client.read_deployment_by_name(deployment)
+                about_it = client.read_resource_related_automations(
+                    f"prefect.deployment.{found.id}"
+                )
+                return found, any(automation.enabled for automation in about_it)
             except (ObjectNotFound, ValueError):
                 there = client.read_deployments()
                 flows = {flow: client.read_flow(flow).name for flow in {d.flow_id for d in there}}

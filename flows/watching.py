@@ -85,6 +85,9 @@ class Watching:
         except BatchmillError as error:
             if not patient:
                 raise
+            if self._bell:
+                # What was renamed or mounted anew is another folder, even if it looks the same.
+                self._bell.close()
             self._say("source", f"{error}\nIt is waited for.")
             return
         finally:

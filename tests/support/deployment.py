@@ -27,11 +27,11 @@ class Deployed:
 
     api: partial
 
-    def __call__(self, deployment, **parameters):
+    def __call__(self, deployment, /, **parameters):
         started = self.start(deployment, **parameters)
         return wait_for(lambda: self.ended(started), f"the end of {deployment}", 240)
 
-    def start(self, deployment, **parameters):
+    def start(self, deployment, /, **parameters):
         """Start a run of a deployment; gives its id."""
         made = self.made(deployment)
         asked = {"parameters": parameters}
@@ -46,7 +46,7 @@ class Deployed:
         """Give a deployment as the server has it."""
         return self.api(f"/deployments/name/{deployment}")
 
-    def set_parameters(self, deployment, **parameters):
+    def set_parameters(self, deployment, /, **parameters):
         """Give a deployment these parameters, and no others."""
         made = self.made(deployment)
         self.api(f"/deployments/{made['id']}", {"parameters": parameters}, "PATCH")

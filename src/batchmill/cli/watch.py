@@ -105,6 +105,12 @@ def watch(
         told.print(f"Watching {visible(found.source)} ({how}); Ctrl-C ends it.")
         if unknown:
             told.print(visible(unknown))
+        if not found.listens:
+            told.print(
+                f"batchmill: {deployment}: no automation runs it. Give it a trigger, as that of "
+                "preprocess/on-arrival in prefect.yaml.",
+                style="red",
+            )
         watching.run()
     except KeyboardInterrupt:
         told.print("Watching has ended. What was not announced is when it begins again.")
