@@ -8,7 +8,7 @@ from functools import partial
 import gated
 import pandas as pd
 import pytest
-from deployment import deploy, worker_of
+from deployment import deploy, has_ended, worker_of
 from live import ROOT, ask, clean_environment, free_ports, prefect_server_in, shell_in, wait_for
 from object_store import upload
 from watcher import Watcher
@@ -73,8 +73,7 @@ class Arrivals:
 
         def ended():
             runs = self.runs()
-            done = [run for run in runs if self.deployments.ended(run["id"])]
-            return len(done) >= count and len(done) == len(runs) and runs
+            return len(runs) >= count and all(has_ended(run["state"]) for run in runs) and runs
 
         runs = wait_for(ended, f"the end of {count} runs", 240)
         assert [run["state"]["type"] for run in runs] == ["COMPLETED"] * count, runs

@@ -146,12 +146,12 @@ def test_the_times_of_a_bucket_say_nothing():
 
 
 def test_what_is_known_from_before_is_not_announced():
-    known = {"a": mark(1, at=-100), "b": mark(1, at=-100), "c": Mark(1, 0, "x")}
+    known = {"a": mark(1, at=-100), "b": mark(1, at=-100), "c": Mark(1, 0, "x"), "d": mark(1, 1)}
     clock = Clock(known=known, local=False)
-    now = {"a": known["a"], "b": mark(2, at=-100), "c": Mark(1, 0, "y")}
+    now = {"a": known["a"], "b": mark(2, at=-100), "c": Mark(1, 0, "y"), "d": mark(1, 2)}
     for at in range(20):
         clock.see(at, **now)
-    assert clock.announced == [(SETTLE, ["b", "c"])]
+    assert clock.announced == [(SETTLE, ["b", "c", "d"])]
 
 
 @given(

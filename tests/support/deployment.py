@@ -21,6 +21,11 @@ def documented_commands():
     return block.strip().splitlines()
 
 
+def has_ended(state):
+    """Tell whether a flow run in this state is over."""
+    return state["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
 @dataclass
 class Deployed:
     """What asks an API about deployments and their runs; called, it runs one to its end."""
@@ -40,7 +45,7 @@ class Deployed:
     def ended(self, flow_run):
         """Give the state of a flow run that has ended."""
         state = self.api(f"/flow_runs/{flow_run}")["state"]
-        return state if state["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
+        return state if has_ended(state) else None
 
     def made(self, deployment):
         """Give a deployment as the server has it."""
