@@ -74,6 +74,10 @@ def _number(value: object) -> float:
 def _checked_source(source: str) -> str:
     if not source:
         raise OptionError("SOURCE has no name. Name a folder, or a bucket's prefix.")
+    try:
+        source.encode()
+    except UnicodeEncodeError as error:
+        raise OptionError(f"{source!r}: is not UTF-8. Rename the folder.") from error
     place = absolute(source)
     if is_url(place):
         remote.check_url(place)

@@ -7,6 +7,7 @@ from batchmill.flows.bell import Bell
 from batchmill.flows.watched import Watched
 from batchmill.flows.watching import Watching
 from live import wait_for
+from object_store import upload
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchmill import ManifestError
@@ -62,6 +63,24 @@ def test_a_source_that_goes_and_comes_back(source, bell, prefect_server, polled)
     assert told == [["a.txt"], ["b.txt"]]
     assert ["no such folder" in text for text in complaints] == [True, False]
     assert "can be read again" in complaints[1]
+
+
+def test_a_bucket_with_nothing_in_it_may_be_watched(prefect_server, bucket, words):
+    told = []
+
+    def tell(payload):
+        told.append(payload["first"])
+        if len(told) == 2:
+            raise EndedError
+        (words / "e.txt").write_text("new")
+        upload(words, f"{bucket}/in")
+
+    watcher = watching(f"{bucket}/in", None, tell, print)
+    watcher.begin()
+    upload(words, f"{bucket}/in")
+    with temporary_settings({PREFECT_API_URL: prefect_server}), pytest.raises(EndedError):
+        watcher.run()
+    assert told == [["a.txt", "b.txt", "c.txt", "d.txt", "manifest.csv"], ["e.txt"]]
 
 
 def test_a_source_that_is_not_there_at_the_beginning_is_told(source, bell):

@@ -101,8 +101,11 @@ def watch(
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         watching.begin()
-        how = "listed every " + f"{every:g} s" if bell is None else "told of changes"
-        told.print(f"Watching {visible(found.source)} ({how}); Ctrl-C ends it.")
+        how = "told of changes" if bell else f"looks for changes every {every:g} s"
+        told.print(
+            f"Watching {visible(found.source)} ({how}; a file is whole after "
+            f"{found.settle_seconds:g} s without one); Ctrl-C ends it."
+        )
         if unknown:
             told.print(visible(unknown))
         if not found.listens:
