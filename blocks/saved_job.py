@@ -69,6 +69,11 @@ class SavedJob(Block):
         title="Pattern",
         description="Of a folder, only files whose name or relative path fits it.",
     )
+    settle_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=0,
+        title="Settle seconds",
+        description="Of a folder or glob, leave out files that were written to so lately.",
+    )
     batch_size: Annotated[int, Field(ge=1)] | None = Field(
         default=None, title="Batch size", description="Inputs in a batch. By default, chosen."
     )

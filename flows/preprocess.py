@@ -48,7 +48,14 @@ from pydantic import BeforeValidator
 
 from batchmill.batching import Batching, Cores
 from batchmill.errors import CancelledError, RunError
-from batchmill.job import handing_over, make_job, prepare, prepare_once, tell_run
+from batchmill.job import (
+    check_prune,
+    handing_over,
+    make_job,
+    prepare,
+    prepare_once,
+    tell_run,
+)
 from batchmill.lease import check_free
 from batchmill.manifest import ManifestLike
 from batchmill.manifest.saved import listed_manifest, save_manifest
@@ -117,6 +124,7 @@ class PreprocessFlow(Flow[..., dict[str, Any]]):
         work = {"manifest": path, "step": reference_to(step), "output": output}
         job = make_job(**arguments_for(make_job, options | work))
         # What the flow would refuse is told before a server is there.
+        check_prune(job, prune=bool(options.get("prune")))
         Batching(**arguments_for(Batching, options))
         make_policy(**arguments_for(make_policy, options))
         prepared = prepare_once(job) if listed is None else prepare(job, listed)
@@ -174,6 +182,7 @@ def preprocess(
     input_column: str = "input",
     root: str | None = None,
     pattern: str = "*",
+    settle_seconds: Annotated[float, at_least(0)] = 0,
     batch_size: Annotated[int | None, at_least(1)] = None,
     num_workers: Annotated[int | None, at_least(0)] = None,
     retries: Annotated[int, at_least(0)] = DEFAULT_RETRIES,
@@ -199,6 +208,8 @@ def preprocess(
         root: The folder that relative inputs are relative to; inputs must lie below it. By
             default, the manifest's folder.
         pattern: Of a folder, only files whose name or relative path fits it.
+        settle_seconds: Of a folder or glob, leave out files that were written to within so many
+            seconds: somebody may be writing them still.
         batch_size: Inputs in a batch, which one DataLoader worker works on. By default, from the
             number of inputs and cores.
         num_workers: DataLoader workers in each shard. By default, the machine's cores, at most 8.
@@ -227,8 +238,10 @@ def preprocess(
         input_column=input_column,
         root=root,
         pattern=pattern,
+        settle_seconds=settle_seconds,
         force=force,
     )
+    check_prune(job, prune=prune)
     batching = Batching(batch_size=batch_size, num_workers=num_workers)
     policy = make_policy(
         retries=retries,

@@ -1,14 +1,13 @@
 """What Prefect shows of a run besides its states: progress, failures, a summary, and events."""
 
 import json
-from pathlib import Path
 
 from batchmill.flows.live_artifact import LiveArtifact, artifact_key
+from batchmill.flows.resources import resource_id
 from batchmill.flows.summary_text import summary_text
 from prefect.artifacts import MarkdownArtifact, ProgressArtifact, TableArtifact
 from prefect.events import emit_event
 
-from batchmill.digests import readable_id
 from batchmill.progress import Progress
 from batchmill.report import Facts
 from batchmill.summary import Summary, failure_message
@@ -90,14 +89,9 @@ class Story:
         emit_event(
             event,
             resource={
-                "prefect.resource.id": resource_id(self._dataset),
+                "prefect.resource.id": resource_id("dataset", self._dataset),
                 "prefect.resource.name": self._dataset,
                 **(labels or {}),
             },
             payload={"dataset": self._dataset, "run": self._run} | payload,
         )
-
-
-def resource_id(dataset: str) -> str:
-    """Return what events call a dataset; a trigger may match all with batchmill.dataset.*."""
-    return f"batchmill.dataset.{readable_id('dataset', Path(dataset).name, dataset)}"

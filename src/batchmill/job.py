@@ -19,6 +19,7 @@ from batchmill.identity import differences, identity_of
 from batchmill.ledger import FOLDER, Ledger
 from batchmill.manifest import Manifest, ManifestLike, load_manifest
 from batchmill.manifest.listing import is_glob
+from batchmill.manifest.settling import check_settle
 from batchmill.plan import PLANNED_COLUMNS, Plan, make_plan
 from batchmill.step import Step, load_step
 from batchmill.storage import is_url, open_store, remote
@@ -31,7 +32,7 @@ from batchmill.survey import survey
 class Job:
     """What decides a dataset's content. Paths are absolute, so that any process can use them.
 
-    `search` is the folder that joins the import path, last.
+    `search` is the folder that joins the import path, last. `settle_seconds`: see `load_manifest`.
     """
 
     manifest: str
@@ -41,6 +42,7 @@ class Job:
     input_column: str = "input"
     root: str | None = None
     pattern: str = "*"
+    settle_seconds: float = 0
     search: str = ""
     force: bool = False
 
@@ -71,9 +73,11 @@ def make_job(
     input_column: str = "input",
     root: str | None = None,
     pattern: str = "*",
+    settle_seconds: float = 0,
     force: bool = False,
 ) -> Job:
     """Make a job from what a user gives: paths become absolute, `~` the home folder."""
+    check_settle(settle_seconds)
     return Job(
         manifest=_absolute_manifest(manifest),
         step=step,
@@ -82,9 +86,19 @@ def make_job(
         input_column=input_column,
         root=None if root is None else absolute(root),
         pattern=pattern,
+        settle_seconds=settle_seconds,
         search=os.getcwd(),
         force=force,
     )
+
+
+def check_prune(job: Job, *, prune: bool) -> None:
+    """Raise OptionError where what somebody is writing would be removed as withdrawn."""
+    if prune and job.settle_seconds:
+        raise OptionError(
+            "--prune and --settle: give one of them. What is being written is no input of this "
+            "run, and would be removed like what was withdrawn."
+        )
 
 
 def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
@@ -102,6 +116,7 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
         input_column=job.input_column,
         root=job.root,
         pattern=job.pattern,
+        settle_seconds=job.settle_seconds,
     )
     step = load_step(job.step, job.params, search=job.search)
     if step.kind == "items" and len(step.target) != len(manifest):

@@ -119,7 +119,9 @@ def make_plan(
         }
     )
     is_pending = pc.is_in(reason, value_set=pa.array(REASONS))
-    withdrawn = known.filter(pc.invert(pc.is_in(known["input"], value_set=_one(inputs["input"]))))
+    # What was left out because it is being written is there all the same.
+    present = pa.concat_arrays([_one(inputs["input"]), manifest.unsettled])
+    withdrawn = known.filter(pc.invert(pc.is_in(known["input"], value_set=present)))
     counted = Counter(reason.to_pylist())
     return Plan(
         pending=table.filter(is_pending),

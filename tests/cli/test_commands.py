@@ -137,6 +137,11 @@ def test_plan_as_json(command, words, tmp_path):
         (["status", "nosuch"], "is no dataset"),
         (["failures", "."], "is no dataset"),
         (["try", "nosuch.txt", "--step", SPLIT], "no such file"),
+        (["watch", ".", "--every", "0"], "more than 0"),
+        (["watch", "."], "set PREFECT_API_URL"),
+        (["run", ".", "--step", SPLIT, "-o", "out", "--settle", "-1"], "0 or more"),
+        (["run", ".", "--step", SPLIT, "-o", "out", "--settle", "9", "--prune"], "give one of"),
+        (["plan", ".", "--step", SPLIT, "-o", "out", "--settle", "999"], "5 files were left out"),
         (["nosuch"], "nosuch"),
     ],
 )
@@ -158,7 +163,7 @@ def test_markup_and_smileys_in_names_are_left_alone(command, words):
     assert "nosuch:boom:[red]" in err
 
 
-@pytest.mark.parametrize("name", ["run", "try", "plan", "status", "failures", "retry"])
+@pytest.mark.parametrize("name", ["run", "try", "plan", "status", "failures", "retry", "watch"])
 def test_every_command_has_help_with_an_example(command, name):
     code, out, _ = command(name, "--help")
     assert code == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from browser import ui_of
-from deployments import deployments
+from deployment import deploy, worker_of
 from live import ask, clean_environment, prefect_server_in, shell_in
 
 SPLIT = "batchmill.steps.words:split"
@@ -29,9 +29,11 @@ def shell(prefect_server, tmp_path_factory):
     with (
         tempfile.TemporaryDirectory(prefix="words-") as folder,
         shell_in(Path(folder), environment) as shell,
-        deployments(shell),
     ):
-        yield shell
+        shell.environment["PYTHONPATH"] = folder
+        deploy(shell, partial(ask, prefect_server), shell.folder)
+        with worker_of(shell):
+            yield shell
 
 
 @pytest.fixture(scope="module")

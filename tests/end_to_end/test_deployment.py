@@ -6,7 +6,7 @@ import gated
 import pandas as pd
 import pytest
 from comparison import committed
-from deployments import deployments, ended, start
+from deployment import deploy, worker_of
 from live import prefect_server_in, wait_for
 
 
@@ -18,15 +18,15 @@ def prefect_server(tmp_path):
 
 
 @pytest.fixture
-def deployed(shell, api):
-    """The deployments of prefect.yaml, and a worker; gives what starts a run and waits for it."""
+def deployed(shell, api, work):
+    """The deployments of prefect.yaml, and a worker; gives what starts a run and waits for it.
 
-    def run(deployment, **parameters):
-        started = start(api, deployment, **parameters)
-        return wait_for(lambda: ended(api, started), f"the end of {deployment}", 240)
-
-    with deployments(shell):
-        yield run
+    Steps may be in the folder `work`.
+    """
+    shell.environment["PYTHONPATH"] = str(work)
+    deployments = deploy(shell, api, work)
+    with worker_of(shell):
+        yield deployments
 
 
 def test_deployments_run_the_same_flow(deployed, shell, api, words, work):
@@ -91,11 +91,11 @@ def test_a_run_that_is_cancelled_says_so_itself_and_can_be_completed(deployed, s
     log = str(work / "out.log")
     job = {"manifest": str(work / "in"), "step": "slow:step", "output": str(work / "out")}
     params = {"log": log, "go": str(work / "go"), "first": 50}
-    flow_run = start(api, "preprocess/manual", **job, params=params, batch_size=1)
+    flow_run = deployed.start("preprocess/manual", **job, params=params, batch_size=1)
     wait_for(lambda: len(committed(work / "out")) >= 4, "some to be committed", 180)
     done = shell.run("prefect", "flow-run", "cancel", flow_run)
     assert done.returncode == 0, done.stderr
-    state = wait_for(lambda: ended(api, flow_run), "its end", 60)
+    state = wait_for(lambda: deployed.ended(flow_run), "its end", 60)
     assert state["type"] == "CANCELLED"
     # Not the worker's words, who kills what does not end by itself.
     assert " pending" in state["message"]

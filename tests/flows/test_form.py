@@ -44,7 +44,7 @@ def test_a_parameter_has_a_title_a_sentence_and_a_default(schema, name):
     assert described["description"].endswith(".")
     assert ("default" in described) != (name in schema["required"])
     if name in schema["required"]:
-        assert name in ("manifest", "step", "output", "dataset", "job")
+        assert name in ("manifest", "step", "output", "dataset", "job", "source", "deployment")
 
 
 @pytest.mark.parametrize(("schema", "name"), PARAMETERS)

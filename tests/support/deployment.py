@@ -21,17 +21,22 @@ def documented_commands():
     return block.strip().splitlines()
 
 
+def has_ended(state):
+    """Tell whether a flow run in this state is over."""
+    return state["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
 @dataclass
 class Deployed:
     """What asks an API about deployments and their runs; called, it runs one to its end."""
 
     api: partial
 
-    def __call__(self, deployment, **parameters):
+    def __call__(self, deployment, /, **parameters):
         started = self.start(deployment, **parameters)
         return wait_for(lambda: self.ended(started), f"the end of {deployment}", 240)
 
-    def start(self, deployment, **parameters):
+    def start(self, deployment, /, **parameters):
         """Start a run of a deployment; gives its id."""
         made = self.made(deployment)
         asked = {"parameters": parameters}
@@ -40,13 +45,13 @@ class Deployed:
     def ended(self, flow_run):
         """Give the state of a flow run that has ended."""
         state = self.api(f"/flow_runs/{flow_run}")["state"]
-        return state if state["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
+        return state if has_ended(state) else None
 
     def made(self, deployment):
         """Give a deployment as the server has it."""
         return self.api(f"/deployments/name/{deployment}")
 
-    def set_parameters(self, deployment, **parameters):
+    def set_parameters(self, deployment, /, **parameters):
         """Give a deployment these parameters, and no others."""
         made = self.made(deployment)
         self.api(f"/deployments/{made['id']}", {"parameters": parameters}, "PATCH")

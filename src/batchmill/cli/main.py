@@ -26,6 +26,7 @@ _OVERVIEW = (
     ("failures", "batchmill.cli.failures:failures", "List the inputs that are not ok, and why."),
     ("report", "batchmill.cli.report:report", "Write a dataset's report.html anew."),
     ("verify", "batchmill.cli.verify:verify", "Compare a dataset's files with its ledger."),
+    ("watch", "batchmill.cli.watch:watch", "Tell Prefect of new files in a folder or bucket."),
     ("retry", "batchmill.cli.retry:retry", "Let failed inputs run again."),
 )
 

@@ -73,6 +73,14 @@ class JobOptions:
     pattern: Annotated[
         str, Parameter(group=WORK, help="Of a folder, only files whose name or path fits.")
     ] = "*"
+    settle: Annotated[
+        float,
+        Parameter(
+            group=WORK,
+            help="Of a folder or glob, leave out files written to within so many seconds: somebody "
+            "may be writing them still.",
+        ),
+    ] = 0
     force: Annotated[
         bool,
         Parameter(
@@ -148,6 +156,7 @@ class JobOptions:
             "input_column": self.input_column,
             "root": self.root,
             "pattern": self.pattern,
+            "settle_seconds": self.settle,
             "force": self.force,
             "batch_size": self.batch_size,
             "num_workers": self.num_workers,

@@ -65,6 +65,7 @@ def _as_json(prepared: Prepared, layout: Layout, cores: int) -> dict[str, object
     pending = len(prepared.plan.pending)
     return {
         **prepared.plan.counts,
+        "unsettled": len(prepared.manifest.unsettled),
         "step_changes": list(prepared.step_changes),
         "shards": layout.shards if pending else 0,
         "batch_size": layout.batch_size,
@@ -93,6 +94,10 @@ def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
     out.print(_line("withdrawn", counts["withdrawn"], gone))
     if gone:
         out.print("Files and rows of withdrawn inputs stay; batchmill run --prune removes them.")
+    unsettled = prepared.manifest.unsettled
+    if len(unsettled):
+        names = unsettled.slice(0, SHOWN_NAMES).to_pylist()
+        out.print(_line("left out, younger than --settle", len(unsettled), names))
     for line in prepared.step_changes:
         out.print(f"All is executed again, for {line}.")
     pending = len(prepared.plan.pending)

@@ -15,7 +15,7 @@ from batchmill.cli.console import console
 from batchmill.cli.options import CLUSTER, NO_OPTIONS, WORK, JobOptions, Json, Manifest
 from batchmill.cli.progress import showing_progress
 from batchmill.errors import CancelledError, OptionError, RunError
-from batchmill.job import Handover, Prepared, handing_over, make_job, prepare
+from batchmill.job import Handover, Prepared, check_prune, handing_over, make_job, prepare
 from batchmill.params import arguments_for, parse_pairs, read_object
 from batchmill.policy import make_policy
 from batchmill.storage.access import access_to
@@ -152,9 +152,11 @@ def _run(
     *,
     as_json: bool,
 ) -> None:
+    job = make_job(**arguments_for(make_job, parameters))
+    check_prune(job, prune=parameters["prune"])
     Batching(**arguments_for(Batching, parameters))
     make_policy(**arguments_for(make_policy, parameters))
-    prepared = prepare(make_job(**arguments_for(make_job, parameters)))
+    prepared = prepare(job)
     told = console(stderr=True)
     if not as_json:
         told.print(_to_do(prepared))
@@ -189,7 +191,9 @@ def _to_do(prepared: Prepared) -> str:
     counts = prepared.plan.counts
     pending = len(prepared.plan.pending)
     listed = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-    return f"{len(prepared.manifest):,} inputs ({listed}); {pending:,} to execute."
+    unsettled = len(prepared.manifest.unsettled)
+    left_out = f" {unsettled:,} left out, younger than --settle." if unsettled else ""
+    return f"{len(prepared.manifest):,} inputs ({listed}); {pending:,} to execute.{left_out}"
 
 
 def _tell(handover: Handover, as_json: bool, seconds: float, *, allowed: bool) -> None:

@@ -1,5 +1,6 @@
 """A folder or bucket prefix, or a glob, as a manifest: its files in sorted order."""
 
+import errno
 import glob
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -133,12 +134,27 @@ def _files_below(folder: Path) -> Iterator[str]:
     stack = [""]
     while stack:
         relative = stack.pop()
-        with os.scandir(folder / relative) as entries:
-            found = [entry for entry in entries if not entry.name.startswith(".")]
+        try:
+            with os.scandir(folder / relative) as entries:
+                found = [entry for entry in entries if not entry.name.startswith(".")]
+        except FileNotFoundError:
+            if not relative:
+                raise
+            continue  # Removed or renamed since it was seen.
         for entry in found:
             name = f"{relative}{entry.name}"
             if entry.is_dir(follow_symlinks=False):
                 if not os.path.isdir(os.path.join(entry.path, _DATASET_MARK)):
                     stack.append(f"{name}/")
-            elif entry.is_file():
+            elif _is_file(entry):
                 yield name
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Tell whether an entry is a file, or a link to one; a link to itself is none."""
+    try:
+        return entry.is_file()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise

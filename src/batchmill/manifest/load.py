@@ -4,12 +4,13 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from batchmill.allowed import refused_inputs, restricts_inputs
 from batchmill.errors import ManifestError, StoreError
@@ -17,6 +18,7 @@ from batchmill.manifest.delimited import read_delimited, type_columns
 from batchmill.manifest.inputs import check_inputs, is_missing
 from batchmill.manifest.listing import is_glob, read_folder, read_glob, read_prefix, read_url_glob
 from batchmill.manifest.records import flat, read_json_lines, read_parquet
+from batchmill.manifest.settling import check_settle, is_unsettled
 from batchmill.manifest.source import Source, numbered
 from batchmill.storage import is_url, remote
 from batchmill.storage.urls import join, last_part, shown_url, url_fault, without_file_scheme
@@ -38,13 +40,15 @@ class Manifest:
     `inputs` is a table with one row an input, in the manifest's order: `input` (its name:
     relative to `root` where it lies below it, else absolute), `size` (bytes, -1 if there is no such
     file), `mtime_ns`, `etag` (null but of a store that gives one). `carried` has the manifest's
-    other columns, row for row. `root` is a folder or a URL.
+    other columns, row for row. `root` is a folder or a URL. `unsettled` names the files that were
+    left out because somebody may be writing them still.
     """
 
     name: str
     root: str
     inputs: pa.Table
     carried: pa.Table
+    unsettled: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -63,20 +67,25 @@ def load_manifest(
     input_column: str = "input",
     root: str | os.PathLike[str] | None = None,
     pattern: str = "*",
+    settle_seconds: float = 0,
+    may_be_empty: bool = False,
 ) -> Manifest:
     """Read a manifest and check every row of it.
 
     `source` is a CSV, TSV, JSON Lines or Parquet file, a folder (searched recursively for
     `pattern`), a glob, all these also by URL, a list of paths and URLs or a DataFrame. Relative
     inputs are relative to `root`, by default the manifest's folder (the working directory, for a
-    list or DataFrame).
+    list or DataFrame). Of a folder or glob of this machine, files whose time is less than
+    `settle_seconds` away from now are left out. A listing `may_be_empty`.
 
     Raises ManifestError with all faults at once, each with its line.
     """
-    table = _read(source, pattern)
+    check_settle(settle_seconds)
+    table = _read(source, pattern, may_be_empty=may_be_empty)
     column = "input" if table.form == "listing" else input_column
-    faults = list(table.faults)
     frame = table.frame
+    is_empty_listing = table.form == "listing" and frame.empty and may_be_empty
+    faults = [] if is_empty_listing else list(table.faults)
     if column not in frame.columns and not (faults and frame.empty):
         found = ", ".join(repr(str(name)) for name in frame.columns) or "none"
         remedy = "Rename the column, or name yours with --input-column."
@@ -85,7 +94,7 @@ def load_manifest(
         faults.append(f"line 1: no column {column!r} (found: {found}). {remedy}")
     if column not in frame.columns:
         raise ManifestError(table.name, faults)
-    if frame.empty and not faults:
+    if frame.empty and not faults and not is_empty_listing:
         faults.append("has a header, but no inputs. Add one line an input.")
     reserved = (RESERVED_COLUMNS | ({"input"} - {column})) & set(frame.columns)
     faults += [
@@ -113,11 +122,29 @@ def load_manifest(
         faults += [f"{table.places[number]}: {why}" for number, why in refused.items()]
     if faults:
         raise ManifestError(table.name, sorted(faults, key=_line_of))
+    inputs = checked.table
+    unsettled = pa.array([], pa.string())
+    # Objects in a bucket are whole when they appear; and what somebody has listed, is to be taken.
+    if settle_seconds and table.form == "listing" and not is_url(table.folder):
+        near = is_unsettled(inputs, settle_seconds)
+        unsettled = inputs["input"].filter(near).combine_chunks()
+        inputs = inputs.filter(pc.invert(near))
+        if len(unsettled) and not len(inputs) and not may_be_empty:
+            raise ManifestError(table.name, [_all_unsettled(len(unsettled), settle_seconds)])
     return Manifest(
         name=table.name,
         root=base,
-        inputs=checked.table,
+        inputs=inputs,
         carried=_carried(frame.drop(columns=column)),
+        unsettled=unsettled,
+    )
+
+
+def _all_unsettled(count: int, settle_seconds: float) -> str:
+    left_out = "1 file was" if count == 1 else f"{count:,} files were"
+    return (
+        f"no input in it: {left_out} left out, younger than --settle {settle_seconds:g} (seconds). "
+        "Wait, or give a smaller one."
     )
 
 
@@ -126,7 +153,7 @@ def _line_of(fault: str) -> int:
     return int(number[1]) if number else 0
 
 
-def _read(source: ManifestLike, pattern: str) -> Source:
+def _read(source: ManifestLike, pattern: str, *, may_be_empty: bool) -> Source:
     if isinstance(source, pd.DataFrame):
         frame = flat(source).rename(columns=str)
         twice = sorted(set(frame.columns[frame.columns.duplicated()]))
@@ -145,7 +172,7 @@ def _read(source: ManifestLike, pattern: str) -> Source:
     if refused:
         raise ManifestError(text, list(refused.values()))
     if is_url(text):
-        return _read_url(text, pattern)
+        return _read_url(text, pattern, may_be_empty=may_be_empty)
     path = Path(text)
     try:
         if path.is_dir():
@@ -156,7 +183,9 @@ def _read(source: ManifestLike, pattern: str) -> Source:
             raise ManifestError(text, ["is no regular file. Name a file or a folder."])
     except OSError as error:
         raise ManifestError(
-            text, [f"cannot be read: {error.strerror}. Check the path and its permissions."]
+            # It may be a folder far below.
+            str(error.filename or text),
+            [f"cannot be read: {error.strerror}. Check the path and its permissions."],
         ) from error
     if is_glob(text):
         return read_glob(text)
@@ -165,7 +194,7 @@ def _read(source: ManifestLike, pattern: str) -> Source:
     )
 
 
-def _read_url(url: str, pattern: str) -> Source:
+def _read_url(url: str, pattern: str, *, may_be_empty: bool) -> Source:
     try:
         remote.check_url(url)
         is_web = url.startswith(("http://", "https://"))
@@ -176,7 +205,7 @@ def _read_url(url: str, pattern: str) -> Source:
         remote.check_bucket(url)
         if is_glob(url) and not remote.is_folder(url):
             return read_url_glob(url)
-        if not remote.is_folder(url):
+        if not may_be_empty and not remote.is_folder(url):
             raise ManifestError(url, ["no such file, and none below it. Check the URL."])
         return read_prefix(url, pattern)
     except StoreError as error:

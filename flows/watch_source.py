@@ -1,0 +1,91 @@
+"""A flow that looks for new data once, to be scheduled: where no process can stay and watch."""
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+from uuid import UUID
+
+from batchmill.flows.announcement import announce_patiently, payload_of
+from batchmill.flows.form import at_least, titled
+from batchmill.flows.watched import known_of, watched
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterDeploymentId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+from prefect.states import Completed
+
+from batchmill.arrivals import look, not_known, settled
+from batchmill.errors import OptionError
+from batchmill.storage import is_url
+
+# A run that waits for another's end is put off by so much, again and again.
+_PUT_OFF = timedelta(minutes=5)
+
+
+def _run_name() -> str:
+    return f"watch {flow_run.get_parameters()['source']}"
+
+
+@flow(flow_run_name=_run_name)
+@titled()
+def watch_source(
+    source: str,
+    deployment: str,
+    pattern: str | None = None,
+    settle_seconds: Annotated[float, at_least(0)] = 60,
+) -> Any:
+    """Announce what is new in a folder or bucket, in one event that makes a deployment run.
+
+    Args:
+        source: The folder, or the bucket's prefix, as s3://bucket/recordings.
+        deployment: The deployment that is to run, as preprocess/on-arrival. What its dataset has
+            already is not new.
+        pattern: Only files whose name or relative path fits it. By default, the deployment's.
+        settle_seconds: Of a folder, leave out files that were written to within so many seconds:
+            somebody may be writing them still.
+    """
+    found = watched(source, deployment=deployment, pattern=pattern, settle_seconds=settle_seconds)
+    try:
+        known = known_of(found)
+    except OptionError as error:
+        get_run_logger().warning("All that is there is new, for %s", error)
+        known = {}
+    wall = time.time()
+    new = not_known(look(found.source, found.pattern), known)
+    batch = new if is_url(found.source) else settled(new, found.settle_seconds, wall)
+    left = f"; {len(new) - len(batch):,} are being written" if len(batch) < len(new) else ""
+    if not batch:
+        return Completed(message=f"nothing new{left}")
+    files = "1 new file" if len(batch) == 1 else f"{len(batch):,} new files"
+    if found.deployment_id and _is_waiting(found.deployment_id, found.source):
+        return Completed(message=f"{files}, which a run takes that is waiting already{left}")
+    announce_patiently(found, payload_of(found, batch))
+    return Completed(message=f"{files} announced{left}")
+
+
+def _is_waiting(deployment: UUID, source: str) -> bool:
+    """Tell whether a run of a deployment over a source is about to begin, and look at it then."""
+    soon = datetime.now(UTC) + _PUT_OFF
+    not_begun = FlowRunFilter(
+        deployment_id=FlowRunFilterDeploymentId(any_=[deployment]),
+        state=FlowRunFilterState(
+            type=FlowRunFilterStateType(any_=[StateType.SCHEDULED, StateType.PENDING])
+        ),
+    )
+    with get_client(sync_client=True) as client:
+        runs = client.read_flow_runs(
+            flow_run_filter=not_begun, sort=FlowRunSort.NEXT_SCHEDULED_START_TIME_ASC
+        )
+    return any(
+        run.parameters.get("manifest") == source
+        and (run.next_scheduled_start_time is None or run.next_scheduled_start_time <= soon)
+        for run in runs
+    )

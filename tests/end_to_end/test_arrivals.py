@@ -1,0 +1,212 @@
+"""New data: announced by a watcher, a schedule or somebody else, and taken by a run."""
+
+import re
+import signal
+import time
+from functools import partial
+
+import gated
+import pandas as pd
+import pytest
+from deployment import deploy, has_ended, worker_of
+from live import ROOT, ask, clean_environment, free_ports, prefect_server_in, shell_in, wait_for
+from object_store import upload
+from watcher import Watcher
+
+ON_ARRIVAL = "preprocess/on-arrival"
+LETTERS = {"step": "batchmill.steps.words:split", "params": {"num_chars": 1, "overlap": 0}}
+SETTLE = 3
+
+
+@pytest.fixture(scope="module")
+def prefect_server(tmp_path_factory):
+    """A server of these tests' own: its deployments and events are not to be another's work."""
+    with prefect_server_in(tmp_path_factory.mktemp("arrivals-server")) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def deployments(prefect_server, s3, tmp_path_factory):
+    """The deployments of prefect.yaml, and a worker that finds `slow:step` and the store."""
+    folder = tmp_path_factory.mktemp("worker")
+    (folder / "slow.py").write_text(gated.STEP)
+    environment = clean_environment(folder / "home") | {
+        "PREFECT_API_URL": prefect_server,
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "PYTHONPATH": str(folder),
+    }
+    with shell_in(folder, environment | s3) as shell:
+        made = deploy(shell, partial(ask, prefect_server), folder)
+        with worker_of(shell):
+            yield made
+
+
+@pytest.fixture
+def arrivals(deployments, shell, work):
+    """A folder `in` whose arrivals make the dataset `out`; gives what tells of the runs."""
+    (work / "in").mkdir()
+    return Arrivals(deployments, shell, work / "in", work / "out")
+
+
+class Arrivals:
+    """The deployment `on-arrival` for one source and dataset, and its runs."""
+
+    def __init__(self, deployments, shell, source, output, **parameters):
+        self.deployments = deployments
+        self.shell = shell
+        self.source = str(source)
+        self.output = str(output)
+        made = LETTERS | {"output": self.output, "settle_seconds": SETTLE, "wait": True}
+        deployments.set_parameters(ON_ARRIVAL, **made | parameters)
+
+    def watch(self, *options):
+        settle = ["--settle", SETTLE, *options]
+        return Watcher(self.shell, self.source, "--deployment", ON_ARRIVAL, *map(str, settle))
+
+    def runs(self):
+        """The flow runs over this dataset."""
+        runs = self.deployments.runs(ON_ARRIVAL)
+        return [run for run in runs if run["parameters"]["output"] == self.output]
+
+    def completed(self, count):
+        """Wait until so many runs have ended, all Completed, and no other is there; gives them."""
+
+        def ended():
+            runs = self.runs()
+            return len(runs) >= count and all(has_ended(run["state"]) for run in runs) and runs
+
+        runs = wait_for(ended, f"the end of {count} runs", 240)
+        assert [run["state"]["type"] for run in runs] == ["COMPLETED"] * count, runs
+        return runs
+
+    def letters(self):
+        """The content of each input as the dataset has it."""
+        rows = pd.read_parquet(f"{self.output}/metadata.parquet")
+        return rows.groupby("input")["part"].agg("".join).to_dict()
+
+
+def test_a_burst_of_files_is_one_run(arrivals, work):
+    watcher = arrivals.watch()
+    for number in range(500):
+        (work / "in" / f"{number}.txt").write_text("x")
+    (announced,) = watcher.wait(1)
+    arrivals.completed(1)
+    assert (announced["count"], announced["bytes"], len(announced["first"])) == (500, 500, 20)
+    assert arrivals.letters() == {f"{number}.txt": "x" for number in range(500)}
+    assert len(watcher.announced()) == 1
+    assert watcher.stop() == 0
+
+
+def test_a_file_that_is_being_written_is_not_taken_early(arrivals, work):
+    (work / "in" / "whole.txt").write_text("whole")
+    watcher = arrivals.watch()
+    with (work / "in" / "slow.txt").open("w") as file:
+        for piece in "abcdef":
+            file.write(piece)
+            file.flush()
+            time.sleep(SETTLE / 4)  # A slow writer; longer in all than a file needs to settle.
+    wait_for(lambda: sum(made["count"] for made in watcher.announced()) == 2, "both")
+    wait_for(lambda: arrivals.runs(), "a run")
+    arrivals.completed(len(watcher.announced()))
+    assert arrivals.letters() == {"slow.txt": "abcdef", "whole.txt": "whole"}
+    # It was not announced before it was whole, and again.
+    assert sum("slow.txt" in made["first"] for made in watcher.announced()) == 1
+    assert watcher.stop(signal.SIGINT) == 0
+
+
+def test_a_killed_watcher_s_successor_repeats_and_loses_nothing(arrivals, work):
+    first = arrivals.watch()
+    (work / "in" / "a.txt").write_text("a")
+    first.wait(1)
+    arrivals.completed(1)
+    first.process.kill()
+    first.process.wait()
+    (work / "in" / "meanwhile.txt").write_text("b")
+    second = arrivals.watch()
+    (announced,) = second.wait(1)
+    assert announced["first"] == ["meanwhile.txt"]
+    arrivals.completed(2)
+    assert arrivals.letters() == {"a.txt": "a", "meanwhile.txt": "b"}
+    assert len(second.announced()) == 1
+    assert second.stop() == 0
+
+
+def test_what_arrives_while_a_run_is_on_is_the_next_one_s(deployments, shell, work):
+    (work / "in").mkdir()
+    params = {"log": str(work / "out.log"), "go": str(work / "go")}
+    arrivals = Arrivals(
+        deployments, shell, work / "in", work / "out", step="slow:step", params=params
+    )
+    watcher = arrivals.watch("--poll", "--every", "1")
+    (work / "in" / "01.txt").write_text("1")
+    wait_for(lambda: gated.executions(work, "out"), "the first run's work", 120)
+    (work / "in" / "02.txt").write_text("2")
+    assert watcher.wait(2)[1]["first"] == ["02.txt"]
+    (work / "go").touch()
+    arrivals.completed(2)
+    assert [name for name, _ in gated.executions(work, "out")] == ["01.txt", "02.txt"]
+    assert watcher.stop() == 0
+
+
+def test_what_a_server_that_was_away_has_missed_is_told_when_it_is_back(bare_shell, work, tmp_path):
+    (port,) = free_ports()
+    url = f"http://127.0.0.1:{port}/api"
+    bare_shell.environment["PREFECT_API_URL"] = url
+    (work / "in").mkdir()
+    (work / "in" / "a.txt").write_text("a")
+    watcher = Watcher(bare_shell, "in", "--settle", "1")
+    wait_for(lambda: "has not taken the event" in watcher.said(), "a complaint")
+    assert watcher.announced() == []
+    with prefect_server_in(tmp_path / "late-home", port=port):
+        (announced,) = watcher.wait(1)
+        asked = {"filter": {"event": {"name": ["batchmill.data.arrived"]}}}
+        found = wait_for(lambda: ask(url, "/events/filter", asked)["events"], "the event")
+        assert watcher.stop() == 0
+    assert announced["first"] == ["a.txt"]
+    assert [event["payload"]["source"] for event in found] == [str(work / "in")]
+    # It was said once.
+    assert watcher.said().count("has not taken the event") == 1
+
+
+def test_the_scheduled_flow_announces_what_is_new_in_a_bucket(
+    deployments, shell, bucket, words, work
+):
+    arrivals = Arrivals(deployments, shell, f"{bucket}/in", f"{bucket}/out", pattern="*.txt")
+    look = {"source": arrivals.source, "deployment": ON_ARRIVAL}
+    assert deployments("watch-source/manual", **look)["message"] == "nothing new"
+    upload(words, arrivals.source)
+    assert deployments("watch-source/manual", **look)["message"] == "4 new files announced"
+    arrivals.completed(1)
+    assert deployments("watch-source/manual", **look)["message"] == "nothing new"
+    (words / "e.txt").write_text("new")
+    upload(words, arrivals.source)
+    state = deployments("watch-source/manual", **look | {"settle_seconds": 0})
+    assert state["message"] == "1 new file announced"
+    arrivals.completed(2)
+    state = deployments("watch-source/manual", **look | {"deployment": "nosuch/one"})
+    assert state["type"] == "FAILED"
+    assert ON_ARRIVAL in state["message"]
+
+
+def test_the_documented_request_makes_a_run(arrivals, shell, work):
+    (work / "in" / "a.txt").write_text("a")
+    page = (ROOT / "docs" / "arrivals.md").read_text()
+    (request,) = (b for b in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) if "curl" in b)
+    assert "/data/recordings" in request
+    wait_for(lambda: time.time() - (work / "in" / "a.txt").stat().st_mtime > SETTLE, "its age")
+    done = shell.run("bash", "-euc", request.replace("/data/recordings", arrivals.source))
+    assert done.returncode == 0, done.stderr
+    arrivals.completed(1)
+    assert arrivals.letters() == {"a.txt": "a"}
+
+
+def test_a_deployment_that_is_not_there_is_told_with_those_that_are(deployments, shell, work):
+    for arguments, expected in [
+        ((".", "--deployment", "preprocess/nosuch"), ON_ARRIVAL),
+        ((".", "--deployment", "nosuch"), ON_ARRIVAL),
+        (("nosuch", "--deployment", ON_ARRIVAL), "no such folder"),
+    ]:
+        done = shell.batchmill("watch", *arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert expected in done.stderr
+        assert "Traceback" not in done.stderr

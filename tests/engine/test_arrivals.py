@@ -1,0 +1,220 @@
+"""When what has arrived is announced, by a clock of the test's own."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jobs import run_job
+from object_store import upload
+
+from batchmill.arrivals import Arrivals, Mark, look, not_known, recorded, settled
+from batchmill.errors import ManifestError
+from batchmill.job import open_ledger
+
+SETTLE = 10
+EPOCH = 1_700_000_000  # Where the clock of the test begins.
+
+
+def mark(size, at=0.0, etag=None):
+    """A file of a size, last written to at a second of the test's clock."""
+    return Mark(size, int((EPOCH + at) * 1e9), etag)
+
+
+class Clock:
+    """Shows looks to a watcher, and notes what it announces, when."""
+
+    def __init__(self, **options):
+        self.arrivals = Arrivals(SETTLE, **{"local": True} | options)
+        self.announced = []
+
+    def see(self, at, **files):
+        self.arrivals.see(files, at, EPOCH + at)
+        batch = self.arrivals.due(at)
+        if batch:
+            self.arrivals.announced(batch)
+            self.announced.append((at, sorted(batch)))
+
+
+def test_a_file_is_announced_once_when_it_has_not_changed_for_long_enough():
+    clock = Clock()
+    for at in range(40):
+        clock.see(at, a=mark(1))
+    assert clock.announced == [(SETTLE, ["a"])]
+
+
+def test_a_half_copied_file_is_waited_for():
+    clock = Clock()
+    for at in range(9):
+        clock.see(at, a=mark(1))
+    for at in range(9, 30):
+        clock.see(at, a=mark(2, at=9))
+    assert clock.announced == [(9 + SETTLE, ["a"])]
+
+
+def test_a_change_that_keeps_the_size_is_a_change():
+    clock = Clock()
+    clock.see(0, a=mark(1))
+    clock.see(9, a=mark(1, at=9))
+    clock.see(18, a=mark(1, at=9))
+    assert clock.announced == []
+
+
+def test_a_burst_is_one_announcement():
+    clock = Clock()
+    files = {}
+    for at in range(60):
+        if at < SETTLE:
+            files[f"f{at}"] = mark(1, at=at)
+        clock.see(at, **files)
+    assert clock.announced == [(2 * SETTLE - 1, sorted(files))]
+
+
+def test_a_file_that_grows_for_ever_holds_up_no_other():
+    clock = Clock()
+    for at in range(60):
+        clock.see(at, a=mark(1), growing=mark(at, at=at))
+    assert clock.announced == [(2 * SETTLE, ["a"])]
+
+
+def test_what_is_renamed_into_place_is_whole():
+    clock = Clock()
+    clock.see(0, a=mark(1, at=-100))
+    clock.see(1, a=mark(1, at=-100), b=mark(1, at=-50))
+    assert clock.announced == [(0, ["a"]), (1, ["b"])]
+
+
+def test_what_changes_again_is_announced_again():
+    clock = Clock()
+    clock.see(0, a=mark(1, at=-100))
+    for at in range(5, 30):
+        clock.see(at, a=mark(2, at=5))
+    assert clock.announced == [(0, ["a"]), (5 + SETTLE, ["a"])]
+
+
+def test_what_vanishes_and_comes_back_is_known():
+    clock = Clock()
+    clock.see(0, a=mark(1, at=-100))
+    clock.see(1)
+    clock.see(2, a=mark(1, at=-100))
+    assert clock.announced == [(0, ["a"])]
+
+
+def test_what_is_removed_before_it_has_settled_is_forgotten():
+    clock = Clock()
+    clock.see(0, a=mark(1))
+    clock.see(5)
+    clock.see(30)
+    assert (clock.announced, clock.arrivals.waiting) == ([], 0)
+
+
+def test_what_could_not_be_announced_stays_due():
+    arrivals = Arrivals(SETTLE, local=True)
+    arrivals.see({"a": mark(1, at=-100)}, 0, EPOCH)
+    assert set(arrivals.due(0)) == {"a"}
+    files = {"a": mark(1, at=-100), "b": mark(1, at=-99)}
+    arrivals.see(files, 50, EPOCH + 50)
+    batch = arrivals.due(50)
+    assert set(batch) == {"a", "b"}
+    # While it was announced, one of them has changed.
+    arrivals.see(files | {"b": mark(2, at=51)}, 51, EPOCH + 51)
+    arrivals.announced(batch)
+    assert (arrivals.due(51), arrivals.waiting) == ({}, 1)
+
+
+def test_a_file_of_a_clock_that_is_ahead_waits_until_a_run_takes_it():
+    # A run leaves out what is as near to now as that, before or after it.
+    clock = Clock()
+    for at in range(60):
+        clock.see(at, a=mark(1, at=25))
+    assert clock.announced == [(25 + SETTLE, ["a"])]
+
+
+def test_a_file_of_a_clock_that_is_wrong_does_not_wait_for_its_time():
+    clock = Clock()
+    for at in range(60):
+        clock.see(at, a=mark(1, at=100_000))
+    assert clock.announced == [(SETTLE, ["a"])]
+    assert set(settled({"a": mark(1, at=100_000)}, SETTLE, EPOCH)) == {"a"}
+
+
+def test_the_times_of_a_bucket_say_nothing():
+    clock = Clock(local=False)
+    for at in range(20):
+        clock.see(at, a=Mark(1, 0, "etag"))
+    assert clock.announced == [(SETTLE, ["a"])]
+
+
+def test_what_is_known_from_before_is_not_announced():
+    known = {"a": mark(1, at=-100), "b": mark(1, at=-100), "c": Mark(1, 0, "x"), "d": mark(1, 1)}
+    clock = Clock(known=known, local=False)
+    now = {"a": known["a"], "b": mark(2, at=-100), "c": Mark(1, 0, "y"), "d": mark(1, 2)}
+    for at in range(20):
+        clock.see(at, **now)
+    assert clock.announced == [(SETTLE, ["b", "c", "d"])]
+
+
+@given(
+    writes=st.lists(st.tuples(st.integers(0, 60), st.sampled_from("abc")), min_size=1, max_size=25),
+    step=st.integers(1, 7),
+)
+def test_nothing_is_lost_early_or_twice(writes, step):
+    """Whatever is written when: each last version is announced, once, and not while it is young."""
+    clock = Clock()
+    announced = []
+    end = 60 + 3 * SETTLE
+    for at in range(0, end + step, step):
+        done = [(when, name) for when, name in writes if when <= at]
+        seen = {name: mark(sum(n == name for _, n in done), max(w for w, n in done if n == name))
+                for name in {name for _, name in done}}  # fmt: skip
+        clock.arrivals.see(seen, at, EPOCH + at)
+        batch = clock.arrivals.due(at)
+        clock.arrivals.announced(batch)
+        for name, what in batch.items():
+            written = max(when for when, n in done if n == name)
+            assert at - written >= SETTLE
+            announced.append((name, what))
+    assert len(announced) == len(set(announced))
+    last = {name: mark(sum(n == name for _, n in writes), max(w for w, n in writes if n == name))
+            for _, name in writes}  # fmt: skip
+    assert set(last.items()) <= set(announced)
+    assert clock.arrivals.waiting == 0
+
+
+def test_a_look_shows_what_a_run_would_take(tmp_path):
+    source = tmp_path / "in"
+    source.mkdir()
+    assert look(str(source)) == {}
+    for name in ("a.wav", "b.txt", ".hidden.wav"):
+        (source / name).write_text(name)
+    for folder in ("sub", ".git", "out/.batchmill"):
+        (source / folder).mkdir(parents=True)
+    (source / "sub" / "new\nline.wav").write_text("c")
+    (source / ".git" / "d.wav").write_text("d")
+    (source / "out" / "e.wav").write_text("e")
+    seen = look(str(source), "*.wav")
+    assert sorted(seen) == ["a.wav", "sub/new\nline.wav"]
+    assert seen["a.wav"] == Mark(5, (source / "a.wav").stat().st_mtime_ns)
+    with pytest.raises(ManifestError, match="no such folder"):
+        look(str(tmp_path / "nosuch"))
+
+
+def test_a_look_at_a_bucket_may_show_nothing(bucket, words):
+    assert look(f"{bucket}/in") == {}
+    upload(words, f"{bucket}/in")
+    before = look(f"{bucket}/in", "*.txt")
+    assert sorted(before) == ["a.txt", "b.txt", "c.txt", "d.txt"]
+    (words / "a.txt").write_text("elpmis")
+    upload(words, f"{bucket}/in")
+    assert set(not_known(look(f"{bucket}/in", "*.txt"), before)) == {"a.txt"}
+
+
+def test_what_a_dataset_knows_is_not_new(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[1] / "support")
+    run_job(words / "manifest.csv", "steps_under_test:fails_on_b", tmp_path / "out")
+    known = recorded(open_ledger(str(tmp_path / "out")))
+    # The manifest itself is no input of that run; what failed is known, too.
+    assert set(not_known(look(str(words)), known)) == {"manifest.csv"}
+    (words / "c.txt").write_text("another")
+    (words / "e.txt").write_text("new")
+    assert set(not_known(look(str(words), "*.txt"), known)) == {"c.txt", "e.txt"}
