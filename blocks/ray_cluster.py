@@ -77,7 +77,7 @@ class RayCluster(Block):
     resources: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default_factory=dict,
         title="Other resources of a shard",
-        description="Of those that the machines were started with, as {'scanner': 1}.",
+        description='Of those that the machines were started with, as {"scanner": 1}.',
     )
 
     @field_validator("address")

@@ -112,6 +112,10 @@ def test_a_run_from_the_form(ui, api, shell, folder):
     batch_size = ui.field("Batch size (Optional)")
     batch_size.get_by_role("tab", name="int").click()
     batch_size.get_by_role("spinbutton").fill("2")
+    memory_limit = ui.field("Memory limit (Optional)")
+    memory_limit.get_by_role("tab", name="str").click()
+    memory_limit.get_by_role("textbox").fill("2G")
+    ui.field("Failures allowed (Optional)").get_by_role("textbox").fill("2%")
     ui.shoot("whole-form", whole=True)
     ui.submit()
     flow_run = ui.follow_run()
@@ -120,11 +124,12 @@ def test_a_run_from_the_form(ui, api, shell, folder):
     ui.shoot("run")
     run = api(f"/flow_runs/{flow_run}")
     assert (run["state"]["type"], run["state"]["message"]) == ("COMPLETED", "4 inputs: 4 ok")
-    assert run["parameters"]["params"] == {"num_chars": 3}
-    assert run["parameters"]["batch_size"] == 2
+    given = {"num_chars": 3}, 2, "2G", "2%"
+    names = ("params", "batch_size", "memory_limit", "max_failures")
+    assert tuple(run["parameters"][name] for name in names) == given
     assert "block_document_id" in run["parameters"]["cluster"]["$ref"]
     rows = pd.read_parquet(output / "metadata.parquet")
-    assert set(rows["input"]) == set(WORDS)
+    assert (set(rows["input"]), rows["part"].str.len().max()) == (set(WORDS), 3)
 
     ui.page.get_by_role("tab", name="Artifacts").click()
     for kind in ("progress", "summary"):
