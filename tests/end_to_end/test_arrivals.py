@@ -142,6 +142,11 @@ def test_what_arrives_while_a_run_is_on_is_the_next_one_s(deployments, shell, wo
     wait_for(lambda: gated.executions(work, "out"), "the first run's work", 120)
     (work / "in" / "02.txt").write_text("2")
     assert watcher.wait(2)[1]["first"] == ["02.txt"]
+    wait_for(lambda: len(arrivals.runs()) == 2, "the second run")
+    # The ledger has neither of them; but somebody will see to them.
+    look = {"source": arrivals.source, "deployment": ON_ARRIVAL, "settle_seconds": 0}
+    state = deployments("watch-source/manual", **look)
+    assert state["message"] == "2 new files, which a run takes that is waiting already"
     (work / "go").touch()
     arrivals.completed(2)
     assert [name for name, _ in gated.executions(work, "out")] == ["01.txt", "02.txt"]

@@ -14,7 +14,9 @@ _NANOSECONDS = 1_000_000_000
 
 def check_settle(seconds: float) -> None:
     """Raise OptionError unless `seconds` is a time for which a file may have to be left alone."""
-    if not (math.isfinite(seconds) and seconds >= 0):
+    if seconds < 0:
+        raise OptionError(f"--settle: {seconds:g} is less than the minimum of 0.")
+    if not math.isfinite(seconds):
         raise OptionError(f"--settle {seconds}: expected a number of seconds, 0 or more.")
 
 
