@@ -55,7 +55,7 @@ def test_a_server_that_is_away_has_not_taken_it():
         ("s3://key:secret@bucket/in", {}, "holds a credential"),
         ("bad\udcff", {}, "is not UTF-8"),
         ("nosuch://bucket/in", {}, "no library knows"),
-        (".", {"settle_seconds": -1}, "0 or more"),
+        (".", {"settle_seconds": -1}, "is less than the minimum of 0"),
         (".", {"settle_seconds": float("nan")}, "0 or more"),
     ],
 )

@@ -109,7 +109,7 @@ def _replace_environment():
 
 def _leave_alarm():
     signal.signal(signal.SIGALRM, lambda *_: _raise(TimeoutError("somebody else's alarm")))
-    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
 
 
 class _Nameless(type):

@@ -114,6 +114,7 @@ class GuardedInputs:
                 _worker.station.leave()
                 return SKIPPED
             outcome = self.run(index)
+            signal.setitimer(signal.ITIMER_REAL, 0)  # First: what it left may go off at any moment.
             silent = _worker.is_silent()
             if outcome.kind != "ok" and _worker.has_log():
                 outcome = outcome._replace(log=_worker.station.log_tail())
@@ -172,7 +173,6 @@ class _Worker:
                     self.give_up()
                 self._take_streams()
             self._forget_log()
-        signal.setitimer(signal.ITIMER_REAL, 0)
         try:
             moved = getcwd() != self._folder
         except FileNotFoundError:
