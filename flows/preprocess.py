@@ -1,25 +1,16 @@
 """The main flow: one step over every input of a manifest."""
 
-import os
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 from uuid import UUID
 
-import httpx
 from batchmill.blocks.dataset_store import DatasetStore, Store, as_store
 from batchmill.blocks.ray_cluster import PRIVATE, RayCluster, as_cluster
-from batchmill.blocks.saved import saved_name
-from batchmill.flows.api import (
-    end_dead_run,
-    lost_server_message,
-    record_ends,
-    shared_api,
-    wait_until_recorded,
-)
+from batchmill.flows.api import end_dead_run, record_ends, wait_until_recorded
 from batchmill.flows.cancellation import Cancellation
+from batchmill.flows.checked_flow import CheckedFlow, place_of_dataset
 from batchmill.flows.cluster_probe import probe_cluster
 from batchmill.flows.deployed import refuse_relative
 from batchmill.flows.form import JSON_OBJECT, at_least, more_than, titled
@@ -31,15 +22,13 @@ from batchmill.flows.ray_capacity import (
     remote_options_of,
     shard_needs,
 )
-from batchmill.flows.ray_connection import LOST_CONNECTION, check_cluster, ray_runner
+from batchmill.flows.ray_connection import LOST_CONNECTION, ray_runner
 from batchmill.flows.story import Story
 from batchmill.flows.submission import Submission
 from batchmill.tasks.manifest import load_manifest
 from batchmill.tasks.metadata import write_metadata
 from batchmill.tasks.report import write_report
 from batchmill.tasks.shard import run_shard
-from prefect import Flow
-from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 from prefect.utilities.annotations import opaque
@@ -47,19 +36,8 @@ from prefect_ray.context import remote_options
 from pydantic import BeforeValidator
 
 from batchmill.batching import Batching, Cores
-from batchmill.errors import CancelledError, RunError
-from batchmill.job import (
-    check_prune,
-    handing_over,
-    make_job,
-    prepare,
-    prepare_once,
-    tell_run,
-)
-from batchmill.lease import check_free
-from batchmill.manifest import ManifestLike
-from batchmill.manifest.saved import listed_manifest, save_manifest
-from batchmill.params import arguments_for
+from batchmill.errors import RunError
+from batchmill.job import check_prune, make_job
 from batchmill.plan_file import read_work
 from batchmill.policy import (
     DEFAULT_RETRIES,
@@ -69,94 +47,14 @@ from batchmill.policy import (
 )
 from batchmill.progress import RunWatcher
 from batchmill.run import Run, open_run
-from batchmill.step import reference_to, refuse_nested_run
 from batchmill.storage.access import Access, access_to
 from batchmill.summary import failure_message, summarise
 
 # Lost Ray workers of one run, after which their shards are not submitted again.
 _LOSSES_ALLOWED = 50
 _RECORD_SECONDS, _CANCEL_RECORD_SECONDS = 5.0, 1.0
-# Task runs of a flow run besides its shards: load_manifest, write_metadata, write_report.
-_OTHER_TASK_RUNS = 3
-# What may be given as block:NAME, and what makes the block of it.
-_BLOCKS: dict[str, Callable[[Any], Any]] = {"cluster": as_cluster, "store": as_store}
 # The form begins with it; nobody changes it.
 _NO_PARAMS: dict[str, Any] = {}
-
-
-class PreprocessFlow(Flow[..., dict[str, Any]]):
-    """A flow that checks its job, and sees to a Prefect server, before a run of it begins."""
-
-    def __call__(  # type: ignore[override]  # Python callers may give what no form can.
-        self,
-        manifest: ManifestLike,
-        step: str | Callable[..., Any],
-        output: str | os.PathLike[str],
-        **options: Any,
-    ) -> dict[str, Any]:
-        """Run the flow and return its summary.
-
-        `manifest` may also be a list of paths or a DataFrame, and `step` a function or class that
-        other processes can import. Raises ManifestError, StepError, OptionError, LedgerError or
-        StoreError before anything is started, ServiceError if Prefect or Ray cannot be, and
-        RunError if at the end not every input is ok.
-        """
-        refuse_nested_run()
-        with ExitStack() as api:
-            if any(saved_name(options.get(name)) for name in _BLOCKS):
-                api.enter_context(shared_api())
-                options |= {name: _BLOCKS[name](options.get(name)) for name in _BLOCKS}
-            store = options["store"] = as_store(options.get("store"))
-            api.enter_context(access_to(store.access if store else []))
-            return self._check_and_run(manifest, step, _place(store, output), options)
-
-    def _check_and_run(
-        self,
-        manifest: ManifestLike,
-        step: str | Callable[..., Any],
-        output: str,
-        options: dict[str, Any],
-    ) -> dict[str, Any]:
-        if isinstance(manifest, str | os.PathLike):
-            path, listed = os.fspath(manifest), None
-        else:
-            path, listed = listed_manifest(output), manifest
-        work = {"manifest": path, "step": reference_to(step), "output": output}
-        job = make_job(**arguments_for(make_job, options | work))
-        # What the flow would refuse is told before a server is there.
-        check_prune(job, prune=bool(options.get("prune")))
-        Batching(**arguments_for(Batching, options))
-        make_policy(**arguments_for(make_policy, options))
-        prepared = prepare_once(job) if listed is None else prepare(job, listed)
-        if not options.get("wait"):
-            check_free(prepared.ledger)
-        if options.get("cluster") is not None:
-            options["cluster"] = as_cluster(options["cluster"])
-            check_cluster(options["cluster"])
-        if listed is not None:
-            save_manifest(prepared.manifest, job.manifest, job.input_column)
-        with shared_api(), handing_over(prepared) as handover:
-            parameters = {"manifest": job.manifest, "step": job.step, "output": job.output}
-            try:
-                state: State[Any] = cast("Any", super()).__call__(
-                    **options, **parameters, return_state=True
-                )
-            except httpx.TransportError as error:
-                tell_run(handover.run)
-                raise RunError(lost_server_message(error)) from error
-            summary = prepared.ledger.read_summary(handover.run) if handover.run else None
-            if summary and state.state_details.flow_run_id:
-                task_runs = summary["task_runs"] + _OTHER_TASK_RUNS
-                wait_until_recorded(state.state_details.flow_run_id, task_runs)
-        tell_run(handover.run)
-        if state.is_cancelled():
-            raise CancelledError(state.message or "cancelled")
-        if summary is None:
-            state.result()  # Raises what ended the run early.
-            raise RunError(f"the run ended as {state.name}: {state.message or 'no reason given'}")
-        if state.is_completed():
-            return summary
-        raise RunError(state.message or state.name or "failed")
 
 
 def _run_name() -> str:
@@ -166,7 +64,7 @@ def _run_name() -> str:
     return f"{Path(str(parameters['output'])).name}: {step}"
 
 
-@partial(PreprocessFlow, name="preprocess", flow_run_name=_run_name)
+@partial(CheckedFlow, name="preprocess", flow_run_name=_run_name)
 @titled(
     num_workers="DataLoader workers",
     timeout_seconds="Time limit in seconds",
@@ -228,7 +126,7 @@ def preprocess(
             it.
     """
     dataset_store: DatasetStore | None = as_store(store)
-    output = _place(dataset_store, output)
+    output = place_of_dataset(dataset_store, output)
     refuse_relative(manifest=manifest, output=output, root=root)
     job = make_job(
         manifest=manifest,
@@ -283,10 +181,6 @@ def preprocess(
     if not accepted:
         return Failed(message="\n".join([failure_message(summary, job.output), *ended_early]))
     return Completed(message=summary.sentence(), data=summary.as_json())
-
-
-def _place(store: DatasetStore | None, output: str | os.PathLike[str]) -> str:
-    return store.place_of(os.fspath(output)) if store else os.fspath(output)
 
 
 def _note_flow_run(run: Run) -> None:

@@ -139,7 +139,10 @@ def test_plan_as_json(command, words, tmp_path):
         (["try", "nosuch.txt", "--step", SPLIT], "no such file"),
         (["watch", ".", "--every", "0"], "more than 0"),
         (["watch", "."], "set PREFECT_API_URL"),
-        (["run", ".", "--step", SPLIT, "-o", "out", "--settle", "-1"], "is less than the minimum of 0"),
+        (
+            ["run", ".", "--step", SPLIT, "-o", "out", "--settle", "-1"],
+            "is less than the minimum of 0",
+        ),
         (["run", ".", "--step", SPLIT, "-o", "out", "--settle", "9", "--prune"], "give one of"),
         (["plan", ".", "--step", SPLIT, "-o", "out", "--settle", "999"], "5 files were left out"),
         (["nosuch"], "nosuch"),

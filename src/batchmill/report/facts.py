@@ -32,9 +32,9 @@ class FailureKind(NamedTuple):
 class Facts:
     """What there is to tell of a dataset.
 
-    `executed` are the records of the inputs that the last run with any has executed, `run_seconds`
-    how long that took, 0 if it has not ended; `failures` are all records of the dataset that are
-    not ok; `runs` the summaries of the last runs, the newest first.
+    `executed` are the records of the inputs that the last run with any has executed; `failures`
+    are all records of the dataset that are not ok; `runs` the summaries of the last runs, the
+    newest first.
     """
 
     dataset: str
@@ -44,7 +44,6 @@ class Facts:
     contents: Contents
     executed: pa.Table
     executed_by: int
-    run_seconds: float
     failures: pa.Table
     runs: Sequence[Mapping[str, Any]]
 
@@ -107,7 +106,6 @@ def gather(ledger: Ledger, run: int, dataset: str) -> Facts:
         contents=count_contents(ledger),
         executed=executed,
         executed_by=executed_by,
-        run_seconds=float(ended.get(executed_by, {}).get("seconds", 0.0)),
         failures=failure_records(ledger),
         runs=[ended[number] for number in sorted(ended, reverse=True)],
     )
