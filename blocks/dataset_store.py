@@ -1,16 +1,20 @@
 """A bucket or folder that datasets are in, with what it takes to open it."""
 
+import os
 from typing import Annotated, Any
 
 from batchmill.blocks.saved import load_saved, saved_name
 from prefect.blocks.core import Block
 from prefect.blocks.fields import SecretDict
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
-from pydantic import AfterValidator, BeforeValidator, Field, HttpUrl, field_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, HttpUrl, field_validator
 
 from batchmill.errors import OptionError
 from batchmill.storage.access import Access
-from batchmill.storage.urls import absolute, is_url, join, shown_url, url_fault
+from batchmill.storage.urls import is_url, join, shown_url, url_fault, without_file_scheme
+
+# With these, fsspec opens something else than what the URL says.
+_NOT_OURS = ("protocol", "fo", "target_protocol", "target_options", "remote_protocol")
 
 
 class DatasetStore(Block):
@@ -25,6 +29,9 @@ class DatasetStore(Block):
         store = DatasetStore.load("BLOCK_NAME")
         ```
     """
+
+    # Pydantic would quote what it refuses, secrets included.
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     _block_type_name = "Dataset Store (batchmill)"
     _block_type_slug = "batchmill-dataset-store"
@@ -41,17 +48,33 @@ class DatasetStore(Block):
     options: SecretDict = Field(
         default_factory=lambda: SecretDict({}),
         title="Options",
-        description="What fsspec's file system is given, as key, secret, token, endpoint_url;"
-        " kept secret. By default, each machine's own environment or profile has it.",
+        description='JSON for the file system of fsspec, as {"key": "...", "secret": "..."}; kept'
+        " secret. By default, each machine's own environment or profile has it.",
     )
 
     @field_validator("url")
     @classmethod
     def _check_url(cls, url: str) -> str:
-        fault = url_fault(url) if is_url(url) else ""
-        if not url.strip() or fault:
-            raise OptionError(f"dataset store {shown_url(url)!r}: {fault or 'has no URL.'}")
-        return absolute(url).rstrip("/") or "/"
+        url = without_file_scheme(url.strip())
+        if is_url(url):
+            fault = url_fault(url) or ("" if url.partition("://")[2] else "names no bucket.")
+        else:
+            # A relative one would be another folder in each process.
+            fault = "" if os.path.isabs(url) else "is neither a URL nor a full path."
+        if fault:
+            raise OptionError(f"dataset store {shown_url(url)!r}: {fault}")
+        return url.rstrip("/") or "/"
+
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, options: SecretDict) -> SecretDict:
+        for name in options.get_secret_value():
+            if name in _NOT_OURS:
+                raise OptionError(
+                    f"dataset store: the option {name!r} would open another place than the URL. "
+                    "Drop it."
+                )
+        return options
 
     def place_of(self, name: str) -> str:
         """Return the URL or path of a dataset in this store; a full one stays what it is.
@@ -77,9 +100,13 @@ def as_store(store: object) -> Any:
     """
     store = _loaded(store)
     if isinstance(store, RemoteFileSystem):
-        return DatasetStore(url=store.basepath, options=SecretDict(store.settings))
+        made = DatasetStore(url=store.basepath, options=SecretDict(store.settings))
+        made._block_document_id = store._block_document_id
+        return made
     if isinstance(store, LocalFileSystem):
-        return DatasetStore(url=str(store.basepath or "~"))
+        made = DatasetStore(url=os.path.abspath(os.path.expanduser(store.basepath or "~")))
+        made._block_document_id = store._block_document_id
+        return made
     if store is None or isinstance(store, DatasetStore):
         return store
     what = repr(store) if isinstance(store, str) else f"a {type(store).__name__}"
@@ -91,7 +118,9 @@ def as_store(store: object) -> Any:
 
 def _loaded(store: object) -> Any:
     name = saved_name(store)
-    return store if name is None else load_saved(DatasetStore, name, "--store")
+    if name is None:
+        return store
+    return load_saved("--store", name, DatasetStore, RemoteFileSystem, LocalFileSystem)
 
 
 # A field of a form shows as a selection of these; what a saved job has of it is plain values first.

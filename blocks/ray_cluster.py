@@ -5,7 +5,15 @@ from typing import Annotated, Any, Self
 
 from batchmill.blocks.saved import load_saved, saved_name
 from prefect.blocks.core import Block
-from pydantic import Field, HttpUrl, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    HttpUrl,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from batchmill.errors import OptionError
 from batchmill.policy import parse_size
@@ -33,6 +41,9 @@ class RayCluster(Block):
         preprocess("manifest.csv", "batchmill.steps.words:split", "dataset", cluster=cluster)
         ```
     """
+
+    # Pydantic would quote what it refuses, secrets included.
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     _block_type_name = "Ray Cluster (batchmill)"
     _block_type_slug = "batchmill-ray-cluster"
@@ -161,7 +172,7 @@ def as_cluster(cluster: object) -> Any:
     name = saved_name(cluster)
     if name is None:
         return RayCluster(address=cluster)
-    return load_saved(RayCluster, name, "--ray")
+    return load_saved("--ray", name, RayCluster)
 
 
 def make_cluster(

@@ -6,7 +6,7 @@ from batchmill.blocks.dataset_store import Store
 from batchmill.blocks.ray_cluster import RayCluster
 from batchmill.blocks.saved import load_saved, saved_name
 from prefect.blocks.core import Block
-from pydantic import Field, HttpUrl, model_validator
+from pydantic import ConfigDict, Field, HttpUrl, model_validator
 
 from batchmill.batching import Batching
 from batchmill.errors import OptionError
@@ -25,6 +25,9 @@ class SavedJob(Block):
         job = SavedJob.load("BLOCK_NAME")
         ```
     """
+
+    # Pydantic would quote what it refuses, secrets included.
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     _block_type_name = "Saved Job (batchmill)"
     _block_type_slug = "batchmill-saved-job"
@@ -136,4 +139,4 @@ def as_job(job: object) -> Any:
     """
     if not isinstance(job, str):
         return job
-    return load_saved(SavedJob, saved_name(job) or job, "--job")
+    return load_saved("--job", saved_name(job) or job, SavedJob)

@@ -11,6 +11,7 @@ from batchmill.flows.watched import Watched, server
 from prefect.client.orchestration import get_client
 from prefect.events import Event, Resource
 from prefect.exceptions import PrefectException
+from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from batchmill.arrivals import Mark
@@ -19,6 +20,7 @@ from batchmill.errors import ServiceError
 ARRIVED = "batchmill.data.arrived"
 _FIRST_NAMES = 20
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+_PATIENCE_SECONDS = 900.0
 
 
 def payload_of(watched: Watched, batch: Mapping[str, Mark]) -> dict[str, Any]:
@@ -65,11 +67,18 @@ def pauses() -> Iterator[float]:
 
 
 def announce_patiently(watched: Watched, payload: Mapping[str, Any]) -> None:
-    """Send the event, again and again until the server has taken it."""
+    """Send the event until the server has taken it. Raises ServiceError after a quarter of an hour.
+
+    Who is called again, by a schedule, need not wait longer.
+    """
+    deadline = time.monotonic() + _PATIENCE_SECONDS
     for pause in pauses():
         try:
             announce(watched, payload)
-        except ServiceError:
+        except ServiceError as error:
+            if time.monotonic() + pause > deadline:
+                raise
+            get_run_logger().warning("%s It is tried again.", error)
             time.sleep(pause)
         else:
             return

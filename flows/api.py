@@ -24,6 +24,7 @@ from prefect.settings import (
 from prefect.states import Crashed
 
 from batchmill.errors import ServiceError
+from batchmill.storage.urls import hide_secrets
 
 _RECORD_SECONDS = 20.0
 _POLL_SECONDS = 0.2
@@ -60,9 +61,13 @@ def shared_api() -> Iterator[None]:
 def lost_server_message(error: Exception) -> str:
     """Say that the Prefect server went away in the middle of a run, and what that costs."""
     return (
-        f"The Prefect server at {PREFECT_API_URL.value()} answers no more. What is committed "
+        f"The Prefect server at {_shown_api()} answers no more. What is committed "
         f"stays; the same command, given again, completes the dataset. ({error})"
     )
+
+
+def _shown_api() -> str:
+    return hide_secrets(str(PREFECT_API_URL.value()))
 
 
 def _check_configured() -> None:
@@ -86,7 +91,7 @@ def _check_configured() -> None:
         remedy = "Start it"
     reason = str(trouble).partition("\n")[0]
     raise ServiceError(
-        f"The Prefect server at PREFECT_API_URL={PREFECT_API_URL.value()} "
+        f"The Prefect server at PREFECT_API_URL={_shown_api()} "
         f"{'lets nobody in' if is_locked else 'does not answer'} ({reason}). "
         f"{remedy}, or unset PREFECT_API_URL for a temporary one."
     )

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import httpx
 from batchmill.blocks.dataset_store import DatasetStore, as_store
-from batchmill.blocks.ray_cluster import as_cluster
-from batchmill.blocks.saved import saved_name
+from batchmill.blocks.ray_cluster import RayCluster, as_cluster
+from batchmill.blocks.saved import check_saved, saved_name
 from batchmill.flows.api import lost_server_message, shared_api, wait_until_recorded
 from batchmill.flows.ray_connection import check_cluster
 from prefect import Flow
@@ -50,7 +50,7 @@ class CheckedFlow(Flow[..., dict[str, Any]]):
         """
         refuse_nested_run()
         with ExitStack() as api:
-            if any(saved_name(options.get(name)) for name in _BLOCKS):
+            if any(saved_name(options.get(name)) is not None for name in _BLOCKS):
                 api.enter_context(shared_api())
                 options |= {name: _BLOCKS[name](options.get(name)) for name in _BLOCKS}
             store = options["store"] = as_store(options.get("store"))
@@ -80,6 +80,7 @@ class CheckedFlow(Flow[..., dict[str, Any]]):
         if options.get("cluster") is not None:
             options["cluster"] = as_cluster(options["cluster"])
             check_cluster(options["cluster"])
+        check_blocks(options["store"], options.get("cluster"))
         if listed is not None:
             save_manifest(prepared.manifest, job.manifest, job.input_column)
         with shared_api(), handing_over(prepared) as handover:
@@ -104,6 +105,14 @@ class CheckedFlow(Flow[..., dict[str, Any]]):
         if state.is_completed():
             return summary
         raise RunError(state.message or state.name or "failed")
+
+
+def check_blocks(store: DatasetStore | None, cluster: RayCluster | None) -> None:
+    """Raise OptionError for a store or cluster that may not be used here."""
+    check_saved(store, "store")
+    # A private Ray, with nothing brought to it, runs no more than the step.
+    if cluster and not (cluster.is_private and not cluster.runtime_env):
+        check_saved(cluster, "cluster")
 
 
 def place_of_dataset(store: DatasetStore | None, output: str | os.PathLike[str]) -> str:

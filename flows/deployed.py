@@ -21,8 +21,8 @@ def refuse_relative(**places: str | None) -> None:
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
         return
-    here = Path.cwd()
-    if not here.name.endswith(_SUFFIX) or here.parent != Path(tempfile.gettempdir()).resolve():
+    here = Path.cwd().name
+    if not (here.startswith(tempfile.template) and here.endswith(_SUFFIX)):
         return
     for name, place in places.items():
         if place and not is_url(place) and not os.path.isabs(os.path.expanduser(place)):

@@ -10,7 +10,7 @@ from batchmill.blocks.dataset_store import DatasetStore, Store, as_store
 from batchmill.blocks.ray_cluster import PRIVATE, RayCluster, as_cluster
 from batchmill.flows.api import end_dead_run, record_ends, wait_until_recorded
 from batchmill.flows.cancellation import Cancellation
-from batchmill.flows.checked_flow import CheckedFlow, place_of_dataset
+from batchmill.flows.checked_flow import CheckedFlow, check_blocks, place_of_dataset
 from batchmill.flows.cluster_probe import probe_cluster
 from batchmill.flows.deployed import refuse_relative
 from batchmill.flows.form import JSON_OBJECT, at_least, more_than, titled
@@ -126,6 +126,7 @@ def preprocess(
             it.
     """
     dataset_store: DatasetStore | None = as_store(store)
+    check_blocks(dataset_store, cluster)
     output = place_of_dataset(dataset_store, output)
     refuse_relative(manifest=manifest, output=output, root=root)
     job = make_job(

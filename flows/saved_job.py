@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any
 
+from batchmill.blocks.saved import check_saved
 from batchmill.blocks.saved_job import SavedJob, as_job
 from batchmill.flows.form import titled
 from batchmill.flows.preprocess import preprocess
@@ -31,4 +32,5 @@ def run_saved_job(
         prune: Remove the files and rows of inputs that the manifest no longer lists.
         wait: If another run is going on over the dataset, wait for its end.
     """
+    check_saved(job, "job")
     return preprocess.fn(**job.parameters(), force=force, prune=prune, wait=wait)

@@ -16,13 +16,13 @@ from prefect.client.schemas.filters import (
     FlowRunFilterState,
     FlowRunFilterStateType,
 )
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from batchmill.arrivals import look, not_known, settled
+from batchmill.arrivals import not_known, settled
 from batchmill.errors import OptionError
 from batchmill.storage import is_url
 
@@ -53,13 +53,19 @@ def watch_source(
             somebody may be writing them still.
     """
     found = watched(source, deployment=deployment, pattern=pattern, settle_seconds=settle_seconds)
+    if not found.dataset:
+        # Else all would be new, each time.
+        raise OptionError(
+            f"{deployment}: its parameters name no dataset that can be seen from here, so nothing "
+            "tells what is new. Give its output as a full path or URL."
+        )
     try:
         known = known_of(found)
     except OptionError as error:
         get_run_logger().warning("All that is there is new, for %s", error)
         known = {}
     wall = time.time()
-    new = not_known(look(found.source, found.pattern), known)
+    new = not_known(found.look(), known)
     batch = new if is_url(found.source) else settled(new, found.settle_seconds, wall)
     left = f"; {len(new) - len(batch):,} are being written" if len(batch) < len(new) else ""
     if not batch:
@@ -84,8 +90,11 @@ def _is_waiting(deployment: UUID, source: str) -> bool:
         runs = client.read_flow_runs(
             flow_run_filter=not_begun, sort=FlowRunSort.NEXT_SCHEDULED_START_TIME_ASC
         )
-    return any(
-        run.parameters.get("manifest") == source
-        and (run.next_scheduled_start_time is None or run.next_scheduled_start_time <= soon)
-        for run in runs
-    )
+    return any(run.parameters.get("manifest") == source and _begins_soon(run, soon) for run in runs)
+
+
+def _begins_soon(run: FlowRun, soon: datetime) -> bool:
+    if run.next_scheduled_start_time is not None:
+        return bool(run.next_scheduled_start_time <= soon)
+    # Of one that is pending for long, the worker is no more.
+    return bool(run.state and run.state.timestamp > soon - 3 * _PUT_OFF)

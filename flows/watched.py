@@ -1,22 +1,27 @@
 """What is watched for new data, and for which deployment: checked, and completed from it."""
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import httpx
+from batchmill.blocks.dataset_store import as_store
+from batchmill.blocks.saved_job import as_job
+from prefect.blocks.core import Block
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
-from batchmill.arrivals import Mark, recorded
+from batchmill.arrivals import Mark, look, recorded
 from batchmill.errors import OptionError, ServiceError
 from batchmill.job import open_ledger
 from batchmill.manifest.listing import is_glob
 from batchmill.manifest.settling import check_settle
 from batchmill.storage import is_url, remote
+from batchmill.storage.access import Access, access_to
 from batchmill.storage.urls import absolute, hide_secrets
 
 # The run that follows judges by a clock that may be another machine's.
@@ -28,7 +33,8 @@ class Watched:
     """A source of new data: `source` is absolute, or a URL.
 
     A file has settled after `settle_seconds`. `deployment` is FLOW/NAME, or empty; `dataset` is
-    what its runs make, empty if it does not say. Nobody `listens` where no automation runs it.
+    what its runs make, empty if it does not say. `access` opens what is in its store.
+    Nobody `listens` where no automation runs it.
     """
 
     source: str
@@ -37,7 +43,13 @@ class Watched:
     deployment: str = ""
     deployment_id: UUID | None = None
     dataset: str = ""
+    access: Sequence[Access] = ()
     listens: bool = True
+
+    def look(self) -> dict[str, Mark]:
+        """Return the files that are there now, by name. Raises ManifestError, StoreError."""
+        with access_to(self.access):
+            return look(self.source, self.pattern)
 
 
 def watched(
@@ -50,9 +62,11 @@ def watched(
     """
     check_settle(settle_seconds)
     found, listens = _find(deployment) if deployment else (None, True)
-    parameters: dict[str, Any] = found.parameters if found else {}
+    parameters = _parameters_of(found) if found else {}
     settle = max(settle_seconds, _number(parameters.get("settle_seconds")))
-    output = parameters.get("output")
+    output, store = parameters.get("output"), _loaded(parameters.get("store"), as_store)
+    if isinstance(output, str):
+        output = os.path.expanduser(store.place_of(output) if store else output)
     return Watched(
         source=_checked_source(source),
         pattern=pattern if pattern is not None else str(parameters.get("pattern") or "*"),
@@ -63,8 +77,22 @@ def watched(
         dataset=output
         if isinstance(output, str) and (is_url(output) or os.path.isabs(output))
         else "",
+        access=store.access if store else [],
         listens=listens,
     )
+
+
+def _parameters_of(deployment: DeploymentResponse) -> dict[str, Any]:
+    """Return what a deployment's runs are given; a saved job's, where it is one."""
+    job = _loaded(deployment.parameters.get("job"), as_job)
+    return job.parameters() if job else deployment.parameters
+
+
+def _loaded(given: Any, make: Callable[[Any], Any]) -> Any:
+    """Return the block that a deployment's parameter refers to; None if there is none."""
+    if isinstance(given, dict) and "$ref" in given:
+        given = Block.load_from_ref(given["$ref"], _sync=True)  # type: ignore[call-arg]
+    return make(given) if given else None
 
 
 def _number(value: object) -> float:
@@ -140,4 +168,5 @@ def known_of(watched: Watched) -> dict[str, Mark]:
     """
     if not watched.dataset:
         raise OptionError(f"{watched.deployment or 'no deployment'}: names no dataset.")
-    return recorded(open_ledger(watched.dataset))
+    with access_to(watched.access):
+        return recorded(open_ledger(watched.dataset))

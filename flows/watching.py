@@ -8,7 +8,7 @@ from batchmill.flows.announcement import announce, pauses, payload_of
 from batchmill.flows.bell import Bell
 from batchmill.flows.watched import Watched
 
-from batchmill.arrivals import Arrivals, Mark, look
+from batchmill.arrivals import Arrivals, Mark
 from batchmill.errors import BatchmillError, ServiceError
 from batchmill.storage import is_url
 
@@ -81,7 +81,7 @@ class Watching:
     def _look(self, *, patient: bool = True) -> None:
         begun, wall = time.monotonic(), time.time()
         try:
-            seen = look(self._watched.source, self._watched.pattern)
+            seen = self._watched.look()
         except BatchmillError as error:
             if not patient:
                 raise

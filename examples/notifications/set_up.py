@@ -21,7 +21,12 @@ def automations(block):
             match={"prefect.resource.id": "prefect.flow-run.*"},
             match_related={
                 "prefect.resource.role": "flow",
-                "prefect.resource.name": ["preprocess", "saved-job", "verify-dataset"],
+                "prefect.resource.name": [
+                    "preprocess",
+                    "saved-job",
+                    "verify-dataset",
+                    "watch-source",
+                ],
             },
             posture="Reactive",
         ),

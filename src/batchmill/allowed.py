@@ -13,6 +13,7 @@ One that is not set allows everything; one that is set and empty, nothing.
 import inspect
 import os
 from collections.abc import Sequence
+from urllib.parse import unquote
 
 from batchmill.errors import OptionError
 from batchmill.storage.urls import is_url, shown_url, without_file_scheme
@@ -34,12 +35,13 @@ def check_step(ref: str) -> None:
 def check_origin(ref: str, target: object) -> None:
     """Raise OptionError for a step that its module has imported from where none may be run."""
     entries = _entries(STEPS)
-    if (
-        entries is None
-        or ref in entries
-        or not (inspect.isroutine(target) or inspect.isclass(target))
-    ):
+    if entries is None or ref in entries:
         return
+    if not (inspect.isfunction(target) or inspect.isbuiltin(target) or inspect.isclass(target)):
+        raise OptionError(
+            f"step {ref}: is neither a function nor a class, and nothing tells where it comes "
+            f"from. It may be run here only if {STEPS} names it in full."
+        )
     origin = f"{target.__module__}:{target.__qualname__}"
     if not _is_below(origin, entries):
         raise OptionError(f"step {ref}: is {origin}, which {_refusal('may be run', STEPS)}")
@@ -47,26 +49,32 @@ def check_origin(ref: str, target: object) -> None:
 
 def check_dataset(place: str) -> None:
     """Raise OptionError for a dataset at a path or URL where none may be."""
-    if not _is_inside(place, _entries(DATASETS)):
+    allowed = _roots(DATASETS)
+    if allowed is not None and not _is_inside(place, allowed):
         raise OptionError(f"{shown_url(place)}: {_refusal('may hold datasets', DATASETS)}")
 
 
 def refused_inputs(places: Sequence[str]) -> dict[int, str]:
     """Return which inputs or manifests may not be read, by their number, and why."""
-    entries = _entries(INPUTS)
-    if entries is None:
+    allowed = _roots(INPUTS)
+    if allowed is None:
         return {}
     reason = _refusal("may be read", INPUTS)
     return {
         number: f"{shown_url(place)!r} {reason}"
         for number, place in enumerate(places)
-        if not _is_inside(place, entries)
+        if not _is_inside(place, allowed)
     }
 
 
 def restricts_inputs() -> bool:
     """Tell whether only some places may be read."""
     return _entries(INPUTS) is not None
+
+
+def restrictions() -> list[str]:
+    """Return which of the variables are set."""
+    return [name for name in (STEPS, INPUTS, DATASETS) if _entries(name) is not None]
 
 
 def _entries(variable: str) -> list[str] | None:
@@ -80,14 +88,16 @@ def _is_below(ref: str, entries: Sequence[str]) -> bool:
     return any(ref.startswith((f"{entry}.", f"{entry}:")) for entry in entries)
 
 
-def _is_inside(place: str, entries: Sequence[str] | None) -> bool:
-    if entries is None:
-        return True
-    allowed = [_settled(entry) for entry in entries]
+def _roots(variable: str) -> list[str] | None:
+    entries = _entries(variable)
+    return None if entries is None else [_settled(entry) for entry in entries]
+
+
+def _is_inside(place: str, roots: Sequence[str]) -> bool:
     real = _settled(place)
-    if is_url(real) and (".." in real or "%2e" in real.lower()):
+    if is_url(real) and ".." in unquote(real).split("/"):
         return False  # A web server may take it for a way out.
-    return any(f"{real}/".startswith(f"{entry.rstrip('/')}/") for entry in allowed)
+    return any(f"{real}/".startswith(f"{root.rstrip('/')}/") for root in roots)
 
 
 def _settled(place: str) -> str:

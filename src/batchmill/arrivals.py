@@ -80,7 +80,8 @@ def settled(seen: Look, settle_seconds: float, wall: float) -> dict[str, Mark]:
     return {
         name: mark
         for name, mark in seen.items()
-        if age(mark, wall) >= settle_seconds or age(mark, wall) <= -_AHEAD_SECONDS
+        if age(mark, wall) >= settle_seconds
+        or age(mark, wall) <= -max(_AHEAD_SECONDS, settle_seconds)
     }
 
 
@@ -132,7 +133,10 @@ class Arrivals:
         if now - waiting.since < self._settle:
             return False
         # The run judges by a file's time alone, which may be of a clock that is ahead.
-        return not (self._local and -_AHEAD_SECONDS < age(waiting.mark, wall) < self._settle)
+        return not (
+            self._local
+            and -max(_AHEAD_SECONDS, self._settle) < age(waiting.mark, wall) < self._settle
+        )
 
     def due(self, now: float) -> dict[str, Mark]:
         """Return what is to be announced now, all in one; most of the time, nothing.

@@ -141,7 +141,9 @@ def test_the_head_is_lost(shell, work, undisturbed, ray_environment, api):
 
 def kill_server(port):
     options = ["server", "start", str(port)]
-    servers = [p for p in psutil.process_iter(["cmdline"]) if {*options} <= {*p.info["cmdline"]}]
+    servers = [
+        p for p in psutil.process_iter(["cmdline"]) if {*options} <= {*(p.info["cmdline"] or ())}
+    ]
     assert servers
     for process in servers:
         process.kill()

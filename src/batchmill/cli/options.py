@@ -43,7 +43,10 @@ Manifest = Annotated[
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """What `run` and `plan` need to know of a job besides its manifest."""
+    """What `run` and `plan` need to know of a job besides its manifest.
+
+    None is not given: then the flow's default counts, or what is saved.
+    """
 
     step: Annotated[
         str | None,
@@ -60,8 +63,11 @@ class JobOptions:
     param: Params = ()
     params: ParamsFile = None
     input_column: Annotated[
-        str, Parameter(group=WORK, help="Column of the manifest that has the inputs' paths.")
-    ] = "input"
+        str | None,
+        Parameter(
+            group=WORK, help="Column of the manifest that has the inputs' paths. Default: input."
+        ),
+    ] = None
     root: Annotated[
         str | None,
         Parameter(
@@ -71,16 +77,17 @@ class JobOptions:
         ),
     ] = None
     pattern: Annotated[
-        str, Parameter(group=WORK, help="Of a folder, only files whose name or path fits.")
-    ] = "*"
+        str | None,
+        Parameter(group=WORK, help="Of a folder, only files whose name or path fits. Default: *."),
+    ] = None
     settle: Annotated[
-        float,
+        float | None,
         Parameter(
             group=WORK,
             help="Of a folder or glob, leave out files written to within so many seconds: somebody "
-            "may be writing them still.",
+            "may be writing them still. Default: 0.",
         ),
-    ] = 0
+    ] = None
     force: Annotated[
         bool,
         Parameter(
@@ -103,15 +110,21 @@ class JobOptions:
     ] = None
 
     retries: Annotated[
-        int,
+        int | None,
         Parameter(
-            group=FAILURES, help="How often an input may be executed again for its own faults."
+            group=FAILURES,
+            help="How often an input may be executed again for its own faults. "
+            f"Default: {DEFAULT_RETRIES}.",
         ),
-    ] = DEFAULT_RETRIES
+    ] = None
     timeout: Annotated[
-        float,
-        Parameter(group=FAILURES, help="Seconds at one input, after which its worker is killed."),
-    ] = DEFAULT_TIMEOUT_SECONDS
+        float | None,
+        Parameter(
+            group=FAILURES,
+            help="Seconds at one input, after which its worker is killed. "
+            f"Default: {DEFAULT_TIMEOUT_SECONDS:g}.",
+        ),
+    ] = None
     memory_limit: Annotated[
         str | None,
         Parameter(
@@ -121,21 +134,22 @@ class JobOptions:
         ),
     ] = None
     max_failures: Annotated[
-        str,
+        str | None,
         Parameter(
             group=FAILURES,
-            help="How many inputs may fail, as 3 or 2%, before the run counts as failed.",
+            help="How many inputs may fail, as 3 or 2%, before the run counts as failed. "
+            "Default: 0.",
         ),
-    ] = "0"
+    ] = None
     fail_fast: Annotated[
-        bool,
+        bool | None,
         Parameter(
             group=FAILURES,
             negative=(),
             show_default=False,
             help="Then stop early; the rest is pending.",
         ),
-    ] = False
+    ] = None
 
     def parameters(self, manifest: str | None) -> dict[str, Any]:
         """Return the flow's parameters that these options and the manifest describe.
@@ -148,7 +162,7 @@ class JobOptions:
             raise OptionError(
                 f"missing: {', '.join(missing)}. Give all three; or, to `run`, a saved job: --job."
             )
-        return {
+        given = {
             "manifest": manifest,
             "step": self.step,
             "output": self.output,
@@ -166,6 +180,7 @@ class JobOptions:
             "max_failures": self.max_failures,
             "fail_fast": self.fail_fast,
         }
+        return {name: value for name, value in given.items() if value is not None}
 
 
 NO_OPTIONS = JobOptions()

@@ -111,8 +111,10 @@ def run(
     _set_loudness(verbose)
     with ExitStack() as held:
         if job is not None:
-            others = (manifest, store, *filter(None, cluster))
-            if any(others) or replace(options, force=False) != NO_OPTIONS:
+            others = (manifest, store, ray, runtime_env, shard_resource or None)
+            if any(other is not None for other in others) or (
+                replace(options, force=False) != NO_OPTIONS
+            ):
                 raise OptionError(
                     f"--job {job}: what to do, where and how is saved with it. Drop the other "
                     "options but --force, --prune and --wait, or change the saved job."

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.table import Table
 
+from batchmill.allowed import refused_inputs
 from batchmill.cli.console import console
 from batchmill.cli.options import Json, Params, ParamsFile, Step
 from batchmill.digests import input_id
@@ -86,6 +87,8 @@ def try_one(
 
 def _look(place: str) -> Seen | None:
     """Return what a store says of an input by URL, None of a path. Raises OptionError."""
+    for refused in refused_inputs([place]).values():
+        raise OptionError(refused)
     if is_url(place):
         remote.check_url(place)
         remote.check_bucket(place)

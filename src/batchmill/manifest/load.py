@@ -114,6 +114,11 @@ def load_manifest(
             raise ManifestError(table.name, [f"--root {shown_url(base)}: {url_fault(base)}"])
         if not is_url(base) and not os.path.isdir(base):
             faults.append(f"--root {root}: no such folder. Give the folder that its inputs are in.")
+        elif table.form == "listing" and base != table.folder:
+            faults.append(
+                f"--root {root}: is for tables of inputs; what {table.folder} lists lies in it. "
+                "Drop --root."
+            )
     checked = check_inputs(table, column, base, confined=confined)
     faults += checked.faults
     if restricts_inputs() and not faults:

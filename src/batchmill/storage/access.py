@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -24,24 +24,27 @@ _granted: list[Access] = []
 @contextmanager
 def access_to(stores: Sequence[Access]) -> Iterator[None]:
     """Let this process, and those that it forks, open stores in their own way within the block."""
-    _granted.extend(stores)
+    held = [replace(store) for store in stores]
+    _granted.extend(held)
     try:
         yield
     finally:
-        for store in stores:
-            _granted.remove(store)
+        # Equal ones may be another's, who goes on.
+        _granted[:] = [store for store in _granted if not any(store is one for one in held)]
 
 
 def options_for(url: str) -> dict[str, Any]:
     """Return the options for a URL.
 
-    They are those of the store that it is in, the innermost if several, else of one in its bucket.
+    They are those of the store that it is in, the innermost if several, else of one in its bucket;
+    of equals, the latest.
     """
-    inside = [store for store in _granted if _is_below(url, store.url)]
+    latest = list(reversed(_granted))
+    inside = [store for store in latest if _is_below(url, store.url)]
     if inside:
         return dict(max(inside, key=lambda store: len(store.url)).options)
-    beside = [store for store in _granted if _is_below(url, _bucket_of(store.url))]
-    return dict(beside[-1].options) if beside else {}
+    beside = [store for store in latest if _is_below(url, _bucket_of(store.url))]
+    return dict(beside[0].options) if beside else {}
 
 
 def _is_below(url: str, above: str) -> bool:

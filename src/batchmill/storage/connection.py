@@ -30,6 +30,7 @@ _WEB_SERVERS_NO = "ClientResponseError"
 _EXTRAS = {"s3": "pip install 'batchmill[s3]'", "s3a": "pip install 'batchmill[s3]'"}
 _SECRET_NAME = re.compile(r"secret|token|passw|access_?key|account_?key|_key$|^key$|sas", re.I)
 _SHORTEST_SECRET = 6
+_NO_SECRETS = ("endpoint_url", "region_name", "profile", "username", "account_name", "project")
 
 
 @contextmanager
@@ -97,16 +98,21 @@ def _secrets() -> Iterator[str]:
     pairs: list[tuple[str, object]] = [*os.environ.items()]
     for options in fsspec.config.conf.values():
         pairs += options.items()
-    for options in granted_options():
-        pairs += _flat(options)
     for name, value in pairs:
         if isinstance(value, str) and len(value) >= _SHORTEST_SECRET and _SECRET_NAME.search(name):
             yield value
+    for options in granted_options():
+        yield from _texts(options)
 
 
-def _flat(options: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    for name, value in options.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value)
-        else:
-            yield name, value
+def _texts(options: object) -> Iterator[str]:
+    """Yield what may be secret of a store's options: all texts but those known to be none."""
+    if isinstance(options, str) and len(options) >= _SHORTEST_SECRET:
+        yield options
+    elif isinstance(options, Mapping):
+        for name, value in options.items():
+            if name not in _NO_SECRETS:
+                yield from _texts(value)
+    elif isinstance(options, list | tuple):
+        for value in options:
+            yield from _texts(value)
