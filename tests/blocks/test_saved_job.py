@@ -2,12 +2,15 @@
 
 import inspect
 import pickle
+from uuid import uuid4
 
 import pytest
-from batchmill.blocks import DatasetStore, SavedJob
+from batchmill.blocks import DatasetStore, RayCluster, SavedJob
 from batchmill.blocks.dataset_store import as_store
+from batchmill.flows.checked_flow import check_blocks
 from batchmill.flows.preprocess import preprocess
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
+from pydantic import ValidationError
 
 from batchmill.errors import OptionError
 
@@ -56,7 +59,9 @@ def test_file_systems_of_prefect_are_stores():
         as_store(3)
 
 
-@pytest.mark.parametrize("url", ["", "s3://key:secret-word@bucket/a", "s3:///a"])
+@pytest.mark.parametrize(
+    "url", ["", "s3://", "s3://key:secret-word@bucket/a", "s3:///a", "sets", "~/sets"]
+)
 def test_a_store_without_a_place_is_refused(url):
     with pytest.raises(OptionError) as told:
         DatasetStore(url=url)
@@ -69,3 +74,31 @@ def test_options_do_not_show():
     shown = [repr(store), str(store.model_dump(mode="json")), repr(access)]
     assert not any("open-sesame" in text for text in shown)
     assert pickle.loads(pickle.dumps(access)) == access
+
+
+@pytest.mark.parametrize("options", [{"protocol": "file"}, {"fo": {}}])
+def test_options_that_lead_elsewhere_are_refused(options):
+    with pytest.raises(OptionError, match="would open another place"):
+        DatasetStore(url="s3://bucket", options=options)
+
+
+def test_what_is_refused_is_not_quoted():
+    with pytest.raises(ValidationError) as told:
+        DatasetStore(url="s3://bucket", options="open-sesame")
+    assert "open-sesame" not in str(told.value)
+
+
+def test_where_there_are_limits_a_block_must_be_saved(monkeypatch):
+    anybodys = RayCluster(address="ray://host:10001")
+    with_code = RayCluster(address="local", runtime_env={"py_executable": "sh"})
+    store = DatasetStore(url="s3://bucket")
+    check_blocks(store, anybodys)
+    monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", "s3://bucket")
+    check_blocks(None, RayCluster(address="local"))
+    for cluster in (anybodys, with_code):
+        with pytest.raises(OptionError, match="cluster: must be a saved one"):
+            check_blocks(None, cluster)
+    with pytest.raises(OptionError, match="store: must be a saved one"):
+        check_blocks(store, None)
+    store._block_document_id = uuid4()
+    check_blocks(store, None)

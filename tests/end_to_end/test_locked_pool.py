@@ -1,6 +1,7 @@
 """A worker on which only some steps may be run: docs/security.md, with a saved job beside it."""
 
 import re
+import shutil
 import subprocess
 import urllib.error
 
@@ -36,14 +37,13 @@ def locked(shell, api, work, words):
     """The documented pool and its worker, with the test's folders; runs deployments."""
     page = (ROOT / "docs" / "security.md").read_text()
     (commands,) = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
-    create, start = commands.strip().splitlines()
-    template = (ROOT / "examples" / "locked-pool" / "base-job-template.json").read_text()
-    assert "/data/incoming" in template
-    assert "/data/datasets" in template
-    template = template.replace("/data/incoming", str(words))
-    template = template.replace("/data/datasets", str(work / "sets"))
-    (work / "examples" / "locked-pool").mkdir(parents=True)
-    (work / "examples" / "locked-pool" / "base-job-template.json").write_text(template)
+    create, *exports, start = commands.strip().splitlines()
+    limits = "; ".join(exports)
+    assert "/data/incoming" in limits
+    assert "/data/datasets" in limits
+    limits = limits.replace("/data/incoming", str(words))
+    limits = limits.replace("/data/datasets", str(work / "sets"))
+    shutil.copytree(ROOT / "examples" / "locked-pool", work / "examples" / "locked-pool")
     declared = (ROOT / "prefect.yaml").read_text()
     (work / "prefect.yaml").write_text(declared.replace("name: batchmill\n", "name: locked\n"))
     (work / "mine.py").write_text(STEP)
@@ -52,7 +52,7 @@ def locked(shell, api, work, words):
     for command in (create, "prefect --no-prompt deploy --all"):
         done = shell.run("bash", "-c", command)
         assert done.returncode == 0, done.stdout + done.stderr
-    worker = shell.start("bash", "-c", f"exec {start}", stdout=subprocess.DEVNULL)
+    worker = shell.start("bash", "-c", f"{limits}; exec {start}", stdout=subprocess.DEVNULL)
     try:
         yield Deployed(api)
         runs = psutil.Process(worker.pid)
@@ -78,10 +78,29 @@ def test_a_form_can_name_what_is_allowed_and_nothing_else(locked, shell, api, wo
         asked = {"parameters": good | {"step": "mine:step"}, "job_variables": variables}
         with pytest.raises(urllib.error.HTTPError):
             api(f"/deployments/{made['id']}/create_flow_run", asked)
+    # Made so, a run is not checked when it is made; what it brings is left out when it begins.
+    asked = {
+        "flow_id": made["flow_id"],
+        "deployment_id": made["id"],
+        "work_pool_name": "locked",
+        "parameters": good | {"step": "mine:step", "output": str(work / "sets" / "by-hand")},
+        "job_variables": {"env": {"BATCHMILL_ALLOWED_STEPS": "mine"}},
+        "state": {"type": "SCHEDULED"},
+    }
+    started["BATCHMILL_ALLOWED_STEPS: batchmill.steps)"] = api("/flow_runs/", asked)["id"]
+    # On the spot, a cluster could be anybody's, and a store anything.
+    on_the_spot = {
+        "cluster": {"address": "local", "runtime_env": {"env_vars": {"PYTHONPATH": str(work)}}},
+        "store": {"url": str(work / "sets")},
+    }
+    for name, block in on_the_spot.items():
+        started[f"{name}: must"] = locked.start("preprocess/manual", **good | {name: block})
+    job = {"manifest": str(words), "step": SPLIT, "output": good["output"]}
+    started["job: must"] = locked.start("saved-job/manual", job=job)
     for name, flow_run in started.items():
         state = wait_for(lambda run=flow_run: locked.ended(run), f"the end of {name}", 240)
         assert state["type"] == "FAILED"
-        assert f"({name}: " in state["message"]
+        assert name in state["message"], (name, state["message"])
     assert not (work / "imported").exists()
     assert list((work / "sets").iterdir()) == []
     assert locked("preprocess/manual", **good)["message"] == "5 inputs: 5 ok"

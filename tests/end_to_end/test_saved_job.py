@@ -138,6 +138,9 @@ def test_a_store_is_where_relative_outputs_are(shell, saved, words, work):
     [
         (["--job", "none-such"], "--job block:none-such: there is no saved block of this name"),
         (["--job", "clips", "--batch-size", "3"], "--job clips: what to do, where and how is"),
+        (["--job", "clips", "--max-failures", "0"], "--job clips: what to do, where and how is"),
+        (["--job", "lab/lab"], "--job block:lab/lab: there is no saved block of this name"),
+        (["--job", "batchmill-dataset-store/lab"], "is of another type than batchmill-saved-job."),
         (["words", "--job", "clips"], "--job clips: what to do, where and how is saved with"),
         (["words", "--step", "a:b", "-o", "x", "--store", "lab"], "--store: 'lab' is no dataset s"),
         (["words", "--step", "a:b", "-o", "x", "--store", "block:no/no"], "--store block:no/no: "),

@@ -20,7 +20,8 @@ def lab(tmp_path, monkeypatch):
     (tmp_path / "mine" / "a.txt").write_text("simple")
     (tmp_path / "theirs" / "secret.txt").write_text("secret")
     (tmp_path / "told.py").write_text(
-        "from pathlib import Path\nfrom os import system, getcwd\nimport os\n"
+        "from pathlib import Path\nfrom os import system, getcwd\nimport functools, os\n"
+        "run = functools.partial(os.system)\nitems = ['a']\n"
         f"Path({str(tmp_path / 'imported')!r}).touch()\n"
         "def step(source, out): return {}\n"
     )
@@ -63,6 +64,15 @@ def test_what_an_allowed_module_has_imported_is_no_step_of_its(lab, monkeypatch,
         prepare(job(lab, step=f"told:{name}"))
 
 
+@pytest.mark.parametrize("name", ["run", "items"])
+def test_nobody_knows_where_an_object_was_made(lab, monkeypatch, name):
+    monkeypatch.setenv("BATCHMILL_ALLOWED_STEPS", "told")
+    with pytest.raises(OptionError, match="neither a function nor a class"):
+        prepare(job(lab, step=f"told:{name}"))
+    monkeypatch.setenv("BATCHMILL_ALLOWED_STEPS", f"told:{name}")
+    assert len(prepare(job(lab, step=f"told:{name}")).manifest) == 1
+
+
 @pytest.mark.parametrize("allowed", ["told", "told:step", "batchmill.steps , told:step,"])
 def test_a_step_that_is_allowed_runs(lab, monkeypatch, allowed):
     monkeypatch.setenv("BATCHMILL_ALLOWED_STEPS", allowed)
@@ -94,7 +104,7 @@ def test_urls_are_inside_what_is_allowed_or_not(monkeypatch):
     from batchmill.allowed import refused_inputs
 
     monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", "s3://ours/in, https://host/data")
-    inside = ["s3://ours/in/a.wav", "s3://ours/in", "https://host/data/a"]
+    inside = ["s3://ours/in/a..b.wav", "s3://ours/in", "https://host/data/a"]
     outside = [
         *["s3://ours/inner/a", "s3://theirs/in/a", "https://host/data/../b", "/data/a"],
         *["https://host/data/%2E%2e/b", "https://host.evil/data/a", "http://host/data/a"],

@@ -9,6 +9,7 @@ import pytest
 from batchmill import StoreError
 from batchmill.storage import LocalStore
 from batchmill.storage.access import Access, access_to, options_for
+from batchmill.storage.connection import connected
 
 
 @pytest.mark.parametrize(("error", "tries"), [(errno.EIO, 3), (errno.EACCES, 1)])
@@ -54,3 +55,23 @@ def test_each_store_is_opened_in_its_own_way():
         assert options_for("s3://laboratory/sets/a.wav") == {}
         assert options_for("gs://lab/sets/a.wav") == {}
     assert options_for("s3://lab/sets/clips/a.wav") == {}
+
+
+def test_the_options_of_an_equal_store_stay():
+    lab, other = (Access(url="s3://lab", options={"key": key}) for key in ("lab", "other"))
+    with access_to([lab]), access_to([other]):
+        with access_to([lab]):
+            assert options_for("s3://lab/in") == {"key": "lab"}
+        assert options_for("s3://lab/in") == {"key": "other"}
+
+
+def test_errors_do_not_have_a_stores_options():
+    options = {"endpoint_url": "http://host", "connection_string": "AccountKey=open-sesame"}
+    nested = {"client_kwargs": {"headers": ["bearer-of-news"]}}
+    lab = Access(url="memory://lab", options=options | nested)
+    with access_to([lab]), pytest.raises(StoreError) as raised, connected("memory://lab/a"):
+        raise OSError("http://host: AccountKey=open-sesame, bearer-of-news")
+    told = str(raised.value)
+    assert "http://host: ***, ***" in told
+    assert "sesame" not in told
+    assert "bearer" not in told
