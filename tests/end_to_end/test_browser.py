@@ -117,8 +117,7 @@ def test_a_run_from_the_form(ui, api, shell, folder):
     memory_limit.get_by_role("textbox").fill("2G")
     ui.field("Failures allowed (Optional)").get_by_role("textbox").fill("2%")
     ui.shoot("whole-form", whole=True)
-    ui.submit()
-    flow_run = ui.follow_run()
+    flow_run = ui.start_run()
     ui.wait_for_state("Completed")
     ui.page.get_by_text("4 Task runs").wait_for()
     ui.shoot("run")
@@ -146,8 +145,7 @@ def test_a_run_with_an_input_that_fails(ui, api, folder):
     (folder / "c.txt").write_bytes(b"\xff")
     output = folder / "failing"
     fill_in(ui, folder / "manifest.csv", output)
-    ui.submit()
-    flow_run = ui.follow_run()
+    flow_run = ui.start_run()
     ui.wait_for_state("Failed")
     ui.shoot("failed-run")
     assert "c.txt" in api(f"/flow_runs/{flow_run}")["state"]["message"]
@@ -190,8 +188,7 @@ def test_what_the_flow_refuses_has_the_words_of_the_command_line(
     command = ["run", folder / "manifest.csv", "--step", SPLIT, "--output", output]
     fill_in(ui, folder / "manifest.csv", output)
     ui.field(field).get_by_role("textbox").fill(value)
-    ui.submit()
-    flow_run = ui.follow_run()
+    flow_run = ui.start_run()
     ui.wait_for_state("Failed")
     done = shell.batchmill(*command, option, value)
     assert done.returncode == 2

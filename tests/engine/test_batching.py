@@ -65,5 +65,5 @@ def test_what_the_user_gives_is_kept():
 
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"num_workers": -1}])
 def test_numbers_out_of_range_are_refused(wrong):
-    with pytest.raises(OptionError, match="expected"):
+    with pytest.raises(OptionError, match="is less than the minimum of"):
         Batching(**wrong)

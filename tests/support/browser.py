@@ -6,7 +6,7 @@ import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
-from live import clean_environment
+from live import ask, clean_environment
 from playwright.sync_api import sync_playwright
 
 PATIENCE_SECONDS = 240
@@ -28,19 +28,12 @@ class Ui:
         self.page.screenshot(path=self._folder / f"{name}.png", full_page=whole)
 
     def open_form(self, deployment):
-        """Go to the form of a deployment's custom run, as one does by hand."""
-        flow, _, name = deployment.partition("/")
-        self.open("/deployments")
-        row = self.page.get_by_role("row").filter(has=self.link(flow)).filter(has=self.link(name))
-        row.get_by_role("link", name=name, exact=True).click()
-        self.page.get_by_role("button", name="Run", exact=True).click()
-        self.page.get_by_role("menuitem", name="Custom run").click()
+        """Go to the form of a deployment's custom run."""
+        made = ask(f"{self._url}/api", f"/deployments/name/{deployment}")
+        self.open(f"/deployments/deployment/{made['id']}/run")
         self.page.get_by_role("heading", name="Parameters").wait_for()
         # Each field has one.
         self.page.get_by_role("main").get_by_role("button", name="Open menu").first.wait_for()
-
-    def link(self, name):
-        return self.page.get_by_role("link", name=name, exact=True)
 
     def labels(self):
         """What stands above the fields, in their order."""
@@ -58,13 +51,17 @@ class Ui:
     def submit(self):
         self.page.get_by_role("button", name="Submit").click()
 
-    def follow_run(self):
-        """Go to the page of the run that has just been started; give the run's id."""
-        self.page.get_by_role("button", name="View run").click()
-        self.page.wait_for_url("**/runs/flow-run/*")
+    def start_run(self):
+        """Submit the form, and go to the page of the run that it starts; give the run's id."""
+        # The message with the link to it may have come and gone, on a slow machine.
+        patience = PATIENCE_SECONDS * 1000
+        with self.page.expect_response("**/create_flow_run", timeout=patience) as answer:
+            self.submit()
+        run = answer.value.json()["id"]
+        self.open(f"/runs/flow-run/{run}")
         # Until then, the tab still shows the page before, with other runs and their states.
         self.page.get_by_role("tab", name="Artifacts").wait_for()
-        return self.page.url.rpartition("/")[2].partition("?")[0]
+        return run
 
     def wait_for_state(self, state):
         """Wait until the run's page says that the run has ended so."""
@@ -95,6 +92,7 @@ def ui_of(api_url, folder):
         environment = clean_environment(home) | {"HOME": str(home)}
         browser = playwright.chromium.launch(executable_path=chromium, env=environment)
         page = browser.new_page(viewport={"width": 1280, "height": 900}, locale="en-GB")
+        page.set_default_timeout(PATIENCE_SECONDS * 1000)
         # The UI would ask servers of its makers.
         page.route(
             lambda asked: not asked.startswith((url, "data:", "blob:")),

@@ -27,6 +27,8 @@ def wait_for(condition, what, seconds=60):
         if value:
             return value
         time.sleep(0.2)
+    # What is left is known in the end.
+    what = what() if callable(what) else what
     raise AssertionError(f"waited {seconds} s in vain: {what}")
 
 
@@ -87,7 +89,7 @@ def shell_in(folder, environment):
     shell = Shell(folder, environment)
     try:
         yield shell
-        wait_for(lambda: not shell.leftovers(), f"the end of {shell.leftovers()}")
+        wait_for(lambda: not shell.leftovers(), lambda: f"the end of {shell.leftovers()}")
     finally:
         for process in shell.leftovers():
             process.kill()
