@@ -89,7 +89,8 @@ def shell_in(folder, environment):
     shell = Shell(folder, environment)
     try:
         yield shell
-        wait_for(lambda: not shell.leftovers(), lambda: f"the end of {shell.leftovers()}")
+        # Of a killed Ray, what noticed it last took a minute on a busy machine.
+        wait_for(lambda: not shell.leftovers(), lambda: f"the end of {shell.leftovers()}", 180)
     finally:
         for process in shell.leftovers():
             process.kill()
