@@ -89,7 +89,7 @@ def shell_in(folder, environment):
     shell = Shell(folder, environment)
     try:
         yield shell
-        # Of a killed Ray, what noticed it last took a minute on a busy machine.
+        # A killed Ray's last processes have been there for more than a minute, once.
         wait_for(lambda: not shell.leftovers(), lambda: f"the end of {shell.leftovers()}", 180)
     finally:
         for process in shell.leftovers():
