@@ -99,16 +99,15 @@ def as_store(store: object) -> Any:
     one is asked of the Prefect API.
     """
     store = _loaded(store)
-    if isinstance(store, RemoteFileSystem):
-        made = DatasetStore(url=store.basepath, options=SecretDict(store.settings))
-        made._block_document_id = store._block_document_id
-        return made
-    if isinstance(store, LocalFileSystem):
-        made = DatasetStore(url=os.path.abspath(os.path.expanduser(store.basepath or "~")))
-        made._block_document_id = store._block_document_id
-        return made
     if store is None or isinstance(store, DatasetStore):
         return store
+    if isinstance(store, RemoteFileSystem | LocalFileSystem):
+        if isinstance(store, RemoteFileSystem):
+            made = DatasetStore(url=store.basepath, options=SecretDict(store.settings))
+        else:
+            made = DatasetStore(url=os.path.abspath(os.path.expanduser(store.basepath or "~")))
+        made._block_document_id = store._block_document_id  # It has been saved, if that was.
+        return made
     what = repr(store) if isinstance(store, str) else f"a {type(store).__name__}"
     raise OptionError(
         f"--store: {what} is no dataset store. Give block:NAME of a saved one, or "

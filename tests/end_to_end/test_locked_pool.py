@@ -2,12 +2,10 @@
 
 import re
 import shutil
-import subprocess
 import urllib.error
 
-import psutil
 import pytest
-from deployment import Deployed
+from deployment import Deployed, worker_of
 from live import ROOT, prefect_server_in, wait_for
 
 STEP = """
@@ -52,14 +50,8 @@ def locked(shell, api, work, words):
     for command in (create, "prefect --no-prompt deploy --all"):
         done = shell.run("bash", "-c", command)
         assert done.returncode == 0, done.stdout + done.stderr
-    worker = shell.start("bash", "-c", f"{limits}; exec {start}", stdout=subprocess.DEVNULL)
-    try:
+    with worker_of(shell, f"{limits}; exec {start}"):
         yield Deployed(api)
-        runs = psutil.Process(worker.pid)
-        wait_for(lambda: not runs.children(recursive=True), "the end of its runs' processes", 60)
-    finally:
-        worker.kill()
-        worker.wait(60)
 
 
 def test_a_form_can_name_what_is_allowed_and_nothing_else(locked, shell, api, words, work):

@@ -2,13 +2,12 @@
 
 import re
 import shutil
-import subprocess
 from functools import partial
 
 import pandas as pd
-import psutil
 import pytest
-from live import ROOT, ask, prefect_server_in, wait_for
+from deployment import worker_of
+from live import ROOT, ask, prefect_server_in
 from wheel import build_wheel, environment_with
 
 README = (ROOT / "examples" / "project" / "README.md").read_text()
@@ -40,15 +39,8 @@ def worker(shell, project, tmp_path):
     for command in (create, deploy):
         done = shell.run("bash", "-c", f"cd {project} && {command}")
         assert done.returncode == 0, done.stdout + done.stderr
-    worker = shell.start("bash", "-c", f"cd / && exec {start}", stdout=subprocess.DEVNULL)
-    try:
+    with worker_of(shell, f"cd / && exec {start}") as worker:
         yield worker
-        # Asked to end while a run's process is ending, Prefect's worker may not do so.
-        runs = psutil.Process(worker.pid)
-        wait_for(lambda: not runs.children(recursive=True), "the end of its runs' processes", 60)
-    finally:
-        worker.kill()
-        worker.wait(60)
 
 
 def commands_of(page):

@@ -73,11 +73,11 @@ def deploy(shell, api, work):
 
 
 @contextmanager
-def worker_of(shell):
-    """Run a worker; in the end, waits for its runs' processes."""
-    *_, start_worker = documented_commands()
+def worker_of(shell, command=None):
+    """Run a worker, by the documented command or another; waits for its runs' processes."""
+    *_, documented = documented_commands()
     # To no pipe: nobody reads it while the test waits.
-    worker = shell.start("bash", "-c", f"exec {start_worker}", stdout=subprocess.DEVNULL)
+    worker = shell.start("bash", "-c", command or f"exec {documented}", stdout=subprocess.DEVNULL)
     try:
         yield worker
         # Asked to end while a run's process is ending, Prefect's worker may not do so.
