@@ -13,7 +13,7 @@ FILES := $(shell find src flows tasks blocks \( -name '*.py' -o -name '*.html' \
 INSTALLED := $(VENV)/.installed-$(FILES)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster test-fast soak check lint format types bench docs clean
+.PHONY: help setup demo test test-cluster test-fast soak check lint format types bench bench-full docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -25,9 +25,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 		{ echo "batchmill needs Python 3.11 or newer: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	rm -rf build $(VENV)/.installed-*
+	rm -rf build/__editable__.* build/bdist.* build/lib $(VENV)/.installed-*
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
-		--config-settings editable_mode=strict --editable '.[audio,dev]'
+		--config-settings editable_mode=strict --editable '.[audio,images,dev,docs]'
 	touch $@
 
 demo: setup ## Cut twelve short recordings into clips, and show the dataset
@@ -49,7 +49,7 @@ test: setup ## Run all tests but those that need several machines
 	$(BIN)/python -m pytest -m 'not cluster' -n $(WORKERS) --dist worksteal
 
 test-cluster: setup ## Run the tests of Ray clusters; as root, for the network between machines
-	$(BIN)/python -m pytest -m cluster
+	$(BIN)/python -m pytest -m cluster -n 2 --dist loadfile
 
 test-fast: setup ## Run the tests that start no server
 	$(BIN)/python -m pytest -m 'not end_to_end and not cluster' -n auto
@@ -58,7 +58,7 @@ soak: setup ## Kill a run's processes 300 times, and compare what comes of it; t
 	BATCHMILL_KILLS=300 $(BIN)/python -m pytest tests/end_to_end/test_kill_loop.py \
 		-k undisturbed -rP
 
-check: lint types test ## Run everything that must hold: format, lint, imports, types, tests
+check: lint types docs test ## Run everything that must hold: format, lint, imports, types, pages, tests
 
 lint: setup ## Check format, style, and the direction of imports
 	$(BIN)/ruff format --check .
@@ -72,14 +72,23 @@ format: setup ## Put the code into the house's format
 types: setup ## Check types
 	$(BIN)/mypy
 
-bench: setup ## Measure what batchmill costs, in minutes
+bench: setup ## Measure what batchmill costs, and compare it with other tools; about half an hour
+	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.unchanged
 	$(BIN)/python -m benchmarks.many_runs
 	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.reading
+	$(BIN)/python -m benchmarks.compare
+	$(BIN)/python -m benchmarks.page --print
 
-docs: setup ## Check that the pages' links lead somewhere, and their commands run
-	$(BIN)/python -m pytest tests/docs
+bench-full: setup ## Compare with other tools over more files, into docs/benchmarks.md; about two hours
+	$(BIN)/python -m benchmarks.compare --full
+	$(BIN)/python -m benchmarks.page
+
+docs: setup ## Build the documentation site, build/site; a link that leads nowhere ends it
+	$(BIN)/python docs/site/build.py
 
 clean: ## Remove what the other targets have made
 	rm -rf $(VENV) build dist $(DEMO) .mypy_cache .ruff_cache .pytest_cache .hypothesis

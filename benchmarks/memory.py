@@ -67,12 +67,18 @@ def mib(process: psutil.Process) -> float:
     return float(process.memory_info().rss) / 2**20
 
 
+def free_port() -> int:
+    """Return a port of this machine that is free."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 @contextmanager
 def prefect_server(folder: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Run a server with an empty database; gives its pid, and the environment that leads to it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = os.environ | {"PREFECT_HOME": str(folder), "PREFECT_LOGGING_LEVEL": "ERROR"}
     environment["DO_NOT_TRACK"] = "1"
     command = [sys.executable, "-m", "prefect", "server", "start", "--port", str(port)]

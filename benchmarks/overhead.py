@@ -70,13 +70,13 @@ class Items:
         return self.make(index)
 
 
-def plain_seconds(items: Items, batch_size: int = BATCH_SIZE) -> float:
+def plain_seconds(items: Items, batch_size: int = BATCH_SIZE, num_workers: int = WORKERS) -> float:
     """Time a bare DataLoader over all items."""
     begun = time.perf_counter()
     loader: DataLoader[Any] = DataLoader(
         items,  # type: ignore[arg-type]
         batch_size=batch_size,
-        num_workers=WORKERS,
+        num_workers=num_workers,
         collate_fn=list,
     )
     count = sum(len(batch) for batch in loader)

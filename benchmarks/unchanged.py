@@ -1,16 +1,18 @@
 """How long it takes to see that nothing is to be done, and in how much memory.
 
-python -m benchmarks.unchanged [--inputs 1000000] [--parts 64]
+python -m benchmarks.unchanged [--inputs 1000000] [--parts 64] [--rounds 5]
 
 Makes so many files of one byte, a manifest of them, and a ledger in which all of them are ok; then
-plans a run in a process of its own. For comparison, another reads the manifest with pandas and
-looks at each file (`os.stat`).
+`batchmill run` runs over them, without a Prefect server at hand. For comparison, another process
+reads the manifest with pandas and looks at each file (`os.stat`). Both are timed as whole commands,
+in turn.
 """
 
 import argparse
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,6 +28,7 @@ from batchmill.manifest import load_manifest
 from batchmill.outcome import Outcome
 from batchmill.step import load_step
 from batchmill.storage import LocalStore
+from benchmarks.startup import environment, seconds_of
 
 STEP = "batchmill.steps.words:split"
 
@@ -87,12 +90,10 @@ def measure(folder: Path) -> None:
 
 
 def compare(folder: Path) -> None:
-    """Read the manifest with pandas and look at each file; print seconds as JSON."""
-    begun = time.perf_counter()
+    """Read the manifest with pandas and look at each file."""
     names = pd.read_csv(folder / "manifest.csv")["input"]
     for name in names:
         os.stat(f"{folder}/{name}")
-    print(json.dumps({"pandas_and_stat": time.perf_counter() - begun}))
 
 
 def main() -> None:
@@ -100,6 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--parts", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--measure", choices=("plan", "compare"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -111,19 +113,27 @@ def main() -> None:
         make_inputs(folder, options.inputs)
         job = make_job(manifest=str(folder / "manifest.csv"), step=STEP, output=str(folder / "out"))
         make_ledger(job, options.parts)
-        seen: dict[str, float] = {}
-        for what in ("compare", "plan"):
-            command = [sys.executable, "-m", "benchmarks.unchanged", "--measure", what]
-            done = subprocess.run(
-                [*command, "--folder", name], check=True, capture_output=True, text=True
-            )
-            seen |= json.loads(done.stdout)
-    print(f"{options.inputs:,} inputs, all unchanged; {options.parts} parts\n")
-    print(f"| pandas reads the manifest, one os.stat an input | {seen['pandas_and_stat']:.1f} s |")
+        own = [sys.executable, "-m", "benchmarks.unchanged", "--folder", name, "--measure"]
+        run = [sys.executable, "-m", "batchmill", "run", job.manifest]
+        run += ["--step", STEP, "--output", job.output]
+        settings = environment(folder / "prefect")
+        root = Path(__file__).parents[1]
+        seconds_of(run, settings, folder)  # Publishes the tables.
+        rounds = [
+            (seconds_of([*own, "compare"], settings, root), seconds_of(run, settings, folder))
+            for _ in range(options.rounds)
+        ]
+        planned = subprocess.run([*own, "plan"], check=True, capture_output=True, text=True)
+        seen: dict[str, float] = json.loads(planned.stdout)
+    bare, ours = (statistics.median(seconds) for seconds in zip(*rounds, strict=True))
+    print(f"{options.inputs:,} inputs, all unchanged; medians of {options.rounds} rounds\n")
+    print(f"| pandas reads the manifest, one os.stat an input | {bare:.1f} s |")
     print("|---|---|")
-    print(f"| load the manifest, with checks and stat | {seen['load']:.1f} s |")
-    print(f"| the whole plan: load, ledger, compare | {seen['all']:.1f} s |")
-    print(f"| peak memory | {seen['peak_mib']:,.0f} MiB |")
+    print(f"| `batchmill run`, from its command to its end | {ours:.1f} s |")
+    print(f"| of the former | {ours / bare:.2f} |")
+    print(f"| of it, load the manifest, with checks and stat | {seen['load']:.1f} s |")
+    print(f"| of it, the whole plan: load, ledger, compare | {seen['all']:.1f} s |")
+    print(f"| peak memory of the plan | {seen['peak_mib']:,.0f} MiB |")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, HttpUrl, model_validator
 
 from batchmill.batching import Batching
 from batchmill.errors import OptionError
+from batchmill.partition import make_partitioning
 from batchmill.policy import DEFAULT_RETRIES, DEFAULT_TIMEOUT_SECONDS, make_policy
 
 
@@ -77,6 +78,23 @@ class SavedJob(Block):
         title="Settle seconds",
         description="Of a folder or glob, leave out files that were written to so lately.",
     )
+    partition: str | None = Field(
+        default=None,
+        title="Partitions",
+        description="Partitions and their shares, as train=0.8,validation=0.1,test=0.1 or in"
+        " percent. The tables then have a column partition.",
+    )
+    group_by: str | None = Field(
+        default=None,
+        title="Keep together by column",
+        description="Rows with the same value in this column stay in one partition.",
+    )
+    stratify: str | None = Field(
+        default=None,
+        title="Stratify by column",
+        description="The groups of each value of this column come near the shares.",
+    )
+    seed: int = Field(default=0, title="Seed", description="Another one divides otherwise.")
     batch_size: Annotated[int, Field(ge=1)] | None = Field(
         default=None, title="Batch size", description="Inputs in a batch. By default, chosen."
     )
@@ -117,6 +135,7 @@ class SavedJob(Block):
         for name in ("manifest", "step", "output"):
             if not getattr(self, name).strip():
                 raise OptionError(f"saved job: {name} is empty. Fill it in.")
+        make_partitioning(self.partition, self.group_by, self.stratify, self.seed)
         Batching(batch_size=self.batch_size, num_workers=self.num_workers)
         make_policy(
             retries=self.retries,

@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import batchmill.flows.forks  # noqa: F401
 import httpx
 from batchmill.flows.embedded_server import embedded_server
 from batchmill.tasks.logs import send_logs
@@ -30,6 +31,11 @@ _RECORD_SECONDS = 20.0
 _POLL_SECONDS = 0.2
 _PAGE = 200
 _MOST_TASK_RUNS = 5000
+
+
+def has_api() -> bool:
+    """Tell whether there is a Prefect API: one that is configured, or that of a flow run around."""
+    return bool(PREFECT_API_URL.value()) or FlowRunContext.get() is not None
 
 
 @contextmanager
@@ -81,20 +87,26 @@ def _check_configured() -> None:
                 trouble = error
     if trouble is None:
         return
-    status = trouble.response.status_code if isinstance(trouble, httpx.HTTPStatusError) else 0
-    is_locked = status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
-    if is_locked:
-        remedy = "Set PREFECT_API_AUTH_STRING=USER:PASSWORD, or for Prefect Cloud PREFECT_API_KEY"
-    elif httpx.codes.is_client_error(status):
-        remedy = "Give its API's address, which ends in /api"
-    else:
-        remedy = "Start it"
-    reason = str(trouble).partition("\n")[0]
+    what, remedy = trouble_with_server(trouble)
     raise ServiceError(
-        f"The Prefect server at PREFECT_API_URL={_shown_api()} "
-        f"{'lets nobody in' if is_locked else 'does not answer'} ({reason}). "
+        f"The Prefect server at PREFECT_API_URL={_shown_api()} {what}. "
         f"{remedy}, or unset PREFECT_API_URL for a temporary one."
     )
+
+
+def trouble_with_server(error: Exception) -> tuple[str, str]:
+    """Return what an error of Prefect's client says of the server, and what to do about it."""
+    if not isinstance(error, httpx.HTTPStatusError):
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        return f"does not answer ({reason})", "Start it or correct its address"
+    status = error.response.status_code
+    answer = f"({status} {error.response.reason_phrase})"
+    if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        remedy = "Set PREFECT_API_AUTH_STRING=USER:PASSWORD, or for Prefect Cloud PREFECT_API_KEY"
+        return f"lets nobody in {answer}", remedy
+    if httpx.codes.is_client_error(status):
+        return f"has no API there {answer}", "Give its API's address, which ends in /api"
+    return f"answers with an error {answer}", "See its log, or try again later"
 
 
 def wait_until_recorded(flow_run: UUID, task_runs: int, seconds: float = _RECORD_SECONDS) -> None:
@@ -118,7 +130,8 @@ def wait_until_recorded(flow_run: UUID, task_runs: int, seconds: float = _RECORD
 def end_dead_run(flow_run: UUID, reason: str) -> None:
     """See to it that the API shows a flow run as ended whose process is no more, if it does not.
 
-    Nobody else would: a process that is killed tells nothing.
+    Its task runs, too. A process that is killed tells nothing; a worker that has started it may
+    have said that the flow run crashed, and nobody says it of its task runs.
     """
     this_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
     with (
@@ -127,9 +140,10 @@ def end_dead_run(flow_run: UUID, reason: str) -> None:
         get_client(sync_client=True) as client,
     ):
         state = client.read_flow_run(flow_run).state
-        if state and state.is_final():
-            return
-        client.set_flow_run_state(flow_run, Crashed(message=reason), force=True)
+        if state and (state.is_completed() or state.is_failed()):
+            return  # It has said so itself, at its end.
+        if state is None or not state.is_final():
+            client.set_flow_run_state(flow_run, Crashed(message=reason), force=True)
         # Those that have ended are on later pages.
         for offset in range(0, _MOST_TASK_RUNS, _PAGE):
             page = client.read_task_runs(flow_run_filter=this_run, limit=_PAGE, offset=offset)

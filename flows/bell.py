@@ -6,6 +6,7 @@ import threading
 import watchfiles
 
 _NONE, _GONE = (-1, -1), (-2, -2)
+_LAST_EVENTS_SECONDS = 5.0
 
 
 class Bell:
@@ -31,12 +32,17 @@ class Bell:
         self._rung.clear()
         return rung
 
+    def ring(self) -> None:
+        """Let who waits go on."""
+        self._rung.set()
+
     def close(self) -> None:
         """Listen no more, until somebody waits again."""
         self._heard = _NONE
         if self._thread:
             self._stop.set()
-            self._thread.join()
+            # It looks every half a second; if it hangs, nobody need wait for it.
+            self._thread.join(_LAST_EVENTS_SECONDS)
             self._thread = None
 
     def _listen(self) -> None:

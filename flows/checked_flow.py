@@ -7,10 +7,12 @@ from typing import Any, cast
 
 import httpx
 from batchmill.blocks.dataset_store import DatasetStore, as_store
-from batchmill.blocks.ray_cluster import RayCluster, as_cluster
+from batchmill.blocks.ray_cluster import PRIVATE, RayCluster, as_cluster
 from batchmill.blocks.saved import check_saved, saved_name
-from batchmill.flows.api import lost_server_message, shared_api, wait_until_recorded
-from batchmill.flows.ray_connection import check_cluster
+from batchmill.flows.api import has_api, lost_server_message, shared_api, wait_until_recorded
+from batchmill.flows.no_server import finish, is_idle
+from batchmill.flows.private_ray import private_ray
+from batchmill.flows.ray_connection import check_cluster, start_early
 from prefect import Flow
 from prefect.client.schemas.objects import State
 
@@ -25,8 +27,6 @@ from batchmill.policy import make_policy
 from batchmill.step import reference_to, refuse_nested_run
 from batchmill.storage.access import access_to
 
-# Task runs of a flow run besides its shards: load_manifest, write_metadata, write_report.
-_OTHER_TASK_RUNS = 3
 # What may be given as block:NAME, and what makes the block of it.
 _BLOCKS: dict[str, Callable[[Any], Any]] = {"cluster": as_cluster, "store": as_store}
 
@@ -73,7 +73,7 @@ class CheckedFlow(Flow[..., dict[str, Any]]):
         # What the flow would refuse is told before a server is there.
         check_prune(job, prune=bool(options.get("prune")))
         Batching(**arguments_for(Batching, options))
-        make_policy(**arguments_for(make_policy, options))
+        policy = make_policy(**arguments_for(make_policy, options))
         prepared = prepare_once(job) if listed is None else prepare(job, listed)
         if not options.get("wait"):
             check_free(prepared.ledger)
@@ -83,7 +83,16 @@ class CheckedFlow(Flow[..., dict[str, Any]]):
         check_blocks(options["store"], options.get("cluster"))
         if listed is not None:
             save_manifest(prepared.manifest, job.manifest, job.input_column)
-        with shared_api(), handing_over(prepared) as handover:
+        if is_idle(prepared) and not has_api():
+            how = {name: bool(options.get(name)) for name in ("prune", "wait")}
+            done = finish(prepared, policy, **how)
+            if done is not None:
+                return done
+        with private_ray() as ray, ExitStack() as stack:
+            if len(prepared.plan.pending):
+                start_early(options.get("cluster") or RayCluster(address=PRIVATE), ray)
+            stack.enter_context(shared_api())
+            handover = stack.enter_context(handing_over(prepared))
             parameters = {"manifest": job.manifest, "step": job.step, "output": job.output}
             try:
                 state: State[Any] = cast("Any", super()).__call__(
@@ -94,8 +103,7 @@ class CheckedFlow(Flow[..., dict[str, Any]]):
                 raise RunError(lost_server_message(error)) from error
             summary = prepared.ledger.read_summary(handover.run) if handover.run else None
             if summary and state.state_details.flow_run_id:
-                task_runs = summary["task_runs"] + _OTHER_TASK_RUNS
-                wait_until_recorded(state.state_details.flow_run_id, task_runs)
+                wait_until_recorded(state.state_details.flow_run_id, handover.task_runs)
         tell_run(handover.run)
         if state.is_cancelled():
             raise CancelledError(state.message or "cancelled")

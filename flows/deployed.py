@@ -1,12 +1,14 @@
-"""What is asked of a run that a deployment's worker has started."""
+"""What is asked of a run that a deployment's worker has started, and told by it."""
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from prefect.context import FlowRunContext
 
-from batchmill.errors import OptionError
+from batchmill.errors import OptionError, StepError
 from batchmill.storage.urls import is_url
 
 # How Prefect's worker calls the folder that it makes for a run, and removes after it.
@@ -18,8 +20,7 @@ def refuse_relative(**places: str | None) -> None:
 
     A deployment that takes its runs to a folder of its own may have them. Raises OptionError.
     """
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
+    if not _is_deployed():
         return
     here = Path.cwd().name
     if not (here.startswith(tempfile.template) and here.endswith(_SUFFIX)):
@@ -30,3 +31,30 @@ def refuse_relative(**places: str | None) -> None:
                 f"{name} {place}: a deployment's run works in a temporary folder. Give an absolute "
                 "path or a URL."
             )
+
+
+@contextmanager
+def finding_step(step: str) -> Iterator[None]:
+    """Say, of a step's module that a deployment's run does not find, where a worker finds one.
+
+    There is no folder to go to for whoever reads it in the UI.
+    """
+    try:
+        yield
+    except StepError as error:
+        cause, module = error.__cause__, step.partition(":")[0]
+        if not isinstance(cause, ModuleNotFoundError) or not _is_deployed():
+            raise
+        if not f"{module}.".startswith(f"{cause.name}."):
+            raise  # Another one, which it imports.
+        raise StepError(
+            f"step {step}: no module {cause.name!r} where the worker runs. Check the spelling; or "
+            "install it there, have its folder on the worker's PYTHONPATH, or a `pull` step that "
+            "goes to its folder, as in examples/project."
+        ) from cause  # What it says of folders is not for here.
+
+
+def _is_deployed() -> bool:
+    context = FlowRunContext.get()
+    run = context.flow_run if context else None
+    return run is not None and run.deployment_id is not None

@@ -1,6 +1,7 @@
 """The main flow: one step over every input of a manifest."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +13,17 @@ from batchmill.flows.api import end_dead_run, record_ends, wait_until_recorded
 from batchmill.flows.cancellation import Cancellation
 from batchmill.flows.checked_flow import CheckedFlow, check_blocks, place_of_dataset
 from batchmill.flows.cluster_probe import probe_cluster
-from batchmill.flows.deployed import refuse_relative
-from batchmill.flows.form import JSON_OBJECT, at_least, more_than, titled
+from batchmill.flows.deployed import finding_step, refuse_relative
+from batchmill.flows.form import (
+    JSON_OBJECT,
+    NUMBER_OR_SHARE,
+    SIZE,
+    at_least,
+    more_than,
+    of_form,
+    titled,
+)
+from batchmill.flows.private_ray import private_ray
 from batchmill.flows.ray_capacity import (
     Capacity,
     cores_for,
@@ -35,9 +45,9 @@ from prefect.utilities.annotations import opaque
 from prefect_ray.context import remote_options
 from pydantic import BeforeValidator
 
-from batchmill.batching import Batching, Cores
+from batchmill.batching import Batching
 from batchmill.errors import RunError
-from batchmill.job import check_prune, make_job
+from batchmill.job import check_prune, make_job, tell_task_runs
 from batchmill.plan_file import read_work
 from batchmill.policy import (
     DEFAULT_RETRIES,
@@ -66,6 +76,9 @@ def _run_name() -> str:
 
 @partial(CheckedFlow, name="preprocess", flow_run_name=_run_name)
 @titled(
+    partition="Partitions",
+    group_by="Keep together by column",
+    stratify="Stratify by column",
     num_workers="DataLoader workers",
     timeout_seconds="Time limit in seconds",
     max_failures="Failures allowed",
@@ -81,12 +94,16 @@ def preprocess(
     root: str | None = None,
     pattern: str = "*",
     settle_seconds: Annotated[float, at_least(0)] = 0,
+    partition: str | None = None,
+    group_by: str | None = None,
+    stratify: str | None = None,
+    seed: int = 0,
     batch_size: Annotated[int | None, at_least(1)] = None,
     num_workers: Annotated[int | None, at_least(0)] = None,
     retries: Annotated[int, at_least(0)] = DEFAULT_RETRIES,
     timeout_seconds: Annotated[float | None, more_than(0)] = DEFAULT_TIMEOUT_SECONDS,
-    memory_limit: str | None = None,
-    max_failures: str = "0",
+    memory_limit: Annotated[str | None, of_form(SIZE)] = None,
+    max_failures: Annotated[str, of_form(NUMBER_OR_SHARE)] = "0",
     fail_fast: bool = False,
     force: bool = False,
     prune: bool = False,
@@ -108,6 +125,13 @@ def preprocess(
         pattern: Of a folder, only files whose name or relative path fits it.
         settle_seconds: Of a folder or glob, leave out files that were written to within so many
             seconds: somebody may be writing them still.
+        partition: Partitions and their shares, as train=0.8,validation=0.1,test=0.1 or in percent.
+            The tables then have a column partition.
+        group_by: A column of the manifest, as of the speaker: rows with the same value stay in one
+            partition.
+        stratify: A column of the manifest, as of the label: the groups of each value come near the
+            shares.
+        seed: Another one divides otherwise.
         batch_size: Inputs in a batch, which one DataLoader worker works on. By default, from the
             number of inputs and cores.
         num_workers: DataLoader workers in each shard. By default, the machine's cores, at most 8.
@@ -139,6 +163,10 @@ def preprocess(
         pattern=pattern,
         settle_seconds=settle_seconds,
         force=force,
+        partition=partition,
+        group_by=group_by,
+        stratify=stratify,
+        seed=seed,
     )
     check_prune(job, prune=prune)
     batching = Batching(batch_size=batch_size, num_workers=num_workers)
@@ -154,7 +182,11 @@ def preprocess(
     with (
         access_to(access),
         cancellation.listening(),
+        finding_step(step),
+        private_ray(),
         open_run(load_manifest(job), wait=wait) as run,
+        # What Prefect and Ray still have to do about the shards, they do while tables are written.
+        ExitStack() as at_end,
     ):
         story = Story(job.output, run.number)
         story.begin(inputs=len(run.prepared.manifest), pending=run.pending, step=job.step)
@@ -166,6 +198,7 @@ def preprocess(
             access,
             cancellation,
             story,
+            at_end,
         )
         if cancellation.reason:
             story.end(summarise(run.ledger, run.number), "Cancelled")
@@ -174,7 +207,9 @@ def preprocess(
         whole: Any = opaque(run.prepared)  # Prefect need not look into it for futures.
         write_metadata(whole)
         summary = run.end()
-        if run.report_is_stale:
+        is_told = run.report_is_stale
+        tell_task_runs(run.task_runs + 2 + is_told)  # With load_manifest and write_metadata.
+        if is_told:
             ledger: Any = opaque(run.ledger)
             story.sum_up(write_report(ledger, run.number, job.output))
     accepted = summary.accepted(policy.failures_allowed(summary.inputs))
@@ -204,58 +239,64 @@ def _execute(
     access: Sequence[Access],
     cancellation: Cancellation,
     story: Story,
+    at_end: ExitStack,
 ) -> list[str]:
-    """Run what is pending on Ray; return why some shards ended early."""
+    """Run what is pending on Ray; return why some shards ended early. Ray is left `at_end`."""
     if not run.pending:
-        run.divide(batching, Cores(total=1, node=1), policy)
+        run.divide_nothing(policy)
         _note_flow_run(run)
         return []
     this_run = UUID(flow_run.get_id())
-    with ray_runner(cluster) as runner:
-        cancellation.listen()  # Ray takes SIGTERM for itself.
-        found = nodes()
-        layout, shards = run.divide(batching, cores_for(cluster, found), policy)
-        _note_flow_run(run)
-        needs = shard_needs(cluster, found, layout.num_workers)
-        if not cluster.is_private:
-            probe_cluster(run.probe(), access, found, needs, lambda: bool(cancellation.reason))
-            if cancellation.reason:
-                return []
-        watcher = RunWatcher(run.ledger, run.number)
-        enough = read_work(run.ledger, run.number).enough_failures
+    runner = at_end.enter_context(ray_runner(cluster))
+    cancellation.listen()  # Ray takes SIGTERM for itself.
+    found = nodes()
+    layout, shards = run.divide(batching, cores_for(cluster, found), policy)
+    _note_flow_run(run)
+    needs = shard_needs(cluster, found, layout.num_workers)
+    if not cluster.is_private:
+        probe_cluster(run.probe(), access, found, needs, lambda: bool(cancellation.reason))
+        if cancellation.reason:
+            return []
+    watcher = RunWatcher(run.ledger, run.number)
+    enough = read_work(run.ledger, run.number).enough_failures
 
-        def look() -> bool:
-            """Show what has failed so far; return whether the run has been asked to stop."""
-            run.lease.check()
-            seen = watcher.poll()
-            if seen:
-                story.show(seen)
-                if enough is not None and seen.failed > enough:
-                    run.ledger.request_stop(run.number)
-            if cancellation.reason and not run.ledger.stop_requested(run.number):
+    def look() -> bool:
+        """Show what has failed so far; return whether the run has been asked to stop."""
+        run.lease.check()
+        seen = watcher.poll()
+        if seen:
+            story.show(seen)
+            if enough is not None and seen.failed > enough:
                 run.ledger.request_stop(run.number)
-            return run.ledger.stop_requested(run.number)
+        if cancellation.reason and not run.ledger.stop_requested(run.number):
+            run.ledger.request_stop(run.number)
+        return run.ledger.stop_requested(run.number)
 
-        submission = Submission(
-            runner=runner,
-            access=access,
-            capacity=Capacity(cluster, needs),
-            workers=layout.num_workers,
-            look=look,
-            cancelled=lambda: bool(cancellation.reason),
-            losses_allowed=_LOSSES_ALLOWED,
-        )
-        try:
-            with remote_options(**remote_options_of(needs)):
-                submission.run(shards)
-        except LOST_CONNECTION as error:
-            raise RunError(lost_head_message(cluster)) from error
-        finally:
-            run.task_runs, run.lost = len(submission.ends), submission.losses > 0
-            # A private Ray ends its workers at once, with what they have not told the server yet.
-            seconds = _CANCEL_RECORD_SECONDS if cancellation.reason else _RECORD_SECONDS
-            wait_until_recorded(this_run, len(submission.ends) + 1, seconds)
-            record_ends(this_run, run_shard, submission.ends)
-        if look() and not cancellation.reason:
-            submission.ended_early.append("It was stopped early; what was not begun is pending.")
+    submission = Submission(
+        runner=runner,
+        access=access,
+        capacity=Capacity(cluster, needs),
+        workers=layout.num_workers,
+        look=look,
+        cancelled=lambda: bool(cancellation.reason),
+        losses_allowed=_LOSSES_ALLOWED,
+    )
+    try:
+        with remote_options(**remote_options_of(needs)):
+            submission.run(shards)
+    except LOST_CONNECTION as error:
+        raise RunError(lost_head_message(cluster)) from error
+    finally:
+        run.task_runs, run.lost = len(submission.ends), submission.losses > 0
+        at_end.callback(_record, this_run, submission, cancellation)
+    if look() and not cancellation.reason:
+        submission.ended_early.append("It was stopped early; what was not begun is pending.")
     return submission.ended_early
+
+
+def _record(this_run: UUID, submission: Submission, cancellation: Cancellation) -> None:
+    """See to it that the API knows how the shards ended, before Ray ends its workers."""
+    # A private Ray ends them at once, with what they have not told the server yet.
+    seconds = _CANCEL_RECORD_SECONDS if cancellation.reason else _RECORD_SECONDS
+    wait_until_recorded(this_run, len(submission.ends) + 1, seconds)
+    record_ends(this_run, run_shard, submission.ends)

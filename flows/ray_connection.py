@@ -4,44 +4,80 @@ import importlib
 import logging
 import os
 import socket
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
 import ray
 from batchmill.blocks.ray_cluster import RayCluster
+from batchmill.flows.private_ray import PrivateRay, private_ray
 from prefect_ray import RayTaskRunner
 from ray.runtime_env import RuntimeEnv
 
 from batchmill.errors import BatchmillError, OptionError, ServiceError
-from batchmill.storage.scratch import FOR_RAY, scratch_folder
 
 logger = logging.getLogger(__name__)
 
 # What Ray Client raises when its connection is gone, or its process at the other end.
 LOST_CONNECTION = (ConnectionError, grpc.RpcError)
 
-_LONGEST_FOLDER = 16
 _CONNECT_SECONDS = 10
 _CONNECT_PAUSES = (1.0, 5.0)
-# Shards pass nothing through Ray's object store; its default is a third of the memory.
-_OBJECT_STORE_BYTES = 100 * 2**20
+
+
+def start_early(cluster: RayCluster, private: PrivateRay) -> None:
+    """Begin to start a private Ray that will be used; `ray_runner` then waits for it."""
+    if cluster.is_private:
+        private.start(_private_settings(cluster), cluster.num_gpus)
 
 
 @contextmanager
 def ray_runner(cluster: RayCluster) -> Iterator[RayTaskRunner[Any]]:
-    """Give a task runner that is connected to Ray, and leave nothing of a private Ray behind.
+    """Give a task runner that is connected to Ray.
 
-    What Ray's processes print is shown where batchmill's log level is DEBUG. Raises what
+    A private Ray begins to end after the block; it has ended after that of `private_ray`. What
+    Ray's processes print is shown where batchmill's log level is DEBUG. Raises what
     `check_cluster` raises, and ServiceError where no Ray can be started or connected to.
     """
     check_cluster(cluster)  # Once more: a deployment's run has not come by the flow's own check.
+    if cluster.is_private:
+        with private_ray() as private:
+            start_early(cluster, private)
+            try:
+                private.wait()
+                runner = RayTaskRunner(init_kwargs={"address": "local"}).__enter__()
+            except Exception as error:
+                raise _failure(cluster, error) from error
+            try:
+                yield runner
+            finally:
+                private.release()
+        return
+    _present_token(cluster)
+    was_there = ray.is_initialized()  # Somebody's, in a notebook: the runner then uses it.
+    try:
+        # Not the runner's own argument: for "auto", that starts a new Ray where there is none.
+        runner = _connect(_settings(cluster) | {"address": cluster.address})
+    except Exception as error:
+        raise _failure(cluster, error) from error
+    try:
+        yield runner
+    finally:
+        # The runner's own way out asks Ray Client for what it does not know.
+        if not was_there:
+            ray.shutdown()
+
+
+def _private_settings(cluster: RayCluster) -> dict[str, Any]:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    return _settings(cluster)
+
+
+def _settings(cluster: RayCluster) -> dict[str, Any]:
     verbose = logger.isEnabledFor(logging.DEBUG)
     settings: dict[str, Any] = {} if verbose else {"log_to_driver": False, "logging_level": "ERROR"}
     # That a worker died, Ray prints to stdout all the same, where scripts expect JSON. There is no
@@ -50,49 +86,7 @@ def ray_runner(cluster: RayCluster) -> Iterator[RayTaskRunner[Any]]:
     ray_worker._worker_logs_enabled = verbose
     if cluster.runtime_env:
         settings["runtime_env"] = cluster.runtime_env
-    with ExitStack() as stack:
-        if cluster.is_private:
-            folder = stack.enter_context(scratch_folder(FOR_RAY, _short_temporary_folder()))
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-            settings |= {
-                "address": "local",  # Otherwise Ray may join somebody's cluster on this machine.
-                "include_dashboard": False,
-                "object_store_memory": _OBJECT_STORE_BYTES,
-                "_temp_dir": str(folder),
-            }
-        else:
-            _present_token(cluster)
-            # Not the runner's own argument: for "auto", that starts a new Ray where there is none.
-            settings["address"] = cluster.address
-        was_there = ray.is_initialized()  # Somebody's, in a notebook: the runner then uses it.
-        try:
-            with _own_process_groups():
-                runner = _connect(settings)
-        except Exception as error:
-            raise _failure(cluster, error) from error
-        try:
-            yield runner
-        finally:
-            # The runner's own way out asks Ray Client for what it does not know.
-            if not was_there:
-                ray.shutdown()
-
-
-@contextmanager
-def _own_process_groups() -> Iterator[None]:
-    """Start Ray's processes in process groups of their own, as Ray itself does on Windows.
-
-    Who ends the process group of a run, as Prefect's worker does to cancel it, ends the run alone;
-    that ends Ray, when its shards have come to an end. Should the run be killed, Ray follows.
-    """
-    services: Any = importlib.import_module("ray._private.services")
-    popen = services.ConsolePopen
-    services.ConsolePopen = partial(popen, process_group=0)
-    try:
-        yield
-    finally:
-        services.ConsolePopen = popen
+    return settings
 
 
 def _connect(settings: dict[str, Any]) -> RayTaskRunner[Any]:
@@ -165,9 +159,3 @@ def check_cluster(cluster: RayCluster) -> None:
             f"--ray {cluster.address}: nobody answers there ({error}). Is the cluster up, the port "
             "right?"
         ) from error
-
-
-def _short_temporary_folder() -> Path:
-    """Return a folder for Ray's sockets, whose paths have 107 bytes at most."""
-    usual = tempfile.gettempdir()
-    return Path(usual if len(usual) <= _LONGEST_FOLDER else os.path.join(os.sep, "tmp"))

@@ -27,6 +27,8 @@ def _lines(facts: Facts) -> Iterator[str]:
         yield f"| {kind} | {count:,} |"
     if summary.pending:
         yield f"| pending | {summary.pending:,} |"
+    for name, count in summary.partitions.items():
+        yield f"| in partition {name} | {count:,} |"
     if facts.contents.outputs:
         size = readable_size(facts.contents.bytes)
         yield f"| output files | {facts.contents.outputs:,}, {size} |"

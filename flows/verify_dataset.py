@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
+from batchmill.flows.deployed import refuse_relative
 from batchmill.flows.form import titled
 from batchmill.flows.live_artifact import LiveArtifact, artifact_key
 from prefect import flow
@@ -30,11 +31,14 @@ def verify_dataset(
 ) -> Any:
     """Compare a dataset's files with its ledger; Failed if there is a difference.
 
+    Inputs with the same content in different partitions are a warning only.
+
     Args:
         dataset: Its folder or URL.
         hash_files: Compare contents, not only sizes.
         repair: Let the inputs concerned run again, and remove what is unreferenced.
     """
+    refuse_relative(dataset=dataset)
     found = examine(open_ledger(dataset), hash_files=hash_files, mend=repair)
     if not found:
         return Completed(message=f"{dataset} is what its ledger says.")
@@ -48,6 +52,8 @@ def verify_dataset(
         description=f"`{dataset}`: {text}{cut}",
     )
     LiveArtifact().show(artifact, rows)
+    if all(difference.is_warning for difference in found):
+        return Completed(message=f"{dataset} is what its ledger says, with warnings: {text}.")
     remedy = (
         "Repaired: the next run makes what is missing or changed."
         if repair

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from batchmill.flows.announcement import announce_patiently, payload_of
+from batchmill.flows.deployed import refuse_relative
 from batchmill.flows.form import at_least, titled
 from batchmill.flows.watched import known_of, watched
 from prefect import flow
@@ -52,6 +53,7 @@ def watch_source(
         settle_seconds: Of a folder, leave out files that were written to within so many seconds:
             somebody may be writing them still.
     """
+    refuse_relative(source=source)
     found = watched(source, deployment=deployment, pattern=pattern, settle_seconds=settle_seconds)
     if not found.dataset:
         # Else all would be new, each time.
@@ -62,7 +64,7 @@ def watch_source(
     try:
         known = known_of(found)
     except OptionError as error:
-        get_run_logger().warning("All that is there is new, for %s", error)
+        get_run_logger().warning("All that is there is new: %s", error)
         known = {}
     wall = time.time()
     new = not_known(found.look(), known)

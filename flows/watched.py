@@ -1,31 +1,35 @@
 """What is watched for new data, and for which deployment: checked, and completed from it."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import httpx
 from batchmill.blocks.dataset_store import as_store
-from batchmill.blocks.saved_job import as_job
+from batchmill.blocks.saved_job import SavedJob, as_job
+from batchmill.flows.api import trouble_with_server
 from prefect.blocks.core import Block
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.responses import DeploymentResponse
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.settings import PREFECT_API_URL
 
+from batchmill.allowed import check_dataset
 from batchmill.arrivals import Mark, look, recorded
 from batchmill.errors import OptionError, ServiceError
 from batchmill.job import open_ledger
+from batchmill.ledger import Ledger
 from batchmill.manifest.listing import is_glob
 from batchmill.manifest.settling import check_settle
-from batchmill.storage import is_url, remote
+from batchmill.storage import is_url, open_store, remote
 from batchmill.storage.access import Access, access_to
 from batchmill.storage.urls import absolute, hide_secrets
 
 # The run that follows judges by a clock that may be another machine's.
 _MARGIN_SECONDS = 1.0
+_REFER = "See what there is with: prefect block ls. Deploy it again with one of these."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +66,9 @@ def watched(
     """
     check_settle(settle_seconds)
     found, listens = _find(deployment) if deployment else (None, True)
-    parameters = _parameters_of(found) if found else {}
+    parameters = _parameters_of(deployment, found) if found else {}
     settle = max(settle_seconds, _number(parameters.get("settle_seconds")))
-    output, store = parameters.get("output"), _loaded(parameters.get("store"), as_store)
+    output, store = parameters.get("output"), _block(deployment, parameters, "store", as_store)
     if isinstance(output, str):
         output = os.path.expanduser(store.place_of(output) if store else output)
     return Watched(
@@ -82,17 +86,33 @@ def watched(
     )
 
 
-def _parameters_of(deployment: DeploymentResponse) -> dict[str, Any]:
+def _parameters_of(name: str, deployment: DeploymentResponse) -> dict[str, Any]:
     """Return what a deployment's runs are given; a saved job's, where it is one."""
-    job = _loaded(deployment.parameters.get("job"), as_job)
-    return job.parameters() if job else deployment.parameters
+    job = _block(name, deployment.parameters, "job", as_job)
+    if job is None:
+        return deployment.parameters
+    if not isinstance(job, SavedJob):
+        raise OptionError(f"--deployment {name}: its job is no saved one. {_REFER}")
+    return job.parameters()
 
 
-def _loaded(given: Any, make: Callable[[Any], Any]) -> Any:
-    """Return the block that a deployment's parameter refers to; None if there is none."""
-    if isinstance(given, dict) and "$ref" in given:
-        given = Block.load_from_ref(given["$ref"], _sync=True)  # type: ignore[call-arg]
-    return make(given) if given else None
+def _block(
+    deployment: str, parameters: Mapping[str, Any], name: str, make: Callable[[Any], Any]
+) -> Any:
+    """Return the block that a deployment's parameter is, or refers to; None if there is none."""
+    given = parameters.get(name)
+    try:
+        if isinstance(given, dict) and "$ref" in given:
+            given = Block.load_from_ref(given["$ref"], _sync=True)  # type: ignore[call-arg]
+        return make(given) if given else None
+    except httpx.HTTPError as error:
+        raise _no_answer(error) from error
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, PrefectException):
+        # What it says may have all that was saved in it, secrets too.
+        raise OptionError(
+            f"--deployment {deployment}: its {name} is a block that is gone, or does not fit this "
+            f"version of batchmill. {_REFER}"
+        ) from None
 
 
 def _number(value: object) -> float:
@@ -134,16 +154,18 @@ def _find(deployment: str) -> tuple[DeploymentResponse, bool]:
                 there = client.read_deployments()
                 flows = {flow: client.read_flow(flow).name for flow in {d.flow_id for d in there}}
     except httpx.HTTPError as error:
-        raise ServiceError(
-            f"{server()} does not answer ({error or type(error).__name__}). Start it, or correct "
-            "PREFECT_API_URL."
-        ) from error
+        raise _no_answer(error) from error
     names = sorted(f"{flows[made.flow_id]}/{made.name}" for made in there)
     raise OptionError(
         f"--deployment {deployment}: {server()} has no such one (found: "
         f"{', '.join(names) or 'none'}). Give one of them as FLOW/NAME, or deploy it: "
         "prefect deploy --all"
     )
+
+
+def _no_answer(error: httpx.HTTPError) -> ServiceError:
+    what, remedy = trouble_with_server(error)
+    return ServiceError(f"{server()} {what}. {remedy}.")
 
 
 def check_server() -> None:
@@ -168,5 +190,10 @@ def known_of(watched: Watched) -> dict[str, Mark]:
     """
     if not watched.dataset:
         raise OptionError(f"{watched.deployment or 'no deployment'}: names no dataset.")
+    place = absolute(watched.dataset)
     with access_to(watched.access):
-        return recorded(open_ledger(watched.dataset))
+        check_dataset(place)
+        if not Ledger(open_store(place)).exists:
+            # Nothing is wrong with that: the first run makes it.
+            raise OptionError(f"the dataset {watched.dataset} is not made yet.")
+        return recorded(open_ledger(place))

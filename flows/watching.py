@@ -1,5 +1,6 @@
 """Watch a source, and announce what has arrived, until somebody ends it."""
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -49,17 +50,25 @@ class Watching:
         self._looked_at = self._look_took = 0.0
         self._pauses = pauses()
         self._not_before = 0.0
+        self._ended = threading.Event()
 
     def begin(self) -> None:
         """Take a first look. Raises ManifestError where the source cannot be read."""
         self._look(patient=False)
 
     def run(self) -> None:
-        """Watch for ever: ended by an exception, as KeyboardInterrupt, at any place."""
-        while True:
+        """Watch until it is told to `end`."""
+        while not self._ended.is_set():
             self._announce_what_is_due()
             self._wait()
-            self._look()
+            if not self._ended.is_set():
+                self._look()
+
+    def end(self) -> None:
+        """Have `run` return when it has done what it is at; a signal's handler may say so."""
+        self._ended.set()
+        if self._bell:
+            self._bell.ring()
 
     def _announce_what_is_due(self) -> None:
         now = time.monotonic()
@@ -105,7 +114,7 @@ class Watching:
             pause = min(pause, self._watched.settle_seconds / _LOOKS_WHILE_SETTLING)
         pause = max(pause, _SOONEST_LOOK_SECONDS, _PAUSE_PER_LOOK * self._look_took)
         if self._bell is None or self._arrivals.waiting or self._complaints:
-            time.sleep(pause)
+            self._ended.wait(pause)
             return
         while not self._bell.wait(self._every) and not self._bell.silent:
             if time.monotonic() - self._looked_at > _FULL_LOOK_SECONDS:
@@ -119,7 +128,7 @@ class Watching:
             self._bell = None
             return
         # What has come is seldom alone.
-        time.sleep(max(_SOONEST_LOOK_SECONDS, _PAUSE_PER_LOOK * self._look_took))
+        self._ended.wait(max(_SOONEST_LOOK_SECONDS, _PAUSE_PER_LOOK * self._look_took))
 
     def _say(self, about: str, what: str) -> None:
         """Complain about something, but not twice in the same words; or take it back."""

@@ -11,5 +11,9 @@ def load_manifest(job: Job) -> Prepared:
     """Check a job and plan it; its log says what there is to do."""
     prepared = prepare_once(job)
     counts = ", ".join(f"{count:,} {what}" for what, count in prepared.plan.counts.items() if count)
-    get_run_logger().info("%s: %s", prepared.manifest.name, counts)
+    logger = get_run_logger()
+    logger.info("%s: %s", prepared.manifest.name, counts)
+    if prepared.partition_changes:
+        changes = "; ".join(prepared.partition_changes)
+        logger.info("all groups are dealt to partitions anew: %s", changes)
     return prepared

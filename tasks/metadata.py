@@ -3,10 +3,10 @@
 from prefect import task
 
 from batchmill.job import Prepared
-from batchmill.publish import publish
+from batchmill.publication import publish_changes
 
 
 @task(name="write_metadata")
 def write_metadata(prepared: Prepared) -> None:
-    """Write metadata.parquet, metadata.csv and failures.csv from the ledger."""
-    publish(prepared.ledger, prepared.manifest)
+    """Write metadata.parquet, metadata.csv and failures.csv, where there is something new."""
+    publish_changes(prepared.ledger, prepared.manifest)

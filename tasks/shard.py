@@ -43,3 +43,9 @@ def run_shard(shard: Shard, access: Sequence[Access] = ()) -> ShardResult:
         # After the last shard, Ray ends its workers at once.
         send_logs()
     return result
+
+
+def warm_up() -> None:
+    """Import what a shard will import: torch takes a second, and the run has not begun yet."""
+    import batchmill.batch_step
+    import batchmill.isolation  # noqa: F401

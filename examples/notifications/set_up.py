@@ -8,8 +8,10 @@ The argument is a saved notification block. Given again, it replaces what it mad
 import sys
 
 from prefect.automations import AutomationCore, EventTrigger, SendNotification
+from prefect.blocks.abstract import NotificationBlock
 from prefect.blocks.core import Block
 from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL
 
 
 def automations(block):
@@ -61,10 +63,27 @@ def automations(block):
     return run_failed, inputs_not_ok
 
 
-def main(block_name):
-    block = Block.load(block_name)._block_document_id
+def refuse(why):
+    """End with one line, and exit code 2."""
+    print(f"set_up.py: {why}", file=sys.stderr)
+    sys.exit(2)
+
+
+def main(arguments):
+    if len(arguments) != 1:
+        refuse("give one saved notification block, as custom-webhook/colleagues")
+    if not PREFECT_API_URL.value():
+        # A temporary one would be gone before it sends a message.
+        refuse("no Prefect server is named: set PREFECT_API_URL to that of one that stays")
+    (name,) = arguments
+    try:
+        block = Block.load(name)
+    except ValueError:
+        block = None
+    if not isinstance(block, NotificationBlock):
+        refuse(f"{name}: no saved notification block. `prefect block ls` has them, as TYPE/NAME")
     with get_client(sync_client=True) as client:
-        for automation in automations(block):
+        for automation in automations(block._block_document_id):
             for before in client.read_automations_by_name(automation.name):
                 client.delete_automation(before.id)
             client.create_automation(automation)
@@ -72,4 +91,4 @@ def main(block_name):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

@@ -6,9 +6,28 @@ python webhook.py https://chat.example.com/hooks/0123
 import sys
 
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.settings import PREFECT_API_URL
 
-CustomWebhookNotificationBlock(
-    name="colleagues",
-    url=sys.argv[1],
-    json_data={"text": "{{subject}}\n{{body}}"},
-).save("colleagues", overwrite=True)
+
+def refuse(why):
+    """End with one line, and exit code 2."""
+    print(f"webhook.py: {why}", file=sys.stderr)
+    sys.exit(2)
+
+
+def main(arguments):
+    if len(arguments) != 1 or not arguments[0].startswith(("http://", "https://")):
+        refuse("give one address, as https://chat.example.com/hooks/0123")
+    if not PREFECT_API_URL.value():
+        # A temporary one would be gone before it sends a message.
+        refuse("no Prefect server is named: set PREFECT_API_URL to that of one that stays")
+    (url,) = arguments
+    CustomWebhookNotificationBlock(
+        name="colleagues",
+        url=url,
+        json_data={"text": "{{subject}}\n{{body}}"},
+    ).save("colleagues", overwrite=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
     from batchmill.manifest import Manifest, load_manifest
     from batchmill.outcome import Outcome
+    from batchmill.reading import Padded, SampleDataset, open_dataset, pad_collate
 
 # Looked up when they are used: `import batchmill` loads no torch, pandas, prefect or ray.
 _HOMES = {
@@ -28,12 +29,16 @@ _HOMES = {
     "ManifestError": "batchmill.errors",
     "OptionError": "batchmill.errors",
     "Outcome": "batchmill.outcome",
+    "Padded": "batchmill.reading",
     "RunError": "batchmill.errors",
+    "SampleDataset": "batchmill.reading",
     "ServiceError": "batchmill.errors",
     "StepError": "batchmill.errors",
     "StoreError": "batchmill.errors",
     "WorkerError": "batchmill.errors",
     "load_manifest": "batchmill.manifest",
+    "open_dataset": "batchmill.reading",
+    "pad_collate": "batchmill.reading",
 }
 
 __version__ = "0.1.0"
@@ -45,12 +50,16 @@ __all__ = [
     "ManifestError",
     "OptionError",
     "Outcome",
+    "Padded",
     "RunError",
+    "SampleDataset",
     "ServiceError",
     "StepError",
     "StoreError",
     "WorkerError",
     "load_manifest",
+    "open_dataset",
+    "pad_collate",
 ]
 
 

@@ -98,14 +98,17 @@ class Arrivals:
     """Is told what looks at a source show, and decides what is to be announced.
 
     A file has settled when it has been seen unchanged for `settle_seconds`; or, if it is `local`,
-    when its time was so long ago already as it was first seen. `known` needs no announcement.
+    when its time was so long ago already as it was first seen. `known` needs no announcement, as
+    long as it stays: what vanishes is announced again when it is back, and has settled.
     """
 
     def __init__(self, settle_seconds: float, *, local: bool, known: Look | None = None) -> None:
         self._settle = settle_seconds
         self._local = local
-        # Of what has vanished, too: a disk that is mounted again has nothing new.
         self._announced: dict[str, Mark] = dict(known or {})
+        # The run that it was announced for may have missed it: when it is back, it is new. But not
+        # at once: a listing that has it now and then would have it announced all the time.
+        self._vanished: set[str] = set()
         self._waiting: dict[str, _Waiting] = {}
 
     @property
@@ -117,6 +120,9 @@ class Arrivals:
         """Take in what a look showed, at `now` of a steady clock, at `wall` of time.time()."""
         for gone in self._waiting.keys() - seen.keys():
             del self._waiting[gone]
+        for gone in self._announced.keys() - seen.keys():
+            del self._announced[gone]
+            self._vanished.add(gone)
         for name, mark in seen.items():
             waiting = self._waiting.get(name)
             if waiting and waiting.mark == mark:
@@ -125,7 +131,8 @@ class Arrivals:
             elif _is_same(mark, self._announced.get(name)):
                 self._waiting.pop(name, None)
             else:
-                is_old_news = self._local and not waiting and age(mark, wall) >= self._settle
+                is_first = waiting is None and name not in self._vanished
+                is_old_news = self._local and is_first and age(mark, wall) >= self._settle
                 settled = now if is_old_news or not self._settle else None
                 self._waiting[name] = _Waiting(mark=mark, since=now, settled=settled)
 
@@ -153,6 +160,7 @@ class Arrivals:
     def announced(self, batch: Look) -> None:
         """Take note that these are announced; until then, they stay due."""
         self._announced.update(batch)
+        self._vanished -= batch.keys()
         for name, mark in batch.items():
             waiting = self._waiting.get(name)
             if waiting and waiting.mark == mark:

@@ -1,5 +1,6 @@
 """Divide inputs into batches and shards: how many, how large, and who gets which."""
 
+import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,13 +11,27 @@ from batchmill.errors import OptionError
 
 # A Prefect task run costs about a tenth of a second and a row in its database, whatever is in it.
 MAX_SHARDS = 512
-MAX_AUTO_BATCH = 32
+# A batch costs a fifth of a millisecond, which so many inputs of the least kind share.
+MAX_AUTO_BATCH = 256
+# Of a step that works on whole batches, each must fit into memory.
+MAX_AUTO_WHOLE_BATCH = 32
 # More DataLoader workers under one process than this gain nothing: it feeds them all.
 MAX_AUTO_WORKERS = 8
-# So many batches for each worker even out what single inputs take.
-BATCHES_PER_WORKER = 4
+# So many batches for each worker even out what single inputs take; of whole batches, fewer do, for
+# the larger they are, the faster a model is.
+BATCHES_PER_WORKER = 64
+WHOLE_BATCHES_PER_WORKER = 4
+# No batch is heavier than such a part of what a worker has to do, unless a single input is.
+_PARTS = 32
+# What an input takes that has next to no bytes, in bytes.
+_INPUT_BYTES = 100_000
+# So many inputs for each shard are dealt one by one, the largest first; of the others, blocks.
+_DEALT_SINGLY = 64
+_AS_YOU_SAY = "as you say"
 # So many shards for each that runs at a time even out what whole shards take.
 SHARDS_PER_SLOT = 4
+# A shard's process holds a kilobyte or more for each of its inputs.
+MAX_SHARD_INPUTS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +61,8 @@ class Batching:
 
     batch_size: int | None = None
     num_workers: int | None = None
+    # Why this number of workers.
+    why_workers: str = _AS_YOU_SAY
 
     def __post_init__(self) -> None:
         # In the words of JSON Schema, by which a form refuses the same.
@@ -60,7 +77,8 @@ class Layout:
     """How inputs are divided.
 
     `order` lists the pending inputs' indices shard by shard; shard i has those from `bounds[i]`
-    up to `bounds[i + 1]`. `slots` shards run at a time, each with `num_workers` workers.
+    up to `bounds[i + 1]`. `slots` shards run at a time, each with `num_workers` workers. `reasons`
+    say why, for each choice in a sentence.
     """
 
     batch_size: int
@@ -68,6 +86,7 @@ class Layout:
     slots: int
     order: NDArray[np.int64]
     bounds: tuple[int, ...]
+    reasons: tuple[str, ...] = ()
 
     @property
     def shards(self) -> int:
@@ -84,33 +103,105 @@ def parallelism(inputs: int, batch_size: int) -> int:
     return -(-inputs // batch_size)
 
 
-def lay_out(sizes: NDArray[np.int64], batching: Batching, cores: Cores) -> Layout:
-    """Divide inputs of these `sizes` (bytes) into shards of about the same weight."""
+def weigh(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return what inputs of these sizes (bytes, -1 for one that is not there) weigh in a division.
+
+    >>> weigh(np.array([-1, 0, 5])).tolist()
+    [100000, 100000, 100005]
+    """
+    return np.maximum(sizes, 0) + _INPUT_BYTES
+
+
+def cut(
+    weights: NDArray[np.int64], batch_size: int, workers: int, *, even: bool = True
+) -> list[range]:
+    """Cut inputs into batches of so many; if they are to be `even`, of fewer where those are heavy.
+
+    >>> cut(np.array([50, 30, 10, 5, 5] + [1] * 60), batch_size=20, workers=1)[:4]
+    [range(0, 1), range(1, 2), range(2, 3), range(3, 4)]
+    """
+    heaviest = weights.sum() / (max(1, workers) * _PARTS) if even else np.inf
+    batches = []
+    start, load = 0, 0
+    for index, weight in enumerate(weights.tolist()):
+        if index > start and (index - start == batch_size or load + weight > heaviest):
+            batches.append(range(start, index))
+            start, load = index, 0
+        load += weight
+    return [*batches, range(start, len(weights))] if len(weights) else []
+
+
+def lay_out(
+    sizes: NDArray[np.int64], batching: Batching, cores: Cores, *, whole_batches: bool = False
+) -> Layout:
+    """Divide inputs of these `sizes` (bytes) into shards of about the same weight.
+
+    With `whole_batches`, the step works on a batch at a time.
+    """
     count = len(sizes)
-    workers = batching.num_workers
+    workers, why_workers = batching.num_workers, batching.why_workers
     if workers is None:
         workers = min(cores.node, MAX_AUTO_WORKERS)
-    batch_size = batching.batch_size
+        why_workers = f"one for each core of a machine, {MAX_AUTO_WORKERS} at most"
+    batch_size, why_batch = batching.batch_size, _AS_YOU_SAY
     if batch_size is None:
-        batch_size = max(1, min(MAX_AUTO_BATCH, count // (cores.total * BATCHES_PER_WORKER)))
+        most = MAX_AUTO_WHOLE_BATCH if whole_batches else MAX_AUTO_BATCH
+        each = WHOLE_BATCHES_PER_WORKER if whole_batches else BATCHES_PER_WORKER
+        batch_size = max(1, min(most, count // (cores.total * each)))
+        why_batch = (
+            f"{each} batches or more for each core where inputs suffice, {most} inputs at most"
+        )
     batches = parallelism(count, batch_size)
-    workers = min(workers, max(1, batches))
+    if workers > max(1, batches):
+        workers, why_workers = max(1, batches), "there are no more batches"
     slots = cores.slots_for(workers)
-    fill_all = -(-batches // max(1, workers))
-    wanted = min(slots * SHARDS_PER_SLOT, max(slots, fill_all // BATCHES_PER_WORKER))
-    shards = max(1, min(wanted, fill_all, MAX_SHARDS))
+    shards, why_shards = _count_shards(count, -(-batches // max(1, workers)), slots)
     order, bounds = _deal(sizes, shards)
     return Layout(
-        batch_size=batch_size, num_workers=workers, slots=slots, order=order, bounds=bounds
+        batch_size=batch_size,
+        num_workers=workers,
+        slots=slots,
+        order=order,
+        bounds=bounds,
+        reasons=(
+            f"num_workers {workers}: {why_workers}",
+            f"batch_size {batch_size}: {why_batch}",
+            f"shards {shards}: {why_shards}",
+        ),
     )
 
 
+def _count_shards(count: int, rounds: int, slots: int) -> tuple[int, str]:
+    """Return the number of shards and why; in `rounds`, all workers of a slot have a batch each."""
+    wanted = min(slots * SHARDS_PER_SLOT, max(slots, rounds // WHOLE_BATCHES_PER_WORKER))
+    why = f"{slots:,} at a time; {SHARDS_PER_SLOT} for each where inputs suffice"
+    if count > wanted * MAX_SHARD_INPUTS:
+        wanted, why = -(-count // MAX_SHARD_INPUTS), f"{MAX_SHARD_INPUTS:,} inputs each, at most"
+    if wanted > MAX_SHARDS:
+        wanted, why = MAX_SHARDS, "Prefect and Ray are spared more"
+    if wanted > rounds:
+        wanted, why = max(1, rounds), "there are no more batches for all workers"
+    return wanted, why
+
+
 def _deal(sizes: NDArray[np.int64], shards: int) -> tuple[NDArray[np.int64], tuple[int, ...]]:
-    """Deal inputs out to shards, the largest first, back and forth as one deals teams."""
-    largest_first = np.argsort(-sizes, kind="stable")
-    turn = np.arange(len(sizes))
-    place = turn % shards
-    shard = np.where((turn // shards) % 2 == 0, place, shards - 1 - place)
-    order = largest_first[np.argsort(shard, kind="stable")]
-    counts = np.bincount(shard, minlength=shards)
-    return order, (0, *np.cumsum(counts).tolist())
+    """Deal inputs out to shards, the largest first, each to the one that has the least so far."""
+    weights = weigh(sizes)
+    order = np.argsort(-weights, kind="stable")
+    singly = min(len(order), shards * _DEALT_SINGLY)
+    block = max(1, -(-(len(order) - singly) // (shards * _DEALT_SINGLY)))
+    starts = np.concatenate([np.arange(singly), np.arange(singly, len(order), block)])
+    loads = np.add.reduceat(weights[order], starts).tolist()
+    lengths = np.diff(starts, append=len(order)).tolist()
+    # No shard holds many more than the others, however light they are.
+    most = 2 * -(-len(order) // shards)
+    heap = [(0, 0, shard) for shard in range(shards)]
+    owners = []
+    for load, length in zip(loads, lengths, strict=True):
+        has, held, shard = heapq.heappop(heap)
+        owners.append(shard)
+        if held + length < most or not heap:
+            heapq.heappush(heap, (has + load, held + length, shard))
+    shard_of = np.repeat(np.array(owners, np.int64), np.array(lengths, np.int64))
+    counts = np.bincount(shard_of, minlength=shards)
+    return order[np.argsort(shard_of, kind="stable")], (0, *np.cumsum(counts).tolist())

@@ -4,7 +4,7 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from batchmill.errors import StepError, StoreError
 from batchmill.fingerprints import Fingerprint, fingerprint
-from batchmill.outcome import Kind, Outcome
+from batchmill.outcome import Fault, Kind, Outcome
 from batchmill.outputs import OutputError, place_outputs
-from batchmill.rows import encode_rows, rows_of
+from batchmill.rows import RESERVED_KEYS, Row, encode_rows, rows_of
 from batchmill.step import Step
 from batchmill.storage import NO_ROOM, Store, remote
 from batchmill.storage.local import has_room, remove_folder
@@ -48,24 +48,36 @@ class Input(NamedTuple):
 class Workbench:
     """Where one attempt at a shard puts what its steps write: in `staging`, then in the store.
 
-    `fetched` is the folder for inputs that are not on this machine.
+    `fetched` is the folder for inputs that are not on this machine; `reserved` are the keys that no
+    row may have.
     """
 
     store: Store
     staging: Path
     fetched: Path | None = None
+    reserved: Set[str] = RESERVED_KEYS
     host: str = field(default_factory=socket.gethostname)
 
 
 @contextmanager
-def open_bench(store: Store, attempt: str, *, fetches: bool = False) -> Iterator[Workbench]:
+def open_bench(
+    store: Store, attempt: str, *, fetches: bool = False, reserved: Set[str] = RESERVED_KEYS
+) -> Iterator[Workbench]:
     """Give a workbench for one attempt, whose name no other has; its folders go with the block."""
     with ExitStack() as stack:
         yield Workbench(
             store=store,
             staging=stack.enter_context(store.staging(attempt)),
             fetched=stack.enter_context(scratch_folder()) if fetches else None,
+            reserved=reserved,
         )
+
+
+class Loaded(NamedTuple):
+    """An input whose sample is loaded: what it was when it was read, and the seconds it took."""
+
+    seen: Fingerprint
+    seconds: float
 
 
 def execute(step: Step, item: Input, bench: Workbench, indexed: Callable[[], Any]) -> Outcome:
@@ -77,20 +89,18 @@ def execute(step: Step, item: Input, bench: Workbench, indexed: Callable[[], Any
     started = time.perf_counter()
     pid = os.getpid()
     seen = _ABSENT
-    staged = bench.staging / item.input_id if "out" in step.given else None
+    staged = None
     ours = True  # Not the step's, whose errors may be of any kind.
     try:
         seen = _take(item)
-        if staged:
-            remove_folder(staged)
-            staged.mkdir()
+        if "out" in step.given or "outs" in step.given:
+            staged = stage(bench, item)
         ours = False
         result = _call(step, item, staged) if step.kind == "function" else indexed()
-        rows = rows_of(result)
+        rows = rows_of(result, bench.reserved)
         _end_a_fork(pid)
         ours = True
-        outputs = place_outputs(staged, rows, bench.store, item.input_id)
-        encoded = encode_rows(rows)
+        return _place(item, bench, staged, rows, Loaded(seen, 0.0), started)
     except BaseException as error:  # An input's own fault becomes its outcome.
         _end_a_fork(pid)
         failure = _failure(item, bench, error, time.perf_counter() - started, ours=ours)
@@ -102,20 +112,95 @@ def execute(step: Step, item: Input, bench: Workbench, indexed: Callable[[], Any
     finally:
         if item.url:
             remove_folder(os.path.dirname(item.path))
+
+
+def load(item: Input, bench: Workbench, indexed: Callable[[], Any]) -> tuple[Any, Loaded] | Outcome:
+    """Load the sample of one input with `indexed`; what it raises becomes the input's outcome."""
+    started = time.perf_counter()
+    pid = os.getpid()
+    seen = _ABSENT
+    ours = True
+    try:
+        seen = _take(item)
+        ours = False
+        value = indexed()
+        _end_a_fork(pid)
+        return value, Loaded(seen, time.perf_counter() - started)
+    except BaseException as error:  # An input's own fault becomes its outcome.
+        _end_a_fork(pid)
+        failure = _failure(item, bench, error, time.perf_counter() - started, ours=ours)
+        return failure._replace(**seen._asdict())
+    finally:
+        if item.url:
+            remove_folder(os.path.dirname(item.path))
+
+
+def conclude(
+    step: Step, item: Input, bench: Workbench, loaded: Loaded, result: Any, seconds: float
+) -> Outcome:
+    """Say what became of a loaded input: `result` is what the step gave for it, in `seconds`."""
+    staged = bench.staging / item.input_id if "outs" in step.given else None
+    started = time.perf_counter() - seconds
+    ours = False
+    try:
+        rows = rows_of(result, bench.reserved)
+        ours = True
+        return _place(item, bench, staged, rows, loaded, started)
+    except Exception as error:
+        total = loaded.seconds + time.perf_counter() - started
+        failure = _failure(item, bench, error, total, ours=ours)
+        if staged:
+            remove_folder(staged)
+        return failure._replace(**loaded.seen._asdict())
+
+
+def fail(
+    item: Input, bench: Workbench, loaded: Loaded, error: Exception | Fault, seconds: float
+) -> Outcome:
+    """Say of a loaded input that the step has failed with it."""
+    remove_folder(bench.staging / item.input_id)
+    total = loaded.seconds + seconds
+    if isinstance(error, Exception):
+        failure = _failure(item, bench, error, total, ours=False)
+    else:
+        failure = _not_ok(item, bench, "failed", error.error, _printable(error.message), total)
+        failure = failure._replace(traceback=_printable(error.traceback))
+    return failure._replace(**loaded.seen._asdict())
+
+
+def stage(bench: Workbench, item: Input) -> Path:
+    """Make an input's own empty folder for what the step writes."""
+    staged = bench.staging / item.input_id
+    remove_folder(staged)
+    staged.mkdir()
+    return staged
+
+
+def _place(
+    item: Input,
+    bench: Workbench,
+    staged: Path | None,
+    rows: list[Row],
+    loaded: Loaded,
+    started: float,
+) -> Outcome:
+    """Put an input's files in place, and make the outcome of one that is ok."""
+    outputs = place_outputs(staged, rows, bench.store, item.input_id)
+    encoded = encode_rows(rows)
     return Outcome(
         input=item.name,
         input_id=item.input_id,
         kind="ok",
         attempts=1,
-        seconds=time.perf_counter() - started,
+        seconds=loaded.seconds + time.perf_counter() - started,
         finished_at=time.time(),
         host=bench.host,
         rows=encoded,
         outputs=outputs,
-        size=seen.size,
-        mtime_ns=seen.mtime_ns,
-        etag=seen.etag,
-        content=seen.content,
+        size=loaded.seen.size,
+        mtime_ns=loaded.seen.mtime_ns,
+        etag=loaded.seen.etag,
+        content=loaded.seen.content,
     )
 
 

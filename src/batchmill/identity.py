@@ -17,6 +17,7 @@ from importlib.machinery import SOURCE_SUFFIXES
 from typing import Any
 
 from batchmill.digests import digest
+from batchmill.references import is_reference
 
 # Where packages are installed; what lies elsewhere is the user's own.
 _INSTALLED = tuple(
@@ -25,6 +26,7 @@ _INSTALLED = tuple(
 )
 _INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
 _OURS = __name__.partition(".")[0]
+_OUR_STEPS = f"{_OURS}.steps."
 
 
 def describe_step(ref: str, target: Any, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,11 +35,15 @@ def describe_step(ref: str, target: Any, params: Mapping[str, Any]) -> dict[str,
     `sources` has the digest of each module's text; `version` is the target's attribute, if any.
     """
     version = getattr(target, "version", None)
+    sources = _sources(ref, target)
+    for name in getattr(target, "references", ()):
+        if is_reference(str(params.get(name))):  # A parameter that names code, as `ref` does.
+            sources |= sources_of(params[name])
     return {
         "ref": ref,
         "version": version if isinstance(version, str | int | float) else None,
         "params": {name: _described(value) for name, value in sorted(params.items())},
-        "sources": _sources(ref, target),
+        "sources": dict(sorted(sources.items())),
     }
 
 
@@ -76,12 +82,20 @@ def _described(value: Any) -> str:
     return to_json(value, fallback=lambda odd: str(type(odd))).decode()
 
 
+def sources_of(ref: str) -> dict[str, str]:
+    """Return the digests of the sources behind a reference, by module; imports nothing."""
+    return _sources(ref, None)
+
+
 def _sources(ref: str, target: Any) -> dict[str, str]:
     """Return the digests of the sources that a step consists of, by module."""
     function = target.func if isinstance(target, partial) else target
-    own = {ref.partition(":")[0], getattr(inspect.getmodule(function), "__name__", "")} - {""}
-    # Of our own package, a step's module alone: its results are not those of the engine.
-    tops = {name.partition(".")[0] for name in own} - {_OURS}
+    own = {ref.partition(":")[0]}
+    # An object's class may be torch's, as that of a Subset: its module is not the step's.
+    if inspect.isroutine(function) or inspect.isclass(function):
+        own |= {getattr(inspect.getmodule(function), "__name__", "")} - {""}
+    # Of our own package, steps' modules alone: their results are not those of the engine.
+    tops = {name.partition(".")[0] for name in own}
     waiting, sources = sorted(own), {}
     while waiting:
         name = waiting.pop()
@@ -91,8 +105,7 @@ def _sources(ref: str, target: Any) -> dict[str, str]:
         with open(path, "rb") as file:
             text = file.read()
         sources[name] = digest("source", text.decode("utf-8", "surrogateescape"))
-        if name.partition(".")[0] != _OURS:
-            waiting += _imported(text, name, is_package=path.endswith("__init__.py"))
+        waiting += _imported(text, name, is_package=path.endswith("__init__.py"))
     return dict(sorted(sources.items()))
 
 
@@ -113,8 +126,10 @@ def _source_file(name: str) -> str | None:
 
 def _is_users(name: str, path: str, tops: set[str]) -> bool:
     top = name.partition(".")[0]
-    if top in tops or top == _OURS:
-        return top in tops
+    if top == _OURS:
+        return top in tops and name.startswith(_OUR_STEPS)
+    if top in tops:
+        return True
     place = os.path.realpath(path)
     return not (place.startswith(_INSTALLED) or _INSTALLED_FOLDERS & {*place.split(os.sep)})
 

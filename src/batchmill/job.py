@@ -9,22 +9,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
+import pyarrow as pa
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from batchmill.allowed import check_dataset, check_step
+from batchmill.assignments import check_rows, divide_manifest
 from batchmill.digests import digest
 from batchmill.errors import OptionError, StepError
 from batchmill.identity import differences, identity_of
 from batchmill.ledger import FOLDER, Ledger
 from batchmill.manifest import Manifest, ManifestLike, load_manifest
 from batchmill.manifest.listing import is_glob
+from batchmill.manifest.saved import listed_manifest
 from batchmill.manifest.settling import check_settle
-from batchmill.plan import PLANNED_COLUMNS, Plan, make_plan
+from batchmill.partition import Partitioning, make_partitioning
+from batchmill.plan import PLANNED_COLUMNS, Plan, make_plan, place_in
 from batchmill.step import Step, load_step
 from batchmill.storage import is_url, open_store, remote
 from batchmill.storage.objects import unwritable
-from batchmill.storage.urls import absolute, shown_url
+from batchmill.storage.urls import absolute, parent, same_place, shown_url
 from batchmill.survey import survey
 
 
@@ -33,6 +36,7 @@ class Job:
     """What decides a dataset's content. Paths are absolute, so that any process can use them.
 
     `search` is the folder that joins the import path, last. `settle_seconds`: see `load_manifest`.
+    With a `partitioning`, the tables tell each input's partition; no step sees it.
     """
 
     manifest: str
@@ -45,14 +49,16 @@ class Job:
     settle_seconds: float = 0
     search: str = ""
     force: bool = False
+    partitioning: Partitioning | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
     """A job that has been checked, and what it has to do.
 
-    `ledger_state` is that from which the plan was made; `step_changes` says what is another
-    than in the step of which there are records, a line for each.
+    `ledger_state` is that from which the plan was made, and was so before the manifest was read;
+    `step_changes` says what is another than in the step of which there are records, a line for
+    each; `partition_changes` the same of how groups were dealt to partitions before.
     """
 
     job: Job
@@ -62,6 +68,7 @@ class Prepared:
     plan: Plan
     ledger_state: Sequence[str]
     step_changes: Sequence[str]
+    partition_changes: Sequence[str] = ()
 
 
 def make_job(
@@ -75,6 +82,10 @@ def make_job(
     pattern: str = "*",
     settle_seconds: float = 0,
     force: bool = False,
+    partition: str | None = None,
+    group_by: str | None = None,
+    stratify: str | None = None,
+    seed: int = 0,
 ) -> Job:
     """Make a job from what a user gives: paths become absolute, `~` the home folder."""
     check_settle(settle_seconds)
@@ -89,6 +100,7 @@ def make_job(
         settle_seconds=settle_seconds,
         search=os.getcwd(),
         force=force,
+        partitioning=make_partitioning(partition, group_by, stratify, seed),
     )
 
 
@@ -109,55 +121,76 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
     StepError, OptionError, LedgerError or StoreError.
     """
     check_step(job.step)
+    if listed is None and same_place(job.manifest, job.output):
+        raise OptionError(
+            f"--output {job.output}: is the dataset whose outputs are the inputs. Name another."
+        )
     ledger = open_output(job.output)
+    # Before the manifest: what is recorded after a look at it may be of inputs that it lacks.
+    state = ledger.state()
     # Before the step: of a job that may not be run, nothing is imported.
-    manifest = load_manifest(
+    manifest = _read_manifest(job, listed)
+    step = load_step(job.step, job.params, search=job.search)
+    return _plan(job, manifest, step, ledger, state)
+
+
+def plan_again(prepared: Prepared) -> Prepared:
+    """Make the plan anew if the ledger has changed since; raises as `prepare` does.
+
+    Then another run has been at work, maybe on inputs that were not there before: so the manifest
+    is read again, too. One that was saved from a list stays as it is.
+    """
+    job, ledger = prepared.job, prepared.ledger
+    state = ledger.state()
+    if state == prepared.ledger_state:
+        return prepared
+    is_list = job.manifest == listed_manifest(job.output)
+    manifest = prepared.manifest if is_list else _read_manifest(job)
+    return _plan(job, manifest, prepared.step, ledger, state)
+
+
+def _read_manifest(job: Job, listed: ManifestLike | None = None) -> Manifest:
+    return load_manifest(
         job.manifest if listed is None else listed,
         input_column=job.input_column,
         root=job.root,
         pattern=job.pattern,
         settle_seconds=job.settle_seconds,
+        partitioning=job.partitioning,
     )
-    step = load_step(job.step, job.params, search=job.search)
-    if step.kind == "items" and len(step.target) != len(manifest):
+
+
+def _length(step: Step) -> int:
+    try:
+        return len(step.target)
+    except Exception as error:
         raise StepError(
-            f"step {step.ref}: has {len(step.target)} items for {len(manifest)} inputs. "
-            "Its item i belongs to row i of the manifest."
-        )
-    if step.kind == "items":
-        # Its item i belongs to row i: with other rows, or in another order, all is another work.
-        order = digest("order", *manifest.inputs["input"].to_pylist())
-        description = {**step.description, "order": order}
-        step = replace(step, identity=identity_of(description), description=description)
-    if "labels" in step.given and "label" not in manifest.carried.column_names:
-        raise StepError(
-            f"step {step.ref}: takes labels, but the manifest has no column 'label' "
-            f"(found: {', '.join(manifest.carried.column_names) or 'none'}). Add or rename one."
-        )
-    return _plan(job, manifest, step, ledger)
+            f"step {step.ref}: len() of it raised {type(error).__name__}: {error}. It must tell "
+            "how many items it has, one for each row of the manifest."
+        ) from error
 
 
-def plan_again(prepared: Prepared) -> Prepared:
-    """Make the plan anew if the ledger has changed since; the manifest stays as it was read."""
-    if prepared.ledger.state() == prepared.ledger_state:
-        return prepared
-    return _plan(prepared.job, prepared.manifest, prepared.step, prepared.ledger)
-
-
-def _plan(job: Job, manifest: Manifest, step: Step, ledger: Ledger) -> Prepared:
-    state = ledger.state()
+def _plan(
+    job: Job, manifest: Manifest, step: Step, ledger: Ledger, state: Sequence[str]
+) -> Prepared:
+    step = _fitted(step, manifest)
     records = ledger.records(PLANNED_COLUMNS)
-    # Records of another step are no good anyway.
-    found = survey(manifest, records.filter(pc.equal(records["step"], step.identity)), ledger.store)
+    place = place_in(records, manifest.inputs)
+    found = survey(manifest, records, place, step.identity, ledger.store)
     plan = make_plan(
         manifest,
         records,
         step.identity,
+        place=place,
         takes_rows=bool({"row", "labels"} & step.given),
         released=ledger.released(),
         found=found,
         force=job.force,
     )
+    changes: list[str] = []
+    if job.partitioning:
+        check_rows(ledger, _unchecked(plan))
+        manifest, changes = divide_manifest(ledger, manifest, job.partitioning)
     return Prepared(
         job=job,
         manifest=manifest,
@@ -166,7 +199,35 @@ def _plan(job: Job, manifest: Manifest, step: Step, ledger: Ledger) -> Prepared:
         plan=plan,
         ledger_state=state,
         step_changes=_step_changes(ledger, step, plan),
+        partition_changes=changes,
     )
+
+
+def _unchecked(plan: Plan) -> pa.Array:
+    """Return the inputs whose recorded rows are replaced, or are in no partition."""
+    names = [*plan.pending["input"].chunks, *plan.withdrawn["input"].chunks]
+    return pa.concat_arrays(names) if names else pa.array([], pa.string())
+
+
+def _fitted(step: Step, manifest: Manifest) -> Step:
+    """Return a step as it is with this manifest. Raises StepError if they do not fit together."""
+    if "labels" in step.given and "label" not in manifest.carried.column_names:
+        raise StepError(
+            f"step {step.ref}: takes labels, but the manifest has no column 'label' "
+            f"(found: {', '.join(manifest.carried.column_names) or 'none'}). Add or rename one."
+        )
+    if step.kind != "items":
+        return step
+    items = _length(step)
+    if items != len(manifest):
+        raise StepError(
+            f"step {step.ref}: has {items} items for {len(manifest)} inputs. "
+            "Its item i belongs to row i of the manifest."
+        )
+    # Its item i belongs to row i: with other rows, or in another order, all is another work.
+    order = digest("order", *manifest.inputs["input"].to_pylist())
+    description = {**step.description, "order": order}
+    return replace(step, identity=identity_of(description), description=description)
 
 
 def _step_changes(ledger: Ledger, step: Step, plan: Plan) -> list[str]:
@@ -180,10 +241,14 @@ def _step_changes(ledger: Ledger, step: Step, plan: Plan) -> list[str]:
 
 @dataclass
 class Handover:
-    """What a run's caller gives to the flow, and the flow to its caller: the run's number."""
+    """What a run's caller gives to the flow, and the flow to its caller.
+
+    That is the run's number, and how many task runs the flow run has had.
+    """
 
     prepared: Prepared
     run: int = 0
+    task_runs: int = 0
 
 
 # A run's caller checks the job before it starts anything; the flow need not do it again.
@@ -214,6 +279,13 @@ def tell_run(run: int) -> None:
         handover.run = run
 
 
+def tell_task_runs(count: int) -> None:
+    """Tell the caller of a flow how many task runs its flow run has had."""
+    handover = _handover.get()
+    if handover:
+        handover.task_runs = count
+
+
 def open_output(output: str) -> Ledger:
     """Return the ledger of an output folder or URL, which may not be there yet.
 
@@ -234,11 +306,24 @@ def open_output(output: str) -> Ledger:
             raise OptionError(f"--output {output}: is a file. Name a folder.")
     else:
         _check_folder(output)
+    _check_not_inside(output)
     if any(name != FOLDER for name in ledger.store.names("")):
         raise OptionError(
             f"--output {output}: holds files that are not a dataset's. Name a new or empty folder."
         )
     return ledger
+
+
+def _check_not_inside(output: str) -> None:
+    """Raise OptionError for what would be a part of another dataset: nothing of that is named."""
+    above = parent(output)
+    while above and above != parent(above):
+        if not is_url(above) and os.path.isdir(os.path.join(above, FOLDER)):
+            raise OptionError(
+                f"--output {output}: lies in the dataset {above}, which has only what its own runs "
+                "write. Name another folder."
+            )
+        above = parent(above)
 
 
 def _check_folder(output: str) -> None:

@@ -13,6 +13,7 @@
       runs/RUN/summary.json        how it ended
       steps/IDENTITY.json          what a step consisted of
       released/RUN-ID.json         inputs whose outcomes in runs up to RUN count no more
+      partitions/RUN.parquet       which input is in which partition, from RUN on
       staging/                     outputs that are being written
 
 Of several records of one input, that of the latest run wins, within a run the latest, and of two
@@ -43,11 +44,12 @@ _PARTS = f"{FOLDER}/parts"
 _RUNS = f"{FOLDER}/runs"
 _RELEASED = f"{FOLDER}/released"
 _STEPS = f"{FOLDER}/steps"
+PARTITIONS = f"{FOLDER}/partitions"
 _UPKEEP = "upkeep-"
 # All that is at home in the ledger's folder.
 IN_FOLDER = {
-    *(name.rpartition("/")[2] for name in (_FORMAT, _PARTS, _RUNS, _RELEASED, _STEPS)),
-    *("staging", "lease", "manifest.parquet"),
+    *(name.rpartition("/")[2] for name in (_FORMAT, _PARTS, _RUNS, _RELEASED, _STEPS, PARTITIONS)),
+    *("staging", "lease", "manifest.parquet", "published.json"),
 }
 
 _FILE = pa.struct([("path", pa.string()), ("size", pa.int64()), ("content", pa.string())])
@@ -267,7 +269,7 @@ class Ledger:
 
     def state(self) -> list[str]:
         """Return names that are others as soon as something has been recorded."""
-        return self.part_names() + self.store.names(_RELEASED)
+        return self.part_names() + self.store.names(_RELEASED) + self.store.names(PARTITIONS)
 
     # Parts
 
@@ -365,6 +367,8 @@ def _winners(table: pa.Table) -> pa.Table:
 
     A node that was thought lost may come back, and its attempt fail where another has succeeded.
     """
+    if len(table["input"].unique()) == len(table):
+        return table
     keys = table.select(["input", "run", "finished_at"]).to_pandas()
     keys["good"] = table["outcome"].to_pandas().isin([_OK, PRUNED])
     ordered = keys.sort_values(["run", "good", "finished_at"], kind="stable")

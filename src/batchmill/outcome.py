@@ -16,6 +16,14 @@ class WrittenFile(NamedTuple):
     content: str
 
 
+class Fault(NamedTuple):
+    """An exception's type, text and traceback, as text: not every exception can be pickled."""
+
+    error: str
+    message: str
+    traceback: str
+
+
 class Outcome(NamedTuple):
     """What became of one input. Holds only plain values, so that it can always be pickled.
 

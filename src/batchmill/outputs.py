@@ -1,7 +1,7 @@
 """The files that a step writes: in a private folder first, then in the dataset, as named."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from batchmill.fingerprints import fingerprint
@@ -15,13 +15,15 @@ class OutputError(Exception):
 
 
 def place_outputs(
-    staged: Path | None, rows: Iterable[Row], store: Store, input_id: str
+    staged: Path | None, rows: Sequence[Row], store: Store, input_id: str
 ) -> tuple[WrittenFile, ...]:
     """Move a step's files into the dataset, and make the rows name them there.
 
     `staged` is the folder that the step wrote to; None if it was given none. Raises OutputError
     unless the rows name just the files that were written, StoreError.
     """
+    if not staged and not any("output" in row for row in rows):
+        return ()
     if staged and staged.is_symlink():
         raise OutputError("it put a symbolic link in the place of `out`. Write to the folder.")
     named = _named(rows, staged)

@@ -60,7 +60,7 @@ def check_params(
         and name not in filled
     }
     any_name = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    hints = _hints(target)
+    hints = hints_of(target)
     faults = [
         f"parameter {name!r} is missing. Give it: --param {name}=..."
         + (" (a step's output folder is called 'out')" if "out" not in signature.parameters else "")
@@ -115,7 +115,8 @@ def _convert(hint: Any, value: Any) -> Any:
     return adapter.validate_python(value)
 
 
-def _hints(target: Any) -> dict[str, Any]:
+def hints_of(target: Any) -> dict[str, Any]:
+    """Return the annotations of a step's parameters, by name; empty if they cannot be read."""
     function = target.__init__ if inspect.isclass(target) else target
     if not inspect.isroutine(function):
         function = type(function).__call__

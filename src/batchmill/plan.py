@@ -14,6 +14,9 @@ from batchmill.manifest import Manifest
 from batchmill.storage.remote import UNKNOWN_TIME
 from batchmill.survey import Survey
 
+# One for all: to make an encoder takes longer than to use it.
+_JSON = json.JSONEncoder(default=str, ensure_ascii=False)
+
 REASONS = ("new", "changed", "damaged", "retry", "forced")
 PLANNED_COLUMNS = (
     "input",
@@ -62,6 +65,7 @@ def make_plan(
     records: pa.Table,
     step_identity: str,
     *,
+    place: pa.Array | None = None,
     takes_rows: bool = False,
     released: Mapping[str, int] | None = None,
     found: Survey | None = None,
@@ -69,6 +73,7 @@ def make_plan(
 ) -> Plan:
     """Compare a manifest's inputs with the ledger's records (at least PLANNED_COLUMNS of them).
 
+    `place` is what `place_in` returns of them, for whoever has it already.
     A step that `takes_rows` sees the manifest's other columns: there, they are part of an input.
     An input that failed is quarantined, unless it is `released`: the run up to which its outcome
     counts no more. `found` is what a look at the files has shown; without it, a file with another
@@ -77,7 +82,7 @@ def make_plan(
     found = found or Survey()
     inputs = manifest.inputs
     known = records.select(list(PLANNED_COLUMNS))
-    place = pc.index_in(inputs["input"], value_set=_one(known["input"]))
+    place = place_in(known, inputs) if place is None else place
     done = known.take(place)
 
     is_new = pc.is_null(place)
@@ -119,10 +124,14 @@ def make_plan(
         }
     )
     is_pending = pc.is_in(reason, value_set=pa.array(REASONS))
+    is_listed = np.zeros(len(known), bool)
+    is_listed[place.drop_null().to_numpy()] = True
+    unlisted = known.filter(~is_listed)
     # What was left out because it is being written is there all the same.
-    present = pa.concat_arrays([_one(inputs["input"]), manifest.unsettled])
-    withdrawn = known.filter(pc.invert(pc.is_in(known["input"], value_set=present)))
-    counted = Counter(reason.to_pylist())
+    withdrawn = unlisted.filter(
+        pc.invert(pc.is_in(unlisted["input"], value_set=manifest.unsettled))
+    )
+    counted = _count(reason)
     return Plan(
         pending=table.filter(is_pending),
         withdrawn=withdrawn.select(["input", "input_id"]),
@@ -133,9 +142,21 @@ def make_plan(
             **{name: counted[name] for name in (*REASONS, "quarantined", "unchanged")},
             "withdrawn": len(withdrawn),
         },
-        settled=dict(Counter(done["outcome"].filter(pc.invert(is_pending)).to_pylist())),
-        stale_steps=dict(Counter(done["step"].filter(other_step).to_pylist()).most_common()),
+        settled=dict(_count(done["outcome"].filter(pc.invert(is_pending)))),
+        stale_steps=dict(_count(done["step"].filter(other_step)).most_common()),
     )
+
+
+def place_in(records: pa.Table, inputs: pa.Table) -> pa.Array:
+    """Return the row of each input's record; null for those that have none."""
+    found = pc.index_in(inputs["input"], value_set=_one(records["input"]))
+    return _one(found)
+
+
+def _count(values: pa.Array | pa.ChunkedArray) -> Counter[str]:
+    found = pc.value_counts(values)
+    names, counts = found.field("values").to_pylist(), found.field("counts").to_pylist()
+    return Counter(dict(zip(names, counts, strict=True)))
 
 
 def _contents(names: pa.ChunkedArray, found: Survey) -> pa.ChunkedArray:
@@ -145,8 +166,8 @@ def _contents(names: pa.ChunkedArray, found: Survey) -> pa.ChunkedArray:
     return hashes.take(place.combine_chunks()) if len(hashes) else pa.nulls(len(names), pa.string())
 
 
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(column.chunks)
+def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
 
 
 def _is_released(
@@ -160,7 +181,7 @@ def _is_released(
 
 def carried_text(row: Mapping[str, Any]) -> str:
     """Write the manifest's other columns of an input as the ledger has them."""
-    return json.dumps(row, default=str, ensure_ascii=False)
+    return _JSON.encode(row) if row else "{}"
 
 
 def _differ(recorded: pa.ChunkedArray, current: pa.ChunkedArray | str) -> pa.ChunkedArray:

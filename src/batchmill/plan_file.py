@@ -6,7 +6,7 @@ inputs as for ten million, and the file is mapped, not copied, into each process
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from batchmill.digests import input_id
 from batchmill.errors import LedgerError, StoreError
 from batchmill.job import Prepared
 from batchmill.ledger import Ledger
+from batchmill.partition import Partitioning, count_partitions
 from batchmill.policy import FailurePolicy
 from batchmill.storage.urls import join
 
@@ -31,7 +32,8 @@ class Work:
 
     `root` is the folder or URL that inputs are relative to. `counts` are the plan's: how many of
     the manifest's inputs were new, unchanged, and so on; `settled` has those that were not pending,
-    by outcome. `token` is that of the run's lease.
+    by outcome. `token` is that of the run's lease. `partitions` counts the manifest's inputs by
+    partition, if there is a `partitioning`.
     """
 
     run: int
@@ -46,6 +48,8 @@ class Work:
     num_workers: int
     policy: FailurePolicy
     token: str = ""
+    partitioning: Partitioning | None = None
+    partitions: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def inputs(self) -> int:
@@ -80,6 +84,8 @@ def write_run_plan(
         num_workers=layout.num_workers,
         policy=policy or FailurePolicy(),
         token=token,
+        partitioning=job.partitioning,
+        partitions=partitions_of(prepared),
     )
     order = pa.array(layout.order)
     pending = plan.pending.take(order)
@@ -97,6 +103,12 @@ def write_run_plan(
     ledger.store.fill(ledger.plan_name(run), lambda file: _write_arrow(table, file))
 
 
+def partitions_of(prepared: Prepared) -> dict[str, int]:
+    """Count a manifest's inputs by partition; empty without any."""
+    how, found = prepared.job.partitioning, prepared.manifest.partition
+    return count_partitions(found, how) if how and found is not None else {}
+
+
 def _write_arrow(table: pa.Table, file: BinaryIO) -> None:
     with pa.ipc.new_file(file, table.schema) as writer:
         # In one piece, it becomes batches of just so many rows: a range is found by its number.
@@ -107,7 +119,14 @@ def read_work(ledger: Ledger, run: int) -> Work:
     """Read what every shard of a run needs to know."""
     with _open(ledger, run) as source:
         values = json.loads((source.schema.metadata or {})[_KEY])
-        return Work(**values | {"policy": FailurePolicy(**values["policy"])})
+        how = values.get("partitioning")
+        return Work(
+            **values
+            | {
+                "policy": FailurePolicy(**values["policy"]),
+                "partitioning": how and Partitioning(**how),
+            }
+        )
 
 
 def read_inputs(ledger: Ledger, run: int, start: int, stop: int) -> pa.Table:

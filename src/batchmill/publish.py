@@ -12,7 +12,11 @@ import pyarrow.parquet as pq
 
 from batchmill.ledger import Ledger
 from batchmill.manifest import Manifest
+from batchmill.partition import COLUMN
+from batchmill.storage import METADATA
 
+_METADATA_CSV, _FAILURES_CSV = "metadata.csv", "failures.csv"
+TABLES = (METADATA, _METADATA_CSV, _FAILURES_CSV)
 # Rows of so many inputs are Python objects at a time; then they are Arrow.
 _CHUNK = 20_000
 _FAILURE_COLUMNS = (
@@ -31,9 +35,10 @@ _FAILURE_COLUMNS = (
 def publish(ledger: Ledger, manifest: Manifest) -> None:
     """Write the tables of what the ledger holds, each replaced at once.
 
-    `metadata` has a row for each that a step gave: `input`, `output`, the manifest's columns, the
-    step's own. Its order is the manifest's, whatever the order of execution; inputs that the
-    manifest no longer lists come last. `failures.csv` has a row for each input that is not ok.
+    `metadata` has a row for each that a step gave: `input`, `output`, `partition` where there are
+    any, the manifest's columns, the step's own. Its order is the manifest's, whatever the order of
+    execution; inputs that the manifest no longer lists come last. `failures.csv` has a row for each
+    input that is not ok.
     """
     records = ledger.records(["input", "outcome", "rows", "carried"])
     position = pc.index_in(records["input"], value_set=_one_array(manifest.inputs["input"]))
@@ -43,9 +48,9 @@ def publish(ledger: Ledger, manifest: Manifest) -> None:
     ok = pc.equal(records["outcome"], "ok")
     metadata = metadata_table(records.filter(ok), manifest)
     fill, failures = ledger.store.fill, failure_records(ledger)
-    fill("metadata.parquet", lambda file: _write_parquet(metadata, file))
-    fill("metadata.csv", lambda file: pcsv.write_csv(metadata, file))
-    fill("failures.csv", lambda file: pcsv.write_csv(failures, file))
+    fill(METADATA, lambda file: _write_parquet(metadata, file))
+    fill(_METADATA_CSV, lambda file: pcsv.write_csv(metadata, file))
+    fill(_FAILURES_CSV, lambda file: pcsv.write_csv(failures, file))
 
 
 def _write_parquet(table: pa.Table, file: BinaryIO) -> None:
@@ -71,6 +76,8 @@ def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
     ]
     found = [name for chunk in chunks for name in chunk.column_names]
     names = dict.fromkeys(["input", *(["output"] if "output" in found else [])])
+    if manifest.partition is not None and COLUMN not in manifest.carried.column_names:
+        names[COLUMN] = None
     names |= dict.fromkeys([*manifest.carried.column_names, *found])
     return pa.table({name: _column(name, chunks) for name in names})
 
@@ -93,6 +100,8 @@ def _chunk(records: pa.Table, manifest: Manifest) -> pa.Table:
             kept = columns[key].to_pylist()
             values = [row.get(key, kept[index]) for index, row in enumerate(rows)]
         columns[key] = _typed(values)
+    if manifest.partition is not None:  # Of withdrawn ones, none: nobody is to train with them.
+        columns[COLUMN] = manifest.partition.take(records["position"]).take(owner)
     return pa.table(columns)
 
 

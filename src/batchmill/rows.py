@@ -2,22 +2,25 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 # Rows of one input are held in memory and in the ledger: a day of one-second clips is 15 MiB.
 MAX_ROWS_BYTES = 32 * 2**20
 
-# Columns that batchmill fills in; a row that has them would hide the truth.
+# Columns that batchmill fills in; a row that has them would hide the truth. The latter are those
+# of a run that divides its inputs.
 RESERVED_KEYS = frozenset({"input"})
+RESERVED_WITH_PARTITIONS = RESERVED_KEYS | {"partition"}
 
 Row = dict[str, Any]
 
+_PLAIN = frozenset({bool, int, str, type(None)})
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
-def rows_of(result: object) -> list[Row]:
-    """Turn a step's result into metadata rows.
+def rows_of(result: object, reserved: Set[str] = RESERVED_KEYS) -> list[Row]:
+    """Turn a step's result into metadata rows, of which none may have a `reserved` key.
 
     A mapping, NamedTuple or dataclass is one row; a list of those, or what a generator yields, is
     a row each; None is no row. Anything else is one row with the column `value`.
@@ -30,10 +33,10 @@ def rows_of(result: object) -> list[Row]:
     if result is None:
         return []
     if isinstance(result, Iterator):
-        return [_as_row(item) for item in result if item is not None]
-    if isinstance(result, list) and all(_is_record(item) for item in result):
-        return [_as_row(item) for item in result]
-    return [_as_row(result)]
+        return [_as_row(item, reserved) for item in result if item is not None]
+    if isinstance(result, list) and all(is_record(item) for item in result):
+        return [_as_row(item, reserved) for item in result]
+    return [_as_row(result, reserved)]
 
 
 def encode_rows(rows: Iterable[Row]) -> str:
@@ -53,24 +56,29 @@ def encode_rows(rows: Iterable[Row]) -> str:
     return data.decode()
 
 
-def _is_record(value: object) -> bool:
+def is_record(value: object) -> bool:
+    """Tell whether a value has fields: a mapping, NamedTuple or dataclass."""
     return (
-        isinstance(value, Mapping)
+        type(value) is dict  # Most are, and to look further takes ten times as long.
+        or isinstance(value, Mapping)
         or (isinstance(value, tuple) and hasattr(value, "_asdict"))
         or (dataclasses.is_dataclass(value) and not isinstance(value, type))
     )
 
 
-def _as_row(value: Any) -> Row:
-    if isinstance(value, Mapping):
-        row = dict(value)
-    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
-        row = value._asdict()
-    elif _is_record(value):
-        row = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    else:
-        row = {"value": value}
-    hidden = RESERVED_KEYS & row.keys()
+def fields_of(record: Any) -> Row:
+    """Return the fields of a mapping, NamedTuple or dataclass."""
+    if type(record) is dict or isinstance(record, Mapping):
+        return dict(record)
+    if isinstance(record, tuple):
+        fields: Row = record._asdict()  # type: ignore[attr-defined]
+        return fields
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+
+
+def _as_row(value: Any, reserved: Set[str] = RESERVED_KEYS) -> Row:
+    row = fields_of(value) if is_record(value) else {"value": value}
+    hidden = reserved & row.keys()
     if hidden:
         raise ValueError(
             f"a row has the key {sorted(hidden)[0]!r}, which batchmill fills in itself. Rename it."
@@ -80,13 +88,15 @@ def _as_row(value: Any) -> Row:
 
 def _plain(value: Any, where: str) -> Any:
     """Reduce a value to what JSON knows: numbers of numpy and torch, paths, dates, enums too."""
-    if value is None or isinstance(value, bool | int | str):
-        return value if type(value) in (bool, int, str, type(None)) else _plain_subclass(value)
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, int | str):
+        return _plain_subclass(value)
     if isinstance(value, float):
         return float(value)
     if type(value).__name__ in ("NAType", "NaTType"):  # pandas' missing values
         return None
-    if _is_record(value):
+    if is_record(value):
         return {str(key): _plain(item, where) for key, item in _as_mapping(value).items()}
     if isinstance(value, list | tuple | set | frozenset):
         items = sorted(value) if isinstance(value, set | frozenset) else value

@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from batchmill.assignments import forget_earlier, record_assignment
 from batchmill.batching import Batching, Cores, Layout, lay_out
 from batchmill.job import Prepared, plan_again, tell_run
 from batchmill.lease import Lease, lease
 from batchmill.ledger import Ledger
-from batchmill.plan_file import write_run_plan
+from batchmill.plan_file import partitions_of, write_run_plan
 from batchmill.policy import FailurePolicy
 from batchmill.probe import Probe
 from batchmill.shard import Shard
@@ -47,7 +48,12 @@ class Run:
         self, batching: Batching, cores: Cores, policy: FailurePolicy
     ) -> tuple[Layout, list[Shard]]:
         """Divide what is pending into shards, and write the plan that they read."""
-        layout = lay_out(self.prepared.plan.pending["size"].to_numpy(), batching, cores)
+        layout = lay_out(
+            self.prepared.plan.pending["size"].to_numpy(),
+            batching,
+            cores,
+            whole_batches=self.prepared.step.is_batched,
+        )
         write_run_plan(self.prepared, self.number, layout, policy, self.lease.token)
         if not self.pending:
             return layout, []
@@ -63,6 +69,10 @@ class Run:
             for number, (start, stop) in enumerate(pairwise(layout.bounds), 1)
         ]
 
+    def divide_nothing(self, policy: FailurePolicy) -> None:
+        """Write the plan of a run that has nothing to execute, for who reads it later."""
+        self.divide(Batching(), Cores(total=1, node=1), policy)
+
     def probe(self) -> Probe:
         """Return what a machine needs to know to tell whether it could run the shards."""
         return Probe(dataset=self.prepared.job.output, run=self.number, token=self.lease.token)
@@ -75,6 +85,10 @@ class Run:
         Raises LedgerError if another run has taken the dataset over.
         """
         self.lease.check()
+        # Before the tables: what was dealt and published is never dealt again.
+        if self.prepared.job.partitioning:
+            manifest, how = self.prepared.manifest, self.prepared.job.partitioning
+            record_assignment(self.ledger, self.number, manifest, how)
         note_touched(self.ledger, self.number, self.prepared.plan, self.prepared.manifest.inputs)
         if self.pending:
             remove_replaced(self.ledger, self.number)
@@ -85,6 +99,8 @@ class Run:
     def report_is_stale(self) -> bool:
         """Whether there is more to tell than what the dataset's report tells."""
         changed = self.pending or len(self.prepared.plan.withdrawn) or not self.lease.clean
+        before = self.ledger.read_summary(self.number - 1) or {}
+        changed = changed or before.get("partitions", {}) != partitions_of(self.prepared)
         return bool(changed) or REPORT not in self.ledger.store.names("")
 
     def end(self) -> Summary:
@@ -97,6 +113,7 @@ class Run:
         self.ledger.write_summary(
             self.number, summary.as_json() | {"task_runs": self.task_runs, "seconds": seconds}
         )
+        forget_earlier(self.ledger)
         return summary
 
 
@@ -104,8 +121,10 @@ class Run:
 def open_run(prepared: Prepared, *, wait: bool = False) -> Iterator[Run]:
     """Begin a run; the dataset is its own for as long as the block.
 
-    What a killed run has left is swept up, and the plan made anew if the ledger has changed since.
-    With `wait`, waits for the end of another run. Raises LedgerError if there is one, StoreError.
+    What a killed run has left is swept up, and if the ledger has changed since, the manifest is
+    read again and the plan made anew.
+    With `wait`, waits for the end of another run. Raises LedgerError if there is one, and what
+    `prepare` raises.
     """
     ledger = prepared.ledger
     ledger.create()

@@ -1,12 +1,14 @@
 """Run one shard: its inputs through a DataLoader, their outcomes into the ledger."""
 
+import faulthandler
 import logging
-import threading
+import os
+import signal
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 from typing import Any, NamedTuple
@@ -14,23 +16,22 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.errors import LedgerError, StoreError
-from batchmill.execute import Input, Workbench, execute, lost, make_dataset, open_bench
+from batchmill.batching import weigh
+from batchmill.committer import Committer
+from batchmill.errors import LedgerError, StepError, StoreError
+from batchmill.execute import Input, Workbench, execute, load, lost, make_dataset, open_bench
 from batchmill.lease import is_held
 from batchmill.ledger import Ledger, Origin
 from batchmill.outcome import Outcome
 from batchmill.plan import carried_text
-from batchmill.plan_file import carried_rows, read_inputs, read_work
+from batchmill.plan_file import Work, carried_rows, read_inputs, read_work
+from batchmill.rows import RESERVED_KEYS, RESERVED_WITH_PARTITIONS
 from batchmill.step import Step, load_step
 from batchmill.storage import NO_ROOM, is_url, open_store
 from batchmill.storage.remote import Seen
 from batchmill.storage.urls import join, last_part
 
 logger = logging.getLogger(__name__)
-
-# A killed node costs what is not committed: so many seconds of work. The others bound memory.
-COMMIT_SECONDS = 2.0
-COMMIT_INPUTS, COMMIT_BYTES = 20_000, 32 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,8 @@ def run_shard(
     outcome, when the run was asked to stop, or should by its own policy.
     """
     # torch takes a second to import; only the processes that run shards need it.
-    from batchmill.isolation import IsolatedRun, Limits, RetryPolicy, Stop
+    from batchmill.batch_step import BatchRunner
+    from batchmill.isolation import IsolatedRun, Limits, Processing, RetryPolicy, Sample, Stop
 
     begun = time.perf_counter()
     ledger = Ledger(open_store(shard.dataset))
@@ -109,7 +111,7 @@ def run_shard(
         name: Origin(carried_text(row), work.identity, work.run)
         for name, row in zip(table["input"].to_pylist(), rows, strict=True)
     }
-    planned = _planned(table)
+    reserved = RESERVED_WITH_PARTITIONS if work.partitioning else RESERVED_KEYS
     counts: Counter[str] = Counter()
     stop = Stop()
     enough = work.enough_failures
@@ -147,38 +149,94 @@ def run_shard(
             row = numbers[boundary] if boundary < len(numbers) else shard.stop
             ledger.answer_split(work.run, shard.key, row)
 
+    def end_process(why: str) -> None:
+        """End this process, with what it has done committed; the driver finds out the rest."""
+        try:
+            logger.error("%s: %s", shard.title, why)
+            committer.flush()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def end_overdue(indices: Sequence[int]) -> None:
+        """End this process, whose batch takes too long; of one input, that is its outcome."""
+        seconds = work.policy.timeout_seconds or 0.0
+        message = f"its batch was still at work after {seconds:g} s (--timeout)"
+        try:
+            faulthandler.dump_traceback(all_threads=True)
+            if len(indices) == 1:
+                index = indices[0]
+                outcome = lost(
+                    inputs[index],
+                    bench,
+                    kind="timeout",
+                    error="Timeout",
+                    message=message,
+                    log="",
+                    seconds=seconds,
+                )
+                deliver([_as_planned(outcome, table, index)])
+        finally:
+            end_process(f"{len(indices)} inputs: {message}")
+
     attempt = uuid.uuid4().hex[:12]
     prefix = f"{work.run:06d}-{attempt}"
-    fetches = any(is_url(join(work.root, name)) for name in origins)
-    with open_bench(ledger.store, attempt, fetches=fetches) as bench:
+    fetches = is_url(work.root) or any("://" in name and is_url(name) for name in origins)
+    with open_bench(ledger.store, attempt, fetches=fetches, reserved=reserved) as bench:
         inputs = [
             _input(bench, work.root, *values)
-            for values in zip(origins, table["input_id"].to_pylist(), rows, planned, strict=True)
+            for values in zip(
+                origins, table["input_id"].to_pylist(), rows, _planned(table), strict=True
+            )
         ]
-        look_up = _look_up(step, table, inputs)
+        look_up, made = _look_up(step, table, inputs)
+        processing = None
+        if step.is_batched and made is not None:
+            runner = BatchRunner(step=step, made=made, inputs=inputs, bench=bench)
+            processing = Processing(
+                collate=runner.collate,
+                process=runner.process,
+                overdue=end_overdue,
+                end=end_process,
+            )
+
+        def run_one(index: int) -> Outcome | Sample:
+            if processing is None:
+                return execute(step, inputs[index], bench, partial(look_up, index))
+            loaded = load(inputs[index], bench, partial(look_up, index))
+            return loaded if isinstance(loaded, Outcome) else Sample(*loaded)
+
         isolated = IsolatedRun(
             count=len(table),
-            run=lambda index: execute(step, inputs[index], bench, partial(look_up, index)),
-            lost=lambda index, death: lost(
-                inputs[index],
-                bench,
-                kind=death.kind,
-                error=death.error,
-                message=death.message,
-                log=death.log,
-                seconds=death.seconds,
-            )._replace(**planned[index]._asdict()),
+            run=run_one,
+            lost=lambda index, death: _as_planned(
+                lost(
+                    inputs[index],
+                    bench,
+                    kind=death.kind,
+                    error=death.error,
+                    message=death.message,
+                    log=death.log,
+                    seconds=death.seconds,
+                ),
+                table,
+                index,
+            ),
             deliver=deliver,
             limits=Limits(
                 timeout_seconds=work.policy.timeout_seconds, memory_bytes=work.policy.memory_bytes
             ),
             retry=RetryPolicy(retries=work.policy.retries),
             stop=stop,
+            processing=processing,
+            weights=weigh(table["size"].to_numpy()),
         )
         if shard.left == 1:
             ledger.note_alone(shard.run, shard.start, shard.attempt)
-        with _Committer(ledger, prefix, origins, look) as committer:
-            isolated.execute(batch_size=work.batch_size, num_workers=work.num_workers)
+        with Committer(ledger, prefix, origins, look) as committer:
+            isolated.execute(
+                batch_size=_batch_size(shard, work, len(table), alone=processing is not None),
+                num_workers=work.num_workers,
+            )
     return ShardResult(dict(counts), time.perf_counter() - begun)
 
 
@@ -241,7 +299,8 @@ def give_up(shard: Shard) -> str | None:
         host="",
         error="WorkerCrashedError",
         message="alone in a Ray worker, it took that with it each time",
-    )._replace(**_planned(table)[0]._asdict())
+    )
+    outcome = _as_planned(outcome, table, 0)
     origin = Origin(carried_text(carried_rows(table)[0]), work.identity, work.run)
     ledger.commit(f"{shard.run:06d}-{uuid.uuid4().hex[:12]}-00000", [(outcome, origin)])
     return str(name)
@@ -256,96 +315,57 @@ def _is_in(table: pa.Table, names: pa.Array) -> pa.Array:
     return pc.is_in(table["input"].combine_chunks(), value_set=names)
 
 
-def _planned(table: pa.Table) -> list[Seen]:
-    """Return what each input's store said of it when the run was planned."""
-    columns = [table[name].to_pylist() for name in Seen._fields]
-    return [Seen(*values) for values in zip(*columns, strict=True)]
+def _planned(table: pa.Table) -> Iterator[Seen]:
+    """Yield what each input's store said of it when the run was planned."""
+    return map(Seen, *(table[name].to_pylist() for name in Seen._fields))
+
+
+def _as_planned(outcome: Outcome, table: pa.Table, row: int) -> Outcome:
+    """Return an outcome with what the input was when the run was planned; nothing else is known."""
+    (seen,) = _planned(table.slice(row, 1))
+    return outcome._replace(**seen._asdict())
 
 
 def _input(
     bench: Workbench, root: str, name: str, identifier: str, row: Mapping[str, Any], planned: Seen
 ) -> Input:
+    if bench.fetched is None:  # All are files of this machine.
+        return Input(
+            name, identifier, name if name[0] == "/" else f"{root.rstrip('/')}/{name}", row
+        )
     place = join(root, name)
-    if bench.fetched is None or not is_url(place):
+    if not is_url(place):
         return Input(name, identifier, place, row)
     path = f"{bench.fetched}/{identifier}/{last_part(place)}"
     return Input(name, identifier, path, row, place, planned)
 
 
-def _look_up(step: Step, table: pa.Table, inputs: list[Input]) -> Callable[[int], Any]:
-    """Return what looks up the result of input i of this shard in the step's Dataset."""
+def _look_up(step: Step, table: pa.Table, inputs: list[Input]) -> tuple[Callable[[int], Any], Any]:
+    """Return what looks up item i of this shard in the step's Dataset, and that, if any."""
     if step.kind == "items":
         positions = table["position"].to_pylist()
-        return lambda index: step.target[positions[index]]
+        return lambda index: step.target[positions[index]], step.target
     if step.kind == "dataset":
         try:
             made = make_dataset(step, inputs)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # Then each input fails.
-            return partial(_raise, error)
-        return lambda index: made[index]
-    return lambda _: None
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            if step.is_batched and isinstance(error, StepError):
+                raise  # As a model that is not there: no input's fault.
+            return partial(_raise, error), None  # Then each input fails.
+        return lambda index: made[index], made
+    return lambda _: None, None
+
+
+def _batch_size(shard: Shard, work: Work, inputs: int, *, alone: bool) -> int:
+    """Return the batch size; 1 where one of a few inputs takes the shard's process with it.
+
+    Where a batch step runs, that is most likely one that the model did not survive; alone, it is
+    known by name.
+    """
+    if alone and shard.attempt > 1 and inputs <= 2 * work.batch_size:
+        return 1
+    return work.batch_size
 
 
 def _raise(error: BaseException, _: int) -> Any:
     raise error
-
-
-@dataclass
-class _Committer:
-    """Commits outcomes in parts, by time and by number, in a thread of its own.
-
-    `look` is called as often as it looks at the time.
-    """
-
-    ledger: Ledger
-    prefix: str
-    origins: Mapping[str, Origin]
-    look: Callable[[], None]
-    _waiting: list[Outcome] = field(default_factory=list)
-    _bytes: int = 0
-    _parts: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _due: threading.Event = field(default_factory=threading.Event)
-    _ended: bool = False
-    _error: Exception | None = None
-
-    def __enter__(self) -> "_Committer":
-        self._thread = threading.Thread(target=self._serve, name="commit", daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._ended = True
-        self._due.set()
-        self._thread.join()
-        if self._error and not any(exception):
-            raise self._error
-
-    def add(self, outcomes: Sequence[Outcome]) -> None:
-        """Take outcomes to commit. Raises what an earlier commit has raised."""
-        if self._error:
-            raise self._error
-        with self._lock:
-            self._waiting += outcomes
-            self._bytes += sum(len(outcome.rows) for outcome in outcomes)
-        if len(self._waiting) >= COMMIT_INPUTS or self._bytes >= COMMIT_BYTES:
-            self._due.set()
-
-    def _serve(self) -> None:
-        try:
-            while not self._ended:
-                self._due.wait(COMMIT_SECONDS)
-                self._due.clear()
-                self._commit()
-                self.look()
-            self._commit()
-        except Exception as error:  # Raised in the shard's own thread.
-            self._error = error
-
-    def _commit(self) -> None:
-        with self._lock:
-            outcomes, self._waiting, self._bytes = self._waiting, [], 0
-        if outcomes:
-            records = [(outcome, self.origins[outcome.input]) for outcome in outcomes]
-            self.ledger.commit(f"{self.prefix}-{self._parts:05d}", records)
-            self._parts += 1

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from batchmill.allowed import check_origin, check_step
+from batchmill.content import take_contents
 from batchmill.errors import StepError
 from batchmill.identity import describe_step, identity_of
 from batchmill.params import check_params
@@ -21,6 +22,7 @@ StepKind = Literal["function", "dataset", "items"]
 # What batchmill itself gives to a function's or a Dataset's parameters of these names.
 _GIVEN_TO_FUNCTION = ("out", "row")
 _GIVEN_TO_DATASET = ("labels",)
+_GIVEN_TO_BATCH = ("outs",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,8 @@ class Step:
     `kind` tells how it is used: a "function" is called with each input's path; a "dataset" is a
     class that is made with the list of inputs and then indexed; "items" is an object with
     `__len__` and `__getitem__`, whose item i belongs to row i of the manifest. `given` are the
-    names of those parameters that batchmill fills in; `identity` is the digest of `description`:
+    names of those parameters that batchmill fills in. One that `is_batched` has `process_batch`,
+    which is given collated batches of its items. `identity` is the digest of `description`:
     results of another identity are not this step's.
     """
 
@@ -41,6 +44,11 @@ class Step:
     given: frozenset[str]
     identity: str
     description: Mapping[str, Any]
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether its items are samples, for batches."""
+        return self.kind != "function" and hasattr(self.target, "process_batch")
 
 
 def load_step(ref: str, params: Mapping[str, Any] | None = None, *, search: str = "") -> Step:
@@ -60,13 +68,16 @@ def load_step(ref: str, params: Mapping[str, Any] | None = None, *, search: str 
                 f"step {ref}: is a {type(target).__name__}, which takes no parameters; "
                 f"got {', '.join(sorted(params))}. Drop them, or name a class or function."
             )
-        return _step(ref, kind, target, {}, frozenset())
+        return _step(ref, kind, target, {}, _given_to_batch(ref, target), {})
     signature = _signature(ref, target)
     takes = _takes_input(ref, signature)
     special = _GIVEN_TO_FUNCTION if kind == "function" else _GIVEN_TO_DATASET
     given = frozenset(name for name in special if name in signature.parameters and name != takes)
     checked = check_params(ref, target, signature, params, filled=given | {takes})
-    return _step(ref, kind, target, checked, given)
+    if kind == "dataset":
+        given |= _given_to_batch(ref, target)
+    placed, contents = take_contents(ref, target, checked, search)
+    return _step(ref, kind, target, placed, given, contents)
 
 
 def reference_to(step: str | Callable[..., Any]) -> str:
@@ -91,9 +102,15 @@ def reference_to(step: str | Callable[..., Any]) -> str:
 
 
 def _step(
-    ref: str, kind: StepKind, target: Any, params: Mapping[str, Any], given: frozenset[str]
+    ref: str,
+    kind: StepKind,
+    target: Any,
+    params: Mapping[str, Any],
+    given: frozenset[str],
+    contents: Mapping[str, str],
 ) -> Step:
-    description = describe_step(ref, target, params)
+    # Of a path whose content counts, that is what the step is told by.
+    description = describe_step(ref, target, {**params, **contents})
     return Step(
         ref=ref,
         kind=kind,
@@ -183,6 +200,11 @@ def refuse_nested_run() -> None:
 
 
 def _kind(ref: str, target: Any) -> StepKind:
+    if _is_iterable_dataset(target):
+        raise StepError(
+            f"step {ref}: is an IterableDataset, which cannot be asked for the item of one input. "
+            "Name a Dataset with __getitem__, or a function that is given an input's path."
+        )
     if inspect.isclass(target):
         if hasattr(target, "__getitem__") and hasattr(target, "__len__"):
             return "dataset"
@@ -202,6 +224,15 @@ def _kind(ref: str, target: Any) -> StepKind:
     )
 
 
+def _is_iterable_dataset(target: Any) -> bool:
+    # It inherits a __getitem__ that raises. By name: torch takes a second to import.
+    classes = inspect.getmro(target if inspect.isclass(target) else type(target))
+    return any(
+        kind.__name__ == "IterableDataset" and kind.__module__.startswith("torch.")
+        for kind in classes
+    )
+
+
 def _signature(ref: str, target: Any) -> inspect.Signature:
     try:
         return inspect.signature(target)
@@ -209,6 +240,33 @@ def _signature(ref: str, target: Any) -> inspect.Signature:
         raise StepError(
             f"step {ref}: its parameters cannot be read ({error}). Wrap it in a function."
         ) from error
+
+
+def _given_to_batch(ref: str, target: Any) -> frozenset[str]:
+    """Return which parameters of its `process_batch`, if it has one, batchmill fills in."""
+    process = getattr(target, "process_batch", None)
+    if process is None:
+        return frozenset()
+    signature = _signature(f"{ref}.process_batch", process)
+    names = list(signature.parameters)
+    # Looked up in a class, a method has its `self` still.
+    is_plain = inspect.isclass(target) and inspect.isfunction(
+        inspect.getattr_static(target, "process_batch")
+    )
+    given = frozenset(name for name in _GIVEN_TO_BATCH if name in names)
+    needed = [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and name not in given
+    ]
+    if len(needed) != 1 + is_plain:
+        raise StepError(
+            f"step {ref}: its process_batch takes ({', '.join(names)}); expected one collated "
+            "batch, and `outs` if it writes files."
+        )
+    return given
 
 
 def _takes_input(ref: str, signature: inspect.Signature) -> str:

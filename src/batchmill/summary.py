@@ -21,7 +21,8 @@ class Summary:
 
     `outcomes` counts the manifest's inputs by outcome, `pending` those that have none yet;
     `executed` counts the inputs whose step was started in this run. `failures` has the first few
-    names with their reasons.
+    names with their reasons. `partitions` counts the manifest's inputs by partition, if there are
+    any.
     """
 
     run: int
@@ -31,6 +32,7 @@ class Summary:
     executed: int
     counts: Mapping[str, int] = field(default_factory=dict)
     failures: tuple[tuple[str, str], ...] = ()
+    partitions: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def failed(self) -> int:
@@ -50,6 +52,7 @@ class Summary:
             "pending": self.pending,
             "executed": self.executed,
             "plan": dict(self.counts),
+            **({"partitions": dict(self.partitions)} if self.partitions else {}),
         }
 
     def sentence(self) -> str:
@@ -82,6 +85,7 @@ def summarise(ledger: Ledger, run: int) -> Summary:
         executed=pc.sum(pc.greater(records["attempts"], 0)).as_py() or 0,
         counts=work.counts,
         failures=tuple(failures[:SHOWN_NAMES]),
+        partitions=work.partitions,
     )
 
 

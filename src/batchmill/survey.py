@@ -27,22 +27,24 @@ class Survey:
     damaged: frozenset[str] = frozenset()
 
 
-def survey(manifest: Manifest, records: pa.Table, store: Store) -> Survey:
-    """Compare the ledger's records with the files; reads only what a look leaves open.
+def survey(
+    manifest: Manifest, records: pa.Table, place: pa.Array, identity: str, store: Store
+) -> Survey:
+    """Compare the ledger's records of a step with the files; reads only what a look leaves open.
 
-    Raises StoreError.
+    `place` has the row of each input's record, null where there is none. Raises StoreError.
     """
     inputs = manifest.inputs
-    place = pc.index_in(records["input"], value_set=pa.concat_arrays(inputs["input"].chunks))
-    listed = records.filter(pc.is_valid(place))
-    now = inputs.take(place.drop_null())
+    # Records of another step are no good anyway.
+    is_ours = pc.equal(records["step"], identity).combine_chunks().take(place).fill_null(False)
+    listed, now = records.take(place.filter(is_ours)), inputs.filter(is_ours)
     other_time = pc.or_(
         pc.not_equal(listed["mtime_ns"], now["mtime_ns"]),
         pc.not_equal(listed["etag"], now["etag"]).fill_null(False),
     )
     other_time = pc.or_(other_time, pc.equal(now["mtime_ns"], remote.UNKNOWN_TIME))
     touched = pc.and_(pc.equal(listed["size"], now["size"]), other_time)
-    names = listed["input"].filter(touched).to_pylist()
+    names = now["input"].filter(touched).to_pylist()
     contents = in_threads(lambda name: _content(join(manifest.root, name)), names, _THREADS)
     ok = listed.filter(pc.equal(listed["outcome"], "ok"))
     return Survey(

@@ -1,4 +1,4 @@
-"""Compare a dataset with its ledger: what is missing, changed, or of no record."""
+"""Compare a dataset with its ledger: what is missing, changed, of no record, or leaks."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -6,24 +6,34 @@ from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from batchmill.errors import StoreError
+from batchmill.leaks import find_duplicates, find_leaks
 from batchmill.lease import check_free, lease
 from batchmill.ledger import FOLDER, IN_FOLDER, Ledger
-from batchmill.storage import FILES, Store, in_threads
+from batchmill.storage import FILES, METADATA, Store, in_threads
 
 # What a dataset consists of at its top.
-TABLES = ("metadata.parquet", "metadata.csv", "failures.csv")
+TABLES = (METADATA, "metadata.csv", "failures.csv")
 REPORT = "report.html"
 _TOP = {FOLDER, FILES, REPORT, *TABLES}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One file that is not as the ledger says; `input` is empty for one of no record."""
+    """One file that is not as the ledger says; `input` is that of which it is an output, or empty.
 
-    kind: Literal["missing", "changed", "unreferenced"]
+    A "leak" is in a table: a group in several partitions, or an input in another than its own. A
+    "duplicate" is only a warning: inputs with the same content in different partitions.
+    """
+
+    kind: Literal["missing", "changed", "unreferenced", "leak", "duplicate"]
     path: str
     input: str = ""
     message: str = ""
+
+    @property
+    def is_warning(self) -> bool:
+        """Whether the dataset is what its ledger says all the same."""
+        return self.kind == "duplicate"
 
 
 def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
@@ -50,6 +60,10 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
     strays += [f"{FOLDER}/{name}" for name in store.names(FOLDER) if name not in IN_FOLDER]
     for name in [*strays, *unreferenced(store, owners)]:
         yield Difference("unreferenced", name)
+    for message in find_leaks(ledger):
+        yield Difference("leak", METADATA, message=message)
+    for message in find_duplicates(ledger):
+        yield Difference("duplicate", METADATA, message=message)
 
 
 def recorded_files(ledger: Ledger) -> dict[str, tuple[str, Mapping[str, Any]]]:

@@ -33,6 +33,7 @@ def test_a_saved_job_has_the_parameters_of_the_flow_and_their_defaults():
         ({"step": " "}, "saved job: step is empty"),
         ({"max_failures": "a lot"}, "--max-failures a lot"),
         ({"memory_limit": "much"}, "--memory-limit much"),
+        ({"partition": "train=2"}, "--partition train=2"),
     ],
 )
 def test_a_job_that_cannot_run_is_refused(given, told):

@@ -5,6 +5,7 @@ import os
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from jobs import run_job
 
@@ -106,6 +107,59 @@ def test_plan_as_json(command, words, tmp_path):
     assert {"batch_size": 2, "cores": 2} in plan["parallelism"]
 
 
+def test_plan_counts_partitions_and_their_strata(command, words, tmp_path):
+    (words / "m.csv").write_text(
+        "input,kind,partition\na.txt,x,train\nb.txt,x,test\nc.txt,y,\nd.txt,y,\n"
+    )
+    job = ("plan", words / "m.csv", "--step", SPLIT, "--output", tmp_path / "out")
+    divided = (*job, "--partition", "train=50,test=50", "--stratify", "kind", "--seed", "3")
+    code, out, _ = command(*divided)
+    assert code == 0
+    assert "Partitions: train 2, test 2.\n" in out
+    _, out, _ = command(*divided, "--json")
+    assert json.loads(out)["partitions"] == {"train": 2, "test": 2}
+    strata = {"x": {"train": 1, "test": 1}, "y": {"train": 1, "test": 1}}
+    assert json.loads(out)["strata"] == strata
+    _, out, _ = command(*job, "--json")
+    assert not {"partitions", "strata"} & json.loads(out).keys()
+
+
+def test_plan_says_that_groups_are_dealt_anew(command, words, tmp_path):
+    divided = {"partition": "a=0.5,b=0.5", "stratify": "input"}
+    run_job(words / "manifest.csv", SPLIT, tmp_path / "out", options=divided)
+    job = ("plan", words / "manifest.csv", "--step", SPLIT, "--output", tmp_path / "out")
+    again = (*job, "--partition", "a=0.5,b=0.5", "--stratify", "input")
+    assert "anew" not in command(*again)[1]
+    _, out, _ = command(*again, "--seed", "1")
+    assert "All groups are dealt to partitions anew: --seed was 0, and is 1." in out
+
+
+def test_verify_fails_for_a_leak_and_only_warns_of_duplicates(
+    command, words, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (words / "b.txt").write_text("simple")
+    (words / "m.csv").write_text("input,partition\na.txt,train\nb.txt,test\nc.txt,\n")
+    run_job(words / "m.csv", SPLIT, "out", options={"partition": "train=0.5,test=0.5"})
+    code, out, _ = command("verify", "out")
+    assert code == 0
+    assert "duplicate: metadata.parquet: a.txt (train) and b.txt (test) have the same" in out
+    assert "out: is what its ledger says." in out
+    table = pd.read_parquet("out/metadata.parquet")
+    table.assign(partition="train").to_parquet("out/metadata.parquet")
+    code, out, _ = command("verify", "out", "--repair")
+    assert code == 1
+    assert "leak: metadata.parquet: b.txt is in train, and was assigned to test" in out
+    assert "The same run, given again, writes the tables anew." in out
+    assert "removed" not in out
+    assert (
+        json.loads(command("plan", words / "m.csv", "--step", SPLIT, "-o", "out", "--json")[1])[
+            "unchanged"
+        ]
+        == 3
+    ), "nothing is to be executed for that"
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -125,6 +179,12 @@ def test_plan_as_json(command, words, tmp_path):
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--num-workers", "-1"], "of 0"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--root", "nosuch"], "no such fol"),
         (["run", "manifest.csv", "--step", SPLIT], "--output"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--partition", "a=2"], "sum to 2"),
+        (["plan", "manifest.csv", "--step", SPLIT, "-o", "out", "--group-by", "x"], "--partition"),
+        (
+            ["plan", "manifest.csv", "--step", SPLIT, "-o=o", "--partition=a=1", "--group-by=who"],
+            "no column 'who', for --group-by (found: 'input')",
+        ),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--bogus"], "--bogus"),
         (["plan", "manifest.csv", "--step", SPLIT, "-o", "out", "--cores", "0"], "1 or more"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--ray", "x"], "expected ray://"),

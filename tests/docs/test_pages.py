@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -15,7 +16,10 @@ ALL_PAGES = [
     *sorted((ROOT / "examples").glob("*/README.md")),
 ]
 
+CLASSIFIER = ROOT / "docs" / "classifier.md"
+
 # Blocks of `sh` are run. What needs a cluster is in blocks of `bash`; tests/cluster does the like.
+# Those of `python run`, joined, are run after them: each goes on from the one before.
 # Set-up, or what another test starts: make by .ci/run, deployments by test_deployment.
 ELSEWHERE = ("make ", "pip install", "prefect ")
 
@@ -29,17 +33,43 @@ def commands_of(page):
 
 
 @pytest.mark.end_to_end
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_page_about_a_classifier_ends_with_one_that_tells_birds_apart(shell, work):
+    run_commands(CLASSIFIER, shell, work)
+    table = pd.read_parquet(work / "predictions" / "metadata.parquet")
+    assert table.groupby("partition")["bird"].nunique().to_dict() == {
+        "train": 9, "validation": 3, "test": 3,
+    }  # fmt: skip
+    test = table[table["partition"] == "test"]
+    # By chance, it would be a third.
+    assert (test["predicted"] == test["label"]).mean() > 0.8
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("page", sorted({*PAGES} - {CLASSIFIER}), ids=lambda page: page.name)
 def test_the_commands_of_a_page_run_one_after_the_other(page, shell, work):
-    commands = commands_of(page)
+    run_commands(page, shell, work)
+
+
+def run_commands(page, shell, work):
+    """Run a page's commands in a folder that has the examples, and then its Python."""
     shutil.copytree(ROOT / "examples", work / "examples")
-    for block in commands:
+    for block in commands_of(page):
         done = shell.run("bash", "-euc", block)
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+    script = "\n".join(blocks(page, "python run"))
+    if script:
+        done = shell.run(sys.executable, "-c", script)
+        assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
 
 
 def test_the_readme_has_commands_to_run():
     assert sum(block.count("batchmill ") for block in commands_of(PAGES[0])) >= 6
+
+
+def test_the_page_about_training_has_python_to_run():
+    script = "\n".join(blocks(ROOT / "docs" / "training.md", "python run"))
+    for name in ("open_dataset", "pad_collate", "partition", "frame"):
+        assert name in script
 
 
 @pytest.mark.end_to_end
@@ -54,6 +84,12 @@ def test_the_readmes_python_runs(shell, work):
 def test_the_readmes_step_is_the_examples():
     (step,) = (block for block in blocks(ROOT / "README.md", "python") if "def count" in block)
     assert step == (ROOT / "examples" / "words" / "counting.py").read_text()
+
+
+def test_the_example_of_a_test_is_the_examples():
+    page = ROOT / "docs" / "own-steps.md"
+    (test,) = (block for block in blocks(page, "python") if "check_step" in block)
+    assert test == (ROOT / "examples" / "words" / "test_counting.py").read_text()
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))

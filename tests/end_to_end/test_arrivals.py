@@ -8,6 +8,7 @@ from functools import partial
 import gated
 import pandas as pd
 import pytest
+from batchmill.flows.resources import resource_id
 from deployment import deploy, has_ended, worker_of
 from live import ROOT, ask, clean_environment, free_ports, prefect_server_in, shell_in, wait_for
 from object_store import upload
@@ -94,6 +95,25 @@ def test_a_burst_of_files_is_one_run(arrivals, work):
     assert (announced["count"], announced["bytes"], len(announced["first"])) == (500, 500, 20)
     assert arrivals.letters() == {f"{number}.txt": "x" for number in range(500)}
     assert len(watcher.announced()) == 1
+    assert watcher.stop() == 0
+
+
+def test_who_is_told_and_from_when_on_is_said_at_the_beginning(arrivals, work):
+    watcher = arrivals.watch()
+    expected = f"All that is there is announced: the dataset {work / 'out'} is not made yet.\n"
+    wait_for(lambda: expected in watcher.said(), "what is said of the dataset")
+    assert "no deployment is named" not in watcher.said()
+    assert watcher.stop() == 0
+    assert "What is not announced yet will be when it is started again." in watcher.said()
+
+
+def test_a_watcher_that_names_no_deployment_says_that_nothing_may_run(bare_shell, work):
+    bare_shell.environment["PREFECT_API_URL"] = f"http://127.0.0.1:{free_ports()[0]}/api"
+    watcher = Watcher(bare_shell, ".")
+    wait_for(lambda: "no deployment is named" in watcher.said(), "what is said of nobody")
+    (line,) = (line for line in watcher.said().splitlines() if "no deployment" in line)
+    assert f"batchmill.data.arrived of {resource_id('source', str(work))}." in line
+    assert line.endswith("--deployment preprocess/on-arrival")
     assert watcher.stop() == 0
 
 

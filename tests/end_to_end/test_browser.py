@@ -174,10 +174,25 @@ def test_the_form_refuses_in_the_words_of_the_command_line(ui, api, shell, folde
     assert str(output) not in [run["parameters"].get("output") for run in runs]
 
 
+def test_the_form_refuses_what_is_no_number_share_or_size(ui, api, folder):
+    output = folder / "not-begun"
+    fill_in(ui, folder / "manifest.csv", output)
+    failures = ui.field("Failures allowed (Optional)")
+    failures.get_by_role("textbox").fill("lots")
+    memory = ui.field("Memory limit (Optional)")
+    memory.get_by_role("tab", name="str").click()
+    memory.get_by_role("textbox").fill("much")
+    ui.submit()
+    failures.get_by_text("'lots' does not match").wait_for()
+    memory.get_by_text("'much' does not match").wait_for()
+    runs = api("/flow_runs/filter", {"limit": 200})
+    assert str(output) not in [run["parameters"].get("output") for run in runs]
+
+
 @pytest.mark.parametrize(
     ("field", "option", "value"),
     [
-        ("Failures allowed (Optional)", "--max-failures", "abc"),
+        ("Failures allowed (Optional)", "--max-failures", "101%"),
         ("Input column (Optional)", "--input-column", "nosuch"),
     ],
 )

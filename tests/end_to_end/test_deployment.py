@@ -43,9 +43,18 @@ def test_deployments_run_the_same_flow(deployed, shell, api, words, work):
     assert state["type"] == "FAILED"
     assert "no such file or folder" in state["message"]
     # The folder that it would be in is gone when the run has ended.
-    state = deployed("preprocess/manual", **good | {"output": "out"})
-    assert state["type"] == "FAILED"
-    assert "output out: a deployment's run works in a temporary folder" in state["message"]
+    for deployment, parameters, told in [
+        ("preprocess/manual", good | {"output": "out"}, "output out"),
+        ("verify-dataset/manual", {"dataset": "out"}, "dataset out"),
+        ("watch-source/manual", {"source": "in", "deployment": "preprocess/manual"}, "source in"),
+    ]:
+        state = deployed(deployment, **parameters)
+        assert state["type"] == "FAILED"
+        assert f"{told}: a deployment's run works in a temporary folder" in state["message"]
+    # Who reads it in the UI has no folder to go to.
+    state = deployed("preprocess/manual", **good | {"step": "nosuch:step"})
+    assert "no module 'nosuch' where the worker runs" in state["message"]
+    assert "the worker's PYTHONPATH" in state["message"]
     assert len(pd.read_parquet(work / "out" / "metadata.parquet")) == 31
     code, status = shell.json("status", "out")
     assert (code, status["outcomes"]) == (0, {"ok": 4})

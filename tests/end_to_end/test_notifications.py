@@ -61,11 +61,36 @@ def prefect_server(tmp_path):
         yield url
 
 
+def assert_refused(done, expected):
+    """One line says why, and nothing was begun."""
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert expected in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["set_up.py", "custom-webhook/colleagues"], "set PREFECT_API_URL"),
+        (["set_up.py"], "give one saved notification block"),
+        (["webhook.py", "https://chat.example.com/hooks/0123"], "set PREFECT_API_URL"),
+        (["webhook.py", "chat"], "give one address"),
+        (["webhook.py"], "give one address"),
+    ],
+)
+def test_what_nobody_would_be_told_by_is_refused(bare_shell, arguments, expected):
+    script, *rest = arguments
+    folder = ROOT / "examples" / "notifications"
+    assert_refused(bare_shell.run("python", folder / script, *rest), expected)
+
+
 def test_one_message_a_run_to_a_real_receiver(shell, api, receiver, work):
     shutil.copytree(ROOT / "examples", work / "examples")
     set_up, run = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
     set_up = re.sub(r"https://chat\S+", receiver.url, set_up)
     (documented,) = map(json.loads, re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL))
+    script, misspelt = "examples/notifications/set_up.py", "custom-webhook/coleagues"
+    assert_refused(shell.run("python", script, misspelt), f"{misspelt}: no saved notification")
     for _ in range(2):  # Given again, it makes nothing twice.
         done = shell.run("bash", "-euc", set_up)
         assert done.returncode == 0, done.stderr

@@ -2,12 +2,16 @@
 
 import os
 import sys
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pytest
 from jobs import run_job
 
 from batchmill.errors import ManifestError, OptionError
 from batchmill.job import make_job, open_ledger, prepare
+from batchmill.storage import is_url, remote
 
 SPLIT = "batchmill.steps.words:split"
 
@@ -36,7 +40,8 @@ def run(lab, step=SPLIT, output="mine/out"):
 
 
 def job(lab, step=SPLIT, manifest="mine", output="mine/out"):
-    return make_job(manifest=str(lab / manifest), step=step, output=str(lab / output))
+    place = manifest if is_url(manifest) else str(lab / manifest)
+    return make_job(manifest=place, step=step, output=str(lab / output))
 
 
 @pytest.mark.parametrize(
@@ -105,11 +110,61 @@ def test_urls_are_inside_what_is_allowed_or_not(monkeypatch):
 
     monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", "s3://ours/in, https://host/data")
     inside = ["s3://ours/in/a..b.wav", "s3://ours/in", "https://host/data/a"]
+    inside.append("s3://ours/in/a key\tof any kind?token=none")
     outside = [
         *["s3://ours/inner/a", "s3://theirs/in/a", "https://host/data/../b", "/data/a"],
+        *["https://host/data/.\t./b", "https://host/data/.\r\n./b", "https://host/data/\n../b"],
         *["https://host/data/%2E%2e/b", "https://host.evil/data/a", "http://host/data/a"],
     ]
-    assert list(refused_inputs(inside + outside)) == list(range(3, 3 + len(outside)))
+    assert list(refused_inputs(inside + outside)) == list(range(4, 4 + len(outside)))
+
+
+@pytest.fixture
+def leading_away(lab):
+    """A web server with our folder and theirs, where /mine/to?URL leads to a URL; gives its URL."""
+    asked = []
+
+    class Leading(SimpleHTTPRequestHandler):
+        def send_head(self):
+            asked.append(self.path)
+            target = self.path.partition("/mine/to?")[2]
+            if not target:
+                return super().send_head()
+            self.send_response(302)
+            self.send_header("Location", target)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return None
+
+    handler = partial(Leading, directory=str(lab))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "away",
+    [
+        *["{web}/theirs/secret.txt", "/theirs/secret.txt", "../theirs/secret.txt"],
+        *["http:/theirs/secret.txt", "//127.0.0.1:1/mine/a.txt"],
+    ],
+)
+def test_a_redirect_that_leads_out_is_not_followed(lab, leading_away, monkeypatch, away):
+    web, asked = leading_away
+    monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", f"{lab}/mine, {web}/mine")
+    monkeypatch.setattr("batchmill.storage.store.patient_beyond_libraries.pauses", ())
+    out, back = (f"{web}/mine/to?{to.format(web=web)}" for to in (away, "{web}/mine/a.txt"))
+    (lab / "mine" / "list.csv").write_text(f"input\n{web}/mine/a.txt\n{back}\n{out}\n")
+    summary = run_job(lab / "mine" / "list.csv", SPLIT, lab / "mine" / "out")
+    assert summary.outcomes == {"ok": 2, "failed": 1}
+    assert "BATCHMILL_ALLOWED_INPUTS" in str(summary.failures)
+    with pytest.raises(ManifestError, match="BATCHMILL_ALLOWED_INPUTS"):
+        prepare(job(lab, manifest=out))
+    assert [path for path in asked if path.startswith("/theirs")] == []
+    monkeypatch.delenv("BATCHMILL_ALLOWED_INPUTS")
+    if "127.0.0.1:1/" not in away:
+        assert remote.read(out) == b"secret"
 
 
 @pytest.mark.parametrize("output", ["theirs/new", "mine/../theirs/new", "mine/link/new"])

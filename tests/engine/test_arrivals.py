@@ -92,12 +92,22 @@ def test_what_changes_again_is_announced_again():
     assert clock.announced == [(0, ["a"]), (5 + SETTLE, ["a"])]
 
 
-def test_what_vanishes_and_comes_back_is_known():
-    clock = Clock()
-    clock.see(0, a=mark(1, at=-100))
+def test_what_vanishes_and_comes_back_is_announced_again():
+    """While it was away, the run that it was announced for may have looked."""
+    clock = Clock(known={"b": mark(1, at=-100)})
+    clock.see(0, a=mark(1, at=-100), b=mark(1, at=-100))
     clock.see(1)
-    clock.see(2, a=mark(1, at=-100))
-    assert clock.announced == [(0, ["a"])]
+    for at in range(2, 40):
+        clock.see(at, a=mark(1, at=-100), b=mark(1, at=-100))
+    assert clock.announced == [(0, ["a"]), (2 + SETTLE, ["a", "b"])]
+
+
+def test_a_listing_that_has_a_file_now_and_then_does_not_announce_it_all_the_time():
+    clock = Clock()
+    for at in range(60):
+        files = {"a": mark(1, at=-100)} if at % (SETTLE // 2) else {}
+        clock.see(at, b=mark(1, at=-100), **files)
+    assert clock.announced == [(0, ["b"]), (1, ["a"])]
 
 
 def test_what_is_removed_before_it_has_settled_is_forgotten():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchmill import OptionError
-from batchmill.batching import MAX_SHARDS, Batching, Cores, lay_out
+from batchmill.batching import MAX_SHARDS, Batching, Cores, cut, lay_out, weigh
 
 sizes = st.lists(st.integers(-1, 10**9), min_size=1, max_size=300)
 
@@ -54,6 +54,67 @@ def test_shards_are_about_even_in_bytes():
     ]
     assert len(loads) > 1
     assert max(loads) <= 1.1 * np.mean(loads)
+
+
+def lpt(weights, workers):
+    """Give batches in turn to the worker that is free first; return how long each is at work."""
+    busy = [0.0] * workers
+    for weight in weights:
+        first = busy.index(min(busy))
+        busy[first] += weight
+    return busy
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+@pytest.mark.parametrize("seed", range(5))
+def test_inputs_of_a_kilobyte_to_a_gigabyte_are_even_for_the_workers_of_a_shard(seed, workers):
+    exponents = np.random.default_rng(seed).uniform(3, 9, 3000)
+    weights = np.sort(weigh((10**exponents).astype(np.int64)))[::-1]
+    batches = cut(weights, 256, workers)
+    assert [index for batch in batches for index in batch] == list(range(3000))
+    busy = lpt([weights[list(batch)].sum() for batch in batches], workers)
+    assert max(busy) <= 1.1 * np.mean(busy)
+
+
+def test_the_light_ones_share_batches():
+    batches = cut(weigh(np.array([10**9, *[1] * 1000])), 256, 2)
+    assert len(batches[0]) == 1
+    assert len(batches) < 30
+
+
+def test_whole_batches_are_as_large_as_was_said():
+    batches = cut(weigh(np.array([10**9, 10**8, *[1] * 8])), 4, 2, even=False)
+    assert [len(batch) for batch in batches] == [4, 4, 2]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_inputs_of_a_kilobyte_to_a_gigabyte_are_even_for_the_shards(seed):
+    exponents = np.random.default_rng(seed).uniform(3, 9, 5000)
+    spread = (10**exponents).astype(np.int64)
+    layout = lay_out(spread, Batching(), Cores(total=64, node=8))
+    loads = [
+        weigh(spread[layout.order[start:stop]]).sum()
+        for start, stop in zip(layout.bounds, layout.bounds[1:], strict=False)
+    ]
+    assert len(loads) == 32
+    assert max(loads) <= 1.1 * np.mean(loads)
+
+
+def test_no_shard_holds_all_that_is_small():
+    sizes = np.array([10**12] * 15 + [1] * 400_000)
+    layout = lay_out(sizes, Batching(), Cores(total=32, node=8))
+    counts = np.diff(layout.bounds)
+    assert len(counts) == 16
+    assert counts.max() <= 2.1 * counts.mean()
+
+
+def test_each_choice_has_its_reason():
+    layout = lay_out(np.ones(600_000, np.int64), Batching(num_workers=2), Cores(total=2, node=2))
+    assert layout.reasons == (
+        "num_workers 2: as you say",
+        "batch_size 256: 64 batches or more for each core where inputs suffice, 256 inputs at most",
+        "shards 6: 100,000 inputs each, at most",
+    )
 
 
 def test_what_the_user_gives_is_kept():

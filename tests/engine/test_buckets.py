@@ -361,8 +361,15 @@ def test_a_pattern_does_not_take_a_datasets_tables(job, data):
     manifest, output = f"{data}/**/*.*", f"{data}/sub/out"
     assert job(manifest=manifest, output=output).outcomes == {"ok": 11}
     assert executed(job, manifest=manifest, output=output) == 0
-    with pytest.raises(ManifestError, match="is a dataset of batchmill"):
-        load_manifest(output)
+
+
+def test_a_dataset_in_a_bucket_is_a_manifest_of_its_outputs(job, bucket):
+    job()
+    manifest = load_manifest(f"{bucket}/out")
+    rows = pd.read_parquet(f"{bucket}/out/metadata.parquet")
+    assert manifest.inputs["input"].to_pylist() == rows["output"].tolist()
+    assert manifest.inputs["size"].to_pylist() != [-1] * len(rows)
+    assert manifest.carried["made_from"].to_pylist() == rows["input"].tolist()
 
 
 def test_brackets_may_be_a_name(data, store):

@@ -11,10 +11,13 @@ import pytest
 from comparison import contents
 from jobs import run_job
 
-from batchmill import StoreError
+from batchmill import ManifestError, StoreError
 from batchmill.job import make_job, prepare
 from batchmill.ledger import Ledger
+from batchmill.manifest.saved import listed_manifest, save_manifest
+from batchmill.publish import publish
 from batchmill.run import open_run
+from batchmill.step import load_step
 from batchmill.storage import LocalStore
 from batchmill.upkeep import compact
 from batchmill.verify import repair, verify
@@ -193,6 +196,84 @@ def test_a_withdrawn_row_stays_until_it_is_pruned(job):
     job.names.append("00002.txt")
     job.list()
     assert job.reasons() == {"unchanged": 19, "new": 1}
+
+
+@pytest.fixture
+def over_a_folder(job):
+    """Prepares a job over the folder of inputs, or of a list of them."""
+
+    def over(listed=None):
+        place = str(job.folder / "in") if listed is None else listed_manifest(job.dataset)
+        made = make_job(manifest=place, step=f"{job.module}:step", output=str(job.dataset))
+        return prepare(made, listed)
+
+    return over
+
+
+def arrive_and_run(job, name="late.txt"):
+    """Put a new input into the folder, and let another run process it."""
+    job.path(name).write_text(name)
+    return run_job(job.folder / "in", f"{job.module}:step", job.dataset)
+
+
+def prune(prepared):
+    """Begin a run that executes nothing, and prune; return what was planned."""
+    with open_run(prepared) as run:
+        plan = run.prepared.plan
+        run.settle(prune=True)
+        publish(run.ledger, run.prepared.manifest)
+    return plan
+
+
+def test_what_another_run_made_while_this_one_waited_is_not_pruned(job, over_a_folder):
+    arrive_and_run(job)
+    prepared = over_a_folder()
+    arrive_and_run(job, "later.txt")
+    job.path("00003.txt").unlink()
+    plan = prune(prepared)
+    assert plan.withdrawn["input"].to_pylist() == ["00003.txt"]
+    assert plan.counts["unchanged"] == 21
+    table = pd.read_parquet(job.dataset / "metadata.parquet").set_index("input")
+    assert (job.dataset / table.loc["later.txt", "output"]).read_text() == "later.txt"
+    assert "00003.txt" not in table.index
+
+
+def test_what_is_recorded_between_a_look_and_its_plan_is_not_pruned(
+    job, over_a_folder, monkeypatch
+):
+    arrive_and_run(job)
+
+    def load(*args, **options):
+        monkeypatch.undo()
+        monkeypatch.chdir(job.folder)
+        arrive_and_run(job, "later.txt")
+        return load_step(*args, **options)
+
+    monkeypatch.setattr("batchmill.job.load_step", load)
+    plan = prune(over_a_folder())
+    assert (len(plan.withdrawn), plan.counts["unchanged"]) == (0, 22)
+
+
+def test_a_list_stays_as_it_is_while_its_run_waits(job, over_a_folder):
+    names = [str(job.path(name)) for name in job.names]
+    prepared = over_a_folder(names)
+    save_manifest(prepared.manifest, prepared.job.manifest, "input")
+    run_job(prepared.job.manifest, f"{job.module}:step", job.dataset)
+    # Another run with a list of its own has come in between, and waits.
+    another = over_a_folder(names[:3])
+    save_manifest(another.manifest, another.job.manifest, "input")
+    assert prune(prepared).counts["unchanged"] == 20
+    assert len(prune(another).withdrawn) == 17
+
+
+def test_a_manifest_that_cannot_be_read_any_more_ends_the_run(job, over_a_folder):
+    arrive_and_run(job)
+    prepared = over_a_folder()
+    arrive_and_run(job, "later.txt")
+    shutil.move(job.folder / "in", job.folder / "away")
+    with pytest.raises(ManifestError, match="no such file or folder"):
+        prune(prepared)
+    assert len(job.ledger.records(["input"])) == 22
 
 
 def test_force_executes_all(job):

@@ -20,6 +20,7 @@ from batchmill.errors import WorkerError
 from batchmill.isolation import IsolatedRun, Limits, RetryPolicy, Stop
 from batchmill.isolation.memory import Headroom, resident_bytes
 from batchmill.isolation.processes import descendants
+from batchmill.isolation.worker import begin_worker
 from batchmill.outcome import Outcome
 from batchmill.policy import FailurePolicy
 
@@ -394,3 +395,27 @@ def test_a_run_may_be_shortened_before_it_begins():
     assert isolated.shorten() == 1
     isolated.execute(batch_size=8, num_workers=2)
     assert seen == ["0"]
+
+
+def test_a_worker_that_never_begins_is_replaced(tmp_path, monkeypatch):
+    """As one that was forked while another thread held a lock that it needs."""
+    first = tmp_path / "first"
+
+    def begin_late(number, **station):
+        if not first.exists():
+            first.touch()
+            threading.Event().wait()
+        begin_worker(number, **station)
+
+    monkeypatch.setattr("batchmill.isolation.loader.begin_worker", begin_late)
+    monkeypatch.setattr("batchmill.isolation.watchdog._MAX_QUIET_LOOKS", 3)
+    seen = []
+    IsolatedRun(
+        count=4,
+        run=lambda index: Outcome(str(index), str(index), "ok", 1, 0.0, 0.0, "here"),
+        lost=lambda index, death: pytest.fail(f"{index} is to blame: {death}"),
+        deliver=seen.extend,
+        limits=Limits(),
+        retry=RetryPolicy(),
+    ).execute(batch_size=1, num_workers=1)
+    assert sorted(outcome.input for outcome in seen) == ["0", "1", "2", "3"]

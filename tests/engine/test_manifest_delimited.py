@@ -157,8 +157,12 @@ def test_what_no_table_can_be(write, content, expected):
     assert any(fault.startswith(expected) for fault in faults_of(write(content)))
 
 
-def test_a_manifest_that_is_not_there(tmp_path):
-    assert faults_of(tmp_path / "nosuch.csv")[0].startswith("no such file or folder")
+def test_where_a_relative_manifest_was_looked_for_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = f"no such file or folder (looked in {tmp_path}). Check the path."
+    assert faults_of("nosuch.csv") == (told,)
+    told = "no such file or folder. Check the path."
+    assert faults_of(tmp_path / "nosuch.csv") == (told,)
 
 
 def test_a_form_that_is_not_known(write):

@@ -212,3 +212,11 @@ def test_what_is_neither_file_nor_folder(tmp_path):
         load_manifest(str(tmp_path / "m.csv"))
     with pytest.raises(ManifestError, match="has no name"):
         load_manifest("")
+
+
+@pytest.mark.parametrize("listed", ["http://host/in/.\t./secret", "in/.\n./secret", "in/a\x7f"])
+def test_what_a_web_server_is_asked_for_has_no_control_characters(listed):
+    with pytest.raises(ManifestError, match=r"row 0: .*control character"):
+        load_manifest([listed], root="http://host")
+    with pytest.raises(ManifestError, match="control character"):
+        load_manifest(f"http://host/{listed}.csv")

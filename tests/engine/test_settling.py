@@ -3,16 +3,20 @@
 import os
 import time
 
+import pyarrow as pa
 import pytest
 from jobs import run_job
 from object_store import upload
 
+from batchmill.arrivals import look
 from batchmill.errors import ManifestError, OptionError
 from batchmill.job import check_prune, make_job, prepare
 from batchmill.manifest import load_manifest
+from batchmill.manifest.settling import is_unsettled
 
 SPLIT = "batchmill.steps.words:split"
 LONG_AGO = 7200
+LATEST = 2**63 - 1
 
 
 def write(folder, name, text="word", age=0.0):
@@ -100,3 +104,17 @@ def test_a_link_to_itself_is_no_file(tmp_path):
     (tmp_path / "in" / "self").symlink_to(tmp_path / "in" / "self")
     (tmp_path / "in" / "above").symlink_to(tmp_path / "in")
     assert names(load_manifest(tmp_path / "in")) == ["a.txt"]
+
+
+def test_a_time_that_cannot_be_recorded_is_the_nearest_that_can(source, tmp_path):
+    for name in ("old.txt", "ahead.txt"):
+        os.utime(source / name, ns=(0, 12 * 10**18))
+    assert (source / "old.txt").stat().st_mtime_ns > LATEST, "the file system has no such times"
+    loaded = load_manifest(source, settle_seconds=600)
+    assert names(loaded) == ["ahead.txt", "old.txt", "sub/old.txt"]
+    assert loaded.inputs["mtime_ns"].to_pylist()[:2] == [LATEST, LATEST]
+    assert look(str(source))["old.txt"].mtime_ns == LATEST
+    assert run_job(source, SPLIT, tmp_path / "out").outcomes == {"ok": 4}
+    assert run_job(source, SPLIT, tmp_path / "out").executed == 0
+    early = pa.table({"mtime_ns": [-LATEST - 1], "size": [4]})
+    assert is_unsettled(early, 600).to_pylist() == [False]

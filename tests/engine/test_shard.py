@@ -295,7 +295,7 @@ def test_a_second_writer_is_refused_and_told_who_the_first_is(tmp_path):
 
 def test_what_a_shard_leaves_is_anothers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("batchmill.shard.COMMIT_SECONDS", 0.1)
+    monkeypatch.setattr("batchmill.committer.COMMIT_SECONDS", 0.1)
     gated.make_inputs(tmp_path)
     params = {"log": str(tmp_path / "out.log"), "go": str(tmp_path / "go"), "first": 10}
     job = make_job(manifest="in", step="slow:step", output="out", params=params)

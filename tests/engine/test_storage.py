@@ -2,12 +2,15 @@
 
 import errno
 import os
+import pickle
+import socket
 import stat
+import traceback
 
 import pytest
 
 from batchmill import StoreError
-from batchmill.storage import LocalStore
+from batchmill.storage import LocalStore, remote
 from batchmill.storage.access import Access, access_to, options_for
 from batchmill.storage.connection import connected
 
@@ -75,3 +78,52 @@ def test_errors_do_not_have_a_stores_options():
     assert "http://host: ***, ***" in told
     assert "sesame" not in told
     assert "bearer" not in told
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (FileNotFoundError("open-sesame"), FileNotFoundError),
+        (PermissionError(errno.EACCES, "open-sesame"), PermissionError),
+        (UnicodeDecodeError("utf-8", b"x", 0, 1, "open-sesame"), ValueError),
+        (ConnectionResetError("http://corp:open-sesame@host"), OSError),
+        (KeyError("a", "open-sesame"), Exception),
+    ],
+)
+def test_what_an_error_comes_from_keeps_its_kind_and_no_secret(raised, kind):
+    lab = Access(url="memory://lab", options={"key": "open-sesame", "token": "sesame"})
+    with access_to([lab]), pytest.raises(StoreError) as caught, connected("memory://lab/a"):
+        raise raised
+    assert type(caught.value.__cause__) is kind
+    assert type(raised).__name__ in str(caught.value.__cause__)
+    assert "sesame" not in "".join(traceback.format_exception(caught.value))
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copy), copy.passing) == (str(caught.value), caught.value.passing)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"anon": True, "endpoint_url": "http://corp:open-sesame@{host}"},
+        {"anon": True, "endpoint_url": "http://corp:open/sesame@{host}"},
+        {"anon": True, "client_kwargs": {"endpoint_url": "http://{host}/api/open-sesame"}},
+    ],
+)
+def test_a_servers_address_is_told_without_what_is_secret_of_it(options, monkeypatch):
+    monkeypatch.setattr("batchmill.storage.store.patient_beyond_libraries.pauses", ())
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        host = f"127.0.0.1:{nobody.getsockname()[1]}"
+        lab = Access(
+            url="s3://lab",
+            options=filled_in(options, host) | {"config_kwargs": {"retries": {"max_attempts": 0}}},
+        )
+        with access_to([lab]), pytest.raises(StoreError) as caught:
+            remote.read("s3://lab/a")
+    assert "sesame" not in "".join(traceback.format_exception(caught.value))
+
+
+def filled_in(options, host):
+    if isinstance(options, dict):
+        return {name: filled_in(value, host) for name, value in options.items()}
+    return options.format(host=host) if isinstance(options, str) else options

@@ -19,12 +19,16 @@ def test_the_public_names():
         "ManifestError",
         "OptionError",
         "Outcome",
+        "Padded",
         "RunError",
+        "SampleDataset",
         "ServiceError",
         "StepError",
         "StoreError",
         "WorkerError",
         "load_manifest",
+        "open_dataset",
+        "pad_collate",
     }
     for name in batchmill.__all__:
         assert getattr(batchmill, name).__name__ == name

@@ -5,13 +5,15 @@ from itertools import pairwise
 import pytest
 from batchmill.flows.announcement import announce, pauses, payload_of
 from batchmill.flows.resources import resource_id
-from batchmill.flows.watched import Watched, watched
+from batchmill.flows.watched import Watched, known_of, watched
 from live import free_ports
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from batchmill import BatchmillError
+from batchmill import BatchmillError, OptionError
 from batchmill.arrivals import Mark
 from batchmill.errors import ServiceError
+from batchmill.ledger import Ledger
+from batchmill.storage import LocalStore
 
 
 def test_pauses_between_attempts_grow_to_a_minute():
@@ -65,6 +67,15 @@ def test_what_cannot_be_watched_is_told(words, monkeypatch, bucket, source, opti
     with pytest.raises(BatchmillError, match=expected) as error:
         watched(source, **options)
     assert "secret" not in str(error.value)
+
+
+def test_a_dataset_that_the_first_run_will_make_is_no_mistake(tmp_path):
+    out = tmp_path / "out"
+    of = Watched(source="/in", pattern="*", settle_seconds=1, deployment="a/b", dataset=str(out))
+    with pytest.raises(OptionError, match=f"^the dataset {out} is not made yet.$"):
+        known_of(of)
+    Ledger(LocalStore(out)).create()
+    assert known_of(of) == {}
 
 
 def test_a_source_becomes_absolute(words, monkeypatch):

@@ -11,6 +11,7 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 
 from batchmill import OptionError
+from batchmill.policy import make_policy
 
 FLOWS = {
     thing.name: thing
@@ -44,7 +45,8 @@ def test_a_parameter_has_a_title_a_sentence_and_a_default(schema, name):
     assert described["description"].endswith(".")
     assert ("default" in described) != (name in schema["required"])
     if name in schema["required"]:
-        assert name in ("manifest", "step", "output", "dataset", "job", "source", "deployment")
+        needed = ("manifest", "step", "model", "output", "dataset", "job", "source", "deployment")
+        assert name in needed
 
 
 @pytest.mark.parametrize(("schema", "name"), PARAMETERS)
@@ -73,3 +75,23 @@ def test_a_number_out_of_bounds_is_refused_in_the_same_words(words, tmp_path, na
     reason = str(refused.value).partition("Failure reason: ")[2]
     with pytest.raises(OptionError, match=reason):
         preprocess(**job)
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "refused"),
+    [
+        ("memory_limit", ["2G", "1.5 GiB", " 500m ", "1048576", "2TB"], ["lots", "2X", "-2G", "%"]),
+        ("max_failures", ["0", "3", "2%", " 0.5% ", "100%"], ["lots", "-1", "1.5", "% 2", "3 %"]),
+    ],
+)
+def test_text_is_refused_by_the_form_where_the_engine_refuses_it(name, taken, refused):
+    schema = {"type": "object", "properties": SCHEMAS["preprocess"]["properties"]}
+    for text in taken:
+        validate({name: text}, schema, raise_on_error=True)
+        make_policy(**{name: text})
+    for text in refused:
+        with pytest.raises(ValidationError, match=f"'{text}' does not match"):
+            validate({name: text}, schema, raise_on_error=True)
+        with pytest.raises(OptionError):
+            make_policy(**{name: text})
+    validate({"memory_limit": None}, schema, raise_on_error=True)

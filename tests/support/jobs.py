@@ -21,14 +21,20 @@ def run_job(
     before=None,
     force=False,
     prune=False,
+    options=None,
     **params,
 ):
     """Run a job and return its summary; `seen` gathers the outcomes as they come.
 
-    `before` is called between the plan and the run.
+    `before` is called between the plan and the run; `options` are others of the job.
     """
     job = make_job(
-        manifest=str(manifest), step=step, output=str(output), params=params, force=force
+        manifest=str(manifest),
+        step=step,
+        output=str(output),
+        params=params,
+        force=force,
+        **(options or {}),
     )
     with open_run(prepare(job)) as run:
         batching = Batching(batch_size=batch_size, num_workers=num_workers)

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 import uuid
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 MARK = "BATCHMILL_TEST_MARK"
 START_SECONDS = 180
+_BUSY_ANSWERS = 20
 
 
 def wait_for(condition, what, seconds=60):
@@ -117,13 +119,27 @@ def free_ports(host="127.0.0.1", count=1):
 
 
 def ask(api_url, path, body=None, method=None):
-    """Ask a Prefect server's API; with a body, by POST unless told otherwise."""
+    """Ask a Prefect server's API; with a body, by POST unless told otherwise.
+
+    One that says that it is busy (503: SQLite is locked) is asked again, as Prefect's client does.
+    """
     request = urllib.request.Request(
         api_url + path,
         data=None if body is None else json.dumps(body).encode(),
         headers={"Content-Type": "application/json"},
         method=method,
     )
+    for _ in range(_BUSY_ANSWERS):
+        try:
+            return _answer(request)
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                raise
+        time.sleep(0.5)
+    return _answer(request)
+
+
+def _answer(request):
     with urllib.request.urlopen(request, timeout=30) as answer:
         text = answer.read()
         return json.loads(text) if text else None

@@ -20,6 +20,7 @@ _STAYS = " What is committed stays; the same command goes on from there."
 # has a line for each here; a command's own help is its docstring.
 _OVERVIEW = (
     ("run", "batchmill.cli.run:run", "Run a step over every input of a manifest."),
+    ("infer", "batchmill.cli.infer:infer", "Run a model over every input of a manifest."),
     ("try", "batchmill.cli.try_one:try_one", "Run a step on one input, in this process."),
     ("plan", "batchmill.cli.plan:plan", "Tell what a run would do, and on how many cores."),
     ("status", "batchmill.cli.status:status", "Count the inputs of a dataset by outcome."),
@@ -69,7 +70,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         errors.print(f"batchmill: {error}", style="red")
         code = NOT_STARTED
     except KeyboardInterrupt:
-        errors.print("Cancelled." + (_STAYS if called == ["run"] else ""))
+        errors.print("Cancelled." + (_STAYS if called in (["run"], ["infer"]) else ""))
         code = CANCELLED
     except BrokenPipeError:
         # The reader of our output has gone (`| head`), which is its right.

@@ -1,8 +1,9 @@
 """Options that several commands share."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
@@ -11,9 +12,10 @@ from batchmill.params import parse_params
 from batchmill.policy import DEFAULT_RETRIES, DEFAULT_TIMEOUT_SECONDS
 
 WORK = Group("What to do", sort_key=1)
-BATCHES = Group("How to divide it", sort_key=2)
-CLUSTER = Group("Where to run it", sort_key=3)
-FAILURES = Group("What to do about failures", sort_key=4)
+PARTITIONS = Group("Which partition its rows are in", sort_key=2)
+BATCHES = Group("How to divide it", sort_key=3)
+CLUSTER = Group("Where to run it", sort_key=4)
+FAILURES = Group("What to do about failures", sort_key=5)
 
 Step = Annotated[
     str, Parameter(name="--step", group=WORK, help="Function or class: package.module:attribute.")
@@ -42,16 +44,12 @@ Manifest = Annotated[
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class JobOptions:
-    """What `run` and `plan` need to know of a job besides its manifest.
+class DatasetOptions:
+    """What a job needs besides its manifest and its step.
 
     None is not given: then the flow's default counts, or what is saved.
     """
 
-    step: Annotated[
-        str | None,
-        Parameter(group=WORK, help="Function or class: package.module:attribute. Required."),
-    ] = None
     output: Annotated[
         str | None,
         Parameter(
@@ -60,8 +58,6 @@ class JobOptions:
             help="The dataset's folder or URL; made if it is not there. Required.",
         ),
     ] = None
-    param: Params = ()
-    params: ParamsFile = None
     input_column: Annotated[
         str | None,
         Parameter(
@@ -88,6 +84,33 @@ class JobOptions:
             "may be writing them still. Default: 0.",
         ),
     ] = None
+    partition: Annotated[
+        str | None,
+        Parameter(
+            group=PARTITIONS,
+            help="Partitions and their shares, as train=0.8,validation=0.1,test=0.1 or in percent. "
+            "The tables then have a column partition. Default: none.",
+        ),
+    ] = None
+    group_by: Annotated[
+        str | None,
+        Parameter(
+            group=PARTITIONS,
+            help="Column of the manifest, as of the speaker; rows with the same value stay in one "
+            "partition. Default: each input for itself.",
+        ),
+    ] = None
+    stratify: Annotated[
+        str | None,
+        Parameter(
+            group=PARTITIONS,
+            help="Column of the manifest, as of the label; the groups of each value come near the "
+            "shares.",
+        ),
+    ] = None
+    seed: Annotated[
+        int | None, Parameter(group=PARTITIONS, help="Another one divides otherwise. Default: 0.")
+    ] = None
     force: Annotated[
         bool,
         Parameter(
@@ -102,10 +125,11 @@ class JobOptions:
         ),
     ] = None
     num_workers: Annotated[
-        int | None,
+        int | Literal["auto"] | None,
         Parameter(
             group=BATCHES,
-            help="DataLoader workers in each shard; 0 is one, too. Default: the cores, at most 8.",
+            help="DataLoader workers in each shard; 0 is one, too. auto: as many as suit the step, "
+            "seen on a few inputs. Default: the cores, at most 8.",
         ),
     ] = None
 
@@ -151,26 +175,26 @@ class JobOptions:
         ),
     ] = None
 
-    def parameters(self, manifest: str | None) -> dict[str, Any]:
+    def parameters(self, manifest: str | None, required: Mapping[str, Any]) -> dict[str, Any]:
         """Return the flow's parameters that these options and the manifest describe.
 
-        Raises OptionError.
+        Raises OptionError, also where one of the `required` values was not given.
         """
-        required = {"MANIFEST": manifest, "--step": self.step, "--output": self.output}
+        required = {"MANIFEST": manifest, **required, "--output": self.output}
         missing = [name for name, given in required.items() if given is None]
         if missing:
-            raise OptionError(
-                f"missing: {', '.join(missing)}. Give all three; or, to `run`, a saved job: --job."
-            )
+            raise OptionError(f"missing: {', '.join(missing)}.")
         given = {
             "manifest": manifest,
-            "step": self.step,
             "output": self.output,
-            "params": parse_params(self.param, self.params),
             "input_column": self.input_column,
             "root": self.root,
             "pattern": self.pattern,
             "settle_seconds": self.settle,
+            "partition": self.partition,
+            "group_by": self.group_by,
+            "stratify": self.stratify,
+            "seed": self.seed,
             "force": self.force,
             "batch_size": self.batch_size,
             "num_workers": self.num_workers,
@@ -183,4 +207,98 @@ class JobOptions:
         return {name: value for name, value in given.items() if value is not None}
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class JobOptions(DatasetOptions):
+    """What `run` and `plan` need to know of a job besides its manifest."""
+
+    step: Annotated[
+        str | None,
+        Parameter(group=WORK, help="Function or class: package.module:attribute. Required."),
+    ] = None
+    param: Params = ()
+    params: ParamsFile = None
+
+    def job_parameters(self, manifest: str | None) -> dict[str, Any]:
+        """Return the flow's parameters that these options and the manifest describe.
+
+        Raises OptionError.
+        """
+        try:
+            parameters = self.parameters(manifest, {"--step": self.step})
+        except OptionError as error:
+            raise OptionError(
+                f"{error} Give all three; or, to `run`, a saved job: --job."
+            ) from error
+        return parameters | {"step": self.step, "params": parse_params(self.param, self.params)}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Where and how a job is run; nothing of it shows in the dataset."""
+
+    store: Annotated[
+        str | None,
+        Parameter(
+            group=WORK,
+            help="Where the dataset is: block:NAME of a saved store. --output is a name in it.",
+        ),
+    ] = None
+    ray: Annotated[
+        str | None,
+        Parameter(
+            group=CLUSTER,
+            help="A Ray cluster: ray://HOST:10001, HOST:6379, auto, or block:NAME for a saved one. "
+            "Default: a private Ray here.",
+        ),
+    ] = None
+    runtime_env: Annotated[
+        str | None,
+        Parameter(
+            group=CLUSTER,
+            help="What Ray brings to its machines (working_dir, py_modules, pip, env_vars): JSON, "
+            "or a JSON or YAML file.",
+        ),
+    ] = None
+    shard_resource: Annotated[
+        tuple[str, ...],
+        Parameter(
+            group=CLUSTER,
+            negative=(),
+            show_default=False,
+            help="What each shard asks for, as num_gpus=1, num_cpus=4, memory=8G, or a resource of "
+            "your own; may be given again. Default: a CPU for each of its workers.",
+        ),
+    ] = ()
+    prune: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            show_default=False,
+            help="Remove files and rows of inputs that the manifest no longer lists.",
+        ),
+    ] = False
+    wait: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            show_default=False,
+            help="Wait for the end of another run over the dataset.",
+        ),
+    ] = False
+    json: Json = False
+    verbose: Annotated[
+        bool,
+        Parameter(
+            alias="-v",
+            negative=(),
+            show_default=False,
+            help="Show what Prefect and Ray have to say.",
+        ),
+    ] = False
+
+
+NO_DATASET_OPTIONS = DatasetOptions()
 NO_OPTIONS = JobOptions()
+AS_USUAL = RunOptions()

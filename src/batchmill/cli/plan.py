@@ -1,20 +1,23 @@
 """`batchmill plan`: what a run would do."""
 
 import json as json_text
-import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.table import Table
 
-from batchmill.batching import Batching, Cores, Layout, lay_out, parallelism
+from batchmill.batching import Cores, Layout, lay_out, parallelism
 from batchmill.cli.console import console
 from batchmill.cli.options import NO_OPTIONS, JobOptions, Json, Manifest
+from batchmill.cli.workers import batching_of, measured, own_cores
 from batchmill.errors import OptionError
 from batchmill.job import Prepared, make_job, prepare
 from batchmill.params import arguments_for
+from batchmill.partition import count_strata
 from batchmill.plan import REASONS
+from batchmill.plan_file import partitions_of
 
 SHOWN_NAMES = 5
 
@@ -31,28 +34,30 @@ def plan(
 ) -> None:
     """Tell what `batchmill run` would do, and how many cores the batch size lets it use.
 
-    Starts nothing and writes nothing. Example:
+    Starts nothing and writes nothing; with `--num-workers auto`, it executes a few inputs, of which
+    nothing is kept. Example:
 
     ```
     batchmill plan words.csv --step batchmill.steps.words:split --output dataset --batch-size 2
     ```
     """
-    parameters = options.parameters(manifest)
+    parameters = options.job_parameters(manifest)
+    batching_of(parameters)
     prepared = prepare(make_job(**arguments_for(make_job, parameters)))
     if cores is not None and cores < 1:
         raise OptionError(f"--cores {cores}: expected 1 or more.")
-    available = cores or _own_cores()
-    batching = Batching(**arguments_for(Batching, parameters))
+    available = cores or own_cores()
+    told = None if json else console(stderr=True)
+    parameters, why = measured(parameters, prepared, own_cores(), told)
+    batching = batching_of(parameters)
+    batching = replace(batching, why_workers=why) if why else batching
     sizes = prepared.plan.pending["size"].to_numpy()
-    layout = lay_out(sizes, batching, Cores(total=available, node=available))
+    own = Cores(total=available, node=available)
+    layout = lay_out(sizes, batching, own, whole_batches=prepared.step.is_batched)
     if json:
         print(json_text.dumps(_as_json(prepared, layout, available)))
     else:
         _show(prepared, layout, available)
-
-
-def _own_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _batch_sizes(pending: int, chosen: int) -> list[int]:
@@ -67,15 +72,41 @@ def _as_json(prepared: Prepared, layout: Layout, cores: int) -> dict[str, object
         **prepared.plan.counts,
         "unsettled": len(prepared.manifest.unsettled),
         "step_changes": list(prepared.step_changes),
+        **partitions_as_json(prepared),
         "shards": layout.shards if pending else 0,
         "batch_size": layout.batch_size,
         "num_workers": layout.num_workers,
+        "reasons": list(layout.reasons),
         "cores": cores,
         "parallelism": [
             {"batch_size": size, "cores": parallelism(pending, size)}
             for size in _batch_sizes(pending, layout.batch_size)
         ],
     }
+
+
+def partitions_as_json(prepared: Prepared) -> dict[str, object]:
+    """Return the number of inputs in each partition, also of each stratum; empty without any."""
+    how, manifest = prepared.job.partitioning, prepared.manifest
+    if how is None or manifest.groups is None or manifest.partition is None:
+        return {}
+    strata = count_strata(manifest.partition, manifest.groups, how)
+    return {
+        "partitions": partitions_of(prepared),
+        **({"strata": strata} if strata else {}),
+        "partition_changes": list(prepared.partition_changes),
+    }
+
+
+def partition_lines(prepared: Prepared) -> list[str]:
+    """Say how many inputs are in which partition, and why groups are dealt anew, if they are."""
+    counts = partitions_of(prepared)
+    listed = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    changes = "; ".join(prepared.partition_changes)
+    return [
+        *([f"Partitions: {listed}."] if counts else []),
+        *([f"All groups are dealt to partitions anew: {changes}."] if changes else []),
+    ]
 
 
 def _line(what: str, count: int, names: Sequence[str]) -> str:
@@ -100,6 +131,8 @@ def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
         out.print(_line("left out, younger than --settle", len(unsettled), names))
     for line in prepared.step_changes:
         out.print(f"All is executed again, for {line}.")
+    for line in partition_lines(prepared):
+        out.print(line)
     pending = len(prepared.plan.pending)
     if not pending:
         out.print("Nothing to execute.")
@@ -108,6 +141,8 @@ def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
         f"{pending:,} inputs to execute, in {layout.shards:,} shard(s) with batch_size "
         f"{layout.batch_size} and num_workers {layout.num_workers}."
     )
+    for reason in layout.reasons:
+        out.print(f"  {reason}.")
     table = Table("batch_size", "cores it can use", f"idle of {cores} here")
     for size in _batch_sizes(pending, layout.batch_size):
         can_use = parallelism(pending, size)

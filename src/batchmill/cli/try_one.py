@@ -70,7 +70,7 @@ def try_one(
         open_bench(LocalStore(folder), "try", fetches=planned is not None) as bench,
     ):
         item = _item(input, parse_params(row), bench, planned)
-        look_up = _looking_up(loaded, item)
+        look_up = _looking_up(loaded, item, bench)
         with suppress(ValueError):  # Standard error may be no file.
             faulthandler.enable()
         with _ctrl_c_ends_it():
@@ -130,12 +130,16 @@ def _ctrl_c_ends_it() -> Iterator[None]:
             raise KeyboardInterrupt
 
 
-def _looking_up(step: LoadedStep, item: Input) -> Callable[[], Any]:
+def _looking_up(step: LoadedStep, item: Input, bench: Workbench) -> Callable[[], Any]:
     if step.kind == "items":
         raise OptionError(
             f"step {step.ref}: has an item for each row of a manifest, and cannot be tried "
             "on a file. Look at its items in Python."
         )
+    if step.is_batched:
+        from batchmill.batch_step import BatchRunner  # Brings torch along.
+
+        return lambda: BatchRunner.over(step, [item], bench).execute_one(0)
     return lambda: make_dataset(step, [item])[0]
 
 

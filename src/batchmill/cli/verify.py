@@ -34,8 +34,10 @@ def verify(
 ) -> int:
     """Compare a dataset's files with its ledger: missing, changed, unreferenced ones.
 
-    Ends with exit code 1 if there is a difference. Examples:
+    Also whether a group of inputs is in several partitions. Inputs with the same content in
+    different partitions are told as a warning. Ends with exit code 1 if there is a difference.
 
+    Examples:
     ```
     batchmill verify dataset
     batchmill verify dataset --hash --repair
@@ -47,7 +49,7 @@ def verify(
         print(json_text.dumps([asdict(difference) for difference in found], ensure_ascii=False))
     else:
         _show(dataset, found, repaired=repair)
-    return 1 if found else 0
+    return 0 if all(difference.is_warning for difference in found) else 1
 
 
 def _show(dataset: str, found: list[Difference], *, repaired: bool) -> None:
@@ -58,11 +60,18 @@ def _show(dataset: str, found: list[Difference], *, repaired: bool) -> None:
         out.print(f"{difference.kind}: {difference.path}{of}{why}")
     if len(found) > _SHOWN:
         out.print(f"... and {len(found) - _SHOWN:,} more; --json lists all")
-    if not found:
+    counts = Counter(difference.kind for difference in found)
+    if found:
+        out.print(", ".join(f"{count:,} {kind}" for kind, count in counts.items()))
+    if counts["duplicate"]:
+        out.print("Of inputs with the same content, drop one, or make them one group: --group-by.")
+    if all(difference.is_warning for difference in found):
         out.print(f"{dataset}: is what its ledger says.")
         return
-    counts = Counter(difference.kind for difference in found)
-    out.print(", ".join(f"{count:,} {kind}" for kind, count in counts.items()))
+    if counts["leak"]:
+        out.print("The same run, given again, writes the tables anew.")
+        if counts["leak"] + counts["duplicate"] == len(found):
+            return
     if repaired:
         if counts["unreferenced"]:
             out.print("Unreferenced files are removed.")

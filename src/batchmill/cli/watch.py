@@ -29,7 +29,8 @@ def watch(
         Parameter(
             show_default=False,
             help="The deployment that is to run, as preprocess/on-arrival. What its dataset has "
-            "already is not announced.",
+            "already is not announced. Without one, nothing runs unless an automation of yours "
+            "waits for the event.",
         ),
     ] = "",
     pattern: Annotated[
@@ -80,7 +81,7 @@ def watch(
         try:
             known = known_of(found)
         except BatchmillError as error:
-            unknown = f"All that is there is announced, for no ledger says what is done. {error}"
+            unknown = f"All that is there is announced: {error}"
 
     def tell(payload: dict[str, Any]) -> None:
         if json:
@@ -98,9 +99,19 @@ def watch(
         tell=tell,
         complain=lambda text: told.print(f"batchmill: {text}", style="red"),
     )
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        """End when what it is at is done; a second signal ends it at once."""
+        signal.signal(number, signal.default_int_handler)
+        watching.end()
+
     try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         watching.begin()
+        # Where an exception may be lost, as in somebody's `__del__`, a request is not.
+        for number in handlers:
+            signal.signal(number, end)
         how = "told of changes" if bell else f"looks for changes every {every:g} s"
         told.print(
             f"Watching {visible(found.source)} ({how}; a file is whole after "
@@ -108,6 +119,8 @@ def watch(
         )
         if unknown:
             told.print(visible(unknown))
+        if not deployment:
+            told.print(f"batchmill: {visible(_nobody_named(found.source))}", style="red")
         if not found.listens:
             told.print(
                 f"batchmill: {deployment}: no automation runs it. Give it a trigger, as that of "
@@ -116,16 +129,25 @@ def watch(
             )
         watching.run()
     except KeyboardInterrupt:
-        told.print("Watching has ended. What was not announced is when it begins again.")
+        pass  # Nothing is lost that is not announced.
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         if bell:
             bell.close()
+    told.print("Watching has ended. What is not announced yet will be when it is started again.")
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """End at once: nothing is lost that is not announced."""
-    raise KeyboardInterrupt
+def _nobody_named(source: str) -> str:
+    """Say what comes of announcements that name no deployment, and how to name one."""
+    from batchmill.flows.announcement import ARRIVED
+    from batchmill.flows.resources import resource_id
+
+    return (
+        f"no deployment is named, so nothing runs unless an automation of yours waits for the "
+        f"event {ARRIVED} of {resource_id('source', source)}. To name one: "
+        "--deployment preprocess/on-arrival"
+    )
 
 
 def _line(payload: dict[str, Any], deployment: str) -> str:

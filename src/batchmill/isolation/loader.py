@@ -6,20 +6,36 @@ worker dies, the others finish what they are at, the slot of the dead one tells 
 a new DataLoader takes the rest. One to blame runs again alone, as often as its retries allow.
 """
 
+import gc
 import os
 import signal
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from torch.utils.data import DataLoader
+import numpy as np
+from numpy.typing import NDArray
 
+from batchmill.batching import cut
 from batchmill.errors import WorkerError
+from batchmill.isolation.batches import (
+    Batch,
+    BatchError,
+    BrokenDeviceError,
+    Processing,
+    Sample,
+    free_device_memory,
+)
+from batchmill.isolation.dataloader import (
+    as_it_is,
+    deaths_are_no_errors,
+    iterate,
+    wait_until_idle,
+)
 from batchmill.isolation.memory import kernel_oom_kills
 from batchmill.isolation.processes import (
     adopt_orphans,
@@ -30,11 +46,17 @@ from batchmill.isolation.processes import (
 )
 from batchmill.isolation.station import Station
 from batchmill.isolation.stop import Stop
-from batchmill.isolation.watchdog import Limits, Verdict, Watchdog, signal_name
-from batchmill.isolation.worker import Drain, Gate, GuardedInputs, Horizon, begin_worker
+from batchmill.isolation.watchdog import Desk, Limits, Verdict, Watchdog, signal_name
+from batchmill.isolation.worker import (
+    Collate,
+    Drain,
+    Gate,
+    GuardedInputs,
+    Horizon,
+    begin_worker,
+)
 from batchmill.outcome import Kind, Outcome
 
-_POLL_SECONDS = 0.02
 # Workers that die between inputs are nobody's fault; so many DataLoaders in a row without an
 # outcome are ours.
 _MAX_IDLE_PASSES = 5
@@ -68,6 +90,14 @@ class Death:
     seconds: float
 
 
+class _Work(NamedTuple):
+    """What one DataLoader is to do."""
+
+    indices: Sequence[int]
+    batch_size: int
+    num_workers: int
+
+
 class _Retry(NamedTuple):
     due: float
     alone: bool
@@ -77,29 +107,43 @@ class _Retry(NamedTuple):
 class IsolatedRun:
     """The execution of some inputs, each by its index, in DataLoader workers.
 
-    `run` executes one input in a worker and never raises; `lost` makes the outcome of one whose
-    worker died; `deliver` is given each final outcome once, several at a time, from other threads
-    too. After `stop` was requested, inputs that have no outcome yet get none.
+    `run` executes one input in a worker and never raises; or it gives a sample, for `processing`.
+    `lost` makes the outcome of an input whose worker died; `deliver` is given each final outcome
+    once, several at a time, from other threads too. With `weights`, batches are about even in them,
+    and smaller where inputs are heavy. After `stop` was requested, inputs that have no
+    outcome yet get none.
     """
 
     count: int
-    run: Callable[[int], Outcome]
+    run: Callable[[int], Outcome | Sample]
     lost: Callable[[int, Death], Outcome]
     deliver: Callable[[Sequence[Outcome]], None]
     limits: Limits
     retry: RetryPolicy
     stop: Stop = field(default_factory=Stop)
+    processing: Processing | None = None
+    weights: NDArray[np.int64] | None = None
     _attempts: dict[int, int] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
     _retries: dict[int, _Retry] = field(default_factory=dict)
+    # Inputs of batches that were not coped with, and the size of the batches they come in next.
+    _divided: dict[int, int] = field(default_factory=dict)
+    _waiting: list[int] = field(default_factory=list)
+    _largest: int = 0
+    _has_processed: bool = False
+    _spared: frozenset[int] = frozenset()
     _taken: int = 0
     _stations: Sequence[Station] = ()
     _furthest: int = -1
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _delivering: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self._open.update(range(self.count))
         self._horizon = Horizon(self.count)
+        self._desk = Desk(
+            self.processing.overdue if self.processing else None, self.limits.timeout_seconds
+        )
 
     def shorten(self) -> int:
         """Leave out what is not begun; return the index from which on inputs are left out.
@@ -119,26 +163,50 @@ class IsolatedRun:
 
         Raises WorkerError if workers bring forth no outcome any more, and what `deliver` raises.
         """
-        together = sorted(self._open)
+        self._waiting = sorted(self._open)
+        self._largest = batch_size
         idle_passes = 0
         adopt_orphans()
+        # What there is already, of which torch makes half a million objects, is looked through no
+        # more for garbage: a worker would copy their memory by doing so.
+        gc.freeze()
         try:
             while self._open and not self.stop.requested:
-                indices, alone = (together, False) if together else self._due()
+                work = self._next(num_workers)
                 before = self._taken
-                deaths = self._pass(
-                    indices, 1 if alone else batch_size, 1 if alone else num_workers
-                )
+                deaths = self._pass(work)
                 if self.stop.requested:
                     break  # They may have been killed for that.
                 for death in deaths:
                     self._blame(death)
                 idle_passes = idle_passes + 1 if self._taken == before else 0
+                if idle_passes and self.processing and self._largest > 1:
+                    self._largest //= 2  # One by one, it shows who it is that ends workers.
+                    idle_passes = 0
                 if idle_passes > _MAX_IDLE_PASSES:
                     raise WorkerError(deaths[0].message if deaths else "its outcomes are lost")
-                together = [i for i in indices if i in self._open and i not in self._retries]
+                again = {*self._waiting, *work.indices}
+                self._waiting = sorted(i for i in again if self._is_untold(i))
         finally:
+            gc.unfreeze()
             adopt_orphans(False)
+
+    def _next(self, num_workers: int) -> _Work:
+        """Return what is to be done next: what was too much at once, what has not been, retries."""
+        if self._divided:
+            size = max(self._divided.values())
+            indices = sorted(i for i in self._divided if self._divided[i] == size)
+            for index in indices:
+                del self._divided[index]
+            return _Work(indices, min(size, self._largest), num_workers)
+        if self._waiting:
+            return _Work(self._waiting, self._largest, num_workers)
+        indices, alone = self._due()
+        return _Work(indices, 1, 1) if alone else _Work(indices, self._largest, num_workers)
+
+    def _is_untold(self, index: int) -> bool:
+        """Tell whether nothing has become of an input yet, and nothing is planned for it."""
+        return index in self._open and index not in self._retries and index not in self._divided
 
     def _due(self) -> tuple[list[int], bool]:
         """Wait for the next retry; return what runs now, and whether it runs alone."""
@@ -156,18 +224,19 @@ class IsolatedRun:
             index for index, retry in self._retries.items() if retry.due <= now and not retry.alone
         ]
 
-    def _pass(self, indices: Sequence[int], batch_size: int, num_workers: int) -> list[Death]:
+    def _pass(self, work: _Work) -> list[Death]:
         """Run one DataLoader until it is through, or a worker has died; return the deaths."""
-        workers = max(1, min(num_workers, -(-len(indices) // batch_size)))
+        workers = max(1, min(work.num_workers, -(-len(work.indices) // work.batch_size)))
         before = frozenset(children(os.getpid()))
         stations = [Station() for _ in range(workers)]
         self._stations = stations
         try:
-            return self._drive(indices, batch_size, stations)
+            return self._drive(work.indices, work.batch_size, stations)
         finally:
             with self._lock:
                 self._furthest = max(self._furthest, *(station.last for station in stations))
                 self._stations = ()
+            before |= self._spared
             kill_descendants(os.getpid(), spare=before)
             for pid in set(children(os.getpid())) - before:
                 reap(pid)
@@ -177,23 +246,31 @@ class IsolatedRun:
     def _drive(
         self, indices: Sequence[int], batch_size: int, stations: Sequence[Station]
     ) -> list[Death]:
+        weights = np.ones(len(indices), np.int64)
+        if self.weights is not None and not self.processing:
+            weights = self.weights[list(indices)]
         oom_kills = kernel_oom_kills()
         drain = Drain()
         gate = Gate()
-        watchdog = Watchdog(stations, self.limits, drain, self.stop, self._receive)
-        iterator = _iterate(
+        iterator = iterate(
             GuardedInputs(indices=indices, run=self.run, drain=drain, horizon=self._horizon),
-            batch_size,
+            cut(weights, batch_size, len(stations), even=not self.processing),
             len(stations),
+            Collate(self.processing.collate) if self.processing else as_it_is,
             partial(begin_worker, stations=stations, gate=gate, parent=os.getpid()),
         )
         processes = list(iterator._workers)
+        pids = [process.pid for process in processes]
+        watchdog = Watchdog(
+            stations, pids, self.limits, drain, self.stop, self._receive, self._desk
+        )
         watchdog.start()
         died = False
         try:
             gate.open(len(stations))
-            for _ in iterator:
-                pass
+            for batch in iterator:
+                if self.processing and batch.indices:
+                    self._process(self.processing, batch, drain)
         except RuntimeError as error:
             if "DataLoader worker" not in str(error):
                 raise
@@ -203,9 +280,9 @@ class IsolatedRun:
                 kill_tree(process.pid)
             raise
         finally:
-            with _deaths_are_no_errors():
+            with deaths_are_no_errors():
                 drain.set()
-                _wait_until_idle(stations, processes)
+                wait_until_idle(stations, processes)
                 if died:
                     iterator._shutdown_workers()
                 watchdog.stop()
@@ -220,15 +297,61 @@ class IsolatedRun:
             or (process.exitcode and died)
         ]
 
+    def _process(self, processing: Processing, batch: Batch, drain: Drain) -> None:
+        """Process a batch; one with which this does not succeed comes again, in smaller ones."""
+        if self.stop.requested or len(batch.indices) > self._largest:
+            return
+        out_of_memory = False
+        # A worker's death, told at any line, must not come between an outcome and its delivery.
+        with self._desk.working_on(batch.indices), deaths_are_no_errors(), self._sparing():
+            try:
+                outcomes = processing.process(batch)
+                self._settle_all(zip(batch.indices, outcomes, strict=True))
+                self._has_processed = self._has_processed or any(
+                    outcome.kind == "ok" for outcome in outcomes
+                )
+                return
+            except BrokenDeviceError as error:
+                processing.end(str(error))
+            except BatchError as error:
+                out_of_memory = error.out_of_memory
+        half = max(1, len(batch.indices) // 2)
+        self._taken += 1
+        if out_of_memory:
+            # What comes next is as large: it, too, is loaded again in smaller batches.
+            self._largest = half
+            drain.set()
+            free_device_memory()
+            return
+        self._divided |= dict.fromkeys(batch.indices, half)
+        if not self._has_processed:
+            drain.set()  # If it is the model's fault, that is to be seen before all is loaded.
+
+    @contextmanager
+    def _sparing(self) -> Iterator[None]:
+        """Leave alone what a model starts of processes: it may want them for the next batch."""
+        before = children(os.getpid())
+        try:
+            yield
+        finally:
+            self._spared |= set(children(os.getpid())) - set(before)
+
     def _receive(self, arrived: Sequence[tuple[int, Outcome]]) -> None:
         """Take outcomes from workers; called by the watchdog's thread."""
-        self.deliver(
+        self._settle_all(arrived)
+
+    def _settle_all(self, arrived: Iterable[tuple[int, Outcome]]) -> None:
+        self._deliver(
             [
                 final
                 for index, outcome in arrived
-                if (final := self._settle(index, outcome, again=outcome.kind == "failed"))
+                if (final := self._settle(index, outcome, again=outcome.kind in ("failed", "oom")))
             ]
         )
+
+    def _deliver(self, outcomes: Sequence[Outcome]) -> None:
+        with self._delivering:  # Workers' outcomes arrive while batches are processed.
+            self.deliver(outcomes)
 
     def _blame(self, death: Death) -> None:
         if death.index is None or death.index not in self._open:
@@ -236,7 +359,7 @@ class IsolatedRun:
         again = death.kind in ("crashed", "oom")
         final = self._settle(death.index, self.lost(death.index, death), again=again, alone=True)
         if final:
-            self.deliver([final])
+            self._deliver([final])
 
     def _settle(
         self, index: int, outcome: Outcome, *, again: bool, alone: bool = False
@@ -274,57 +397,3 @@ class IsolatedRun:
             return Death(index, "crashed", name, "its process died", log, seconds)
         error = f"exit code {exitcode}"
         return Death(index, "crashed", error, "its process ended", log, seconds)
-
-
-def _iterate(
-    inputs: GuardedInputs, batch_size: int, num_workers: int, begin: Callable[[int], None]
-) -> Any:
-    """Fork the workers of a DataLoader, and return its iterator."""
-    with warnings.catch_warnings():
-        # More workers than cores: the user's choice, for steps that wait.
-        warnings.simplefilter("ignore", UserWarning)
-        return iter(
-            DataLoader(
-                inputs,  # type: ignore[arg-type]  # Any map-style object will do; torch says so.
-                batch_size=batch_size,
-                num_workers=num_workers,
-                collate_fn=_as_it_is,
-                # One slow input must not hold up the batches behind it.
-                in_order=False,
-                # Measured in a Ray worker: first item after 0.1 s, against 1 to 2 s otherwise.
-                multiprocessing_context="fork",
-                worker_init_fn=begin,
-            )
-        )
-
-
-def _as_it_is(batch: list[int]) -> list[int]:
-    return batch
-
-
-def _wait_until_idle(stations: Sequence[Station], processes: Sequence[Any]) -> None:
-    """Wait until no living worker is at an input; the watchdog sees to it that this ends."""
-    while any(
-        station.occupied and process.is_alive()
-        for station, process in zip(stations, processes, strict=True)
-    ):
-        time.sleep(_POLL_SECONDS)
-
-
-@contextmanager
-def _deaths_are_no_errors() -> Iterator[None]:
-    """Keep torch from raising at whatever line is reached when another worker dies.
-
-    Its handler of SIGCHLD raises RuntimeError in the main thread.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # There, torch has no handler.
-        return
-    previous = signal.getsignal(signal.SIGCHLD)
-    while signal.getsignal(signal.SIGCHLD) is not signal.SIG_DFL:
-        with suppress(RuntimeError):  # It may come in this very line.
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, previous)

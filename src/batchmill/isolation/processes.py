@@ -15,6 +15,8 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform == "linux"
+# Now: in a fork, to look a library up may wait for a thread that is not in it.
+_libc = ctypes.CDLL(None) if _LINUX else None
 _PAUSE_LOOKS, _PAUSE_SECONDS = 20, 0.002
 
 
@@ -23,16 +25,16 @@ def end_with_parent(parent: int) -> None:
 
     The parent may have died before: then this process ends here.
     """
-    if _LINUX:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if _libc:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def adopt_orphans(adopt: bool = True) -> None:
     """Become the parent of descendants whose own parent dies, so that none escapes unseen."""
-    if _LINUX:
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
+    if _libc:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
 def children(pid: int) -> list[int]:
@@ -99,5 +101,7 @@ def reap(pid: int) -> None:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
+    if pid <= 0:
+        raise ValueError(f"{pid} is no process: a signal to it would be one to our own group")
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)

@@ -59,6 +59,10 @@ class Station:
     def begin(self, index: int) -> None:
         """Say that the worker is at an input now."""
         _LAST.pack_into(self._slot, _LAST_AT, index)
+        self.resume(index)
+
+    def resume(self, index: int) -> None:
+        """Say that the worker is once more at an input that it has begun before."""
         _SLOT.pack_into(self._slot, 0, self._pid, index, monotonic())
 
     def leave(self) -> None:

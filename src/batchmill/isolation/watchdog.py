@@ -1,11 +1,13 @@
 """Watches workers: takes their outcomes, and kills one that is over its time or memory."""
 
+import faulthandler
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Literal
@@ -25,6 +27,8 @@ _GATHER_SECONDS, _MAX_GATHER_SECONDS = 0.004, 0.05
 # After so many, the thread that feeds the workers has its turn.
 _GATHER_OUTCOMES = 64
 _DUMP_SECONDS = 0.5
+# So long after its time a batch's process ends whatever the watchdog does.
+_LAST_RESORT_SECONDS = 30.0
 # For so many looks nobody at work and nothing arrived, though work is left: a worker hangs.
 _MAX_QUIET_LOOKS = 300
 # With less than this left, others are about to kill, and may choose the wrong process: the kernel,
@@ -49,25 +53,66 @@ class Verdict:
     message: str
 
 
+@dataclass
+class Desk:
+    """What the process that runs a shard does itself: the batch it is at, and since when.
+
+    `overdue` is called with the indices of a batch's inputs when it takes too long, from the
+    watchdog's thread; nothing else can end that but the end of the process.
+    """
+
+    overdue: Callable[[Sequence[int]], None] | None = None
+    timeout_seconds: float | None = None
+    at: tuple[float, Sequence[int]] | None = None
+
+    @contextmanager
+    def working_on(self, indices: Sequence[int]) -> Iterator[None]:
+        """Say that a batch is being processed, within the block."""
+        self.at = (time.monotonic(), indices)
+        seconds = self.timeout_seconds
+        if seconds is not None:
+            # What holds the interpreter's lock keeps the watchdog from it: this one needs no lock.
+            with suppress(ValueError, OSError, AttributeError):
+                faulthandler.dump_traceback_later(seconds + _LAST_RESORT_SECONDS, exit=True)
+        try:
+            yield
+        finally:
+            self.at = None
+            if seconds is not None:
+                faulthandler.cancel_dump_traceback_later()
+
+    def look(self) -> None:
+        """Have this process ended if it is at a batch for too long."""
+        at, seconds = self.at, self.timeout_seconds
+        if at and seconds is not None and time.monotonic() - at[0] > seconds and self.overdue:
+            self.overdue(at[1])
+
+
 class Watchdog:
     """A thread that serves the stations of one DataLoader until it is stopped.
 
-    `receive` is called with the outcomes that have arrived, in this thread.
+    `pids` are those of the workers, which need not have come to their stations yet. `receive` is
+    called with the outcomes that have arrived, in this thread. `desk` says what this
+    process itself is at.
     """
 
     def __init__(
         self,
         stations: Sequence[Station],
+        pids: Sequence[int],
         limits: Limits,
         drain: Drain,
         stop: Stop,
         receive: Callable[[Sequence[tuple[int, Outcome]]], None],
+        desk: Desk,
     ) -> None:
         self._stations = stations
+        self._pids = pids
         self._limits = limits
         self._drain = drain
         self._stop_request = stop
         self._receive = receive
+        self._desk = desk
         self._ended = threading.Event()
         self._quiet_looks = 0
         self._seen: dict[int, Occupied] = {}
@@ -105,8 +150,7 @@ class Watchdog:
         except BaseException as error:
             self.error = error
             # Nobody would take their outcomes, nor keep their deadlines.
-            for station in self._stations:
-                kill_tree(station.pid)
+            self._kill_all()
 
     def _collect(self) -> int:
         """Take what has arrived; return how many outcomes that were."""
@@ -137,6 +181,7 @@ class Watchdog:
                 self._judge(number, station, occupied)
             if occupied:
                 self._seen[number] = occupied
+        self._desk.look()
         self._relieve_memory()
         self._end_silence()
 
@@ -148,11 +193,14 @@ class Watchdog:
 
     def _end_silence(self) -> None:
         """Kill workers that wait for nothing; what they were to do falls to others."""
-        at_work = any(station.occupied for station in self._stations)
+        at_work = bool(self._desk.at) or any(station.occupied for station in self._stations)
         self._quiet_looks = 0 if at_work else self._quiet_looks + 1
         if self._quiet_looks > _MAX_QUIET_LOOKS:
-            for station in self._stations:
-                kill_tree(station.pid)
+            self._kill_all()
+
+    def _kill_all(self) -> None:
+        for pid in self._pids:
+            kill_tree(pid)
 
     def _judge(self, number: int, station: Station, occupied: Occupied) -> None:
         timeout, memory = self._limits.timeout_seconds, self._limits.memory_bytes

@@ -15,8 +15,9 @@ from multiprocessing.util import Finalize
 
 # By name: a step may put functions of its own into the module.
 from os import chdir, fstat, ftruncate, getcwd, lseek
-from typing import IO
+from typing import IO, Any
 
+from batchmill.isolation.batches import Batch, Sample, Taken, gather_batch
 from batchmill.isolation.memory import offer_to_oom_killer
 from batchmill.isolation.processes import (
     adopt_orphans,
@@ -90,18 +91,19 @@ class GuardedInputs:
     """A map-style Dataset that runs inputs in a worker and hands their outcomes to its station.
 
     Its items are no more than the inputs' indices, as a receipt: what the DataLoader loses when a
-    worker dies is nothing but these.
+    worker dies is nothing but these. Of an input that has a sample instead of an outcome, it is
+    that sample; the input is then loaded again.
     """
 
     indices: Sequence[int]
-    run: Callable[[int], Outcome]
+    run: Callable[[int], Outcome | Sample]
     drain: Drain
     horizon: Horizon
 
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, item: int) -> int:
+    def __getitem__(self, item: int) -> int | Taken:
         if self.drain.is_set():
             return SKIPPED
         index = self.indices[item]
@@ -116,6 +118,11 @@ class GuardedInputs:
             outcome = self.run(index)
             signal.setitimer(signal.ITIMER_REAL, 0)  # First: what it left may go off at any moment.
             silent = _worker.is_silent()
+            if isinstance(outcome, Sample):
+                # First: what breaks its worker is to be known as the one that did.
+                _worker.restore(silent=silent)
+                _worker.station.leave()
+                return Taken(index, outcome)
             if outcome.kind != "ok" and _worker.has_log():
                 outcome = outcome._replace(log=_worker.station.log_tail())
             _worker.station.finish(index, outcome)
@@ -124,6 +131,17 @@ class GuardedInputs:
             # The step has broken its worker: that ends it, and nothing else.
             _worker.give_up()
         return index
+
+
+@dataclass(frozen=True)
+class Collate:
+    """The DataLoader's collate function for samples: makes a batch of them, in a worker."""
+
+    collate: Callable[[list[Any]], Any]
+
+    def __call__(self, items: Sequence[int | Taken]) -> Batch:
+        """Collate what the worker has loaded."""
+        return gather_batch(items, collate=self.collate, station=_worker.station)
 
 
 class _Worker:

@@ -2,9 +2,12 @@
 
 import csv
 import io
+import re
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from batchmill.manifest.source import Source
@@ -17,6 +20,8 @@ _BYTE_ORDER_MARKS = {
 }
 # A field may be as long as a manifest's author likes.
 csv.field_size_limit(2**31 - 1)
+
+_BLANK_LINE = re.compile(rb"^[ \t\v\f]+\r?$", re.MULTILINE)
 
 # Numbers as a program writes them, and of no more digits than a column of numbers can hold: 007,
 # +49 and account numbers are names, and stay text.
@@ -109,6 +114,9 @@ def _line_faults(data: bytes) -> list[str]:
 
 def _read_fast(data: bytes, separator: str) -> pd.DataFrame | None:
     """Read with pandas alone; None where something in it wants a closer look."""
+    # Arrow reads ten times as fast; of quotes, blank lines and lone returns, it thinks otherwise.
+    is_plain = not (b'"' in data or _BLANK_LINE.search(data) or _has_lone_returns(data))
+    engine: dict[str, Any] = {"engine": "pyarrow"} if is_plain else {"index_col": False}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -118,7 +126,7 @@ def _read_fast(data: bytes, separator: str) -> pd.DataFrame | None:
                 dtype=str,
                 keep_default_na=False,  # A label may well be "NA" or "None".
                 na_values=[""],
-                index_col=False,
+                **engine,
             )
         header = next(_records(data, separator))[1]
     except (pd.errors.ParserError, pd.errors.ParserWarning, ValueError, csv.Error):
@@ -129,6 +137,11 @@ def _read_fast(data: bytes, separator: str) -> pd.DataFrame | None:
     return frame if _is_even(data, separator, len(header)) else None
 
 
+def _has_lone_returns(data: bytes) -> bool:
+    """Tell whether there are line ends of the old kind, a return without a line feed."""
+    return b"\r" in data and b"\r" in data.replace(b"\r\n", b"")
+
+
 def _is_even(data: bytes, separator: str, fields: int) -> bool:
     """Tell whether every record has so many fields."""
     if b'"' in data:
@@ -137,7 +150,13 @@ def _is_even(data: bytes, separator: str, fields: int) -> bool:
         except csv.Error:
             return False
     mark = separator.encode()
-    return all(line.count(mark) == fields - 1 for line in data.splitlines() if line.strip())
+    if _has_lone_returns(data):
+        return all(line.count(mark) == fields - 1 for line in data.splitlines() if line.strip())
+    content = np.frombuffer(data, np.uint8)
+    ends = np.append(np.flatnonzero(content == ord("\n")), len(data))
+    before = np.searchsorted(np.flatnonzero(content == ord(separator)), ends)
+    odd = np.flatnonzero(np.diff(before, prepend=0) != fields - 1).tolist()
+    return not any(data[ends[i - 1] if i else 0 : ends[i]].strip() for i in odd)
 
 
 def _read_closely(place: str, data: bytes, separator: str, faults: list[str]) -> Source:

@@ -5,7 +5,7 @@ A million rows pass through whole columns at a time; Python looks only at those 
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,19 +14,29 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchmill.fingerprints import recordable
 from batchmill.manifest.source import Source
 from batchmill.storage import is_url, remote
 from batchmill.storage.remote import Seen
-from batchmill.storage.urls import join, shown_url, url_fault, without_file_scheme
+from batchmill.storage.urls import (
+    control_fault,
+    is_web,
+    join,
+    shown_url,
+    url_fault,
+    without_file_scheme,
+)
 
 MISSING_SIZE = -1
 
 # What is not a plain relative path: absolute, or with // or . or .. in it, or no path at all.
 _ODD = r"^/|/$|//|(^|/)\.\.?(/|$)|\x00|^\s*$"
 # Of a key, what is no key or might be taken for more than one.
-_ODD_KEY = r"^/|^\.{1,2}/|/\.\.(/|$)|/$|\x00|^\s*$"
+_ODD_KEY = r"^/|^\.{1,2}/|/\.\.(/|$)|/$|[\x00-\x1f\x7f]|^\s*$"
 # So many names are Python objects at a time.
 _CHUNK = 65_536
+# The bits of a file's mode that say what kind of file it is.
+_FORM = 0o170000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +72,10 @@ def _names(
     A path below `root` is named relative to it. One that leaves it keeps its form: relative paths
     are the same on every machine. What is below a URL is taken as it is: keys are no paths.
     """
-    for index, value in enumerate(values):
-        if not isinstance(value, str) or not value.isascii():
-            reason = _why_unusable(value, str(values.name))
-            if reason:
-                faults[index] = reason
+    for index in _suspects(values):
+        reason = _why_unusable(values.iloc[index], str(values.name))
+        if reason:
+            faults[index] = reason
     if faults:
         values = values.astype(object)
         values.iloc[list(faults)] = None
@@ -87,6 +96,15 @@ def _names(
         pc.replace_with_mask(names, odd, pa.array([r.name for r in resolved], pa.string())),
         pc.replace_with_mask(names, odd, pa.array([r.place for r in resolved], pa.string())),
     )
+
+
+def _suspects(values: pd.Series) -> Iterable[int]:
+    """Return the rows of those values that may be no path: what is no text, or not ASCII."""
+    if not isinstance(values.dtype, pd.StringDtype):
+        cells = enumerate(values)
+        return [i for i, cell in cells if not isinstance(cell, str) or not cell.isascii()]
+    plain = pc.string_is_ascii(pa.array(values, from_pandas=True)).fill_null(False)
+    return np.flatnonzero(~np.asarray(plain)).tolist()
 
 
 class _Resolved(NamedTuple):
@@ -137,6 +155,8 @@ def _resolve_url(value: str, root: str, *, confined: bool) -> _Resolved:
             below = below.removeprefix("./")
         if ".." in below.split("/"):
             return _Resolved(fault=f"{value!r} has '..' in it, which no URL knows. Write it out.")
+        if is_web(root) and control_fault(below):
+            return _Resolved(fault=f"{value!r} {control_fault(below)}")
     elif confined:
         return _Resolved(fault=f"{value!r} leaves the root {root}. Move the file, or widen --root.")
     return _Resolved(below, below)
@@ -145,6 +165,8 @@ def _resolve_url(value: str, root: str, *, confined: bool) -> _Resolved:
 def _find_duplicates(
     places: pa.StringArray, values: pd.Series, source: Source, faults: dict[int, str]
 ) -> None:
+    if len(places.unique()) == len(places):
+        return
     series = places.to_pandas()
     repeated = series.duplicated(keep=False) & series.notna()
     first: dict[str, int] = {}
@@ -158,10 +180,19 @@ def _find_duplicates(
 def _find_escapes(names: pa.StringArray, root: str, faults: dict[int, str]) -> None:
     """Find what is below the root by its name only, and leads out of it by a symbolic link."""
     real_root = os.path.realpath(root).rstrip("/") + "/"
+    are_below: dict[str, bool] = {}
     for index, name in enumerate(names.to_pylist()):
         if name is None or index in faults:
             continue
-        if not os.path.realpath(os.path.join(root, name)).startswith(real_root):
+        place = os.path.join(root, name)
+        # A folder has many files, and to resolve a path is to look at each part of it.
+        folder = os.path.dirname(place)
+        if folder not in are_below:
+            are_below[folder] = f"{os.path.realpath(folder)}/".startswith(real_root)
+        is_below = are_below[folder]
+        if not is_below or os.path.islink(place):
+            is_below = os.path.realpath(place).startswith(real_root)
+        if not is_below:
             faults[index] = (
                 f"{name!r} leaves the root {root} by a symbolic link. "
                 "Move the file, or widen --root."
@@ -172,27 +203,17 @@ def _look(
     names: pa.StringArray, root: str, faults: dict[int, str], seen: Mapping[str, Seen]
 ) -> tuple[np.ndarray, np.ndarray, pa.StringArray]:
     """Return each input's size, time and ETag; what is not there may be when its turn comes."""
-    sizes = np.full(len(names), MISSING_SIZE, dtype=np.int64)
-    times = np.zeros(len(names), dtype=np.int64)
-    elsewhere: dict[int, str] = {}
-    for start in range(0, len(names), _CHUNK):
-        for index, name in enumerate(names.slice(start, _CHUNK).to_pylist(), start):
-            if name is None or index in faults:
-                continue
-            place = join(root, name)
-            if is_url(place):
-                elsewhere[index] = place
-                continue
-            try:
-                status = os.stat(place)
-            except OSError:
-                continue
-            if not stat.S_ISREG(status.st_mode):
-                kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
-                faults[index] = f"{name!r} is {kind}. Name a file."
-            sizes[index], times[index] = status.st_size, status.st_mtime_ns
-    if not elsewhere:
+    far = np.full(len(names), is_url(root))
+    far = np.asarray(pc.match_substring(names, "://").fill_null(False)) | far
+    sizes, times = _look_here(names, root, faults, far)
+    if not far.any():
         return sizes, times, pa.nulls(len(names), pa.string())
+    places = {
+        index: join(root, names[index].as_py())
+        for index in np.flatnonzero(far).tolist()
+        if index not in faults
+    }
+    elsewhere = {index: place for index, place in places.items() if is_url(place)}
     etags: list[str | None] = [None] * len(names)
     if seen:
         found = [seen.get(names[index].as_py()) for index in elsewhere]
@@ -202,6 +223,38 @@ def _look(
         if what is not None:
             sizes[index], times[index], etags[index] = what
     return sizes, times, pa.array(etags, pa.string())
+
+
+def _look_here(
+    names: pa.StringArray, root: str, faults: dict[int, str], far: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Look at files of this machine: a million times, so what can be said once is said before."""
+    sizes: list[int] = []
+    times: list[int] = []
+    prefix = root if root.endswith("/") else f"{root}/"
+    look = os.stat
+    for start in range(0, len(names), _CHUNK):
+        chunk = names.slice(start, _CHUNK).to_pylist()
+        for index in np.flatnonzero(far[start : start + _CHUNK]).tolist():
+            if chunk[index] is not None and is_url(join(root, chunk[index])):
+                chunk[index] = None
+        for name in chunk:
+            size, time = MISSING_SIZE, 0
+            if name is not None:
+                try:
+                    status = look(name if name[0] == "/" else prefix + name)
+                    size, time = status.st_size, status.st_mtime_ns
+                    if status.st_mode & _FORM != stat.S_IFREG:
+                        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+                        faults.setdefault(len(sizes), f"{name!r} is {kind}. Name a file.")
+                except OSError:
+                    pass
+            sizes.append(size)
+            times.append(time)
+    try:
+        return np.array(sizes, np.int64), np.array(times, np.int64)
+    except OverflowError:
+        return np.array(sizes, np.int64), np.array([recordable(time) for time in times], np.int64)
 
 
 def _ask_stores(places: Mapping[int, str], faults: dict[int, str]) -> list[Seen | None]:

@@ -4,42 +4,46 @@ import errno
 import glob
 import os
 from collections.abc import Collection, Iterator, Mapping
-from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path, PurePosixPath
 
 import pandas as pd
 
-from batchmill.errors import ManifestError
-from batchmill.manifest.source import Source, numbered
-from batchmill.storage import is_url, remote
+from batchmill.manifest.dataset import read_dataset
+from batchmill.manifest.source import Source, fits, numbered
+from batchmill.storage import METADATA, is_url, remote
 from batchmill.storage.remote import Seen
 from batchmill.storage.urls import parent
 
 # Marks a folder as a dataset of ours, whose files are outputs and never inputs.
 _DATASET_MARK = ".batchmill"
-_IS_A_DATASET = "is a dataset of batchmill. For its outputs as inputs, name its folder `files`."
 
 
 def read_folder(path: Path, pattern: str) -> Source:
-    """List the files below a folder whose relative path or name fits `pattern`."""
+    """List the files below a folder whose relative path or name fits `pattern`.
+
+    Of a dataset, these are its outputs.
+    """
     if (path / _DATASET_MARK).is_dir():
-        raise ManifestError(str(path), [_IS_A_DATASET])
-    names = sorted(name for name in _files_below(path) if _fits(name, pattern))
+        table = path / METADATA
+        content = table.read_bytes() if table.exists() else None
+        return read_dataset(os.path.abspath(path), pattern, content)
+    names = sorted(name for name in _files_below(path) if fits(name, pattern))
     nothing = f"no file in it fits the pattern {pattern!r}"
     return _listed(str(path), os.path.abspath(path), names, nothing)
 
 
 def read_prefix(url: str, pattern: str) -> Source:
-    """List the files below a URL whose relative path or name fits `pattern`."""
+    """List the files below a URL whose relative path or name fits `pattern`, as `read_folder`."""
     url = url.rstrip("/")
     found = remote.find(url)
     inside = f"/{_DATASET_MARK}/"
     datasets = {f"/{name}".partition(inside)[0] for name in found if inside in f"/{name}"}
     if "" in datasets:
-        raise ManifestError(url, [_IS_A_DATASET])
+        content = remote.read(f"{url}/{METADATA}") if METADATA in found else None
+        return read_dataset(url, pattern, content)
     found = _visible(found, datasets)
-    seen = _unmistakable(url, {name: found[name] for name in found if _fits(name, pattern)})
+    seen = _unmistakable(url, {name: found[name] for name in found if fits(name, pattern)})
     nothing = f"no file in it fits the pattern {pattern!r}"
     return _listed(url, url, list(seen), nothing, seen)
 
@@ -64,10 +68,6 @@ def _unmistakable(url: str, found: Mapping[str, Seen]) -> dict[str, Seen]:
         f"{url}/{name}" if name.startswith("/") or is_url(name) else name: seen
         for name, seen in found.items()
     }
-
-
-def _fits(name: str, pattern: str) -> bool:
-    return fnmatch(name, pattern) or fnmatch(name.rpartition("/")[2], pattern)
 
 
 def _visible(found: Mapping[str, Seen], datasets: Collection[str]) -> dict[str, Seen]:

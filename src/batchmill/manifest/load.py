@@ -15,13 +15,22 @@ import pyarrow.compute as pc
 from batchmill.allowed import refused_inputs, restricts_inputs
 from batchmill.errors import ManifestError, StoreError
 from batchmill.manifest.delimited import read_delimited, type_columns
+from batchmill.manifest.grouping import faults_of_groups, missing_columns, read_groups
 from batchmill.manifest.inputs import check_inputs, is_missing
 from batchmill.manifest.listing import is_glob, read_folder, read_glob, read_prefix, read_url_glob
 from batchmill.manifest.records import flat, read_json_lines, read_parquet
 from batchmill.manifest.settling import check_settle, is_unsettled
 from batchmill.manifest.source import Source, numbered
+from batchmill.partition import Groups, Partitioning
 from batchmill.storage import is_url, remote
-from batchmill.storage.urls import join, last_part, shown_url, url_fault, without_file_scheme
+from batchmill.storage.urls import (
+    is_web,
+    join,
+    last_part,
+    shown_url,
+    url_fault,
+    without_file_scheme,
+)
 
 ManifestLike = str | os.PathLike[str] | Sequence[str] | pd.DataFrame
 
@@ -41,7 +50,8 @@ class Manifest:
     relative to `root` where it lies below it, else absolute), `size` (bytes, -1 if there is no such
     file), `mtime_ns`, `etag` (null but of a store that gives one). `carried` has the manifest's
     other columns, row for row. `root` is a folder or a URL. `unsettled` names the files that were
-    left out because somebody may be writing them still.
+    left out because somebody may be writing them still. `groups` say what belongs together, if
+    that was asked for, and `partition` is that of each row, once it is decided.
     """
 
     name: str
@@ -49,6 +59,8 @@ class Manifest:
     inputs: pa.Table
     carried: pa.Table
     unsettled: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
+    groups: Groups | None = None
+    partition: pa.Array | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -69,6 +81,7 @@ def load_manifest(
     pattern: str = "*",
     settle_seconds: float = 0,
     may_be_empty: bool = False,
+    partitioning: Partitioning | None = None,
 ) -> Manifest:
     """Read a manifest and check every row of it.
 
@@ -76,13 +89,14 @@ def load_manifest(
     `pattern`), a glob, all these also by URL, a list of paths and URLs or a DataFrame. Relative
     inputs are relative to `root`, by default the manifest's folder (the working directory, for a
     list or DataFrame). Of a folder or glob of this machine, files whose time is less than
-    `settle_seconds` away from now are left out. A listing `may_be_empty`.
+    `settle_seconds` away from now are left out. A listing `may_be_empty`. For a `partitioning`, its
+    columns must be there, and no group be torn up by what the manifest itself names.
 
     Raises ManifestError with all faults at once, each with its line.
     """
     check_settle(settle_seconds)
     table = _read(source, pattern, may_be_empty=may_be_empty)
-    column = "input" if table.form == "listing" else input_column
+    column = "input" if table.form in ("listing", "dataset") else input_column
     frame = table.frame
     is_empty_listing = table.form == "listing" and frame.empty and may_be_empty
     faults = [] if is_empty_listing else list(table.faults)
@@ -101,6 +115,9 @@ def load_manifest(
         f"line 1: the column {name!r} would hide the one that batchmill writes. Rename it."
         for name in sorted(reserved)
     ]
+    as_read = frame
+    if partitioning:
+        faults += missing_columns(frame, partitioning)
     if table.form == "text":
         # A file of text has no types: those of its columns are read off their values.
         frame = type_columns(frame, leave=column)
@@ -114,7 +131,7 @@ def load_manifest(
             raise ManifestError(table.name, [f"--root {shown_url(base)}: {url_fault(base)}"])
         if not is_url(base) and not os.path.isdir(base):
             faults.append(f"--root {root}: no such folder. Give the folder that its inputs are in.")
-        elif table.form == "listing" and base != table.folder:
+        elif table.form in ("listing", "dataset") and base != table.folder:
             faults.append(
                 f"--root {root}: is for tables of inputs; what {table.folder} lists lies in it. "
                 "Drop --root."
@@ -125,6 +142,11 @@ def load_manifest(
         places = [join(base, name) for name in checked.table["input"].to_pylist()]
         refused = refused_inputs(places)
         faults += [f"{table.places[number]}: {why}" for number, why in refused.items()]
+    groups = None
+    if partitioning and not faults:
+        # As they were read: a column's type, and so its numbers' text, may change with its rows.
+        groups = read_groups(as_read, checked.table["input"], partitioning)
+        faults = faults_of_groups(groups, partitioning, lambda: table.places)
     if faults:
         raise ManifestError(table.name, sorted(faults, key=_line_of))
     inputs = checked.table
@@ -134,6 +156,7 @@ def load_manifest(
         near = is_unsettled(inputs, settle_seconds)
         unsettled = inputs["input"].filter(near).combine_chunks()
         inputs = inputs.filter(pc.invert(near))
+        groups = groups and groups.only(pc.invert(near))
         if len(unsettled) and not len(inputs) and not may_be_empty:
             raise ManifestError(table.name, [_all_unsettled(len(unsettled), settle_seconds)])
     return Manifest(
@@ -142,6 +165,7 @@ def load_manifest(
         inputs=inputs,
         carried=_carried(frame.drop(columns=column)),
         unsettled=unsettled,
+        groups=groups,
     )
 
 
@@ -194,18 +218,18 @@ def _read(source: ManifestLike, pattern: str, *, may_be_empty: bool) -> Source:
         ) from error
     if is_glob(text):
         return read_glob(text)
-    raise ManifestError(
-        text, [f"no such file or folder (looked in {os.getcwd()}). Check the path."]
-    )
+    looked = "" if path.is_absolute() else f" (looked in {os.getcwd()})"
+    raise ManifestError(text, [f"no such file or folder{looked}. Check the path."])
 
 
 def _read_url(url: str, pattern: str, *, may_be_empty: bool) -> Source:
     try:
         remote.check_url(url)
-        is_web = url.startswith(("http://", "https://"))
         if not url.endswith("/") and remote.look(url):
             return _read_file(url, lambda: remote.read(url))
-        if is_web:
+        if is_web(url):
+            if restricts_inputs():
+                remote.read(url)  # To a look, a redirect that is refused is no file.
             raise ManifestError(url, ["no such file. Of a web server, no folder can be listed."])
         remote.check_bucket(url)
         if is_glob(url) and not remote.is_folder(url):

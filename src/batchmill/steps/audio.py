@@ -1,4 +1,4 @@
-"""Steps for sound recordings: WAV, FLAC, OGG and MP3, through soundfile (extra `audio`)."""
+"""Cut sound recordings into clips, with the labels of what is heard in them (extra `audio`)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from batchmill.content import ContentCounts
 from batchmill.errors import StepError
+from batchmill.steps.annotations import SUFFIXES, annotations_of, label_columns
+from batchmill.steps.recordings import frames_of, open_recording, windows
 
 try:
     import numpy as np
@@ -38,113 +41,51 @@ def split(
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0,
     overlap: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0,
     include_last: bool = True,
+    annotations: Annotated[str | None, ContentCounts(*SUFFIXES)] = None,
+    label_column: str | None = None,
+    min_overlap_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0,
+    only_labelled: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Cut one recording into WAV clips of `seconds` seconds, which overlap by `overlap` seconds.
 
     With `include_last`, what is left at the end becomes a shorter clip. The sample format is kept
     (24-bit stays 24-bit; compressed sound becomes 16-bit). One clip is in memory at a time.
 
+    `annotations` is a table, or a folder with one for each recording; see
+    `batchmill.steps.annotations`. A clip has the labels of which more than `min_overlap_seconds`
+    lie in it; with `only_labelled`, clips without any are left out.
+
     Yields for each clip: `output`, `source` (the recording's file name), `clip` (its number from
     0), `start` and `end` (seconds), `sample_rate` (Hz), `channels`, `peak` (largest absolute
-    sample, 1.0 is full scale; compressed sound may exceed it, and is cut off there).
+    sample, 1.0 is full scale; compressed sound may exceed it, and is cut off there); with
+    annotations, `labels` (a sorted list) and `label` (the only one; None unless there is one).
 
-    Raises ValueError for a recording that is empty or shorter than its header says, and
-    soundfile.LibsndfileError for one that is no sound file.
+    Raises ValueError for a recording that is empty, damaged or shorter than its header says,
+    soundfile.LibsndfileError for one that is no sound file, AnnotationError for a bad table.
     """
-    with _ForwardFile(source) as recording:
-        _check_length(recording)
-        if recording.format == "OGG":
-            _check_last_page(source)
+    track = annotations_of(source, annotations, label_column=label_column)
+    with open_recording(source) as recording:
         rate = recording.samplerate
-        length = max(1, round(seconds * rate))
-        hop = length - round(overlap * rate)
-        if hop < 1:
-            raise ValueError(f"overlap ({overlap} s) must be below seconds ({seconds} s)")
+        length, hop = frames_of(seconds, overlap, rate)
         subtype, dtype = _LOSSLESS.get(recording.subtype, _DECODED)
-        for number, (start, clip) in enumerate(_windows(recording, length, hop, dtype)):
-            if len(clip) < length and not include_last:
+        for number, (first, clip) in enumerate(windows(recording, length, hop, dtype)):
+            start, end = first / rate, (first + len(clip)) / rate
+            labels = track.within(start, end, min_overlap_seconds) if track else []
+            if (len(clip) < length and not include_last) or (only_labelled and not labels):
                 continue  # Not break: whether the recording is whole, its end tells.
             name = f"{number:04d}.wav"
             soundfile.write(out / name, clip, rate, subtype=subtype, format="WAV")
-            yield {
+            row = {
                 "output": name,
                 "source": source.name,
                 "clip": number,
-                "start": start / rate,
-                "end": (start + len(clip)) / rate,
+                "start": start,
+                "end": end,
                 "sample_rate": rate,
                 "channels": recording.channels,
                 "peak": _peak(clip, dtype),
             }
-
-
-class _ForwardFile(soundfile.SoundFile):
-    """A recording that is read from its beginning to its end only.
-
-    soundfile seeks after each block that it reads; there, a decoder of MP3 starts anew, and gives
-    silence for some milliseconds.
-    """
-
-    def seekable(self) -> bool:
-        """Tell soundfile not to seek."""
-        return False
-
-
-def _windows(
-    recording: soundfile.SoundFile, length: int, hop: int, dtype: str
-) -> Iterator[tuple[int, Any]]:
-    """Yield (first frame, frames) of each window; the last may be shorter, none lies in another."""
-    # A clip may be asked for that is longer than any recording.
-    window = recording.read(min(length, recording.frames), dtype=dtype, always_2d=True)
-    start = 0
-    total = len(window)
-    while len(window):
-        yield start, window
-        if len(window) < length:
-            break
-        fresh = recording.read(min(hop, recording.frames), dtype=dtype, always_2d=True)
-        total += len(fresh)
-        if not len(fresh):
-            break
-        window = np.concatenate([window[hop:], fresh])
-        start += hop
-    if total < recording.frames:
-        raise ValueError(
-            f"it ends after {total} of the {recording.frames} frames that its header announces: "
-            "it is truncated or damaged"
-        )
-
-
-def _check_length(recording: soundfile.SoundFile) -> None:
-    if recording.frames == 0:
-        raise ValueError("it holds no sound (0 frames)")
-    # libsndfile mends a wrong length silently, and says so in its log only.
-    for line in recording.extra_info.splitlines():
-        if line.strip().startswith("data") and "should be" in line:
-            announced = line.split(":", 1)[1].split("(")[0].strip()
-            if announced.isdigit() and int(announced) not in _UNKNOWN_LENGTHS:
-                found = line.split("should be", 1)[1].strip(" )")
-                raise ValueError(
-                    f"its header announces {announced} bytes of sound, it holds {found}: "
-                    "it is truncated or damaged"
-                )
-
-
-def _check_last_page(source: Path) -> None:
-    """Raise ValueError for an OGG whose last page is not marked as such (RFC 3533, section 6)."""
-    with source.open("rb") as file:
-        file.seek(max(0, source.stat().st_size - _LARGEST_PAGE_BYTES))
-        tail = file.read()
-    page = tail.rfind(b"OggS")
-    if page < 0 or len(tail) < page + 6 or not tail[page + 5] & _LAST_PAGE:
-        raise ValueError("its last page is not there: it is truncated or damaged")
-
-
-_LARGEST_PAGE_BYTES = 65_307
-_LAST_PAGE = 4
-
-# Programs that write to a pipe cannot know the length, and put one of these.
-_UNKNOWN_LENGTHS = {0, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FFFF000, 0x7FFFFFDB, 0xFFFFFFDB}
+            yield row | (label_columns(labels) if track else {})
 
 
 def _peak(clip: Any, dtype: str) -> float:

@@ -2,11 +2,12 @@
 
 from batchmill.storage.local import LocalStore
 from batchmill.storage.objects import ObjectStore
-from batchmill.storage.store import FILES, NO_ROOM, Store, in_threads
+from batchmill.storage.store import FILES, METADATA, NO_ROOM, Store, in_threads
 from batchmill.storage.urls import is_url
 
 __all__ = [
     "FILES",
+    "METADATA",
     "NO_ROOM",
     "LocalStore",
     "ObjectStore",

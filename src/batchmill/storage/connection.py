@@ -11,7 +11,8 @@ import fsspec
 
 from batchmill.errors import StoreError
 from batchmill.storage.access import granted_options, options_for
-from batchmill.storage.urls import hide_secrets
+from batchmill.storage.limits import INPUTS, listed_in
+from batchmill.storage.urls import hide_secrets, is_web
 
 _FINAL = (
     FileNotFoundError,
@@ -30,7 +31,7 @@ _WEB_SERVERS_NO = "ClientResponseError"
 _EXTRAS = {"s3": "pip install 'batchmill[s3]'", "s3a": "pip install 'batchmill[s3]'"}
 _SECRET_NAME = re.compile(r"secret|token|passw|access_?key|account_?key|_key$|^key$|sas", re.I)
 _SHORTEST_SECRET = 6
-_NO_SECRETS = ("endpoint_url", "region_name", "profile", "username", "account_name", "project")
+_NO_SECRETS = ("region_name", "profile", "username", "account_name", "project")
 
 
 @contextmanager
@@ -38,12 +39,14 @@ def connected(url: str) -> Iterator[tuple[Any, str]]:
     """Give the file system of a URL and the path in it; make each error one that a user can read.
 
     Raises StoreError for whatever goes wrong in the block: botocore's errors, aiohttp's, the
-    system's.
+    system's. Its cause is of the same built-in type as the error, and has its text without secrets.
     """
     try:
         yield _locate(url)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # It is raised again, without its secrets.
         name = type(error).__name__
+        # Not the error itself: whoever logs this one, logs what it comes from, too.
+        cause = _stand_in(error).with_traceback(error.__traceback__)
         final = isinstance(error, _FINAL) or name in _NO_ACCESS or name == _WEB_SERVERS_NO
         # This is what is left of an answer that the request makes no sense.
         final = final or (isinstance(error, OSError) and error.errno == errno.EINVAL)
@@ -52,7 +55,13 @@ def connected(url: str) -> Iterator[tuple[Any, str]]:
             _without_secrets(_reason(url, error)),
             passing=not final,
             general=name in _NO_ACCESS,
-        ) from error
+        ) from cause
+
+
+def _stand_in(error: Exception) -> Exception:
+    """Return an error of the same built-in type, whose text has no secret."""
+    kind = next((kind for kind in (*_FINAL, OSError) if isinstance(error, kind)), Exception)
+    return kind(_without_secrets(f"{type(error).__name__}: {error}"))
 
 
 def _locate(url: str) -> tuple[Any, str]:
@@ -63,6 +72,10 @@ def _locate(url: str) -> tuple[Any, str]:
     scheme, _, rest = url.partition("://")
     host = f"{scheme}://{rest.partition('/')[0]}"
     options = {"use_listings_cache": False} | options_for(url)
+    if is_web(url) and listed_in(INPUTS) is not None:
+        from batchmill.storage.confined import confined_client
+
+        options["get_client"] = confined_client
     files, _ = fsspec.core.url_to_fs(host, **options)
     return files, files._strip_protocol(url)
 
@@ -89,7 +102,8 @@ def _reason(url: str, error: Exception) -> str:
 
 def _without_secrets(text: str) -> str:
     """Replace every credential that this process knows, whatever a library has put into a text."""
-    for secret in _secrets():
+    # The longest first: one may be a part of another.
+    for secret in sorted(set(_secrets()), key=len, reverse=True):
         text = text.replace(secret, "***")
     return hide_secrets(text)
 
@@ -111,8 +125,17 @@ def _texts(options: object) -> Iterator[str]:
         yield options
     elif isinstance(options, Mapping):
         for name, value in options.items():
-            if name not in _NO_SECRETS:
+            if name == "endpoint_url":
+                yield from _inside_endpoint(str(value))
+            elif name not in _NO_SECRETS:
                 yield from _texts(value)
     elif isinstance(options, list | tuple):
         for value in options:
             yield from _texts(value)
+
+
+def _inside_endpoint(url: str) -> Iterator[str]:
+    """Yield what may be secret of a server's address: the password, and each part of the path."""
+    rest = url.partition("://")[2]
+    parts = [rest.rpartition("@")[0].partition(":")[2], *rest.split("/")[1:]]
+    yield from (part for part in parts if len(part) >= _SHORTEST_SECRET)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from batchmill.errors import StoreError
-from batchmill.fingerprints import hash_file
+from batchmill.fingerprints import hash_file, recordable
 from batchmill.storage.connection import connected
 from batchmill.storage.store import in_threads, patient_beyond_libraries
 from batchmill.storage.urls import is_url, shown_url, url_fault
@@ -256,7 +256,7 @@ def _time(details: dict[str, Any]) -> int:
             except ValueError:
                 continue
         if isinstance(value, datetime):
-            return int(value.timestamp() * 1_000_000) * 1000
+            value = value.timestamp()
         if isinstance(value, int | float):
-            return int(value * 1_000_000) * 1000
+            return recordable(int(value * 1_000_000) * 1000)
     return UNKNOWN_TIME

@@ -18,7 +18,20 @@ FOR_FILES, FOR_RAY = "batchmill-scratch-", "batchmill-ray-"
 def scratch_folder(prefix: str = FOR_FILES, base: Path | None = None) -> Iterator[Path]:
     """Give an empty folder, gone after the block; in `base`, or where TMPDIR says.
 
-    What others have left there that were killed is removed, too: the kernel gives up their locks.
+    What others have left there that were killed is removed, too. Raises StoreError.
+    """
+    folder, descriptor = lock_scratch_folder(prefix, base)
+    try:
+        yield folder
+    finally:
+        remove_folder(folder)
+        os.close(descriptor)
+
+
+def lock_scratch_folder(prefix: str = FOR_FILES, base: Path | None = None) -> tuple[Path, int]:
+    """Make an empty folder, and return it with the descriptor that keeps it from being swept up.
+
+    The kernel closes the descriptors of what is killed, and with the last one gives up the lock.
     Raises StoreError.
     """
     base = base or Path(tempfile.gettempdir())
@@ -34,11 +47,7 @@ def scratch_folder(prefix: str = FOR_FILES, base: Path | None = None) -> Iterato
         raise StoreError(
             str(base), f"{error.strerror}. Name another temporary folder with TMPDIR.", general=True
         ) from error
-    try:
-        yield folder
-    finally:
-        remove_folder(folder)
-        os.close(descriptor)
+    return folder, descriptor
 
 
 def _sweep(base: Path, prefix: str) -> None:

@@ -17,6 +17,7 @@ NO_ROOM = (
 )
 # Where outputs lie.
 FILES = "files"
+METADATA = "metadata.parquet"
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")

@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _NAME_BYTES = 255
 _SHOWN = 80
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # A password, which may have slashes and more @ in it; a number after the colon is a port.
 _PASSWORD = re.compile(r"(?<=://)[^/:@\s]*:(?!\d+(?:[/?#]|$))\S*@")
 _QUERY = re.compile(r"(?<=://)([^\s?#]*)[?#]\S*")
@@ -39,6 +40,13 @@ def without_file_scheme(place: str) -> str:
         if place.startswith(scheme):
             return "/" + place.removeprefix(scheme).lstrip("/")
     return place
+
+
+def same_place(one: str, other: str) -> bool:
+    """Tell whether two paths or URLs name the same folder."""
+    if is_url(one) or is_url(other):
+        return one.rstrip("/") == other.rstrip("/")
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def absolute(place: str) -> str:
@@ -73,7 +81,7 @@ def last_part(place: str) -> str:
     >>> last_part("https://host/in/a.wav?version=2"), last_part("s3://bucket/in/b.wav")
     ('a.wav', 'b.wav')
     """
-    if place.startswith(("http://", "https://")):
+    if is_web(place):
         place = urlsplit(place).path
     name = place.rpartition("/")[2].replace("\0", "") or "input"
     # No name of a file has more than 255 bytes.
@@ -87,6 +95,11 @@ def hide_secrets(text: str) -> str:
     's3://***@bucket/a and https://host/a?***'
     """
     return _QUERY.sub(r"\1?***", _PASSWORD.sub("***@", text))
+
+
+def is_web(url: str) -> bool:
+    """Tell whether a URL is a web server's."""
+    return url.startswith(("http://", "https://"))
 
 
 def shown_url(url: str) -> str:
@@ -109,6 +122,16 @@ def url_fault(url: str) -> str:
         return "is a chain of URLs. Name the file itself."
     if rest.startswith("/") and scheme != "memory":
         return "names no bucket or host."
+    return control_fault(url)
+
+
+def control_fault(url: str) -> str:
+    """Say what is wrong with a URL that has a tab, a line's end or the like in it."""
+    if _CONTROL.search(url):
+        return (
+            "has a control character in it, which some libraries leave out: what is left would be "
+            "another URL. Remove it."
+        )
     return ""
 
 

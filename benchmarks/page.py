@@ -1,0 +1,222 @@
+"""Make tables, words and a picture of what `benchmarks.compare` has measured.
+
+python -m benchmarks.page [--print]
+
+They take the place of what stands between two comments in docs/benchmarks.md, and the picture that
+of docs/benchmarks.svg; with `--print`, the tables are printed and nothing is written.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.compare import FIGURES
+from benchmarks.peers.contenders import BARE, OURS
+from benchmarks.peers.environments import ROOT
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+PICTURE = ROOT / "docs" / "benchmarks.svg"
+BEGIN = "<!-- benchmarks.page: what stands from here on is made by it -->"
+END = "<!-- benchmarks.page: up to here -->"
+# Two commands of which neither took so much longer are as fast as each other.
+ALIKE = 1.05
+WHAT = {
+    "words": "{inputs:,} text files of a word; a row for each, no files",
+    "clips": "{inputs:,} FLAC recordings of {minutes} min, cut into {files:,} WAV clips of 5 s",
+    "spectrograms": "{inputs:,} FLAC recordings of {minutes} min; {files:,} log-mel spectrograms "
+    "of 5 s each",
+}
+
+
+class Result(NamedTuple):
+    """One contender at one kind of work: medians in seconds, or what went wrong."""
+
+    name: str
+    title: str
+    version: str
+    inputs: int
+    rounds: int
+    seconds: float | None
+    loop: float | None
+    trouble: str | None
+
+    @property
+    def files_per_second(self) -> float | None:
+        """Inputs in a second of the whole command."""
+        return self.inputs / self.seconds if self.seconds else None
+
+
+def results_of(figures: dict[str, Any], kind: str) -> list[Result]:
+    """Return the results of one kind of work, fastest first; those that failed come last."""
+    found = []
+    measured = figures["kinds"][kind]["contenders"]
+    for name, title in figures["titles"].items():
+        mine = measured.get(name, {"inputs": 0, "runs": []})
+        trouble = figures["troubles"].get(name) or mine.get("trouble")
+        runs = [] if trouble else mine["runs"]
+        loops = [run["loop"] for run in runs if run["loop"] is not None]
+        found.append(
+            Result(
+                name,
+                title,
+                figures["versions"][name],
+                mine["inputs"],
+                len(runs),
+                statistics.median(run["seconds"] for run in runs) if runs else None,
+                statistics.median(loops) if loops else None,
+                trouble,
+            )
+        )
+    return sorted(found, key=lambda one: -(one.files_per_second or 0))
+
+
+def of_bare(results: list[Result], one: Result) -> float | None:
+    """Return the speed of a loop in shares of the bare DataLoader's, over the same files."""
+    bare = next((other for other in results if other.name == BARE), None)
+    if not bare or not bare.loop or not one.loop or one.inputs != bare.inputs:
+        return None
+    return bare.loop / one.loop
+
+
+def render(figures: dict[str, Any]) -> str:
+    """Return what is between the two comments, as Markdown."""
+    lines = [*_setting(figures), ""]
+    for kind, measured in figures["kinds"].items():
+        results = results_of(figures, kind)
+        what = WHAT[kind].format(**measured, minutes=f"{figures['recording_seconds'] / 60:g}")
+        lines += [f"### {kind.capitalize()}", "", f"{what}.", "", *_table(results), ""]
+        lines += [*_verdict(results), ""]
+    return "\n".join(lines)
+
+
+def _setting(figures: dict[str, Any]) -> Iterator[str]:
+    found = figures["machine"]
+    yield (
+        f"{found['processor']}, {found['cores']} cores, {found['memory_gib']} GiB of memory, "
+        f"{found['system']}, Python {found['python']}; {figures['made']}, with "
+        f"`{figures['command']}`. {figures['workers']} workers each; "
+        f"before it began, {found['load']:g} processes were at work on average."
+    )
+
+
+def _table(results: list[Result]) -> Iterator[str]:
+    yield "| | version | rounds | whole command, s | files/s | loop alone, s | of bare |"
+    yield "|---|---|---|---|---|---|---|"
+    most = max(one.inputs for one in results)
+    for one in results:
+        title = f"**{one.title}**" if one.name == OURS else one.title
+        if one.trouble:
+            yield f"| {title} | {one.version} | | {_escaped(one.trouble)} | | | |"
+            continue
+        share = of_bare(results, one)
+        fewer = f" ({one.inputs:,} files)" if one.inputs < most else ""
+        cells = [
+            title + fewer,
+            one.version,
+            str(one.rounds),
+            _number(one.seconds),
+            _number(one.files_per_second),
+            _number(one.loop),
+            f"{share:.2f}" if share else "",
+        ]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _verdict(results: list[Result]) -> Iterator[str]:
+    """Say who is faster than batchmill, and who is slower."""
+    ours = next((one for one in results if one.name == OURS), None)
+    if not ours or not ours.files_per_second:
+        yield "batchmill has no result here."
+        return
+    faster, alike, slower = [], [], []
+    for one in results:
+        if one.name == OURS or not one.files_per_second:
+            continue
+        ratio = one.files_per_second / ours.files_per_second
+        if ratio > ALIKE:
+            faster.append(f"{one.title} ({ratio:.1f} times as fast)")
+        elif ratio < 1 / ALIKE:
+            slower.append(f"{one.title} ({1 / ratio:.1f} times as slow)")
+        else:
+            alike.append(one.title)
+    for those, text in (
+        (faster, "Faster than batchmill, as a whole command: "),
+        (alike, "As fast, within 5 %: "),
+        (slower, "Slower, by files in a second: "),
+    ):
+        if those:
+            yield f"{text}{', '.join(those)}."
+    share = of_bare(results, ours)
+    if share:
+        yield f"Without start-up, batchmill has {share * 100:.0f} % of the bare DataLoader's speed."
+    if ours.seconds and ours.loop:
+        yield (
+            f"Of its {_number(ours.seconds)} s, {_number(ours.seconds - ours.loop)} s are not the "
+            "loop: Prefect's server and Ray start and end, tables and the report are written."
+        )
+
+
+def draw(figures: dict[str, Any], path: Path) -> None:
+    """Write a picture: for each kind of work, a bar for each contender's files in a second."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    kinds = list(figures["kinds"])
+    # Text stays text; and the same figures make the same file.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "batchmill", "font.size": 9.0}):
+        figure = Figure(figsize=(7.5, 2.6 * len(kinds)), layout="constrained")
+        for axes, kind in zip(figure.subplots(len(kinds), squeeze=False)[:, 0], kinds, strict=True):
+            shown = [one for one in results_of(figures, kind) if one.files_per_second][::-1]
+            names = [one.title.replace("`", "") for one in shown]
+            speeds = [one.files_per_second or 0.0 for one in shown]
+            colours = ["#D55E00" if one.name == OURS else "#0072B2" for one in shown]
+            bars = axes.barh(names, speeds, color=colours)
+            axes.bar_label(bars, [_number(speed) for speed in speeds], padding=3)
+            axes.set_title(f"{kind}: files/s, whole command", loc="left")
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.margins(x=0.12)
+        figure.savefig(path, format="svg", metadata={"Date": None}, facecolor="white")
+
+
+def put_into(page: str, section: str) -> str:
+    """Return a page with another section between its two comments. Raises ValueError."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page must have the lines {BEGIN!r} and {END!r}")
+    return f"{before}{BEGIN}\n\n{section.strip()}\n\n{END}{after}"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> None:
+    """Write or print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--print", action="store_true", help="write nothing")
+    parser.add_argument("--figures", type=Path, default=FIGURES)
+    options = parser.parse_args()
+    figures = json.loads(options.figures.read_text())
+    section = render(figures)
+    if options.print:
+        print(section)
+        return
+    draw(figures, PICTURE)
+    section = (
+        f"![Files in a second, for each kind of work and contender]({PICTURE.name})\n\n{section}"
+    )
+    PAGE.write_text(put_into(PAGE.read_text(), section))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Who takes part: how each is called, what it runs in, and its command."""
+
+import importlib.metadata
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.peers.environments import python_of, requirements_of
+
+WORKERS = 2
+BARE = "dataloader"
+OURS = "batchmill"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One of those that are compared.
+
+    `name` is its module in `benchmarks.peers`; `package` has the version that is told. It has an
+    environment of its own unless it runs in the project's. `most` are the files that it is given of
+    a kind, where all would take too long.
+    """
+
+    name: str
+    title: str
+    package: str
+    own_environment: bool = True
+    most: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def version(self) -> str:
+        """The version of what is measured."""
+        if not self.own_environment:
+            return importlib.metadata.version(self.package)
+        pins = requirements_of(self.name).read_text()
+        found = re.search(rf"^{re.escape(self.package)}==(\S+)", pins, re.MULTILINE)
+        if not found:
+            raise ValueError(f"{requirements_of(self.name)}: has no {self.package}==")
+        return found[1]
+
+    def command(self, kind: str, inputs: Path, out: Path) -> list[str]:
+        """Return its command; installs it first, if it is not. Raises InstallError."""
+        if self.name == OURS:
+            return _ours(kind, inputs, out)
+        python = python_of(self.name) if self.own_environment else Path(sys.executable)
+        arguments = [kind, str(inputs), str(out), "--workers", str(WORKERS)]
+        return [str(python), "-m", f"benchmarks.peers.{self.name}", *arguments]
+
+
+def _ours(kind: str, inputs: Path, out: Path) -> list[str]:
+    """Return batchmill's own command."""
+    command = [sys.executable, "-m", "batchmill", "run", str(inputs), "--output", str(out)]
+    command += ["--step", f"benchmarks.peers.steps:{kind}", "--num-workers", str(WORKERS), "--json"]
+    cores = os.cpu_count() or 1
+    if cores > WORKERS:
+        # One shard at a time, whose workers are all that there are.
+        command += ["--shard-resource", f"num_cpus={cores}"]
+    return command
+
+
+CONTENDERS = (
+    Contender(name=BARE, title="a bare DataLoader loop", package="torch", own_environment=False),
+    Contender(name=OURS, title="batchmill", package="batchmill", own_environment=False),
+    Contender(name="ray_data", title="Ray Data, `flat_map`", package="ray"),
+    Contender(name="datasets", title="Hugging Face datasets, `map`", package="datasets"),
+    Contender(name="datatrove", title="datatrove, local executor", package="datatrove"),
+    Contender(name="litdata", title="litdata, `map`", package="litdata"),
+    Contender(
+        name="data_prep_toolkit", title="data-prep-toolkit on Ray", package="data_prep_toolkit"
+    ),
+    Contender(
+        name="prefect_map",
+        title="Prefect, a task run a file",
+        package="prefect",
+        own_environment=False,
+        most={"words": 300},
+    ),
+)

@@ -1,0 +1,117 @@
+"""The pages of the reference that come from what runs: commands, flows, blocks.
+
+Nothing here is written by hand, so that none of it can be out of date.
+"""
+
+import importlib
+import json
+import pkgutil
+import re
+from collections.abc import Iterator, Mapping
+from inspect import cleandoc
+from typing import Any
+
+import batchmill.blocks
+import batchmill.flows
+from prefect import Flow
+
+from batchmill.cli.main import make_app
+
+_GENERATED = "Made from the code when these pages are built."
+_COMMANDS = (
+    f"What `batchmill COMMAND --help` says. {_GENERATED} [Running it](../running.md) tells how "
+    "they work together, and what their exit codes mean."
+)
+_FLOWS = (
+    f"What deployments, forms and Python can run. {_GENERATED} The names at the left are those of "
+    "`parameters` in a deployment and of keyword arguments in Python; the form in "
+    "[Prefect's UI](../ui.md) shows their titles."
+)
+
+
+def commands() -> str:
+    """Return the page of the commands: what `--help` of each of them says."""
+    pieces = ["# Commands", _COMMANDS]
+    for name in command_names():
+        # The docstring of the one that is called is its help.
+        text = make_app(name)[name].generate_docs(heading_level=2, usage_name=f"batchmill {name}")
+        text = text.replace(f"## {name}\n", f"## batchmill {name}\n", 1)
+        pieces.append(_in_words(text).strip())
+    return _page(pieces)
+
+
+def _in_words(text: str) -> str:
+    """Say what is required, and defaults, as the options' own sentences do."""
+    text = text.replace(" **[required]**", " Required.")
+    return re.sub(r" \*\[default: (.*?)\]\*", r" Default: \1.", text)
+
+
+def command_names() -> list[str]:
+    """Return the names of all commands, in the order of `batchmill --help`."""
+    return [name for name in make_app() if not name.startswith("-")]
+
+
+def flows() -> str:
+    """Return the page of the flows: what each does, and its parameters."""
+    pieces = ["# Flows", _FLOWS]
+    for place, flow in sorted(_all_flows()):
+        pieces += [f"## {flow.name}", f"```python\nfrom {place[0]} import {place[1]}\n```"]
+        pieces.append(cleandoc(flow.description or "").partition("\nArgs:")[0].strip())
+        pieces.append(_table(flow.parameters.model_dump(), "parameter"))
+    return _page(pieces)
+
+
+def _all_flows() -> Iterator[tuple[tuple[str, str], Flow[Any, Any]]]:
+    for module in pkgutil.iter_modules(batchmill.flows.__path__, "batchmill.flows."):
+        loaded = importlib.import_module(module.name)
+        for name, value in vars(loaded).items():
+            if isinstance(value, Flow) and value.fn.__module__ == module.name:
+                yield (module.name, name), value
+
+
+def blocks() -> str:
+    """Return the page of the blocks: what each is for, and its fields."""
+    pieces = [
+        "# Blocks",
+        f"What can be saved in Prefect and named: [how](../blocks.md). {_GENERATED}",
+    ]
+    for name in batchmill.blocks.__all__:
+        block = getattr(batchmill.blocks, name)
+        schema = block.model_json_schema()
+        pieces += [f"## {name}", f"```python\nfrom batchmill.blocks import {name}\n```"]
+        pieces += [schema["description"], _table(schema, "field")]
+    return _page(pieces)
+
+
+def _table(schema: Mapping[str, Any], what: str) -> str:
+    """Return the parameters or fields of a schema as a table."""
+    # Two columns: more do not fit a telephone.
+    lines = [f"| {what} | |", "|---|---|"]
+    for name, field in schema["properties"].items():
+        default = "required"
+        if name not in schema.get("required", ()):
+            default = f"default `{json.dumps(field.get('default'))}`"
+        kind = f"{_type(field)}, secret" if _is_secret(name, field, schema) else _type(field)
+        description = " ".join(field.get("description", "").split()).replace("|", "\\|")
+        lines.append(f"| `{name}` | {description} *{kind}, {default}* |")
+    return "\n".join(lines)
+
+
+def _is_secret(name: str, field: Mapping[str, Any], schema: Mapping[str, Any]) -> bool:
+    fields = {secret.partition(".")[0] for secret in schema.get("secret_fields", ())}
+    return name in fields or field.get("format") == "password"
+
+
+def _type(field: Mapping[str, Any]) -> str:
+    """Return the types that a field takes, in JSON's words."""
+    if "anyOf" in field:
+        return " or ".join(_type(choice) for choice in field["anyOf"] if choice != {"type": "null"})
+    if "allOf" in field:
+        return _type(field["allOf"][0])
+    if "$ref" in field:
+        return str(field["$ref"]).rpartition("/")[2]
+    return str(field.get("type", "any"))
+
+
+def _page(pieces: list[str]) -> str:
+    return "\n\n".join(piece for piece in pieces if piece) + "\n"

@@ -1,0 +1,155 @@
+"""A job from its parameters to the last line that is printed: what `run` and `infer` do."""
+
+import json as json_text
+import logging
+import os
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from batchmill.assignments import has_assigned
+from batchmill.cli.console import console
+from batchmill.cli.options import RunOptions
+from batchmill.cli.plan import partition_lines, partitions_as_json
+from batchmill.cli.progress import showing_progress
+from batchmill.cli.workers import batching_of, measured, own_cores
+from batchmill.errors import CancelledError, RunError
+from batchmill.flows.no_server import finish, is_idle, may_have_server
+from batchmill.job import Handover, Prepared, check_prune, handing_over, make_job, prepare
+from batchmill.leaks import find_duplicates
+from batchmill.params import arguments_for, parse_pairs, read_object
+from batchmill.policy import FailurePolicy, make_policy
+from batchmill.storage.access import access_to
+from batchmill.summary import failure_message, summarise
+
+# A cluster's address, runtime environment, and what a shard asks for.
+_Cluster = tuple[str | None, dict[str, Any], dict[str, Any]]
+_NO_CLUSTER: _Cluster = (None, {}, {})
+
+
+def run_job(parameters: dict[str, Any], options: RunOptions) -> None:
+    """Run the job that the flow's parameters describe, and tell what came of it.
+
+    Raises what the flow raises: OptionError and the like before anything is started, RunError if
+    not every input is ok.
+    """
+    runtime_env = options.runtime_env
+    cluster: _Cluster = (
+        options.ray,
+        read_object(runtime_env, "--runtime-env") if runtime_env is not None else {},
+        parse_pairs(options.shard_resource, "--shard-resource", "num_gpus=1"),
+    )
+    _set_loudness(options.verbose)
+    with ExitStack() as held:
+        if options.store is not None:
+            parameters = parameters | {"store": _load_store(options.store, held)}
+        store = parameters.get("store")
+        if store:
+            parameters = parameters | {"output": store.place_of(parameters["output"])}
+            held.enter_context(access_to(store.access))
+        more = {"prune": options.prune, "wait": options.wait}
+        _run(parameters | more, options, cluster)
+
+
+def _load_store(name: str, held: ExitStack) -> Any:
+    """Return a saved store; the Prefect API stays at hand as long as `held`."""
+    from batchmill.blocks.dataset_store import as_store
+    from batchmill.flows.api import shared_api
+
+    held.enter_context(shared_api())
+    return as_store(name)
+
+
+def _run(parameters: dict[str, Any], options: RunOptions, cluster: _Cluster) -> None:
+    as_json = options.json
+    job = make_job(**arguments_for(make_job, parameters))
+    check_prune(job, prune=parameters["prune"])
+    batching_of(parameters)
+    policy = make_policy(**arguments_for(make_policy, parameters))
+    prepared = prepare(job)
+    told = console(stderr=True)
+    if not as_json:
+        told.print(_to_do(prepared))
+        for line in prepared.step_changes:
+            told.print(f"All is executed again, for {line}.")
+        for line in partition_lines(prepared):
+            told.print(line)
+    parameters, why = measured(parameters, prepared, own_cores(), None if as_json else told)
+    if why and not as_json:
+        told.print(f"num_workers {parameters['num_workers']}: {why}.")
+    begun = time.monotonic()
+    quiet = as_json or not len(prepared.plan.pending)
+    try:
+        with (
+            handing_over(prepared) as handover,
+            showing_progress(prepared.ledger, told, quiet=quiet),
+        ):
+            if not _finish_idle(prepared, parameters, policy, cluster):
+                # Imported now: this takes a second or two, and bad input is to be told at once.
+                from batchmill.blocks.ray_cluster import make_cluster
+                from batchmill.flows.preprocess import preprocess
+
+                preprocess(**({"cluster": make_cluster(*cluster)} | parameters))
+    except CancelledError:
+        raise
+    except RunError as error:
+        if not handover.run:
+            raise
+        _tell(handover, as_json, time.monotonic() - begun, allowed=False)
+        # If it has several lines, the first has just been said.
+        said, _, rest = str(error).partition("\n")
+        raise RunError(rest or said) from error
+    _tell(handover, as_json, time.monotonic() - begun, allowed=True)
+
+
+def _finish_idle(
+    prepared: Prepared, parameters: dict[str, Any], policy: FailurePolicy, cluster: _Cluster
+) -> bool:
+    """Do a run that has nothing to execute without Prefect, if that is all the same to everybody.
+
+    Whether a cluster can be what is said of it, only Prefect's side can tell.
+    """
+    if not is_idle(prepared) or may_have_server() or cluster != _NO_CLUSTER:
+        return False
+    done = finish(prepared, policy, prune=parameters["prune"], wait=parameters["wait"])
+    return done is not None
+
+
+def _to_do(prepared: Prepared) -> str:
+    counts = prepared.plan.counts
+    pending = len(prepared.plan.pending)
+    listed = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    unsettled = len(prepared.manifest.unsettled)
+    left_out = f" {unsettled:,} left out, younger than --settle." if unsettled else ""
+    return f"{len(prepared.manifest):,} inputs ({listed}); {pending:,} to execute.{left_out}"
+
+
+def _tell(handover: Handover, as_json: bool, seconds: float, *, allowed: bool) -> None:
+    prepared = handover.prepared
+    summary = summarise(prepared.ledger, handover.run)
+    if as_json:
+        found = partitions_as_json(prepared) | summary.as_json()
+        print(json_text.dumps(found, ensure_ascii=False))
+    else:
+        out = console()
+        out.print(f"{summary.sentence()} ({summary.executed:,} executed in {seconds:.1f} s)")
+        out.print(f"Dataset: {prepared.job.output}")
+        if allowed and summary.failed:
+            out.print(failure_message(summary, prepared.job.output).partition("\n")[2])
+        # Nothing new has no new duplicates, and to look for them takes a while.
+        is_new = summary.executed or has_assigned(prepared.ledger, handover.run)
+        duplicates = sum(1 for _ in find_duplicates(prepared.ledger)) if is_new else 0
+        if duplicates:
+            out.print(
+                "Inputs with the same content are in different partitions (contents: "
+                f"{duplicates:,}). Which: batchmill verify {prepared.job.output}"
+            )
+
+
+def _set_loudness(verbose: bool) -> None:
+    """Keep Prefect's log off the terminal unless it is wanted; its API gets it all the same."""
+    if verbose:
+        logging.getLogger("batchmill").setLevel(logging.DEBUG)
+    else:
+        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+        os.environ.setdefault("DO_NOT_TRACK", "1")

@@ -1,0 +1,201 @@
+"""A dataset's files and labels as a torch Dataset."""
+
+import operator
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from torch.utils.data import Dataset
+
+from batchmill.errors import BatchmillError, OptionError
+from batchmill.reading.files import Load, choose_load, one_of_each_suffix, open_place
+from batchmill.reading.mapped import MappedTable, map_table
+from batchmill.reading.published import input_root, read_published
+from batchmill.reading.sample import sample_type
+from batchmill.reading.selection import (
+    LABEL,
+    PARTITION,
+    Named,
+    Selection,
+    check_columns,
+    chosen_rows,
+    label_column,
+    make_samples,
+    named,
+    partition_column,
+)
+from batchmill.storage import is_url, remote
+from batchmill.storage.urls import absolute, join
+
+
+def open_dataset(
+    url: str | os.PathLike[str],
+    *,
+    partition: str | Sequence[str] | None = None,
+    load: Callable[[Path], Any] | str | None = None,
+    columns: Sequence[str] = (),
+    only_labelled: bool = False,
+    transform: Callable[[Any], Any] | None = None,
+) -> "SampleDataset":
+    """Open what a run has published as a torch Dataset: a sample for each row that has a file.
+
+    `url` is a dataset's folder or URL. `partition` names those of its column `partition` to take.
+    `load` opens a file: a function of its path, or a kind ("tensor", "array", "arrays", "audio",
+    "image", "text", "json", "bytes"); by default the suffix decides. `columns` become fields of a
+    sample, after its label. With `only_labelled`, rows without a label are left out.
+    `transform` is called with what a file holds, and gives the sample's `data`. A
+    step that writes no files leaves the inputs, which are opened then.
+
+    Raises OptionError for what is no dataset, has no table yet, or lacks what is asked for,
+    StoreError for what cannot be read.
+    """
+    dataset = absolute(os.fspath(url))
+    selection = Selection(
+        dataset=dataset,
+        partitions=None if partition is None else _names(partition),
+        columns=_names(columns),
+        only_labelled=only_labelled,
+    )
+    published = read_published(dataset, selection.needed)
+    check_columns(published.columns, selection)
+    samples = make_samples(published.table, selection)
+    if not len(samples.table):
+        raise OptionError(
+            f"{dataset}: has no sample to open. Which of its inputs failed, and why: "
+            f"batchmill failures {dataset}"
+        )
+    places = samples.table["place"].combine_chunks()
+    names = [] if callable(load) or isinstance(load, str) else one_of_each_suffix(places)
+    chosen = choose_load(load, names, dataset)
+    root = _input_root(dataset, places[0].as_py()) if samples.are_inputs and len(places) else None
+    table = map_table(samples.table, partial(_table_again, selection, published.content))
+    return SampleDataset(selection, published.content, table, root, chosen, transform)
+
+
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _table_again(selection: Selection, content: str) -> pa.Table:
+    table = read_published(selection.dataset, selection.needed, content).table
+    return make_samples(table, selection).table
+
+
+def _input_root(dataset: str, name: str) -> str:
+    """Return what inputs are relative to. Raises OptionError if the first one is not there."""
+    root = input_root(dataset)
+    first = join(root, name)
+    if not (remote.look(first) if is_url(first) else os.path.exists(first)):
+        raise OptionError(
+            f"{dataset}: its step wrote no files, so samples are of its inputs, and {first} is not "
+            "there. Open it where the inputs are, or have the step write files."
+        )
+    return root
+
+
+class SampleDataset(Dataset[Any]):
+    """The samples of a dataset: `dataset[i]` is a NamedTuple `Sample(id, data, label, ...)`.
+
+    A dataset, in batchmill's words, is the folder; this has its samples, and is a torch Dataset:
+    hence its name. Pickled, it takes a kilobyte or two, however many samples there are.
+    """
+
+    def __init__(
+        self,
+        selection: Selection,
+        content: str,
+        table: MappedTable,
+        root: str | None,
+        load: Load,
+        transform: Callable[[Any], Any] | None,
+    ) -> None:
+        self._selection = selection
+        self._content = content
+        self._table = table
+        self._inputs_root = root
+        self._root = selection.dataset if root is None else root
+        self._load = load
+        self._transform = transform
+        # The first column is the file's name, the second the id, where that is another.
+        self._names_ids = table.names[1:2] == ["id"]
+        self._fields = ("id", "data", *table.names[2 if self._names_ids else 1 :])
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return sample `index`, its file opened. Raises IndexError, StoreError, OptionError."""
+        place, *values = self._table.row(operator.index(index))
+        name = values.pop(0) if self._names_ids else place
+        place = join(self._root, place)
+        try:
+            data = open_place(place, self._load, is_input=self._inputs_root is not None)
+            if self._transform is not None:
+                data = self._transform(data)
+        except BatchmillError:
+            raise
+        except Exception as error:
+            error.add_note(f"This was raised for sample {index} of {self!r}: {place}")
+            raise
+        return sample_type(self._fields)(name, data, *values)
+
+    def __repr__(self) -> str:
+        chosen = self._selection.partitions
+        partitions = "" if chosen is None else f", partition={'+'.join(chosen)}"
+        return f"SampleDataset({self._selection.dataset}{partitions}, {len(self)} samples)"
+
+    @property
+    def classes(self) -> list[str]:
+        """The labels of the whole dataset, sorted: `label` is an index of it.
+
+        Empty where labels are numbers, or there are none.
+        """
+        return self._table.dictionary(LABEL)
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """What number a label of text has."""
+        return {name: number for number, name in enumerate(self.classes)}
+
+    @property
+    def partition(self) -> dict[str, list[str]]:
+        """The ids of each partition, of the whole dataset. Reads the table. Raises OptionError."""
+        found = self._read({PARTITION})
+        column = partition_column(found.rows, self._selection.dataset)
+        return {
+            name: found.ids.filter(pc.fill_null(pc.equal(column, name), False)).to_pylist()
+            for name in sorted(pc.unique(column).drop_null().to_pylist())
+        }
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The label of each id as it is written, of the whole dataset; reads the table.
+
+        Who has no label is not in it. Raises OptionError.
+        """
+        found = self._read({LABEL})
+        labels = label_column(found.rows, self._selection.dataset).to_pylist()
+        pairs = zip(found.ids.to_pylist(), labels, strict=True)
+        return {name: label for name, label in pairs if label is not None and label != ""}
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The published rows of these samples, in their order, by id; reads the table."""
+        found = self._read(None)
+        rows, ids = found.rows, found.ids
+        mask = chosen_rows(rows, self._selection)
+        if mask is not None:
+            rows, ids = rows.filter(mask), ids.filter(mask)
+        frame: pd.DataFrame = rows.to_pandas()
+        return frame.set_index(pd.Index(ids.to_pandas(), name="id"))
+
+    def _read(self, columns: set[str] | None) -> Named:
+        """Read columns of all samples of the dataset, as it was when it was opened."""
+        dataset = self._selection.dataset
+        wanted = None if columns is None else {"input", "output", *columns}
+        return named(read_published(dataset, wanted, self._content).table, dataset)

@@ -1,0 +1,168 @@
+"""Opens a sample's file: by its suffix, as a kind that is named, or by a function of the user's.
+
+Nothing is unpickled: a dataset may come from somebody else.
+"""
+
+import importlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from batchmill.allowed import refused_inputs
+from batchmill.errors import BatchmillError, OptionError, StoreError
+from batchmill.storage import is_url, remote
+from batchmill.storage.scratch import scratch_folder
+from batchmill.storage.urls import last_part
+
+Load = Callable[[Path], Any]
+
+
+def choose_load(load: Load | str | None, names: Iterable[str], dataset: str) -> Load:
+    """Return the function that opens files, of which `names` has one of each suffix.
+
+    Raises OptionError for a suffix or a kind that is not known, and for a missing library.
+    """
+    if callable(load):
+        return load
+    if load is not None and load not in _KINDS:
+        raise OptionError(
+            f"load={load!r}: is no kind of file. Give {', '.join(_KINDS)}, or a function of a path."
+        )
+    kinds = {_kind_of(name, dataset) for name in names} if load is None else {load}
+    for library in kinds & _LIBRARIES.keys():
+        _library(library)
+    return open_by_suffix if load is None else _KINDS[load]
+
+
+def one_of_each_suffix(names: pa.Array) -> Iterator[str]:
+    """Yield the first name of each suffix that there is."""
+    while len(names):
+        first = names[0].as_py()
+        yield first
+        names = names.filter(pc.invert(pc.ends_with(names, Path(first).suffix)))
+
+
+def open_by_suffix(path: Path) -> Any:
+    """Open a file as its suffix says."""
+    return _KINDS[_kind_of(path.name, str(path.parent))](path)
+
+
+def open_place(place: str, load: Load, *, is_input: bool) -> Any:
+    """Open a file by its path or URL, which is fetched first.
+
+    Raises StoreError for one that is not there or is damaged, OptionError for an input that may not
+    be read here, and whatever a user's function raises.
+    """
+    refused = refused_inputs([place]) if is_input else {}
+    if refused:
+        raise OptionError(refused[0])
+    if not is_url(place):
+        return _opened(Path(place), place, load)
+    with scratch_folder() as folder:
+        path = folder / last_part(place)
+        remote.fetch(place, str(path))
+        return _opened(path, place, load)
+
+
+def _opened(path: Path, place: str, load: Load) -> Any:
+    try:
+        return load(path)
+    except BatchmillError:
+        raise
+    except Exception as error:
+        if load is not open_by_suffix and load not in _KINDS.values():
+            raise
+        what = "is not there" if isinstance(error, FileNotFoundError) else "cannot be opened"
+        reason = str(error).strip().partition("\n")[0]
+        raise StoreError(
+            place,
+            f"{what} ({type(error).__name__}: {reason}). batchmill verify tells whether it is as "
+            "it was written; give load= if it is of another kind.",
+        ) from error
+
+
+def _kind_of(name: str, dataset: str) -> str:
+    suffix = Path(name).suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise OptionError(
+            f"{dataset}: how to open {name!r}? Of {suffix or 'a name without a suffix'} nothing is "
+            f"known. Give load= a function of a path, or one of {', '.join(_KINDS)}."
+        )
+    return _SUFFIXES[suffix]
+
+
+def _library(kind: str) -> Any:
+    name, extra = _LIBRARIES[kind]
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise OptionError(
+            f"To open files as {kind} takes {name.partition('.')[0]}: "
+            f"pip install 'batchmill[{extra}]'"
+        ) from error
+
+
+def _tensor(path: Path) -> Any:
+    # Tensors that a GPU has written are to be opened without one, too.
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _array(path: Path) -> torch.Tensor:
+    return _as_tensor(np.load(path, allow_pickle=False))
+
+
+def _arrays(path: Path) -> dict[str, torch.Tensor]:
+    with np.load(path, allow_pickle=False) as arrays:
+        return {name: _as_tensor(array) for name, array in arrays.items()}
+
+
+def _as_tensor(array: np.ndarray) -> torch.Tensor:
+    # torch knows the byte order of this machine alone.
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C", copy=False))
+
+
+def _audio(path: Path) -> torch.Tensor:
+    frames, _ = _library("audio").read(path, dtype="float32", always_2d=True)
+    return torch.from_numpy(np.ascontiguousarray(frames.T))
+
+
+def _image(path: Path) -> torch.Tensor:
+    with _library("image").open(path) as image:
+        if image.mode[0] in "IF":
+            raise ValueError(f"its pixels ({image.mode}) have more than 8 bits: give load=")
+        is_gray = image.mode in ("1", "L", "LA", "La")
+        pixels = np.array(image.convert("L" if is_gray else "RGB"))
+    pixels = pixels[np.newaxis] if is_gray else pixels.transpose(2, 0, 1)
+    return torch.from_numpy(np.ascontiguousarray(pixels))
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_bytes())
+
+
+_KINDS: dict[str, Load] = {
+    "tensor": _tensor,
+    "array": _array,
+    "arrays": _arrays,
+    "audio": _audio,
+    "image": _image,
+    "text": _text,
+    "json": _json,
+    "bytes": Path.read_bytes,
+}
+_SUFFIXES = {".pt": "tensor", ".npy": "array", ".npz": "arrays", ".json": "json"}
+_SUFFIXES |= dict.fromkeys((".wav", ".flac", ".ogg", ".mp3"), "audio")
+_SUFFIXES |= dict.fromkeys((".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp"), "image")
+_SUFFIXES |= dict.fromkeys((".txt", ".md"), "text")
+# The library of a kind, and the extra that brings it.
+_LIBRARIES = {"audio": ("soundfile", "audio"), "image": ("PIL.Image", "images")}

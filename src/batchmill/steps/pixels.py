@@ -1,0 +1,247 @@
+"""A picture's pixels: read with care, made upright, and of one of a few kinds."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from batchmill.errors import StepError
+
+try:
+    import numpy as np
+    from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
+except ImportError as error:
+    raise StepError("Image steps need Pillow: pip install 'batchmill[images]'") from error
+
+Fit = Literal["contain", "cover", "stretch", "pad"]
+Format = Literal["png", "jpeg", "webp", "same"]
+
+# Formats that are known by their first bytes, and that Pillow decodes itself: EPS would be handed
+# to another program.
+_READ = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "JPEG2000", "ICO", "AVIF")
+_SAME = {"JPEG": "jpeg", "MPO": "jpeg", "WEBP": "webp"}
+_SUFFIX = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
+# What a file of each format can hold, and what the others are turned into.
+_HELD: dict[str, dict[str, str]] = {
+    "png": {},
+    "jpeg": {"I;16": "L", "LA": "L", "RGBA": "RGB"},
+    "webp": {"I;16": "RGB", "L": "RGB", "LA": "RGBA"},
+}
+_BITS_16 = 65_535
+_FILTER = Image.Resampling.LANCZOS
+_SHOWN_BYTES = 16
+
+
+def opaque(colour: str) -> str:
+    """Return a colour that Pillow knows. Raises ValueError for others, and transparent ones."""
+    if len(ImageColor.getrgb(colour)) > 3:
+        raise ValueError("name an opaque colour, as in white or #20a0ff")
+    return colour
+
+
+class Picture(NamedTuple):
+    """The first frame, upright and in a mode that all else knows; what is told of its file."""
+
+    image: Image.Image
+    facts: dict[str, Any]
+    format: str
+    profile: bytes
+
+
+@contextmanager
+def open_picture(source: Path, max_pixels: int) -> Iterator[Picture]:
+    """Read a picture; while the block lasts, Pillow's own limit is `max_pixels`."""
+    before = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = max_pixels
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            yield _read(source)
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise ValueError(
+            f"it is too large: {error} If it is to be read, set max_pixels (now {max_pixels:,})."
+        ) from error
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
+def _read(source: Path) -> Picture:
+    try:
+        with Image.open(source, formats=_READ) as file:
+            if file.format == "PNG":
+                file.verify()  # Only this looks at the checksums of its pixels.
+        with Image.open(source, formats=_READ) as file:
+            frames = getattr(file, "n_frames", 1)
+            file.load()
+            upright = _upright(file)
+    except UnidentifiedImageError as error:
+        raise ValueError(_what_it_is(source)) from error
+    except SyntaxError as error:  # So Pillow calls what a format's rules do not allow.
+        raise ValueError(f"it is damaged: {error}") from error
+    facts = {
+        "source": source.name,
+        "source_width": upright.width,
+        "source_height": upright.height,
+        "source_mode": upright.mode,
+        "source_format": file.format,
+        "frames": frames,
+    }
+    if not upright.width or not upright.height:
+        raise ValueError(f"it has no pixels ({upright.width} x {upright.height})")
+    profile = upright.info.get("icc_profile") or b""
+    image = _simple(upright)
+    image.info = {}  # What is not named when a file is written must not get into it.
+    return Picture(image, facts, _SAME.get(file.format or "", "png"), profile)
+
+
+def _what_it_is(source: Path) -> str:
+    with source.open("rb") as file:
+        start = file.read(_SHOWN_BYTES)
+    if not start:
+        return "it is empty (0 bytes)"
+    return (
+        f"it is no picture, or its header is damaged: it begins with {start!r}. "
+        f"Read are: {', '.join(_READ)}"
+    )
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except SyntaxError:
+        # As Pillow has it for JPEG: EXIF that cannot be read says nothing.
+        return image.copy()
+
+
+def _simple(image: Image.Image) -> Image.Image:
+    """Return a picture as L, LA, RGB, RGBA, I;16 or F, whatever its mode is."""
+    if image.mode == "F":
+        if not np.isfinite(np.asarray(image)).all():
+            raise ValueError("it has samples that are no finite numbers")
+        return image.copy()
+    if image.mode.startswith("I"):
+        samples = np.asarray(image)
+        if samples.min() < 0 or samples.max() > _BITS_16:
+            raise ValueError(
+                f"its samples reach from {samples.min()} to {samples.max()}: what is not within "
+                "0 to 65535 would be cut off"
+            )
+        return Image.fromarray(samples.astype(np.uint16))
+    grey = image.mode in ("1", "L", "LA", "La")
+    if image.has_transparency_data:
+        return image.convert("LA" if grey else "RGBA")
+    return image.convert("L" if grey else "RGB")
+
+
+def fitted(image: Image.Image, width: int, height: int, fit: Fit, background: str) -> Image.Image:
+    """Return a picture in another size; `fit` is as in `batchmill.steps.images.resize`."""
+    if fit == "stretch":
+        return image.resize((width, height), _FILTER)
+    across, down = width / image.width, height / image.height
+    if fit == "cover":
+        scale = max(across, down)
+        left = max(0.0, (image.width - width / scale) / 2)
+        top = max(0.0, (image.height - height / scale) / 2)
+        box = (left, top, image.width - left, image.height - top)
+        return image.resize((width, height), _FILTER, box)
+    scale = min(across, down)
+    inner = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    scaled = image.resize(inner, _FILTER)
+    if fit == "contain":
+        return scaled
+    whole = Image.new(image.mode, (width, height), _fill(background, image.mode))
+    whole.paste(scaled, ((width - inner[0]) // 2, (height - inner[1]) // 2))
+    return whole
+
+
+def _fill(background: str, mode: str) -> Any:
+    """Return a colour as the pixel of a mode: in a grey picture its grey, in F nothing."""
+    red, green, blue = ImageColor.getrgb(background)[:3]
+    grey: Any = Image.new("RGB", (1, 1), (red, green, blue)).convert("L").getpixel((0, 0))
+    return {
+        "L": grey,
+        "LA": (grey, 255),
+        "RGB": (red, green, blue),
+        "RGBA": (red, green, blue, 255),
+        "I;16": grey * 257,
+        "F": 0.0,
+    }[mode]
+
+
+def _in_mode(image: Image.Image, mode: str, background: str) -> Image.Image:
+    """Return a picture of 8 or 16 bits in an 8-bit mode."""
+    if image.mode == "I;16":
+        image = Image.fromarray(_eight_bits(np.asarray(image)))
+    if image.mode.endswith("A") and not mode.endswith("A"):
+        behind = Image.new("RGBA", image.size, _fill(background, "RGBA"))
+        image = Image.alpha_composite(behind, image.convert("RGBA"))
+    return image.convert(mode)
+
+
+def _eight_bits(samples: Any) -> Any:
+    """Scale 0..65535 to 0..255, to the nearest: no two pictures are scaled differently."""
+    return ((samples.astype(np.uint32) + 128) // 257).astype(np.uint8)
+
+
+def write_picture(
+    image: Image.Image,
+    picture: Picture,
+    out: Path,
+    stem: str,
+    form: Format,
+    quality: int,
+    background: str,
+) -> dict[str, Any]:
+    """Write an image that was made of `picture`; return what is told of the file."""
+    chosen = picture.format if form == "same" else form
+    if image.mode == "F":
+        raise ValueError(
+            f"its samples are floating-point numbers, which {chosen} cannot hold. "
+            "Use to_tensor with dtype=float32."
+        )
+    mode = _HELD[chosen].get(image.mode, image.mode)
+    if mode != image.mode:
+        image = _in_mode(image, mode, background)
+    options: dict[str, Any] = {} if chosen == "png" else {"quality": quality}
+    # A profile says what the numbers mean, and is of no use to pixels of another kind.
+    if picture.profile[16:20] == (b"RGB " if mode.startswith("RGB") else b"GRAY"):
+        options["icc_profile"] = picture.profile
+    name = stem + _SUFFIX[chosen]
+    image.save(out / name, chosen.upper(), **options)
+    return {
+        "output": name,
+        "source": picture.facts["source"],
+        "width": image.width,
+        "height": image.height,
+        "mode": mode,
+    }
+
+
+def write_samples(
+    image: Image.Image, path: Path, channels: int, dtype: str, background: str
+) -> None:
+    """Write a picture's samples to a NumPy file, as [channels, height, width]."""
+    np.save(path, _samples_of(image, channels, dtype, background))
+
+
+def _samples_of(image: Image.Image, channels: int, dtype: str, background: str) -> Any:
+    if image.mode == "F":
+        if dtype != "float32":
+            raise ValueError("its samples are floating-point numbers: use dtype=float32")
+        return _repeated(np.asarray(image), channels, 1.0)
+    if image.mode == "I;16" and dtype == "float32":
+        # Not by way of 8 bits, where all but 256 shades would be lost.
+        return _repeated(np.asarray(image).astype(np.float32) / _BITS_16, channels, 1.0)
+    samples = np.asarray(_in_mode(image, {1: "L", 3: "RGB", 4: "RGBA"}[channels], background))
+    stacked = samples.reshape(*samples.shape[:2], channels).transpose(2, 0, 1)
+    if dtype == "float32":
+        return np.ascontiguousarray(stacked, np.float32) / np.float32(255)
+    return np.ascontiguousarray(stacked)
+
+
+def _repeated(samples: Any, channels: int, opaque: float) -> Any:
+    array = np.repeat(samples[np.newaxis].astype(np.float32), channels, axis=0)
+    if channels == 4:
+        array[3] = opaque
+    return array

@@ -1,0 +1,229 @@
+"""Check a step against what batchmill promises of it and what it therefore asks of it."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from batchmill.errors import BatchmillError, OptionError
+from batchmill.identity import differences
+from batchmill.ledger import Ledger
+from batchmill.outcome import Outcome, WrittenFile
+from batchmill.step import reference_to
+from batchmill.storage import LocalStore
+from batchmill.testing.fresh import Fresh, run_fresh
+from batchmill.testing.trial import Result, Trial, result_of
+from batchmill.verify import verify
+
+Results = Mapping[str, Result]
+
+
+def check_step(
+    step: str | Callable[..., Any],
+    samples: Sequence[str | os.PathLike[str]],
+    *,
+    params: Mapping[str, Any] | None = None,
+    rows: Sequence[Mapping[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
+    """Run a step over copies of `samples`, as runs do, and return its rows, a dict each.
+
+    `step` is a reference or a function or class; `rows` has the manifest's other columns of each
+    sample (`label` for a Dataset that takes labels). Several runs, in DataLoader workers and in a
+    process of its own; a row's `input` is the sample's name, the rest is as the step gave it.
+
+    Raises AssertionError, which lists all that is wrong: samples that are not ok, a step or params
+    that another process cannot have, results that depend on the process, the workers, the order,
+    the place or an earlier run, inputs that are changed, files outside of `out`.
+    """
+    __tracebackhide__ = True
+    paths = [Path(sample).absolute() for sample in samples]
+    name = step if isinstance(step, str) else getattr(step, "__qualname__", repr(step))
+    try:
+        _check_arguments(paths, rows)
+        with tempfile.TemporaryDirectory(prefix="batchmill-check-") as folder:
+            trial = Trial(
+                folder=Path(folder, "first"),
+                step=reference_to(step),
+                params=params or {},
+                samples=paths,
+                rows=rows or [{}] * len(paths),
+            )
+            check = _Check(trial)
+            faults = list(check.faults())
+    except BatchmillError as error:
+        raise AssertionError(_told(name, paths, [str(error)])) from None
+    if faults:
+        raise AssertionError(_told(name, paths, faults))
+    return [
+        {"input": path.name, **row}
+        for path, result in zip(paths, check.first.values(), strict=True)
+        for row in result.rows
+    ]
+
+
+def _check_arguments(paths: Sequence[Path], rows: Sequence[Mapping[str, Any]] | None) -> None:
+    if not paths:
+        raise OptionError("no samples. Give it the paths of some files.")
+    for path in paths:
+        if not path.is_file():
+            raise OptionError(f"the sample {path} is no file. Check the path.")
+    if rows is not None and len(rows) != len(paths):
+        raise OptionError(f"{len(rows)} rows for {len(paths)} samples. Give one for each.")
+
+
+def _told(name: str, paths: Sequence[Path], faults: Sequence[str]) -> str:
+    lines = [f"step {name}, {_count(len(paths), 'sample')}: {_count(len(faults), 'fault')}"]
+    lines += [f"  {number}. {fault}" for number, fault in enumerate(faults, 1)]
+    return "\n".join(lines)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+class _Check:
+    """One step and its samples; `faults` does the work, `first` has the first run's results."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self.first: dict[str, Result] = {}
+
+    def _another(self, name: str) -> Trial:
+        return replace(self._trial, folder=self._trial.folder.with_name(name))
+
+    def faults(self) -> Iterator[str]:
+        """Yield what is wrong, a text each. Raises BatchmillError where nothing can be run."""
+        trial = self._trial
+        trial.set_up()
+        before = trial.seen()
+        done = trial.run(num_workers=1, batch_size=len(trial.names))
+        self.first = {name: done[name] for name in trial.names}
+        for name, result in self.first.items():
+            if result.fault:
+                yield f"{name} is not ok: {result.fault}"
+        if all(result.fault for result in self.first.values()):
+            return  # There is nothing to compare.
+        touched = list(_touched(trial, before))
+        yield from touched
+        yield from _strays(trial)
+        fresh = self._fresh()
+        yield from _fresh_faults(fresh, trial)
+        # What differs once differs again: its cause is told once.
+        differing = (
+            self._other_workers()
+            or self._differing(_results(fresh), "in a fresh process, in another folder,")
+            or ("" if touched else self._second_run())
+        )
+        if differing:
+            yield differing
+
+    def _differing(self, others: Results, when: str) -> str:
+        """Say what the first sample is that gave something else, and what; empty if none did."""
+        for name, result in self.first.items():
+            if not result.fault and name in others and others[name] != result:
+                what, remedy = _difference(result, others[name])
+                if what:
+                    return f"{name}: {when} {what}. {remedy}"
+        return ""
+
+    def _other_workers(self) -> str:
+        trial = self._another("again")
+        # Item i of a list belongs to row i: there, another order is another work.
+        trial.set_up(backwards=self._trial.prepare().step.kind != "items")
+        done = trial.run(num_workers=2, batch_size=1)
+        return self._differing(done, "in another run, with other workers in another order,")
+
+    def _fresh(self) -> Fresh:
+        trial = self._another("fresh")
+        trial.set_up()
+        job = trial.job()
+        # As a manifest gives them: it fills in what a row lacks, and knows one type a column.
+        rows = trial.prepare().manifest.carried_rows()
+        listed = zip(trial.names, rows, strict=True)
+        inputs = [(name, str(trial.inputs / name), row) for name, row in listed]
+        task = {"step": job.step, "params": job.params, "search": job.search, "inputs": inputs}
+        return run_fresh(trial.folder / "process", task)
+
+    def _second_run(self) -> str:
+        """Say what a second run does that it should not; empty if it does as it should."""
+        trial = self._trial
+        pending = trial.prepare().plan.pending
+        if len(pending):
+            named = pending["input"].to_pylist()[0].removeprefix("inputs/")
+            return f"{named}: a second run executes it again ({pending['reason'][0]})."
+        ledger = Ledger(LocalStore(trial.job().output))
+        records = ledger.records(["input", "outputs"])
+        for outputs in records["outputs"].to_pylist():
+            if outputs:
+                (trial.folder / "dataset" / outputs[0]["path"]).unlink()
+                done = trial.run(num_workers=1, batch_size=1)
+                return self._differing(done, "executed again, because an output was deleted,")
+        return ""
+
+
+def _touched(trial: Trial, before: Mapping[str, Any]) -> Iterator[str]:
+    after = trial.seen()
+    for name in sorted(before.keys() | after.keys()):
+        if name not in after:
+            yield f"{name}: it removed or renamed its input. Inputs are to be read only."
+        elif name not in before:
+            yield f"{name}: it wrote beside its input. Write to `out`."
+        elif before[name] != after[name]:
+            yield f"{name}: it changed its input. Inputs are to be read only; write to `out`."
+
+
+def _strays(trial: Trial) -> Iterator[str]:
+    for found in verify(Ledger(LocalStore(trial.job().output))):
+        if found.kind == "unreferenced":
+            yield f"it wrote {found.path} into the dataset, outside of `out`. Write to `out`."
+
+
+def _fresh_faults(fresh: Fresh, trial: Trial) -> Iterator[str]:
+    if fresh.fault:
+        yield f"another process cannot run it: {fresh.fault}"
+        return
+    for place in fresh.left:
+        yield f"it left a file in {place}. Write to `out`, or remove what you write elsewhere."
+    known = dict(trial.prepare().step.description)
+    known.pop("order", None)  # Of a list; it belongs to the manifest.
+    for line in differences(json.loads(json.dumps(known)), fresh.description):
+        yield (
+            f"each process takes it for another step: {line}. A run would execute all again each "
+            "time: make params and `version` plain values that are always the same."
+        )
+
+
+def _results(fresh: Fresh) -> Results:
+    made = {}
+    for values in fresh.outcomes:
+        outputs = tuple(WrittenFile(*file) for file in values["outputs"])
+        outcome = Outcome(**{**values, "outputs": outputs})
+        made[outcome.input] = result_of(outcome)
+    return made
+
+
+def _difference(first: Result, other: Result) -> tuple[str, str]:
+    """Return what differs between two results of one input, and what to do about it."""
+    remedy = "Let it depend on its input, its params and its row alone."
+    if other.fault:
+        return f"it is not ok: {other.fault}", remedy
+    if len(first.rows) != len(other.rows):
+        return f"it gave {len(other.rows)} rows, not {len(first.rows)}", remedy
+    for number, (row, now) in enumerate(zip(first.rows, other.rows, strict=True)):
+        for key in sorted(row.keys() | now.keys()):
+            # As text: NaN is not equal to itself.
+            texts = [json.dumps(side.get(key), sort_keys=True) for side in (row, now)]
+            if texts[0] != texts[1]:
+                return f"row {number} has {key}={texts[1]}, not {texts[0]}", remedy
+    for name in sorted(first.files.keys() | other.files.keys()):
+        if name not in other.files or name not in first.files:
+            return f"it wrote {sorted(other.files)}, not {sorted(first.files)}", remedy
+        if first.files[name] != other.files[name]:
+            return (
+                f"{name} has other bytes",
+                f"{remedy} Seed what is random, and keep times out of file headers.",
+            )
+    return "", ""

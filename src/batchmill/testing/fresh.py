@@ -1,0 +1,119 @@
+"""A step in a process that knows nothing of the test: imported by its name, in an empty folder.
+
+Run as a script, with a JSON file of what to do as its argument; writes what came of it to another.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_TIMEOUT_SECONDS = 600
+# Texts hash otherwise than in this process: sets of them have another order.
+_HASH_SEEDS = ("1", "2")
+
+
+class Fresh(NamedTuple):
+    """What a fresh process says: outcomes as plain values, the step's description, files left."""
+
+    outcomes: list[dict[str, Any]]
+    description: Mapping[str, Any]
+    left: list[str]
+    fault: str = ""
+
+
+def run_fresh(folder: Path, task: Mapping[str, Any]) -> Fresh:
+    """Run a step on some inputs in a new process; `folder` is for what it writes.
+
+    `task` has `step`, `params`, `search` and `inputs`: name, path and row of each.
+    """
+    places = {name: folder / name for name in ("work", "temporary", "dataset")}
+    for place in places.values():
+        place.mkdir(parents=True)
+    task_file, answer_file = folder / "task.json", folder / "answer.json"
+    paths = [path or os.getcwd() for path in sys.path]
+    task = {**task, "paths": paths, "dataset": str(places["dataset"])}
+    task_file.write_text(json.dumps(task, default=str), encoding="utf-8")
+    seed = next(seed for seed in _HASH_SEEDS if seed != os.environ.get("PYTHONHASHSEED"))
+    try:
+        done = _run(task_file, answer_file, places, seed)
+    except subprocess.TimeoutExpired:
+        return Fresh([], {}, [], f"it did not end within {_TIMEOUT_SECONDS} s")
+    left = [
+        f"{'its working directory' if name == 'work' else 'the temporary folder'}: {path.name}"
+        for name in ("work", "temporary")
+        for path in sorted(places[name].iterdir())
+    ]
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        said = lines[-1] if lines else "without a word"
+        return Fresh([], {}, left, f"the process ended with code {done.returncode}: {said}")
+    answer = json.loads(answer_file.read_text(encoding="utf-8"))
+    return Fresh(answer["outcomes"], answer["description"], left, answer["fault"])
+
+
+def _run(
+    task: Path, answer: Path, places: Mapping[str, Path], seed: str
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        # -P: the folder of this file is no place to import from.
+        [sys.executable, "-P", __file__, str(task), str(answer)],
+        cwd=places["work"],
+        env={**os.environ, "PYTHONHASHSEED": seed, "TMPDIR": str(places["temporary"])},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        timeout=_TIMEOUT_SECONDS,
+        check=False,
+    )
+
+
+def _main(task_file: str, answer_file: str) -> None:
+    task = json.loads(Path(task_file).read_text(encoding="utf-8"))
+    sys.path += [path for path in task["paths"] if path not in sys.path]
+    answer = _answer(task)
+    Path(answer_file).write_text(json.dumps(answer), encoding="utf-8")
+
+
+def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
+    from batchmill.digests import input_id
+    from batchmill.errors import BatchmillError
+    from batchmill.execute import Input, execute, make_dataset, open_bench
+    from batchmill.step import load_step
+    from batchmill.storage import LocalStore
+
+    try:
+        step = load_step(task["step"], task["params"], search=task["search"])
+        inputs = [Input(name, input_id(name), path, row) for name, path, row in task["inputs"]]
+        made = make_dataset(step, inputs) if step.kind == "dataset" else step.target
+    except BatchmillError as error:
+        return {"outcomes": [], "description": {}, "fault": str(error)}
+    with open_bench(LocalStore(task["dataset"]), "fresh") as bench:
+        look_up = _runner(step, made, inputs, bench) if step.is_batched else partial(_item, made)
+        outcomes = [
+            execute(step, item, bench, partial(look_up, index)) for index, item in enumerate(inputs)
+        ]
+    description = json.loads(json.dumps(step.description))
+    return {
+        "outcomes": [outcome._asdict() for outcome in outcomes],
+        "description": description,
+        "fault": "",
+    }
+
+
+def _item(made: Any, index: int) -> Any:
+    return made[index]
+
+
+def _runner(step: Any, made: Any, inputs: Any, bench: Any) -> Callable[[int], Any]:
+    from batchmill.batch_step import BatchRunner
+
+    return BatchRunner(step=step, made=made, inputs=inputs, bench=bench).execute_one
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

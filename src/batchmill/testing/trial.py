@@ -1,0 +1,114 @@
+"""A step over copies of some samples, in a dataset of its own: what came of each."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from batchmill.batching import Batching, Cores
+from batchmill.fingerprints import Fingerprint, fingerprint
+from batchmill.job import Job, Prepared, make_job, prepare
+from batchmill.outcome import Outcome
+from batchmill.policy import FailurePolicy
+from batchmill.publish import publish
+from batchmill.run import open_run
+from batchmill.shard import run_shard
+from batchmill.storage import FILES
+
+# A step that hangs fails its test, and not the patience of whoever waits for it.
+_TIMEOUT_SECONDS = 300.0
+
+
+class Result(NamedTuple):
+    """What came of one sample: its rows, its files' hashes by name, and why it is not ok."""
+
+    rows: list[dict[str, Any]]
+    files: Mapping[str, str]
+    fault: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A folder with copies of the samples and a dataset made of them.
+
+    A copy is at NUMBER/FOLDER/NAME, and that is its input's name: samples may be called alike.
+    """
+
+    folder: Path
+    step: str
+    params: Mapping[str, Any]
+    samples: Sequence[Path]
+    rows: Sequence[Mapping[str, Any]]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the inputs, one for each sample."""
+        return [
+            f"{number}/{sample.parent.name or 'root'}/{sample.name}"
+            for number, sample in enumerate(self.samples)
+        ]
+
+    @property
+    def inputs(self) -> Path:
+        """The folder that the copies are in, and nothing else."""
+        return self.folder / "inputs"
+
+    def set_up(self, *, backwards: bool = False) -> None:
+        """Copy the samples, and write the manifest that lists them."""
+        listed = []
+        for name, sample, row in zip(self.names, self.samples, self.rows, strict=True):
+            place = self.inputs / name
+            place.parent.mkdir(parents=True)
+            shutil.copyfile(sample, place)
+            listed.append(json.dumps({"input": f"inputs/{name}", **row}, default=str) + "\n")
+        lines = reversed(listed) if backwards else listed
+        (self.folder / "manifest.jsonl").write_text("".join(lines), encoding="utf-8")
+
+    def job(self) -> Job:
+        """Return the job. Raises OptionError for params that are not what JSON knows."""
+        return make_job(
+            manifest=str(self.folder / "manifest.jsonl"),
+            step=self.step,
+            output=str(self.folder / "dataset"),
+            params=self.params,
+        )
+
+    def prepare(self) -> Prepared:
+        """Plan the job anew, as the next run would."""
+        return prepare(self.job())
+
+    def run(self, *, num_workers: int, batch_size: int) -> dict[str, Result]:
+        """Execute what is pending, as a run does; returns what came of it, by input."""
+        outcomes: list[Outcome] = []
+        with open_run(self.prepare()) as run:
+            batching = Batching(batch_size=batch_size, num_workers=num_workers)
+            policy = FailurePolicy(retries=0, timeout_seconds=_TIMEOUT_SECONDS)
+            _, shards = run.divide(batching, Cores(total=num_workers, node=num_workers), policy)
+            for shard in shards:
+                run_shard(shard, outcomes.append)
+            run.settle()
+            publish(run.ledger, run.prepared.manifest)
+            run.end()
+        return {outcome.input.removeprefix("inputs/"): result_of(outcome) for outcome in outcomes}
+
+    def seen(self) -> dict[str, Fingerprint]:
+        """Return what is in the folder of copies now."""
+        found = (Path(place, name) for place, _, names in os.walk(self.inputs) for name in names)
+        return {str(path.relative_to(self.inputs)): fingerprint(str(path)) for path in found}
+
+
+def result_of(outcome: Outcome) -> Result:
+    """Return what came of an input, with its files named as the step named them."""
+    inside = f"{FILES}/{outcome.input_id}/"
+    fault = ""
+    if outcome.kind != "ok":
+        fault = f"{outcome.kind}: {outcome.reason}"
+    rows = json.loads(outcome.rows)
+    for row in rows:
+        if row.get("output"):
+            row["output"] = row["output"].removeprefix(inside)
+    files = {file.path.removeprefix(inside): file.content for file in outcome.outputs}
+    return Result(rows, files, fault)

@@ -1,0 +1,246 @@
+"""The documentation site: all pages are in it, links lead somewhere, nothing comes from afar."""
+
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from urllib.parse import unquote
+
+import batchmill.blocks
+import pytest
+from browser import PATIENCE_SECONDS
+from live import clean_environment
+from playwright.sync_api import sync_playwright
+
+import batchmill
+from batchmill.cli.main import make_app
+
+ROOT = Path(__file__).parents[2]
+# What the pages are made of.
+PARTS = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "prefect.yaml",
+    "benchmarks",
+    "docs",
+    "examples",
+    "src",
+    ".ci",
+)
+# A tag's attribute that makes a browser fetch something.
+FETCHED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
+
+
+def build(root, folder, home):
+    """Build the site of a copy of the repository, or of this one, as a user does."""
+    return subprocess.run(
+        [sys.executable, root / "docs" / "site" / "build.py", folder],
+        env=clean_environment(home),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site") / "built"
+    done = build(ROOT, folder, tmp_path_factory.mktemp("home"))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of all that the pages are made of, to be changed."""
+    root = tmp_path / "copy"
+    root.mkdir()
+    for part in PARTS:
+        source = ROOT / part
+        (shutil.copytree if source.is_dir() else shutil.copyfile)(source, root / part)
+    return root
+
+
+def pages_of(root):
+    """The module that lays out the pages of a copy."""
+    spec = spec_from_file_location("pages_of_a_copy", root / "docs" / "site" / "pages.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Page(HTMLParser):
+    """What a built page links to, fetches and can be pointed at."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.fetched, self.anchors = [], [], set()
+        self.text = path.read_text()
+        self.feed(self.text)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        if "id" in attributes:
+            self.anchors.add(attributes["id"])
+        if tag == "a" and attributes.get("href"):
+            self.links.append(attributes["href"])
+        # `rel` says of some links that they only tell.
+        if attributes.get("rel") not in ("canonical", "next", "prev", "alternate"):
+            self.fetched.append(attributes.get(FETCHED.get(tag, "")) or "")
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    return {path: Page(path) for path in site.rglob("*.html") if path.name != "404.html"}
+
+
+def test_each_page_is_in_it_and_in_the_navigation(site, pages):
+    named = {
+        link.partition("#")[0]
+        for link in re.findall(r'href="([^"]*)"', pages[site / "index.html"].text)
+    }
+    for page in [*(ROOT / "docs").glob("*.md"), ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md"]:
+        assert (site / f"{page.stem}.html").exists()
+        assert {f"{page.stem}.html", f"./{page.stem}.html"} & named, page
+
+
+def test_each_command_has_its_entry(site, pages):
+    anchors = pages[site / "reference" / "commands.html"].anchors
+    commands = [name for name in make_app() if not name.startswith("-")]
+    assert len(commands) >= 9
+    assert {f"batchmill-{name}" for name in commands} <= anchors
+
+
+def test_an_entry_says_what_the_commands_help_says(site, pages):
+    text = pages[site / "reference" / "commands.html"].text
+    for option in ("--max-failures", "--memory-limit", "--repair", "--deployment"):
+        assert option in text
+    # The whole docstring of each, not the line of the overview.
+    assert "Inputs that are done already are not executed again" in text
+    assert "[required]" not in text
+
+
+def test_each_public_name_has_its_entry(site, pages):
+    page = pages[site / "reference" / "python.html"]
+    assert {name.lower() for name in batchmill.__all__} <= page.anchors
+    assert "may_be_empty" in page.text
+
+
+def test_flows_and_blocks_have_their_entries(site, pages):
+    assert {"preprocess", "saved-job", "verify-dataset", "watch-source"} <= pages[
+        site / "reference" / "flows.html"
+    ].anchors
+    assert "<code>settle_seconds</code>" in pages[site / "reference" / "flows.html"].text
+    blocks = pages[site / "reference" / "blocks.html"]
+    assert {name.lower() for name in batchmill.blocks.__all__} <= blocks.anchors
+    assert "object, secret" in blocks.text
+
+
+def test_links_of_built_pages_lead_somewhere(site, pages):
+    checked = 0
+    for path, page in pages.items():
+        for link in page.links:
+            if re.match(r"[a-z]+:", link):
+                continue
+            name, _, anchor = unquote(link).partition("#")
+            target = (path.parent / name).resolve() if name else path
+            if target.is_dir():
+                target = target / "index.html"
+            assert target.exists(), f"{path}: {link}"
+            if anchor and target in pages:
+                assert anchor in pages[target].anchors, f"{path}: {link}"
+            checked += 1
+    assert checked > 1000
+
+
+def test_a_file_or_folder_that_a_page_links_to_is_shown(site, pages):
+    assert "work_pool" in pages[site / "source" / "prefect.yaml.html"].text
+    assert "dockerfile" in pages[site / "source" / "examples" / "kubernetes.html"].anchors
+
+
+def test_a_folder_of_recordings_can_be_linked_to(copy, tmp_path):
+    with (copy / "docs" / "ui.md").open("a") as page:
+        page.write(
+            "\nSee [them](../examples/recordings) and [how](../examples/recordings/make.sh).\n"
+        )
+    pages_of(copy).lay_out(tmp_path / "pages")
+    shown = (tmp_path / "pages" / "source" / "examples" / "recordings.md").read_text()
+    assert "## vento.wav\n\n" in shown
+    assert "bytes, not text." in shown
+    assert "](source/examples/recordings/make.sh.md)" in (tmp_path / "pages" / "ui.md").read_text()
+
+
+def test_names_of_files_are_titles_and_code_is_left_alone(copy, tmp_path):
+    (copy / "docs" / "ui.md").write_text(
+        "# UI\n\n[docs/stores.md](stores.md#datasets), [../CHANGELOG.md](../CHANGELOG.md)\n\n"
+        "```text\n[docs/stores.md](stores.md)\n```\n"
+    )
+    pages_of(copy).lay_out(tmp_path / "pages")
+    assert (tmp_path / "pages" / "ui.md").read_text() == (
+        "# UI\n\n[Stores: folders and buckets](stores.md#datasets), [Changelog](CHANGELOG.md)\n\n"
+        "```text\n[docs/stores.md](stores.md)\n```\n"
+    )
+
+
+def test_nothing_is_fetched_from_elsewhere(site, pages):
+    for path, page in pages.items():
+        for address in page.fetched:
+            assert not re.match(r"(https?:)?//", address), f"{path}: {address}"
+    sheets = list(site.rglob("*.css"))
+    assert sheets
+    for sheet in sheets:
+        assert not re.search(r"(url\(|@import)[\"' ]*(https?:)?//", sheet.read_text()), sheet
+
+
+@pytest.mark.end_to_end
+def test_search_works_without_a_server(site, tmp_path):
+    chromium = shutil.which("chromium")
+    assert chromium, "install chromium (.ci/run does)"
+    asked = []
+    with sync_playwright() as playwright:
+        environment = clean_environment(tmp_path) | {"HOME": str(tmp_path)}
+        browser = playwright.chromium.launch(executable_path=chromium, env=environment)
+        page = browser.new_page()
+        page.set_default_timeout(PATIENCE_SECONDS * 1000)
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((site / "index.html").as_uri())
+        page.get_by_role("button", name="Search").click()
+        page.keyboard.type("quarantined")
+        page.get_by_text(re.compile(r"^\d+ results?$")).wait_for()
+        found = page.get_by_role("option").or_(page.locator("a")).filter(has_text="Again")
+        found.first.wait_for()
+        assert page.get_by_role("combobox").input_value() == "quarantined"
+        browser.close()
+    assert asked
+    assert all(address.startswith("file:") for address in asked), asked
+
+
+def test_a_page_that_nobody_can_find_is_refused(copy, tmp_path):
+    (copy / "docs" / "lost.md").write_text("# Lost\n")
+    done = build(copy, tmp_path / "built", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("lost.md: is not in the navigation. Give it a line under nav")
+    assert not (tmp_path / "built").exists()
+
+
+def test_a_link_that_leads_nowhere_is_refused(copy, tmp_path):
+    with (copy / "docs" / "ui.md").open("a") as page:
+        page.write("\nSee [this](gone.md).\n")
+    done = build(copy, tmp_path / "built", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "docs/ui.md: the link to gone.md leads nowhere.\n"
+
+
+def test_an_anchor_that_leads_nowhere_is_refused(copy, tmp_path):
+    with (copy / "docs" / "ui.md").open("a") as page:
+        page.write("\nSee [this](stores.md#gone).\n")
+    done = build(copy, tmp_path / "built", tmp_path)
+    assert done.returncode == 2
+    assert "anchor does not exist" in done.stderr
+    assert "ui.md" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,40 @@
+"""A model that takes its process with it, or never comes back, in a real Ray worker."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+@pytest.fixture
+def texts(work):
+    """Forty texts, of which one is bad."""
+    (work / "in").mkdir()
+    for number in range(40):
+        text = "bad" if number == 13 else "x" * (number + 1)
+        (work / "in" / f"{number:02d}.txt").write_text(text)
+    shutil.copy(SUPPORT / "batch_steps.py", work)
+
+
+@pytest.mark.parametrize(
+    ("step", "outcome"),
+    [
+        ("Dies", ("crashed", "WorkerCrashedError")),
+        ("Hangs", ("timeout", "Timeout")),
+        ("BreaksTheDevice", ("crashed", "WorkerCrashedError")),
+    ],
+)
+@pytest.mark.usefixtures("texts")
+def test_one_input_that_ends_the_models_process_costs_itself(shell, step, outcome):
+    done = shell.batchmill(
+        *["run", "in", "--step", f"batch_steps:{step}", "-o", "out", "--retries", "0"],
+        *["--timeout", "3", "--batch-size", "8", "--num-workers", "2"],
+    )
+    assert done.returncode == 1, done.stderr
+    _, status = shell.json("status", "out")
+    assert (status["outcomes"], status["pending"]) == ({"ok": 39, outcome[0]: 1}, 0)
+    (failure,) = json.loads(shell.batchmill("failures", "out", "--json").stdout)
+    assert (failure["input"], failure["outcome"], failure["error"]) == ("13.txt", *outcome)

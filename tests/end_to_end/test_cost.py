@@ -1,0 +1,129 @@
+"""What a run costs beyond its inputs, counted: task runs, calls to Prefect's API, bytes to Ray."""
+
+import sys
+import uuid
+from collections import Counter
+from functools import partial
+from typing import NamedTuple
+
+from counted_api import counted_api
+from live import ROOT, ask, clean_environment, flow_run_of, shell_in
+
+FEW, MANY = 100, 400
+# How often these are called is a matter of how long a run takes, or how busy the server is: whether
+# it was cancelled is asked every two seconds, what is shown live changes once a second, logs are
+# sent every two seconds, and how task runs ended is asked until the server knows; or it is told.
+BY_TIME = {
+    "GET /flow_runs/ID",
+    "PATCH /artifacts/ID",
+    "POST /logs/",
+    "POST /task_runs/filter",
+    "POST /task_runs/",
+    "POST /task_runs/ID/set_state",
+}
+# A web socket for events is one call, and which version the server has is asked before. A shard's
+# second one is for how it ended: where the server is slow, Ray is stopped before. So it is with the
+# last line of a shard's log, for which a token is asked.
+AT_THE_END = {"GET /events/in", "GET /admin/version", "GET /csrf-token"}
+ALWAYS = {
+    "GET /admin/storage": 3,
+    "GET /admin/version": 2,
+    "GET /csrf-token": 4,
+    "GET /events/in": 1,
+    "GET /flows/ID": 1,
+    "GET /health": 1,
+    "PATCH /flow_runs/ID": 1,
+    "POST /flow_runs/": 1,
+    "POST /flow_runs/ID/set_state": 2,
+    "POST /flows/": 1,
+    "POST /flows/filter": 1,
+}
+# For the one shard, how it ended; for all of them, the progress and the summary.
+WITH_WORK = {**ALWAYS, "GET /task_runs/ID": 1, "POST /artifacts/": 2}
+OF_A_SHARD = {
+    "GET /admin/version": 2,
+    "GET /csrf-token": 2,
+    "GET /events/in": 2,
+    "GET /flows/ID": 1,
+}
+# The flow run, the step's module, the shard: not its inputs.
+MOST_BYTES = 50_000
+
+
+class Cost(NamedTuple):
+    """What a run has cost: calls, its task runs' names, and the bytes of each task given to Ray.
+
+    `asked` counts how often it was asked how task runs ended.
+    """
+
+    calls: Counter
+    task_runs: list[str]
+    shipped: list[int]
+    asked: int
+
+
+def cost_of_run(shell, api, server, count):
+    """Run a job over so many inputs, in two batches, which are one shard on any machine."""
+    inputs = shell.folder / f"in{count}"
+    inputs.mkdir(exist_ok=True)
+    for number in range(count):
+        path = inputs / f"{number:04d}.txt"
+        if not path.exists():
+            path.write_text("word")
+    shipped = shell.folder / f"shipped-{uuid.uuid4().hex}"
+    job = [f"in{count}", "--step", "costs:step", "--output", f"out{count}"]
+    division = ["--num-workers", "2", "--batch-size", str(count // 2)]
+    script = ROOT / "tests" / "support" / "shipped.py"
+    done = shell.run(sys.executable, script, shipped, "run", *job, *division)
+    assert done.returncode == 0, done.stderr
+    taken = api.take()
+    calls = Counter({call: n for call, n in taken.items() if call.route not in BY_TIME})
+    asked = sum(n for call, n in taken.items() if call.route == "POST /task_runs/filter")
+    _, task_runs = flow_run_of(partial(ask, server), shell.folder / f"out{count}")
+    bytes_shipped = [int(line) for line in shipped.read_text().split()] if shipped.exists() else []
+    return Cost(calls, sorted(task["name"] for task in task_runs), bytes_shipped, asked)
+
+
+def more_calls(who, cost, bounds):
+    """Name the routes that `who` calls more often than `bounds` say; what they lack is 0."""
+    return [
+        f"{who}: {count} x {call.route}, {bounds.get(call.route, 0)} before"
+        for call, count in cost.calls.items()
+        if call.caller == who and count > bounds.get(call.route, 0)
+    ]
+
+
+def test_what_a_run_costs_beyond_its_inputs(prefect_server, work, tmp_path):
+    (work / "costs.py").write_text("def step(source):\n    return {'n': 1}\n")
+    with counted_api(prefect_server) as api:
+        environment = clean_environment(tmp_path / "home") | {"PREFECT_API_URL": api.url}
+        with shell_in(work, environment) as shell:
+            few, many, again = (
+                cost_of_run(shell, api, prefect_server, count) for count in (FEW, MANY, MANY)
+            )
+
+    # A task run for the shard, and three more.
+    for cost in (few, many):
+        assert len(cost.task_runs) == 4, cost.task_runs
+        faults = more_calls("driver", cost, WITH_WORK) + more_calls("Ray worker", cost, OF_A_SHARD)
+        assert not faults, faults
+        callers = {call.caller for call in cost.calls}
+        assert callers == {"driver", "Ray worker"}, "calls are not seen any more"
+
+    # More inputs, no more calls; of bytes to Ray, not one for each input more: numbers and times
+    # may have a digit more or less.
+    more = [call for call in many.calls - few.calls if call.route not in AT_THE_END]
+    assert not more, more
+    # The warming up of a worker, and the shard.
+    assert len(few.shipped) == len(many.shipped) == 2
+    assert 0 < sum(few.shipped) < MOST_BYTES
+    assert sum(many.shipped) - sum(few.shipped) < MANY - FEW, f"{few.shipped}, {many.shipped} bytes"
+
+    # How task runs ended is not waited for in vain, which would ask for twenty seconds.
+    assert again.asked < 20, again.asked
+
+    # The same again, with nothing to do: no shard, no report, no Ray.
+    assert len(again.task_runs) == 2, again.task_runs
+    faults = more_calls("driver", again, ALWAYS) + more_calls("Ray worker", again, {})
+    assert not faults, faults
+    assert again.shipped == []

@@ -1,0 +1,75 @@
+"""A model over a dataset, from the command line and as a deployment."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from deployment import deploy, worker_of
+from models import Mean
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+@pytest.fixture
+def arrays(work):
+    """A folder with eight arrays, and beside it a model."""
+    (work / "arrays").mkdir()
+    for number in range(8):
+        np.save(work / "arrays" / f"{number}.npy", np.full((2, 3), number, np.float32))
+    program = torch.export.export(
+        Mean(), (torch.zeros(2, 2, 3),), dynamic_shapes=({0: torch.export.Dim("batch")},)
+    )
+    torch.export.save(program, work / "mean.pt2")
+    shutil.copy(SUPPORT / "models.py", work)
+
+
+@pytest.mark.usefixtures("arrays")
+def test_predictions_are_a_dataset(shell, work):
+    infer = ["infer", "arrays", "--model", "mean.pt2", "-o", "out", "--classes", "a,b,c"]
+    done = shell.batchmill(*infer, "--batch-size", "3")
+    assert done.returncode == 0, done.stderr
+    table = pd.read_parquet(work / "out" / "metadata.parquet")
+    assert table["predicted"].tolist() == ["c", *["b"] * 7]
+    code, again = shell.json(*infer)
+    assert (code, again["executed"]) == (0, 0)
+
+    (work / "arrays" / "bad.npy").write_text("no array")
+    done = shell.batchmill(*infer)
+    assert done.returncode == 1
+    assert "bad.npy" in done.stdout + done.stderr
+    code, status = shell.json("status", "out")
+    assert status["outcomes"] == {"ok": 8, "failed": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "nosuch.pt2"], "nosuch.pt2: No such file"),
+        (["--model", "mean"], "expected a file"),
+        (["--model", "mean.pt2", "--classes", "a,,b"], "a name is empty"),
+        ([], "missing: --model"),
+    ],
+)
+@pytest.mark.usefixtures("arrays")
+def test_what_is_no_model_is_told_before_anything_starts(shell, work, options, message):
+    done = shell.batchmill("infer", "arrays", "-o", "out", *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in " ".join(done.stderr.split())
+    assert not (work / "out").exists()
+
+
+@pytest.mark.usefixtures("arrays")
+def test_a_deployment_asks_for_a_model(shell, api, work):
+    shell.environment["PYTHONPATH"] = str(work)
+    deployed = deploy(shell, api, work)
+    place = {"manifest": str(work / "arrays"), "output": str(work / "out")}
+    with worker_of(shell):
+        state = deployed("infer/manual", model="models:mean", predictions="files", **place)
+        assert state["type"] == "COMPLETED", state
+        refused = deployed("infer/manual", model="mean.pt2", **place)
+    table = pd.read_parquet(work / "out" / "metadata.parquet")
+    assert [np.load(work / "out" / name)[0] for name in table["output"]] == [*range(8)]
+    assert "model mean.pt2: a deployment's run works in a temporary folder" in refused["message"]

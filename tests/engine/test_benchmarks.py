@@ -1,0 +1,324 @@
+"""The comparison with peers: the work that all do, and what is made of the figures."""
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import soundfile
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 12.0
+
+
+@pytest.fixture(autouse=True)
+def _from_the_repository(monkeypatch):
+    """The benchmarks are no part of the package."""
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+@pytest.fixture
+def compare():
+    import benchmarks.compare
+
+    return benchmarks.compare
+
+
+@pytest.fixture
+def page():
+    import benchmarks.page
+
+    return benchmarks.page
+
+
+@pytest.fixture
+def work():
+    import benchmarks.peers.work
+
+    return benchmarks.peers.work
+
+
+@pytest.mark.parametrize("kind", ["words", "clips", "spectrograms"])
+def test_inputs_are_the_same_each_time_and_not_all_alike(work, tmp_path, kind):
+    for name in ("one", "two"):
+        work.make_inputs(kind, 6, tmp_path / name, seconds=1.0)
+    one, two = (
+        [path.read_bytes() for path in sorted((tmp_path / name).iterdir())]
+        for name in ("one", "two")
+    )
+    assert len(one) == 6
+    assert one == two
+    assert len({*one}) >= 4
+
+
+def test_a_word_gives_a_row_and_no_file(work, tmp_path):
+    (source,) = work.make_inputs("words", 1, tmp_path / "in")
+    source.write_text("preprocessing\n")
+    out = tmp_path / "out"
+    out.mkdir()
+    assert work.make_work("words")(source, out) == [
+        {"input": source.name, "word": "preprocessing", "characters": 13, "first": "pre",
+         "last": "ing"}
+    ]  # fmt: skip
+    assert not list(out.iterdir())
+
+
+def test_a_recording_is_cut_into_clips_that_are_all_of_it(work, tmp_path):
+    (source,) = work.make_inputs("clips", 1, tmp_path / "in", seconds=SECONDS)
+    rows = work.make_work("clips")(source, tmp_path / "out")
+    assert [row["output"] for row in rows] == [f"000000/{n:04d}.wav" for n in range(3)]
+    parts = [soundfile.read(tmp_path / "out" / row["output"], dtype="int16")[0] for row in rows]
+    assert [len(part) for part in parts] == [row["samples"] for row in rows]
+    assert [abs(part.astype(int)).max() for part in parts] == [row["peak"] for row in rows]
+    whole, rate = soundfile.read(source, dtype="int16")
+    assert len(parts[0]) == 5 * rate
+    assert (np.concatenate(parts) == whole).all()
+
+
+def test_a_spectrogram_shows_a_tone_in_its_band(work, tmp_path):
+    rate = work.SAMPLE_RATE
+    source, out = tmp_path / "tone.flac", tmp_path / "out"
+    time = np.arange(int(SECONDS * rate)) / rate
+    soundfile.write(source, 0.5 * np.sin(2 * np.pi * 2000 * time), rate)
+    rows = work.make_work("spectrograms")(source, out)
+    assert len(rows) == math.ceil(SECONDS / work.CLIP_SECONDS)
+    for row in rows:
+        image = np.load(out / row["output"])
+        assert image.dtype == np.float32
+        assert image.shape == (work.MELS, row["frames"])
+        bins = np.fft.rfftfreq(work.N_FFT, 1 / rate)
+        loudest = work.mel_filters(rate)[image.mean(axis=1).argmax()]
+        assert abs(bins[loudest.argmax()] - 2000) < 150
+
+
+def test_the_bands_reach_from_the_lowest_to_the_highest_frequency(work):
+    bank = work.mel_filters(work.SAMPLE_RATE)
+    assert bank.shape == (work.MELS, work.N_FFT // 2 + 1)
+    highest = bank.shape[1] - 1
+    assert bank[0].argmax() <= 2
+    assert 0.95 * highest < bank[-1].argmax() < highest
+
+
+@pytest.mark.parametrize("kind", ["words", "clips", "spectrograms"])
+def test_batchmill_and_the_others_get_the_same_rows_from_the_work(work, tmp_path, kind):
+    from batchmill.testing import check_step
+    from benchmarks.peers import steps
+
+    (source,) = work.make_inputs(kind, 1, tmp_path / "in", seconds=SECONDS)
+    ours = check_step(getattr(steps, kind), [source])
+    others = work.make_work(kind)(source, tmp_path / "out")
+    columns = work.COLUMNS[kind]
+    assert [[row[name] for name in columns] for row in ours] == [
+        [row[name] for name in columns] for row in others
+    ]
+
+
+def test_the_bare_loop_leaves_what_is_expected_and_a_changed_byte_is_noticed(work, tmp_path):
+    import subprocess
+
+    from benchmarks.peers.results import expected_counts, look_at
+
+    work.make_inputs("clips", 3, tmp_path / "in", seconds=SECONDS)
+    command = [sys.executable, "-m", "benchmarks.peers.dataloader", "clips"]
+    subprocess.run([*command, tmp_path / "in", tmp_path / "out"], check=True, cwd=ROOT)
+    left = look_at(tmp_path / "out", "clips")
+    assert (left.rows, left.files) == expected_counts("clips", 3, SECONDS) == (9, 9)
+    changed = next((tmp_path / "out" / "files").glob("*/0001.wav"))
+    changed.write_bytes(changed.read_bytes()[:-1] + b"!")
+    assert look_at(tmp_path / "out", "clips").content != left.content
+
+
+@pytest.fixture
+def race(tmp_path):
+    """Runs a script, in Python, as a contender's command; gives the arena, too."""
+    from benchmarks.peers.contenders import Contender
+    from benchmarks.peers.race import Arena
+
+    arena = Arena(tmp_path, 600, tmp_path / "logs")
+
+    class Scripted(Contender):
+        def command(self, kind, inputs, out):
+            return [sys.executable, "-c", self.title, str(out)]
+
+    def run(script, expected=None):
+        contender = Scripted(name="scripted", title=script, package="none")
+        return arena.run(contender, "words", tmp_path, expected)
+
+    return run, arena
+
+
+LEAVE = """
+import pathlib, sys
+import pyarrow as pa, pyarrow.parquet as pq
+out = pathlib.Path(sys.argv[1])
+out.mkdir()
+pq.write_table(pa.table({"word": ["a"], "characters": [1], "first": ["a"], "last": ["a"]}),
+               out / "metadata.parquet")
+print("some words\\n" + '{"seconds": 0.25}')
+"""
+
+
+def test_a_run_tells_what_was_left_and_the_seconds_that_its_script_told(race):
+    run, arena = race
+    done = run(LEAVE)
+    assert (done.loop, done.left.rows, done.left.files) == (0.25, 1, 0)
+    assert done.seconds > 0
+    assert not (arena.folder / "out").exists()
+    assert run(LEAVE, done.left).left == done.left
+
+
+def test_what_is_wrong_with_a_contender_is_told_and_what_it_printed_is_kept(race):
+    from benchmarks.peers.race import RaceError
+
+    run, arena = race
+    left = run(LEAVE).left
+    with pytest.raises(RaceError, match="it left 1 rows"):
+        run(LEAVE.replace('"word": ["a"]', '"word": ["b"]'), left)
+    with pytest.raises(RaceError, match="table cannot be read"):
+        run("print('nothing')")
+    with pytest.raises(RaceError, match="it ended with 3: no such thing"):
+        run("import sys; print('no such thing', file=sys.stderr); sys.exit(3)")
+    assert (arena.logs / "scripted-words.stderr").read_text() == "no such thing\n"
+    assert not (arena.folder / "out").exists()
+
+
+def test_a_contender_that_takes_too_long_is_ended(race):
+    from benchmarks.peers.race import RaceError
+
+    run, arena = race
+    arena.limit_seconds = 0.2
+    with pytest.raises(RaceError, match=r"more than 0\.2 s"):
+        run("import time; time.sleep(600)")
+
+
+def test_what_a_command_leaves_behind_is_ended(race):
+    import psutil
+
+    run, arena = race
+    arena.patience_seconds = 0
+    # Prefect's server and Ray's processes have groups, and some have sessions, of their own.
+    start = (
+        "import subprocess\n"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        f"open({str(arena.folder / 'pid')!r}, 'w').write(str(child.pid))\n"
+    )
+    run(start + LEAVE)
+    child = int((arena.folder / "pid").read_text())
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+
+
+def test_a_table_may_be_one_file_or_a_folder_of_them(tmp_path):
+    from benchmarks.peers.results import look_at
+
+    frame = pd.DataFrame(
+        {"word": ["b", "a"], "characters": [1, 1], "first": ["b", "a"], "last": ["b", "a"]}
+    )
+    for name in ("one", "parts"):
+        (tmp_path / name).mkdir()
+    frame.to_parquet(tmp_path / "one" / "metadata.parquet")
+    (tmp_path / "parts" / "metadata.parquet").mkdir()
+    for number in (1, 0):
+        part = tmp_path / "parts" / "metadata.parquet" / f"{1 - number}.parquet"
+        frame[number : number + 1].to_parquet(part)
+    assert look_at(tmp_path / "one", "words") == look_at(tmp_path / "parts", "words")
+
+
+def test_turns_alternate_and_peers_take_one_in_the_quick_comparison(compare):
+    names = [one.name for one in compare.turns(compare.CONTENDERS, full=False)]
+    assert names[:2] == ["dataloader", "batchmill"]
+    assert names[-4:] == ["batchmill", "dataloader", "dataloader", "batchmill"]
+    assert {name: names.count(name) for name in names} == {
+        one.name: 3 if one.name in ("dataloader", "batchmill") else 1 for one in compare.CONTENDERS
+    }
+
+
+def test_every_peer_has_its_versions_pinned(compare):
+    from benchmarks.peers.environments import requirements_of
+
+    own = [one for one in compare.CONTENDERS if one.own_environment]
+    assert len(own) == 5
+    for one in own:
+        assert one.version
+        lines = requirements_of(one.name).read_text().splitlines()
+        assert all("==" in line for line in lines if not line.startswith("#"))
+
+
+def figures():
+    """Of two kinds of work; one contender fails at the second, one is not there at all."""
+    runs = {
+        "dataloader": [(4.0, 2.0), (5.0, 2.2), (9.0, 9.0)],
+        "batchmill": [(20.0, 2.5), (24.0, 2.75), (22.0, 2.6)],
+        "fast": [(2.0, None)],
+        "slow": [(44.0, 40.0)],
+    }
+    measured = {
+        name: {"inputs": 12, "runs": [{"seconds": a, "loop": b} for a, b in pairs]}
+        for name, pairs in runs.items()
+    }
+    return {
+        "made": "2026-11-22", "command": "python -m benchmarks.compare", "workers": 2,
+        "recording_seconds": 300.0,
+        "machine": {"processor": "a CPU", "cores": 2, "memory_gib": 8, "system": "Linux 6",
+                    "python": "3.11.7", "load": 0.1},
+        "titles": {name: f"the {name}" for name in [*runs, "absent"]},
+        "versions": dict.fromkeys([*runs, "absent"], "1.0"),
+        "troubles": {"absent": "it cannot be installed: a | b"},
+        "kinds": {
+            "clips": {"inputs": 12, "rows": 720, "files": 720, "contenders": measured},
+            "words": {
+                "inputs": 12, "rows": 12, "files": 0,
+                "contenders": measured | {"slow": {"inputs": 3, "runs": measured["fast"]["runs"]},
+                                          "fast": {"inputs": 12, "runs": [], "trouble": "lost"}},
+            },
+        },
+    }  # fmt: skip
+
+
+def test_medians_and_shares_of_the_bare_loop(page):
+    results = {one.name: one for one in page.results_of(figures(), "clips")}
+    assert results["dataloader"].seconds == 5.0
+    assert results["dataloader"].loop == 2.2
+    assert results["batchmill"].seconds == 22.0
+    everyone = list(results.values())
+    assert page.of_bare(everyone, results["batchmill"]) == pytest.approx(2.2 / 2.6)
+    assert page.of_bare(everyone, results["fast"]) is None
+    assert [one.name for one in everyone][:2] == ["fast", "dataloader"]
+    fewer = page.results_of(figures(), "words")
+    assert page.of_bare(fewer, next(one for one in fewer if one.name == "slow")) is None
+
+
+def test_the_page_says_who_is_faster_and_who_failed(page):
+    text = page.render(figures())
+    assert "| **the batchmill** | 1.0 | 3 | 22 | 0.545 | 2.6 | 0.85 |" in text
+    assert "Faster than batchmill, as a whole command: the fast (11.0 times as fast), " in text
+    assert "with `python -m benchmarks.compare`" in text
+    assert "the slow (2.0 times as slow)" in text
+    assert "| the absent | 1.0 | | it cannot be installed: a \\| b | | | |" in text
+    assert "| the slow (3 files) | 1.0 |" in text
+    assert text.count("files) |") == 1
+    assert "| the fast | 1.0 | | lost | | | |" in text
+    assert "batchmill has 85 % of the bare DataLoader's speed" in text
+
+
+def test_the_section_of_the_page_is_replaced_and_nothing_else(page):
+    text = page.PAGE.read_text()
+    once = page.put_into(text, "new words")
+    assert once.count("new words") == 1
+    assert (
+        page.put_into(once, page.render(figures())).split(page.BEGIN)[0]
+        == text.split(page.BEGIN)[0]
+    )
+    assert once.partition(page.END)[2] == text.partition(page.END)[2]
+    with pytest.raises(ValueError, match="must have the lines"):
+        page.put_into("a page without comments", "new words")
+
+
+def test_the_picture_has_every_contender_that_was_measured(page, tmp_path):
+    page.draw(figures(), tmp_path / "one.svg")
+    page.draw(figures(), tmp_path / "two.svg")
+    drawn = (tmp_path / "one.svg").read_text()
+    assert "the batchmill" in drawn
+    assert "the absent" not in drawn
+    assert drawn == (tmp_path / "two.svg").read_text()

@@ -1,0 +1,66 @@
+"""A dataset as a manifest: its outputs are the inputs of the next."""
+
+import pandas as pd
+import pytest
+from jobs import run_job
+
+from batchmill import ManifestError, OptionError, load_manifest
+
+COPY = "steps_under_test:copy"
+
+
+@pytest.fixture
+def dataset(words, tmp_path):
+    run_job(words, COPY, tmp_path / "first", times=2)
+    return tmp_path / "first"
+
+
+def test_its_outputs_are_the_inputs_and_its_columns_are_carried(dataset):
+    manifest = load_manifest(dataset)
+    rows = pd.read_parquet(dataset / "metadata.parquet")
+    assert manifest.inputs["input"].to_pylist() == rows["output"].tolist()
+    assert (manifest.inputs["size"].to_numpy() > 0).all()
+    assert manifest.root == str(dataset)
+    others = [name for name in rows.columns if name not in ("input", "output")]
+    assert sorted(manifest.carried.column_names) == sorted(["made_from", *others])
+    assert manifest.carried["made_from"].to_pylist() == rows["input"].tolist()
+
+
+def test_a_pattern_chooses_among_them(dataset):
+    every = load_manifest(dataset).inputs["input"].to_pylist()
+    chosen = load_manifest(dataset, pattern="*/0.txt").inputs["input"].to_pylist()
+    assert chosen == [name for name in every if name.endswith("/0.txt")] != []
+    with pytest.raises(ManifestError, match="no output fits the pattern"):
+        load_manifest(dataset, pattern="*.wav")
+
+
+def test_one_dataset_is_made_of_another_and_that_of_a_third(dataset, tmp_path):
+    second, third = tmp_path / "second", tmp_path / "third"
+    for manifest, output in ((dataset, second), (second, third)):
+        summary = run_job(manifest, COPY, output, times=2)
+        assert summary.outcomes.keys() == {"ok"}
+        rows = pd.read_parquet(output / "metadata.parquet")
+        before = pd.read_parquet(manifest / "metadata.parquet").set_index("output")["input"]
+        assert before.loc[rows["input"]].tolist() == rows["made_from"].tolist()
+        assert run_job(manifest, COPY, output, times=2).executed == 0
+
+
+def test_a_dataset_cannot_be_made_of_itself(dataset):
+    with pytest.raises(OptionError, match=r"whose outputs are the inputs\. Name another"):
+        run_job(dataset, COPY, dataset)
+
+
+def test_a_dataset_cannot_be_made_inside_another(dataset, words):
+    for inside in (dataset / "second", dataset / "files" / "deep" / "second"):
+        with pytest.raises(OptionError, match="lies in the dataset"):
+            run_job(words, COPY, inside)
+        assert not inside.exists()
+
+
+def test_one_without_tables_or_without_files_is_told(dataset, words, tmp_path):
+    (dataset / "metadata.parquet").unlink()
+    with pytest.raises(ManifestError, match="without tables yet"):
+        load_manifest(dataset)
+    run_job(words, "steps_under_test:length", tmp_path / "table")
+    with pytest.raises(ManifestError, match="without files, only a table"):
+        load_manifest(tmp_path / "table")

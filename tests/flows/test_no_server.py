@@ -1,0 +1,106 @@
+"""Whether a Prefect API may be configured, told without Prefect; and runs that need none."""
+
+import pandas as pd
+import pytest
+from batchmill.flows.no_server import finish, is_idle, may_have_server
+from jobs import run_job
+
+from batchmill import RunError
+from batchmill.job import make_job, prepare
+from batchmill.policy import FailurePolicy
+from batchmill.run import open_run
+
+STEP = "batchmill.steps.words:split"
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(tmp_path, monkeypatch):
+    for name in ("PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    (tmp_path / "prefect").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+def test_nothing_names_one(tmp_path):
+    assert not may_have_server()
+    (tmp_path / "here" / "pyproject.toml").write_text("[project]\nname = 'mine'\n")
+    (tmp_path / "here" / ".env").write_text("TOKEN=1\n")
+    assert not may_have_server()
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("prefect/profiles.toml", '[profiles.a]\nPREFECT_API_URL = "http://h/api"\n'),
+        ("here/prefect.toml", '# of prefect\n[api]\nurl = "http://h/api"\n'),
+        ("here/pyproject.toml", '[tool.prefect.api]\nurl = "http://h/api"\n'),
+        ("here/.env", "PREFECT_API_URL=http://h/api\n"),
+    ],
+)
+def test_each_place_that_prefect_reads(tmp_path, place, text):
+    (tmp_path / place).write_text(text)
+    assert may_have_server()
+
+
+@pytest.mark.parametrize("name", ["PREFECT_API_URL", "PREFECT_PROFILE"])
+def test_the_environment(monkeypatch, name):
+    monkeypatch.setenv(name, "http://h/api")
+    assert may_have_server()
+
+
+def prepared_in(folder, **options):
+    job = make_job(manifest=str(folder / "in"), step=STEP, output=str(folder / "out"), **options)
+    return prepare(job)
+
+
+@pytest.fixture
+def done(tmp_path):
+    """Return a folder with a dataset of which a run has come to its end."""
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "in" / f"{name}.txt").write_text(2 * name)
+    run_job(tmp_path / "in", STEP, tmp_path / "out")
+    return tmp_path
+
+
+def test_a_run_that_was_killed_is_for_prefect_to_be_told_of(done):
+    assert is_idle(prepared_in(done))
+    with open_run(prepared_in(done)) as run:
+        run.divide_nothing(FailurePolicy())  # And no more.
+    assert not is_idle(prepared_in(done))
+
+
+def test_an_idle_run_writes_what_is_missing(done):
+    (done / "out" / "metadata.parquet").unlink()
+    prepared = prepared_in(done)
+    assert is_idle(prepared)
+    summary = finish(prepared, FailurePolicy(), prune=False, wait=False)
+    assert summary is not None
+    assert (summary["inputs"], summary["executed"]) == (2, 0)
+    table = pd.read_parquet(done / "out" / "metadata.parquet")
+    assert sorted(set(table["input"])) == ["a.txt", "b.txt"]
+    assert (done / "out" / "report.html").exists()
+
+
+def test_an_idle_run_prunes(done):
+    (done / "in" / "b.txt").unlink()
+    finish(prepared_in(done), FailurePolicy(), prune=True, wait=False)
+    table = pd.read_parquet(done / "out" / "metadata.parquet")
+    assert set(table["input"]) == {"a.txt"}
+
+
+def test_what_another_run_has_left_to_do_meanwhile_is_not_idle(done):
+    prepared = prepared_in(done)
+    (done / "in" / "c.txt").write_text("c")
+    prepared.ledger.release(["a.txt"])
+    assert finish(prepared, FailurePolicy(), prune=False, wait=False) is None
+
+
+def test_failures_of_earlier_runs_count(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_bytes(b"\xff")
+    run_job(tmp_path / "in", STEP, tmp_path / "out")
+    with pytest.raises(RunError, match="1 inputs: 1 failed"):
+        finish(prepared_in(tmp_path), FailurePolicy(), prune=False, wait=False)

@@ -1,0 +1,321 @@
+"""What a sample is: its id, its file, its label and columns; and what is refused."""
+
+import copy
+import math
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from jobs import run_job
+from object_store import upload
+from published import publish_rows, texts
+from torch.utils.data import DataLoader
+
+from batchmill import OptionError, StoreError, open_dataset
+from batchmill.ledger import Ledger
+from batchmill.storage import LocalStore
+
+
+@pytest.fixture
+def animals(tmp_path):
+    """Six texts with labels and partitions."""
+    return publish_rows(
+        tmp_path / "animals",
+        texts(6),
+        label=["dog", "cat", "eel", "cat", "dog", "ant"],
+        partition=["train", "train", "train", "test", "test", None],
+        age=[1, 2, None, 4, 5, 6],
+        nick=["a", None, "c", "d", "e", "f"],
+    )
+
+
+def test_a_run_is_read_back(words, tmp_path):
+    table = pd.DataFrame({"input": ["a.txt", "b.txt"], "label": ["x", "y"]})
+    table.to_csv(words / "manifest.csv", index=False)
+    run_job(words / "manifest.csv", "steps_under_test:copy", tmp_path / "out", times=2)
+    dataset = open_dataset(tmp_path / "out", columns=["copy", "input"])
+    rows = pd.read_parquet(tmp_path / "out" / "metadata.parquet")
+    assert [sample._asdict() for sample in dataset] == [
+        {
+            "id": row.output,
+            "data": (tmp_path / "out" / row.output).read_text(),
+            "label": ["x", "y"].index(row.label),
+            "copy": row.copy,
+            "input": row.input,
+        }
+        for row in rows.itertuples(name="Row")
+    ]
+    assert len(dataset) == 4
+    assert type(dataset[0]).__name__ == "Sample"
+
+
+def test_classes_are_those_of_the_whole_dataset(animals):
+    train, test = (open_dataset(animals, partition=name) for name in ("train", "test"))
+    assert train.classes == test.classes == ["ant", "cat", "dog", "eel"]
+    assert test.class_to_idx == {"ant": 0, "cat": 1, "dog": 2, "eel": 3}
+    assert [sample.label for sample in train] == [2, 1, 3]
+    assert [sample.label for sample in test] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [([3, 1], [3, 1]), ([0.5, 2.0], [0.5, 2.0]), ([True, False], [1, 0])],
+)
+def test_numbers_are_labels_as_they_are(tmp_path, labels, expected):
+    dataset = open_dataset(publish_rows(tmp_path / "d", texts(2), label=labels))
+    found = [sample.label for sample in dataset]
+    assert (found, list(map(type, found))) == (expected, list(map(type, expected)))
+    assert dataset.classes == []
+    assert dataset.labels == dict(zip(["files/0.txt", "files/1.txt"], labels, strict=True))
+
+
+def test_without_labels_a_sample_has_none(tmp_path):
+    dataset = open_dataset(publish_rows(tmp_path / "d", texts(2)))
+    assert dataset[1] == ("files/1.txt", "text 1")
+    assert dataset[1]._fields == ("id", "data")
+    assert (dataset.classes, dataset.class_to_idx) == ([], {})
+    with pytest.raises(OptionError, match="no column 'label'"):
+        _ = dataset.labels
+
+
+@pytest.mark.parametrize("missing", [None, ""])
+def test_missing_labels_are_told_at_once(tmp_path, missing):
+    labels = ["x", *[missing] * 7, "y"]
+    partition = ["labelled", *["other"] * 7, "labelled"]
+    folder = publish_rows(tmp_path / "d", texts(9), label=labels, partition=partition)
+    with pytest.raises(OptionError, match=r"7 of 9 samples have no label \(files/1.txt, .*\.\.\."):
+        open_dataset(folder)
+    with pytest.raises(OptionError, match=r"7 of 7 samples have no label \(files/1\.txt, files/2"):
+        open_dataset(folder, partition="other")
+    assert [sample.label for sample in open_dataset(folder, partition="labelled")] == [0, 1]
+    assert [sample.label for sample in open_dataset(folder, columns=["label"])] == [
+        label or "" for label in labels
+    ]
+    assert open_dataset(folder, partition="labelled").labels == {
+        "files/0.txt": "x",
+        "files/8.txt": "y",
+    }
+
+
+def test_a_label_that_is_not_a_number_is_missing(tmp_path):
+    folder = publish_rows(tmp_path / "d", texts(2), label=[1.0, math.nan])
+    with pytest.raises(OptionError, match=r"1 of 2 samples have no label \(files/1.txt\)"):
+        open_dataset(folder)
+
+
+def test_columns_can_always_be_collated(animals):
+    dataset = open_dataset(animals, columns=["nick", "age"])
+    (batch,) = DataLoader(dataset, batch_size=6)
+    assert batch.nick == ("a", "", "c", "d", "e", "f")
+    assert batch.age.isnan().tolist() == [False, False, True, False, False, False]
+    assert batch.label.tolist() == [2, 1, 3, 1, 2, 0]
+    assert type(batch) is type(dataset[0])
+
+
+def test_columns_of_other_types_are_text(tmp_path):
+    days = pd.to_datetime(["2020-01-02", "2021-03-04"]).date
+    folder = publish_rows(tmp_path / "d", texts(2), day=days, flag=[True, None], whole=[1, 2])
+    samples = list(open_dataset(folder, columns=["day", "flag", "whole"]))
+    assert [sample.day for sample in samples] == ["2020-01-02", "2021-03-04"]
+    assert samples[0].flag == 1
+    assert math.isnan(samples[1].flag)
+    assert samples[1].whole == 2
+
+
+def test_those_without_a_label_can_be_left_out(tmp_path):
+    labels = ["dog", None, "cat", ""]
+    partition = ["train", "train", "test", "train"]
+    dataset = publish_rows(tmp_path / "some", texts(4), label=labels, partition=partition)
+    samples = open_dataset(dataset, only_labelled=True)
+    assert [samples.classes[sample.label] for sample in samples] == ["dog", "cat"]
+    assert samples.frame["label"].tolist() == ["dog", "cat"]
+    train = open_dataset(dataset, partition="train", only_labelled=True)
+    assert [sample.id for sample in train] == [samples[0].id]
+    assert len(pickle.loads(pickle.dumps(train))) == 1
+    with pytest.raises(OptionError, match="has no column 'label'"):
+        open_dataset(publish_rows(tmp_path / "none", texts(2)), only_labelled=True)
+
+
+def test_a_dataset_without_samples_says_where_to_look(tmp_path):
+    dataset = publish_rows(tmp_path / "some", texts(2), label=[None, None])
+    with pytest.raises(OptionError, match=r"no sample to open.*batchmill failures"):
+        open_dataset(dataset, only_labelled=True)
+
+
+def test_partitions_and_labels_as_dictionaries(animals):
+    ids = [f"files/{number}.txt" for number in range(6)]
+    dataset = open_dataset(animals, partition="train")
+    assert dataset.partition == {"test": ids[3:5], "train": ids[:3]}
+    labels = ["dog", "cat", "eel", "cat", "dog", "ant"]
+    assert dataset.labels == dict(zip(ids, labels, strict=True))
+    assert len(open_dataset(animals)) == 6
+    assert len(open_dataset(animals, partition=["train", "test"])) == 5
+
+
+def test_the_rows_of_the_samples(animals):
+    dataset = open_dataset(animals, partition="test")
+    assert dataset.frame.index.tolist() == [sample.id for sample in dataset]
+    assert dataset.frame["nick"].tolist() == ["d", "e"]
+    assert "input" in dataset.frame
+
+
+def test_a_partition_that_is_not_there(animals, tmp_path):
+    with pytest.raises(OptionError, match="'valid' was asked for; there is 'test', 'train'"):
+        open_dataset(animals, partition=["train", "valid"])
+    with pytest.raises(OptionError, match="none was asked for"):
+        open_dataset(animals, partition=[])
+    plain = publish_rows(tmp_path / "d", texts(1))
+    with pytest.raises(OptionError, match=r"no column 'partition'\. Give the manifest one"):
+        open_dataset(plain, partition="train")
+    with pytest.raises(OptionError, match="no column 'partition'"):
+        _ = open_dataset(plain).partition
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (["agee"], "no column 'agee'. It has 'input', 'output', 'label', 'partition', 'age'"),
+        (["a b"], "cannot be read as sample.a b"),
+        (["class"], "cannot be read as sample.class"),
+        (["data"], "two fields 'data'"),
+        (["age", "age"], "two fields 'age'"),
+    ],
+)
+def test_columns_that_cannot_be_fields(animals, columns, words):
+    extra = {"a b": [1] * 6, "class": [1] * 6, "data": [1] * 6}
+    frame = pd.read_parquet(animals / "metadata.parquet").assign(**extra)
+    frame.to_parquet(animals / "metadata.parquet")
+    with pytest.raises(OptionError, match=words):
+        open_dataset(animals, columns=columns)
+
+
+def test_rows_of_one_file_have_ids_of_their_own(tmp_path):
+    names = ["files/a.txt", "files/b.txt", "files/a.txt"]
+    folder = publish_rows(tmp_path / "d", {"a.txt": "A", "b.txt": "B", "x.txt": ""}, output=names)
+    dataset = open_dataset(folder)
+    assert [sample.id for sample in dataset] == ["files/a.txt#0", "files/b.txt", "files/a.txt#1"]
+    assert [sample.data for sample in dataset] == ["A", "B", "A"]
+    assert dataset.frame.index.tolist() == ["files/a.txt#0", "files/b.txt", "files/a.txt#1"]
+
+
+def test_ids_are_unique_whatever_the_files_are_called(tmp_path):
+    names = ["files/a", "files/a", "files/a#0", "files/a#1#0"]
+    folder = publish_rows(tmp_path / "d", output=names)
+    ids = [sample.id for sample in open_dataset(folder, load=str)]
+    assert ids == ["files/a#0", "files/a#1", "files/a#0#0", "files/a#1#0#0"]
+
+
+def test_rows_without_a_file_are_no_samples(tmp_path):
+    names = ["files/0.txt", None, "", "files/1.txt"]
+    dataset = open_dataset(
+        publish_rows(tmp_path / "d", output=names, label=["a", "", "", "b"]), load=str
+    )
+    assert [sample.id for sample in dataset] == ["files/0.txt", "files/1.txt"]
+    assert len(dataset.frame) == 2
+
+
+def test_where_a_step_writes_no_files_the_inputs_are_opened(words, tmp_path):
+    run_job(words / "manifest.csv", "batchmill.steps.words:split", tmp_path / "out", num_chars=3)
+    dataset = open_dataset(tmp_path / "out", columns=["part"])
+    assert dataset[0] == ("a.txt#0", "simple", "sim")
+    assert len({sample.id for sample in dataset}) == len(dataset)
+    shutil.rmtree(words)
+    with pytest.raises(StoreError, match=r"a\.txt: is not there"):
+        dataset[0]
+    with pytest.raises(OptionError, match=r"wrote no files, so samples are of its inputs.*a\.txt"):
+        open_dataset(tmp_path / "out")
+
+
+def test_inputs_that_may_not_be_read_here(words, tmp_path, monkeypatch):
+    run_job(words / "manifest.csv", "batchmill.steps.words:split", tmp_path / "out")
+    monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", str(tmp_path / "elsewhere"))
+    with pytest.raises(OptionError, match="BATCHMILL_ALLOWED_INPUTS"):
+        _ = open_dataset(tmp_path / "out")[0]
+
+
+def test_what_is_no_dataset_or_has_no_table(tmp_path):
+    with pytest.raises(OptionError, match="is no dataset"):
+        open_dataset(tmp_path)
+    Ledger(LocalStore(tmp_path)).create()
+    with pytest.raises(OptionError, match=r"no metadata\.parquet yet"):
+        open_dataset(tmp_path)
+
+
+def test_a_table_of_no_rows(tmp_path):
+    folder = publish_rows(tmp_path / "d", output=[], label=[])
+    with pytest.raises(OptionError, match="has no sample to open"):
+        open_dataset(folder)
+
+
+def test_a_table_that_names_files_of_others(tmp_path):
+    for name in ("/etc/passwd", "files/../../secret.txt", "metadata.csv"):
+        folder = publish_rows(tmp_path / name.replace("/", "-"), output=["files/a.txt", name])
+        with pytest.raises(OptionError, match="which is not below files/"):
+            open_dataset(folder)
+
+
+def test_a_table_that_has_changed_is_not_mixed_with_what_was_opened(animals):
+    dataset = open_dataset(animals)
+    assert dataset.labels
+    frame = pd.read_parquet(animals / "metadata.parquet")
+    frame.iloc[::-1].to_parquet(animals / "metadata.parquet")
+    assert dataset[0].data == "text 0"
+    for ask in (lambda: dataset.labels, lambda: dataset.partition, lambda: dataset.frame):
+        with pytest.raises(OptionError, match="has changed since it was opened"):
+            ask()
+
+
+def test_it_is_a_sequence(animals):
+    dataset = open_dataset(animals)
+    assert (
+        dataset[-1].data == dataset[torch.tensor(5)].data == dataset[np.int64(5)].data == "text 5"
+    )
+    for index in (6, -7):
+        with pytest.raises(IndexError):
+            dataset[index]
+    assert repr(dataset) == f"SampleDataset({animals}, 6 samples)"
+
+
+def test_a_relative_path_stays_what_it_was(animals, monkeypatch):
+    monkeypatch.chdir(animals.parent)
+    dataset = open_dataset("animals")
+    monkeypatch.chdir("/")
+    assert dataset[0].data == "text 0"
+    assert dataset.labels
+
+
+def test_a_transform_is_given_the_data(animals):
+    assert open_dataset(animals, transform=len)[0].data == 6
+
+
+def test_what_a_transform_raises_names_the_sample(animals):
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        open_dataset(animals, transform=int)[3]
+    assert "sample 3" in caught.value.__notes__[0]
+    assert "files/3.txt" in caught.value.__notes__[0]
+
+
+def test_samples_are_copied_and_pickled(animals):
+    sample = open_dataset(animals, columns=["age"])[0]
+    for twin in (pickle.loads(pickle.dumps(sample)), copy.deepcopy(sample), copy.copy(sample)):
+        assert (twin, type(twin)) == (sample, type(sample))
+
+
+def test_a_dataset_in_a_bucket(animals, bucket):
+    upload(animals, f"{bucket}/animals")
+    dataset = open_dataset(f"{bucket}/animals", partition="train", load=where_it_is)
+    batches = list(DataLoader(dataset, batch_size=2, num_workers=2))
+    assert [text for batch in batches for text in batch.data[0]] == ["text 0", "text 1", "text 2"]
+    assert [label for batch in batches for label in batch.label.tolist()] == [2, 1, 3]
+    paths = [Path(path) for batch in batches for path in batch.data[1]]
+    assert [path.name for path in paths] == ["0.txt", "1.txt", "2.txt"]
+    assert not any(path.exists() for path in paths)
+    assert len(dataset.labels) == 6
+
+
+def where_it_is(path):
+    return path.read_text(), str(path)

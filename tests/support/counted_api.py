@@ -1,0 +1,114 @@
+"""A reverse proxy in front of a Prefect server that counts the calls which pass through it."""
+
+import re
+import socket
+import socketserver
+import threading
+from collections import Counter
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import psutil
+
+_CHUNK = 65_536
+_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}")
+
+
+class Call(NamedTuple):
+    """A call to the API: by whom, and its route, with `ID` for each id in it."""
+
+    caller: str
+    route: str
+
+
+class CountedApi:
+    """Where the proxy listens, and what has passed through it."""
+
+    def __init__(self, url):
+        self.url = url
+        self._calls = Counter()
+        self._lock = threading.Lock()
+
+    def note(self, call):
+        with self._lock:
+            self._calls[call] += 1
+
+    def take(self):
+        """Return how often there was which call since this was asked last."""
+        with self._lock:
+            calls, self._calls = self._calls, Counter()
+        return calls
+
+
+@contextmanager
+def counted_api(api_url):
+    """Run a proxy in front of a server's API until the block ends.
+
+    Whoever uses it has ended by then.
+    """
+    target = urlsplit(api_url)
+
+    class Connection(socketserver.StreamRequestHandler):
+        def handle(self):
+            self.caller = "Ray worker" if is_ray_worker(self.client_address[1]) else "driver"
+            with (
+                suppress(OSError),  # Who is killed says no farewell.
+                socket.create_connection((target.hostname, target.port)) as server,
+            ):
+                answers = threading.Thread(target=_pass_on, args=(server, self.connection))
+                answers.start()
+                try:
+                    while self._pass_request_on(server):
+                        pass
+                finally:
+                    with suppress(OSError):
+                        server.shutdown(socket.SHUT_RDWR)
+                    answers.join()
+
+        def _pass_request_on(self, server):
+            """Pass a request on; return whether another may come."""
+            head = []
+            while (line := self.rfile.readline()).strip():
+                head.append(line)
+            if not head:
+                return False
+            method, path, _ = head[0].decode().split()
+            headers = dict(line.decode().lower().split(":", 1) for line in head[1:])
+            route = _ID.sub("ID", urlsplit(path).path.removeprefix(target.path))
+            counted.note(Call(self.caller, f"{method} {route}"))
+            if "transfer-encoding" in headers:
+                raise ValueError(f"{method} {path}: the length of its body is not told")
+            body = self.rfile.read(int(headers.get("content-length", 0)))
+            server.sendall(b"".join([*head, b"\r\n", body]))
+            if "upgrade" not in headers:
+                return True
+            while data := self.rfile.read1(_CHUNK):  # A web socket: one call, however long.
+                server.sendall(data)
+            return False
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Connection) as proxy:
+        counted = CountedApi(f"http://127.0.0.1:{proxy.server_address[1]}{target.path}")
+        serving = threading.Thread(target=proxy.serve_forever)
+        serving.start()
+        try:
+            yield counted
+        finally:
+            proxy.shutdown()
+            serving.join()
+
+
+def is_ray_worker(port):
+    """Tell whether the process that holds a local port is one of Ray's."""
+    for found in psutil.net_connections("tcp4"):
+        if found.laddr.port == port and found.pid:
+            with suppress(psutil.Error):
+                return any("ray::" in part for part in psutil.Process(found.pid).cmdline())
+    return False
+
+
+def _pass_on(source, target):
+    with suppress(OSError):
+        while data := source.recv(_CHUNK):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)

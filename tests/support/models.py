@@ -1,0 +1,64 @@
+"""Models, as users make them."""
+
+import torch
+
+
+class Mean(torch.nn.Module):
+    """Three scores for each sample: its mean, twice that, and one."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        mean = values.flatten(1).mean(1)
+        return torch.stack([mean, 2 * mean, torch.ones_like(mean)], 1)
+
+
+def mean():
+    return Mean()
+
+
+class PerSample(torch.nn.Module):
+    def forward(self, values, lengths, mask):
+        return {"sum": (values * mask).sum(1), "length": lengths}
+
+
+class Named(torch.nn.Module):
+    def forward(self, left, right):
+        return left + right
+
+
+def scaled(path):
+    factor = torch.load(path, weights_only=True)["factor"]
+    return lambda values: factor * values.flatten(1).mean(1)
+
+
+class Pair(torch.nn.Module):
+    def forward(self, values):
+        return values.flatten(1).mean(1), values.flatten(1).sum(1)
+
+
+class Boxes(torch.nn.Module):
+    """As a detector: a list with a dict for each sample."""
+
+    def forward(self, values):
+        return [{"boxes": torch.full((2, 4), float(v.mean())), "count": 2} for v in values]
+
+
+class TimeFirst(torch.nn.Module):
+    def forward(self, values):
+        return torch.zeros(7, len(values), 3)
+
+
+def broken():
+    raise RuntimeError("no weights here")
+
+
+number = 5
+
+
+def half(path):
+    """A loader of the user's own."""
+    return torch.full((2,), float(path.read_text()) / 2)
+
+
+def pair(path):
+    value = torch.tensor(float(path.read_text()))
+    return {"left": value, "right": -2 * value}

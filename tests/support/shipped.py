@@ -1,0 +1,28 @@
+"""Runs batchmill as its command does; the first argument is a file for what Ray is given.
+
+It has a line for each task: the bytes of its arguments as Ray pickles them.
+"""
+
+import sys
+
+import ray
+from ray.remote_function import RemoteFunction
+
+from batchmill.cli.main import main
+
+
+def note_what_is_shipped(file):
+    """Have each task of Ray's add a line to a file."""
+    submit = RemoteFunction._remote
+
+    def submit_noted(function, args=None, kwargs=None, **options):
+        with open(file, "a") as lines:
+            lines.write(f"{len(ray.cloudpickle.dumps((args, kwargs)))}\n")
+        return submit(function, args=args, kwargs=kwargs, **options)
+
+    RemoteFunction._remote = submit_noted
+
+
+if __name__ == "__main__":
+    note_what_is_shipped(sys.argv.pop(1))
+    main()

@@ -1,0 +1,75 @@
+"""Tokenizers of every kind, as users name them."""
+
+from re import findall
+
+
+def pieces(text):
+    return findall(r"\w+", text)
+
+
+class Bytes:
+    """A token for each byte, so that characters have several."""
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def decode(self, ids):
+        return bytes(ids).decode(errors="replace")
+
+
+class Silent(Bytes):
+    """Of a part of a character, it gives nothing."""
+
+    def decode(self, ids):
+        return bytes(ids).decode(errors="ignore")
+
+
+class Marked:
+    """Marks what does not begin a word, as WordPiece does, and sets words apart by one space."""
+
+    def encode(self, text):
+        words = findall(r"\w+|[^\w\s]", text)
+        return [f"##{part}" if at else part for word in words for at, part in enumerate(word)]
+
+    def decode(self, tokens):
+        return " ".join(tokens).replace(" ##", "")
+
+
+class Wrapped:
+    """As the library `tokenizers` gives ids."""
+
+    class Encoding:
+        def __init__(self, ids):
+            self.ids = ids
+
+    def encode(self, text):
+        return self.Encoding([ord(character) for character in text])
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+
+ids = Bytes()
+silent = Silent()
+marked = Marked()
+wrapped = Wrapped()
+
+
+def upper(text):
+    return text.upper().split()
+
+
+def special(text):
+    return ["[CLS]", *text.split()]
+
+
+def first_only(text):
+    return text.split()[:1]
+
+
+def none_at_all(text):
+    return []
+
+
+def numbers(text):
+    return [1, 2]
