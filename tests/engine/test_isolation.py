@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import random
+import signal
 import threading
 from collections import Counter
 from pathlib import Path
@@ -18,9 +19,11 @@ from poison import FILE_POISONS, POISONS, kind_of
 
 from batchmill.errors import WorkerError
 from batchmill.isolation import IsolatedRun, Limits, RetryPolicy, Stop
+from batchmill.isolation.dataloader import Batches
 from batchmill.isolation.memory import Headroom, resident_bytes
 from batchmill.isolation.processes import descendants
-from batchmill.isolation.worker import begin_worker
+from batchmill.isolation.station import Station
+from batchmill.isolation.worker import SKIPPED, Drain, GuardedInputs, Horizon, begin_worker
 from batchmill.outcome import Outcome
 from batchmill.policy import FailurePolicy
 
@@ -395,6 +398,55 @@ def test_a_run_may_be_shortened_before_it_begins():
     assert isolated.shorten() == 1
     isolated.execute(batch_size=8, num_workers=2)
     assert seen == ["0"]
+
+
+def test_a_worker_may_die_while_work_is_handed_out(monkeypatch):
+    """There, this process holds a queue's lock, which nobody would give back."""
+    handed_out = []
+
+    def put_slowly(self):
+        handed_out.append("begun")
+        if len(handed_out) == 10:
+            pid = self.workers[0].pid
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        put(self)
+        handed_out.append("whole")
+
+    put = Batches._try_put_index
+    monkeypatch.setattr(Batches, "_try_put_index", put_slowly)
+    seen = []
+    IsolatedRun(
+        count=40,
+        run=lambda index: Outcome(str(index), str(index), "ok", 1, 0.0, 0.0, "here"),
+        lost=lambda index, death: pytest.fail(f"{index} is to blame: {death}"),
+        deliver=seen.extend,
+        limits=Limits(),
+        retry=RetryPolicy(),
+    ).execute(batch_size=1, num_workers=2)
+    assert sorted(int(outcome.input) for outcome in seen) == list(range(40))
+    assert handed_out.count("whole") == len(handed_out) // 2 > 20
+
+
+def test_a_worker_that_is_told_to_drain_in_the_last_moment_begins_nothing(monkeypatch):
+    """It has seemed idle to whoever told it, and is about to be killed."""
+
+    class LateDrain(Drain):
+        looks = 0
+
+        def is_set(self):
+            self.looks += 1
+            return self.looks > 1
+
+    station, begun = Station(), []
+    worker = "batchmill.isolation.worker._worker"
+    monkeypatch.setattr(f"{worker}.station", station, raising=False)
+    monkeypatch.setattr(f"{worker}.give_up", lambda: None)
+    inputs = GuardedInputs(indices=[0], run=begun.append, drain=LateDrain(), horizon=Horizon(1))
+    assert inputs[0] == SKIPPED
+    assert begun == []
+    assert station.occupied is None
+    station.close()
 
 
 def test_a_worker_that_never_begins_is_replaced(tmp_path, monkeypatch):

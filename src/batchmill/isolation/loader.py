@@ -31,9 +31,9 @@ from batchmill.isolation.batches import (
     free_device_memory,
 )
 from batchmill.isolation.dataloader import (
+    WorkerDiedError,
     as_it_is,
-    deaths_are_no_errors,
-    iterate,
+    iterating,
     wait_until_idle,
 )
 from batchmill.isolation.memory import kernel_oom_kills
@@ -110,8 +110,8 @@ class IsolatedRun:
     `run` executes one input in a worker and never raises; or it gives a sample, for `processing`.
     `lost` makes the outcome of an input whose worker died; `deliver` is given each final outcome
     once, several at a time, from other threads too. With `weights`, batches are about even in them,
-    and smaller where inputs are heavy. After `stop` was requested, inputs that have no
-    outcome yet get none.
+    and smaller where inputs are heavy. After `stop` was requested, inputs that have no outcome yet
+    get none.
     """
 
     count: int
@@ -246,45 +246,41 @@ class IsolatedRun:
     def _drive(
         self, indices: Sequence[int], batch_size: int, stations: Sequence[Station]
     ) -> list[Death]:
-        weights = np.ones(len(indices), np.int64)
-        if self.weights is not None and not self.processing:
-            weights = self.weights[list(indices)]
+        weights = None if self.processing else self.weights
+        loads = np.ones(len(indices), np.int64) if weights is None else weights[list(indices)]
         oom_kills = kernel_oom_kills()
         drain = Drain()
         gate = Gate()
-        iterator = iterate(
+        with iterating(
             GuardedInputs(indices=indices, run=self.run, drain=drain, horizon=self._horizon),
-            cut(weights, batch_size, len(stations), even=not self.processing),
+            cut(loads, batch_size, len(stations), even=weights is not None),
             len(stations),
             Collate(self.processing.collate) if self.processing else as_it_is,
             partial(begin_worker, stations=stations, gate=gate, parent=os.getpid()),
-        )
-        processes = list(iterator._workers)
-        pids = [process.pid for process in processes]
-        watchdog = Watchdog(
-            stations, pids, self.limits, drain, self.stop, self._receive, self._desk
-        )
-        watchdog.start()
-        died = False
-        try:
-            gate.open(len(stations))
-            for batch in iterator:
-                if self.processing and batch.indices:
-                    self._process(self.processing, batch, drain)
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+        ) as batches:
+            processes = list(batches.workers)
+            pids = [process.pid for process in processes]
+            watchdog = Watchdog(
+                stations, pids, self.limits, drain, self.stop, self._receive, self._desk
+            )
+            watchdog.start()
+            died = False
+            try:
+                gate.open(len(stations))
+                for batch in batches:
+                    if self.processing and batch.indices:
+                        self._process(self.processing, batch, drain)
+            except WorkerDiedError:
+                died = True
+            except BaseException:  # Cancelled: what is not finished will run another time.
+                for process in processes:
+                    kill_tree(process.pid)
+                batches.abandon()
                 raise
-            died = True
-        except BaseException:  # Cancelled: what is not finished will run another time.
-            for process in processes:
-                kill_tree(process.pid)
-            raise
-        finally:
-            with deaths_are_no_errors():
+            finally:
                 drain.set()
                 wait_until_idle(stations, processes)
-                if died:
-                    iterator._shutdown_workers()
+                batches.end()
                 watchdog.stop()
                 for process in processes:  # One may have been told not to end.
                     kill_tree(process.pid)
@@ -302,8 +298,7 @@ class IsolatedRun:
         if self.stop.requested or len(batch.indices) > self._largest:
             return
         out_of_memory = False
-        # A worker's death, told at any line, must not come between an outcome and its delivery.
-        with self._desk.working_on(batch.indices), deaths_are_no_errors(), self._sparing():
+        with self._desk.working_on(batch.indices), self._sparing():
             try:
                 outcomes = processing.process(batch)
                 self._settle_all(zip(batch.indices, outcomes, strict=True))

@@ -23,7 +23,7 @@ from batchmill.outcome import Outcome, WrittenFile
 
 LOG_TAIL_BYTES = 16 * 1024
 _LOG_LIMIT_BYTES = 8 * 2**20
-_SLOT = struct.Struct("qqd")  # pid, index, started
+_SLOT = struct.Struct("qd")  # index, started
 _BASELINE = struct.Struct("q")  # bytes of memory
 _LAST = struct.Struct("q")  # the index that was begun last
 _LAST_AT = _SLOT.size + _BASELINE.size
@@ -43,7 +43,7 @@ class Station:
 
     def __init__(self) -> None:
         self._slot = mmap.mmap(-1, _LAST_AT + _LAST.size)
-        _SLOT.pack_into(self._slot, 0, 0, _IDLE, 0.0)
+        _SLOT.pack_into(self._slot, 0, _IDLE, 0.0)
         _LAST.pack_into(self._slot, _LAST_AT, _IDLE)
         self._journal = Journal()
         self.log = anonymous_file("batchmill-log")
@@ -51,10 +51,8 @@ class Station:
     # The worker's side
 
     def enter(self) -> None:
-        """Say that this process is the worker."""
-        self._pid = os.getpid()
-        _BASELINE.pack_into(self._slot, _SLOT.size, resident_bytes(self._pid))
-        _SLOT.pack_into(self._slot, 0, self._pid, _IDLE, 0.0)
+        """Say that this process is the worker, and what it uses before it begins."""
+        _BASELINE.pack_into(self._slot, _SLOT.size, resident_bytes(os.getpid()))
 
     def begin(self, index: int) -> None:
         """Say that the worker is at an input now."""
@@ -63,11 +61,11 @@ class Station:
 
     def resume(self, index: int) -> None:
         """Say that the worker is once more at an input that it has begun before."""
-        _SLOT.pack_into(self._slot, 0, self._pid, index, monotonic())
+        _SLOT.pack_into(self._slot, 0, index, monotonic())
 
     def leave(self) -> None:
         """Say that the worker is idle: it has not touched the input after all."""
-        _SLOT.pack_into(self._slot, 0, self._pid, _IDLE, 0.0)
+        _SLOT.pack_into(self._slot, 0, _IDLE, 0.0)
 
     def finish(self, index: int, outcome: Outcome) -> None:
         """Hand over an input's outcome; then the worker is idle."""
@@ -80,15 +78,9 @@ class Station:
 
     # The watcher's side
 
-    @property
-    def pid(self) -> int:
-        """The worker's pid; 0 until it has begun."""
-        return int(_SLOT.unpack_from(self._slot)[0])
-
-    @property
-    def used_bytes(self) -> int:
-        """What the worker and its children use of memory, beyond what it began with."""
-        return resident_bytes(self.pid) - int(_BASELINE.unpack_from(self._slot, _SLOT.size)[0])
+    def used_bytes(self, pid: int) -> int:
+        """Return what the worker, `pid`, and its children use of memory beyond its beginning."""
+        return resident_bytes(pid) - int(_BASELINE.unpack_from(self._slot, _SLOT.size)[0])
 
     @property
     def last(self) -> int:
@@ -98,7 +90,7 @@ class Station:
     @property
     def occupied(self) -> Occupied | None:
         """What the worker is at; None if it is idle."""
-        _, index, started = _SLOT.unpack_from(self._slot)
+        index, started = _SLOT.unpack_from(self._slot)
         return None if index == _IDLE else Occupied(index, started)
 
     def receive(self) -> list[tuple[int, Outcome]]:

@@ -92,8 +92,8 @@ class Watchdog:
     """A thread that serves the stations of one DataLoader until it is stopped.
 
     `pids` are those of the workers, which need not have come to their stations yet. `receive` is
-    called with the outcomes that have arrived, in this thread. `desk` says what this
-    process itself is at.
+    called with the outcomes that have arrived, in this thread. `desk` says what this process itself
+    is at.
     """
 
     def __init__(
@@ -155,11 +155,11 @@ class Watchdog:
     def _collect(self) -> int:
         """Take what has arrived; return how many outcomes that were."""
         count = 0
-        for station in self._stations:
+        for pid, station in zip(self._pids, self._stations, strict=True):
             try:
                 arrived = station.receive()
             except (EOFError, ValueError, TypeError):
-                kill_tree(station.pid)  # A step has written to where its worker's outcomes are.
+                kill_tree(pid)  # A step has written to where its worker's outcomes are.
                 continue
             count += len(arrived)
             if self.verdicts:  # What comes after the verdict comes too late.
@@ -187,9 +187,11 @@ class Watchdog:
 
     def _end_early(self) -> None:
         self._drain.set()
-        for station in self._stations if self._stop_request.overdue else ():
+        if not self._stop_request.overdue:
+            return
+        for pid, station in zip(self._pids, self._stations, strict=True):
             if station.occupied:
-                kill_tree(station.pid)
+                kill_tree(pid)
 
     def _end_silence(self) -> None:
         """Kill workers that wait for nothing; what they were to do falls to others."""
@@ -209,7 +211,7 @@ class Watchdog:
                 number, occupied, "timeout", f"still at work after {timeout:g} s (--timeout)"
             )
         elif memory is not None:
-            used = station.used_bytes
+            used = station.used_bytes(self._pids[number])
             if used > memory:
                 limit = f"{memory / 2**20:,.0f} MiB"
                 message = f"it used {used / 2**20:,.0f} MiB of memory; --memory-limit is {limit}"
@@ -223,7 +225,7 @@ class Watchdog:
         if room.available > low:
             return
         at_work = [
-            (station.used_bytes, number, occupied)
+            (station.used_bytes(self._pids[number]), number, occupied)
             for number, station in enumerate(self._stations)
             if (occupied := station.occupied) and number not in self.verdicts
         ]
@@ -239,25 +241,25 @@ class Watchdog:
     def _kill(
         self, number: int, occupied: Occupied, kind: Literal["timeout", "oom"], message: str
     ) -> None:
-        station = self._stations[number]
-        if not pause(station.pid):
+        station, pid = self._stations[number], self._pids[number]
+        if not pause(pid):
             return  # It is dead already, of something else.
         if station.occupied != occupied:
-            resume(station.pid)  # It has finished in the last moment.
+            resume(pid)  # It has finished in the last moment.
             return
         self.verdicts[number] = Verdict(occupied.index, kind, message)
         if kind == "timeout":
             self._drain.set()  # While it writes its stack, it must not begin another input.
-            self._dump_stack(station)
-        kill_tree(station.pid)
+            self._dump_stack(pid, station.log)
+        kill_tree(pid)
 
-    def _dump_stack(self, station: Station) -> None:
+    def _dump_stack(self, pid: int, log: int) -> None:
         """Have a paused worker write its stack to its log, and give it a moment to do so."""
-        before = os.fstat(station.log).st_size
-        os.kill(station.pid, DUMP_SIGNAL)
-        resume(station.pid)
+        before = os.fstat(log).st_size
+        os.kill(pid, DUMP_SIGNAL)
+        resume(pid)
         deadline = time.monotonic() + _DUMP_SECONDS
-        while time.monotonic() < deadline and os.fstat(station.log).st_size == before:
+        while time.monotonic() < deadline and os.fstat(log).st_size == before:
             time.sleep(0.01)
         time.sleep(0.02)
 

@@ -111,8 +111,9 @@ class GuardedInputs:
             return SKIPPED
         try:
             _worker.station.begin(index)
-            # Once more: whoever moves it must see in the stations all that pass here.
-            if self.horizon.is_before(index):
+            # Once more: who asks for either must see in the stations all that pass here. A worker
+            # that seems idle after the drain is killed.
+            if self.drain.is_set() or self.horizon.is_before(index):
                 _worker.station.leave()
                 return SKIPPED
             outcome = self.run(index)
