@@ -12,7 +12,7 @@ from batchmill.blocks.saved import check_saved, saved_name
 from batchmill.flows.api import has_api, lost_server_message, shared_api, wait_until_recorded
 from batchmill.flows.no_server import finish, is_idle
 from batchmill.flows.private_ray import private_ray
-from batchmill.flows.ray_connection import check_cluster, start_early
+from batchmill.flows.ray_connection import check_cluster, start_private
 from prefect import Flow
 from prefect.client.schemas.objects import State
 
@@ -90,7 +90,7 @@ class CheckedFlow(Flow[..., dict[str, Any]]):
                 return done
         with private_ray() as ray, ExitStack() as stack:
             if len(prepared.plan.pending):
-                start_early(options.get("cluster") or RayCluster(address=PRIVATE), ray)
+                start_private(options.get("cluster") or RayCluster(address=PRIVATE), ray)
             stack.enter_context(shared_api())
             handover = stack.enter_context(handing_over(prepared))
             parameters = {"manifest": job.manifest, "step": job.step, "output": job.output}

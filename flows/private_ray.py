@@ -17,6 +17,7 @@ from batchmill.tasks.shard import warm_up
 from batchmill.storage.scratch import FOR_RAY, scratch_folder
 
 _LONGEST_FOLDER = 16
+_LOOK_SECONDS = 0.2
 # Shards pass nothing through Ray's object store; its default is a third of the memory.
 _OBJECT_STORE_BYTES = 100 * 2**20
 
@@ -46,7 +47,7 @@ class PrivateRay:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until it has started. Raises what Ray raises."""
+        """Wait until it has started and is warm. Raises what Ray raises."""
         if self._thread:
             self._started.wait()
         if self._error:
@@ -68,7 +69,7 @@ class PrivateRay:
                 try:
                     with _own_process_groups():
                         ray.init(**_PRIVATE_SETTINGS, **settings, _temp_dir=str(folder))
-                    _warm_up(num_gpus)
+                    self._warm_up(num_gpus)
                     self._started.set()
                     self._over.wait()
                 finally:
@@ -77,6 +78,20 @@ class PrivateRay:
             self._error = error
         finally:
             self._started.set()
+
+    def _warm_up(self, num_gpus: float) -> None:
+        """Have a Ray worker import what a shard needs, which takes as long as Ray itself."""
+        rays: Any = ray
+        there = rays.cluster_resources()
+        if num_gpus > there.get("GPU", 0):
+            return  # Who asks for what is not there is told so when the inputs are divided.
+        # With all cores, so that a shard waits for this worker, and Ray starts no other for it.
+        cores = there.get("CPU", 1)
+        options = {"num_cpus": cores, "num_gpus": num_gpus, "max_retries": 0, "name": "warm up"}
+        warm = [rays.remote(**options)(warm_up).remote()]
+        # Of several shards that wait for it, Ray would begin with any; they are to go in order.
+        while not self._over.is_set() and not ray.wait(warm, timeout=_LOOK_SECONDS)[0]:
+            pass
 
 
 _PRIVATE_SETTINGS: dict[str, Any] = {
@@ -101,15 +116,6 @@ def private_ray() -> Iterator[PrivateRay]:
     finally:
         _current.reset(token)
         own.end()
-
-
-def _warm_up(num_gpus: float) -> None:
-    """Have a Ray worker import what a shard needs, which takes as long as Ray itself."""
-    # With all cores, so that a shard waits for this worker, and Ray starts no other for it.
-    rays: Any = ray
-    cores = rays.cluster_resources().get("CPU", 1)
-    options = {"num_cpus": cores, "num_gpus": num_gpus, "max_retries": 0, "name": "warm up"}
-    rays.remote(**options)(warm_up).remote()
 
 
 @contextmanager

@@ -28,8 +28,8 @@ _CONNECT_SECONDS = 10
 _CONNECT_PAUSES = (1.0, 5.0)
 
 
-def start_early(cluster: RayCluster, private: PrivateRay) -> None:
-    """Begin to start a private Ray that will be used; `ray_runner` then waits for it."""
+def start_private(cluster: RayCluster, private: PrivateRay) -> None:
+    """Begin to start the private Ray that a run will use, unless that was begun before."""
     if cluster.is_private:
         private.start(_private_settings(cluster), cluster.num_gpus)
 
@@ -45,7 +45,7 @@ def ray_runner(cluster: RayCluster) -> Iterator[RayTaskRunner[Any]]:
     check_cluster(cluster)  # Once more: a deployment's run has not come by the flow's own check.
     if cluster.is_private:
         with private_ray() as private:
-            start_early(cluster, private)
+            start_private(cluster, private)
             try:
                 private.wait()
                 runner = RayTaskRunner(init_kwargs={"address": "local"}).__enter__()

@@ -100,6 +100,7 @@ def test_an_input_that_takes_its_ray_worker_with_it_is_found(shell, api, inputs,
 
 
 def test_the_end_of_a_private_ray_blames_no_input(shell, api, inputs, work):
+    # Of several shards: Ray ends before they do, while a single one may be through by then.
     run = start(shell, "slow:step", "out", "--param", "seconds=0.3", "--batch-size", "4")
     wait_for(lambda: committed(work / "out"), "some commits", 180)
     for process in shell.leftovers():
