@@ -17,10 +17,13 @@ MAX_AUTO_BATCH = 256
 MAX_AUTO_WHOLE_BATCH = 32
 # More DataLoader workers under one process than this gain nothing: it feeds them all.
 MAX_AUTO_WORKERS = 8
-# So many batches for each worker even out what single inputs take; of whole batches, fewer do, for
+# So many batches for each core even out what single inputs take; of whole batches, fewer do, for
 # the larger they are, the faster a model is.
-BATCHES_PER_WORKER = 64
-WHOLE_BATCHES_PER_WORKER = 4
+BATCHES_PER_CORE = 64
+WHOLE_BATCHES_PER_CORE = 4
+# A shard takes half a second to begin and to end: with less than so many rounds, in each of which
+# all its workers have up to so many inputs, it is not worth that.
+_ROUNDS_PER_SHARD, _INPUTS_PER_ROUND = 4, 32
 # No batch is heavier than such a part of what a worker has to do, unless a single input is.
 _PARTS = 32
 # What an input takes that has next to no bytes, in bytes.
@@ -146,7 +149,7 @@ def lay_out(
     batch_size, why_batch = batching.batch_size, _AS_YOU_SAY
     if batch_size is None:
         most = MAX_AUTO_WHOLE_BATCH if whole_batches else MAX_AUTO_BATCH
-        each = WHOLE_BATCHES_PER_WORKER if whole_batches else BATCHES_PER_WORKER
+        each = WHOLE_BATCHES_PER_CORE if whole_batches else BATCHES_PER_CORE
         batch_size = max(1, min(most, count // (cores.total * each)))
         why_batch = (
             f"{each} batches or more for each core where inputs suffice, {most} inputs at most"
@@ -155,7 +158,12 @@ def lay_out(
     if workers > max(1, batches):
         workers, why_workers = max(1, batches), "there are no more batches"
     slots = cores.slots_for(workers)
-    shards, why_shards = _count_shards(count, -(-batches // max(1, workers)), slots)
+    # However small batches are made, to even out what inputs take, a shard is worth as much.
+    granule = batching.batch_size or max(
+        1, min(_INPUTS_PER_ROUND, count // (cores.total * _ROUNDS_PER_SHARD))
+    )
+    rounds = -(-parallelism(count, granule) // max(1, workers))
+    shards, why_shards = _count_shards(count, rounds, slots)
     order, bounds = _deal(sizes, shards)
     return Layout(
         batch_size=batch_size,
@@ -172,8 +180,8 @@ def lay_out(
 
 
 def _count_shards(count: int, rounds: int, slots: int) -> tuple[int, str]:
-    """Return the number of shards and why; in `rounds`, all workers of a slot have a batch each."""
-    wanted = min(slots * SHARDS_PER_SLOT, max(slots, rounds // WHOLE_BATCHES_PER_WORKER))
+    """Return the number of shards and why; in a round, each worker of a slot has some inputs."""
+    wanted = min(slots * SHARDS_PER_SLOT, max(slots, rounds // _ROUNDS_PER_SHARD))
     why = f"{slots:,} at a time; {SHARDS_PER_SLOT} for each where inputs suffice"
     if count > wanted * MAX_SHARD_INPUTS:
         wanted, why = -(-count // MAX_SHARD_INPUTS), f"{MAX_SHARD_INPUTS:,} inputs each, at most"

@@ -48,6 +48,9 @@ def measure_workers(prepared: Prepared, cores: int) -> Workers:
     usual = min(cores, MAX_AUTO_WORKERS)
     if prepared.step.kind == "items":
         return Workers(usual, "one for each core; its items cannot be tried by themselves")
+    if prepared.step.is_batched:
+        # It works in the process that drives the workers, which a batch that hangs would end.
+        return Workers(usual, "one for each core; a step on whole batches is not tried")
     if not len(prepared.plan.pending):
         return Workers(usual, "one for each core; there is nothing to execute")
     if restrictions():

@@ -330,9 +330,7 @@ def _input(
     bench: Workbench, root: str, name: str, identifier: str, row: Mapping[str, Any], planned: Seen
 ) -> Input:
     if bench.fetched is None:  # All are files of this machine.
-        return Input(
-            name, identifier, name if name[0] == "/" else f"{root.rstrip('/')}/{name}", row
-        )
+        return Input(name, identifier, os.path.join(root, name), row)
     place = join(root, name)
     if not is_url(place):
         return Input(name, identifier, place, row)

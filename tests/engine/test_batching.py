@@ -39,6 +39,12 @@ def test_a_few_inputs_are_one_shard_that_uses_all_cores():
     assert (layout.shards, layout.batch_size, layout.num_workers) == (1, 1, 2)
 
 
+@pytest.mark.parametrize(("inputs", "shards"), [(100, 1), (255, 1), (512, 2), (2000, 4)])
+def test_a_shard_is_worth_its_beginning_and_its_end(inputs, shards):
+    layout = lay_out(np.ones(inputs, np.int64), Batching(), Cores(total=2, node=2))
+    assert layout.shards == shards
+
+
 def test_a_cluster_is_filled_where_there_are_inputs_enough():
     layout = lay_out(np.ones(500, np.int64), Batching(), Cores(total=128, node=8))
     assert layout.slots == 16
@@ -89,7 +95,7 @@ def test_whole_batches_are_as_large_as_was_said():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_inputs_of_a_kilobyte_to_a_gigabyte_are_even_for_the_shards(seed):
-    exponents = np.random.default_rng(seed).uniform(3, 9, 5000)
+    exponents = np.random.default_rng(seed).uniform(3, 9, 50_000)
     spread = (10**exponents).astype(np.int64)
     layout = lay_out(spread, Batching(), Cores(total=64, node=8))
     loads = [

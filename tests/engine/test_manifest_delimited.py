@@ -226,6 +226,18 @@ def test_a_line_of_blanks_is_a_blank_line(write):
     assert found == ("line 5: 'b.wav' is listed already on line 4. Keep one.",)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_line_ends_of_every_system(write, end):
+    manifest = load_manifest(str(write(end.join(["input,x", "a.wav,1", "b.wav,2", ""]))))
+    assert manifest.inputs["input"].to_pylist() == ["a.wav", "b.wav"]
+    assert manifest.carried["x"].to_pylist() == [1, 2]
+
+
+@pytest.mark.parametrize("content", ["input\na.wav\r ", "input,x,y\n\ra.wav,1,2\n"])
+def test_a_return_amid_others_is_a_line_end(write, content):
+    assert load_manifest(str(write(content))).inputs["input"].to_pylist() == ["a.wav"]
+
+
 def test_with_root_a_link_that_leaves_it_is_a_fault(write, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "x.wav").symlink_to(tmp_path / "a.wav")

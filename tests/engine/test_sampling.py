@@ -24,6 +24,21 @@ def waits(source, out, row):
 def fails(source):
     raise ValueError("never")
 
+class Batches:
+    def __init__(self, inputs):
+        self.inputs = inputs
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        time.sleep(0.05)
+        return index
+
+    def process_batch(self, batch):
+        while True:
+            time.sleep(1)
+
 class Items:
     def __len__(self):
         return 20
@@ -71,7 +86,7 @@ def test_the_manifest_is_what_it_was(prepared):
     assert len(work.manifest) == 20
 
 
-@pytest.mark.parametrize("step", ["fails", "items"])
+@pytest.mark.parametrize("step", ["fails", "items", "Batches"])
 def test_where_nothing_can_be_seen_each_core_has_one(prepared, step):
     assert measure_workers(prepared(step), 2).number == 2
 

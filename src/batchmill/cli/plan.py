@@ -48,7 +48,7 @@ def plan(
         raise OptionError(f"--cores {cores}: expected 1 or more.")
     available = cores or own_cores()
     told = None if json else console(stderr=True)
-    parameters, why = measured(parameters, prepared, own_cores(), told)
+    parameters, why = measured(parameters, prepared, available, told)
     batching = batching_of(parameters)
     batching = replace(batching, why_workers=why) if why else batching
     sizes = prepared.plan.pending["size"].to_numpy()
