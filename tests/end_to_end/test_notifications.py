@@ -3,12 +3,10 @@
 import json
 import re
 import shutil
-import threading
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from live import ROOT, prefect_server_in, wait_for
+from live import ROOT, prefect_server_in, serving, wait_for
 
 PAGE = (ROOT / "docs" / "notifications.md").read_text()
 
@@ -34,18 +32,6 @@ class Hook(BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
-
-
-@contextmanager
-def serving(server):
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture

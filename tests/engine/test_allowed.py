@@ -4,10 +4,10 @@ import os
 import sys
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 import pytest
 from jobs import run_job
+from live import serving
 
 from batchmill.errors import ManifestError, OptionError
 from batchmill.job import make_job, open_ledger, prepare
@@ -137,10 +137,8 @@ def leading_away(lab):
             return None
 
     handler = partial(Leading, directory=str(lab))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
         yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
 
 
 @pytest.mark.parametrize(

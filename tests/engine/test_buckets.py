@@ -5,7 +5,6 @@ import random
 import socket
 import subprocess
 import sys
-import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from comparison import contents, faults
 from crashing import in_child
 from jobs import run_job
+from live import serving
 from object_store import SECRET, forget_connections, upload, upload_in_parts
 
 from batchmill import LedgerError, ManifestError, OptionError, StoreError, load_manifest
@@ -381,11 +381,8 @@ def test_brackets_may_be_a_name(data, store):
 def web(inputs):
     """A web server over the inputs, which gives no ETag; gives its URL."""
     handler = partial(SimpleHTTPRequestHandler, directory=str(inputs))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
         yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
 
 
 def test_inputs_of_a_web_server_are_told_by_their_content(web, inputs, tmp_path):

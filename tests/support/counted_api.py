@@ -10,6 +10,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
+from live import serving
 
 _CHUNK = 65_536
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}")
@@ -87,15 +88,10 @@ def counted_api(api_url):
                 server.sendall(data)
             return False
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Connection) as proxy:
-        counted = CountedApi(f"http://127.0.0.1:{proxy.server_address[1]}{target.path}")
-        serving = threading.Thread(target=proxy.serve_forever)
-        serving.start()
-        try:
-            yield counted
-        finally:
-            proxy.shutdown()
-            serving.join()
+    proxy = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Connection)
+    counted = CountedApi(f"http://127.0.0.1:{proxy.server_address[1]}{target.path}")
+    with serving(proxy):
+        yield counted
 
 
 def is_ray_worker(port):

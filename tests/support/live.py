@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -32,6 +33,19 @@ def wait_for(condition, what, seconds=60):
     # What is left is known in the end.
     what = what() if callable(what) else what
     raise AssertionError(f"waited {seconds} s in vain: {what}")
+
+
+@contextmanager
+def serving(server):
+    """Have a server of the standard library serve, in a thread, until the block ends."""
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def processes_marked(mark):
