@@ -1,11 +1,13 @@
 """Every kind of poison among healthy inputs: one outcome each, the right one, and nothing left."""
 
+import mmap
 import multiprocessing
 import os
 import random
 import signal
 import threading
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -31,6 +33,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 TIMEOUT = 4.0
 MEMORY_BYTES = 700 * 2**20
 POLICY = FailurePolicy(retries=1, timeout_seconds=TIMEOUT, memory_bytes=MEMORY_BYTES)
+PATIENT = FailurePolicy(retries=0, timeout_seconds=60, memory_bytes=MEMORY_BYTES)
 # Executed again alone, or again with others, before they count; a timeout is not.
 EXECUTIONS = {"ok": 1, "timeout": 1, "failed": 2, "crashed": 2, "oom": 2}
 
@@ -45,10 +48,20 @@ def _nothing_is_left(monkeypatch):
     yield
     # A queue's thread that has ended may still be on its way out.
     wait_for(lambda: set(threading.enumerate()) <= threads, "the end of its threads", 10)
-    left = {child for child in me.children(recursive=True) if child not in before[0]}
-    assert not [child for child in left if child.status() != psutil.STATUS_ZOMBIE]
+    # One that was killed takes a moment to give its memory back.
+    wait_for(lambda: not living(set(me.children(recursive=True)) - before[0]), "their end", 10)
     assert me.num_fds() <= before[1]
     assert set(os.listdir("/dev/shm")) <= before[2]
+
+
+def living(processes):
+    """Return those that are more than an entry in the kernel's table."""
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def make_inputs(folder, kinds):
@@ -398,6 +411,25 @@ def test_a_run_may_be_shortened_before_it_begins():
     assert isolated.shorten() == 1
     isolated.execute(batch_size=8, num_workers=2)
     assert seen == ["0"]
+
+
+@pytest.fixture
+def large_process():
+    """This process, with more memory than an input may use."""
+    with mmap.mmap(-1, MEMORY_BYTES + 100 * 2**20, flags=mmap.MAP_PRIVATE) as ballast:
+        for start in range(0, len(ballast), mmap.PAGESIZE):
+            ballast[start] = 1
+        yield
+
+
+def test_what_a_fork_shares_is_not_counted_twice(tmp_path, large_process):
+    outcomes, _ = run_poisons(tmp_path, ["fork_and_wait", "healthy"], 1, policy=PATIENT)
+    assert {outcome.kind for outcome in outcomes.values()} == {"ok"}
+
+
+def test_what_a_fork_uses_itself_is_counted(tmp_path):
+    outcomes, _ = run_poisons(tmp_path, ["fork_and_hoard", "healthy"], 1, policy=PATIENT)
+    assert [outcomes[name].kind for name in sorted(outcomes)] == ["oom", "ok"]
 
 
 def test_a_worker_may_die_while_work_is_handed_out(monkeypatch):

@@ -4,6 +4,7 @@ An input's name says what: `07-segfault` is the eighth input.
 """
 
 import ctypes
+import multiprocessing
 import os
 import re
 import signal
@@ -36,6 +37,12 @@ def _raise(error):
 def _hang():
     """Wait for ever; a signal that is handled does not end it."""
     threading.Event().wait()
+
+
+def _hoard_and_wait():
+    hoard = b"x" * (1000 * 2**20)
+    _hang()
+    return len(hoard)
 
 
 def _recurse():
@@ -245,11 +252,15 @@ def step(source: Path, *, log: str):
     if kind in POISONS:
         return POISONS[kind][0]()
     if kind == "hoard":
-        hoard = b"x" * (700 * 2**20)
-        _hang()
-        return {"bytes": len(hoard)}
+        return {"bytes": _hoard_and_wait()}
     if kind == "nap":
         time.sleep(2)
+    if kind == "fork_and_wait":
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            pool.map(time.sleep, [2, 2])
+    if kind == "fork_and_hoard":
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            pool.apply(_hoard_and_wait)
     print(f"working on {source.name}")
     return {"surroundings": _surroundings()}
 

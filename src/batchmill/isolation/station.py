@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any
 
 from batchmill.isolation.journal import Journal
-from batchmill.isolation.memory import resident_bytes
+from batchmill.isolation.memory import resident_bytes, used_bytes
 from batchmill.outcome import Outcome, WrittenFile
 
 LOG_TAIL_BYTES = 16 * 1024
@@ -78,9 +78,12 @@ class Station:
 
     # The watcher's side
 
-    def used_bytes(self, pid: int) -> int:
-        """Return what the worker, `pid`, and its children use of memory beyond its beginning."""
-        return resident_bytes(pid) - int(_BASELINE.unpack_from(self._slot, _SLOT.size)[0])
+    def used_bytes(self, pid: int, limit: int) -> int:
+        """Return what the worker, `pid`, and its children use of memory beyond its beginning.
+
+        It is exact where it matters: above `limit`.
+        """
+        return used_bytes(pid, int(_BASELINE.unpack_from(self._slot, _SLOT.size)[0]), limit)
 
     @property
     def last(self) -> int:

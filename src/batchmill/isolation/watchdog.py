@@ -211,7 +211,7 @@ class Watchdog:
                 number, occupied, "timeout", f"still at work after {timeout:g} s (--timeout)"
             )
         elif memory is not None:
-            used = station.used_bytes(self._pids[number])
+            used = station.used_bytes(self._pids[number], memory)
             if used > memory:
                 limit = f"{memory / 2**20:,.0f} MiB"
                 message = f"it used {used / 2**20:,.0f} MiB of memory; --memory-limit is {limit}"
@@ -225,7 +225,7 @@ class Watchdog:
         if room.available > low:
             return
         at_work = [
-            (station.used_bytes(self._pids[number]), number, occupied)
+            (station.used_bytes(self._pids[number], _LOW_MEMORY_BYTES), number, occupied)
             for number, station in enumerate(self._stations)
             if (occupied := station.occupied) and number not in self.verdicts
         ]
