@@ -432,6 +432,20 @@ def test_what_a_fork_uses_itself_is_counted(tmp_path):
     assert [outcomes[name].kind for name in sorted(outcomes)] == ["oom", "ok"]
 
 
+def run_without_blame(count, num_workers):
+    """Run so many inputs that all go well, one in a batch; return the outcomes as they come."""
+    seen = []
+    IsolatedRun(
+        count=count,
+        run=lambda index: Outcome(str(index), str(index), "ok", 1, 0.0, 0.0, "here"),
+        lost=lambda index, death: pytest.fail(f"{index} is to blame: {death}"),
+        deliver=seen.extend,
+        limits=Limits(),
+        retry=RetryPolicy(),
+    ).execute(batch_size=1, num_workers=num_workers)
+    return seen
+
+
 def test_a_worker_may_die_while_work_is_handed_out(monkeypatch):
     """There, this process holds a queue's lock, which nobody would give back."""
     handed_out = []
@@ -447,15 +461,7 @@ def test_a_worker_may_die_while_work_is_handed_out(monkeypatch):
 
     put = Batches._try_put_index
     monkeypatch.setattr(Batches, "_try_put_index", put_slowly)
-    seen = []
-    IsolatedRun(
-        count=40,
-        run=lambda index: Outcome(str(index), str(index), "ok", 1, 0.0, 0.0, "here"),
-        lost=lambda index, death: pytest.fail(f"{index} is to blame: {death}"),
-        deliver=seen.extend,
-        limits=Limits(),
-        retry=RetryPolicy(),
-    ).execute(batch_size=1, num_workers=2)
+    seen = run_without_blame(40, num_workers=2)
     assert sorted(int(outcome.input) for outcome in seen) == list(range(40))
     assert handed_out.count("whole") == len(handed_out) // 2 > 20
 
@@ -493,13 +499,5 @@ def test_a_worker_that_never_begins_is_replaced(tmp_path, monkeypatch):
 
     monkeypatch.setattr("batchmill.isolation.loader.begin_worker", begin_late)
     monkeypatch.setattr("batchmill.isolation.watchdog._MAX_QUIET_LOOKS", 3)
-    seen = []
-    IsolatedRun(
-        count=4,
-        run=lambda index: Outcome(str(index), str(index), "ok", 1, 0.0, 0.0, "here"),
-        lost=lambda index, death: pytest.fail(f"{index} is to blame: {death}"),
-        deliver=seen.extend,
-        limits=Limits(),
-        retry=RetryPolicy(),
-    ).execute(batch_size=1, num_workers=1)
+    seen = run_without_blame(4, num_workers=1)
     assert sorted(outcome.input for outcome in seen) == ["0", "1", "2", "3"]
