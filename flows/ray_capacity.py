@@ -1,6 +1,7 @@
 """What a Ray cluster has, and a shard asks for: how many run at a time, as nodes come and go."""
 
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -12,8 +13,9 @@ from batchmill.blocks.ray_cluster import RayCluster, endpoint
 from batchmill.batching import Cores
 from batchmill.errors import OptionError, RunError
 
-# Ray ends a driver whose head is gone for a minute.
-_HEAD_SECONDS, _HEAD_ANSWER_SECONDS = 30.0, 2.0
+# Ray ends a driver whose head is gone for a minute, in which all is to be told; and all that time
+# each process of the cluster keeps a core busy with asking for it.
+_HEAD_SECONDS, _HEAD_ANSWER_SECONDS = 15.0, 2.0
 
 
 class Node(NamedTuple):
@@ -48,6 +50,7 @@ class Capacity:
         self._cluster = cluster
         self._needs = needs
         self._head = _head_address(cluster)
+        self._question: _Question | None = None
         self._silent_since: float | None = None
         self.alive: frozenset[str] = frozenset()
         self.is_elastic = not cluster.is_private
@@ -58,9 +61,9 @@ class Capacity:
         Raises RunError when that takes long. Ray itself would end this process then, without a
         word.
         """
-        if self._answers():
+        found = self._ask() if self._answers() else None
+        if found is not None:
             self._silent_since = None
-            found = nodes()
             self.alive = frozenset(node.id for node in found)
             return count_slots(found, self._needs)
         now = time.monotonic()
@@ -77,6 +80,37 @@ class Capacity:
         except OSError:
             return False
         return True
+
+    def _ask(self) -> list[Node] | None:
+        """Ask for the nodes; None if the answer takes long, and the next call waits for it."""
+        self._question = self._question or _Question()
+        self._question.join(_HEAD_ANSWER_SECONDS)
+        if self._question.is_alive():
+            return None
+        question, self._question = self._question, None
+        return question.answer()
+
+
+class _Question(threading.Thread):
+    """What nodes there are, asked in a thread: Ray waits for its head for ever."""
+
+    def __init__(self) -> None:
+        super().__init__(name="ask-for-nodes", daemon=True)
+        self._found: list[Node] = []
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._found = nodes()
+        except BaseException as error:  # noqa: BLE001  # For the thread that asks.
+            self._error = error
+
+    def answer(self) -> list[Node]:
+        """Return the nodes, or raise what Ray has raised."""
+        if self._error:
+            raise self._error
+        return self._found
 
 
 def lost_head_message(cluster: RayCluster) -> str:
