@@ -31,7 +31,7 @@ _INPUT_BYTES = 100_000
 # So many inputs for each shard are dealt one by one, the largest first; of the others, blocks.
 _DEALT_SINGLY = 64
 _AS_YOU_SAY = "as you say"
-# So many shards for each that runs at a time even out what whole shards take.
+# Where several shards run at a time, so many for each even out what whole shards take.
 SHARDS_PER_SLOT = 4
 # A shard's process holds a kilobyte or more for each of its inputs.
 MAX_SHARD_INPUTS = 100_000
@@ -181,8 +181,11 @@ def lay_out(
 
 def _count_shards(count: int, rounds: int, slots: int) -> tuple[int, str]:
     """Return the number of shards and why; in a round, each worker of a slot has some inputs."""
-    wanted = min(slots * SHARDS_PER_SLOT, max(slots, rounds // _ROUNDS_PER_SHARD))
-    why = f"{slots:,} at a time; {SHARDS_PER_SLOT} for each where inputs suffice"
+    if slots == 1:
+        wanted, why = 1, "one at a time, with all workers"
+    else:
+        wanted = min(slots * SHARDS_PER_SLOT, max(slots, rounds // _ROUNDS_PER_SHARD))
+        why = f"{slots:,} at a time; {SHARDS_PER_SLOT} for each where inputs suffice"
     if count > wanted * MAX_SHARD_INPUTS:
         wanted, why = -(-count // MAX_SHARD_INPUTS), f"{MAX_SHARD_INPUTS:,} inputs each, at most"
     if wanted > MAX_SHARDS:

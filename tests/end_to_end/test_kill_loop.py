@@ -109,7 +109,9 @@ class KillLoop:
         before, earlier = committed(self.work / "out"), self.executed()
         kills_before = self.kills
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        run = self.shell.start(*self.command, **quiet)
+        # One shard with two workers, or several with one, as many at a time as there are cores.
+        division = ["--num-workers", self.chance.choice("12")]
+        run = self.shell.start(*self.command, *division, **quiet)
         while run.poll() is None and self.kills < kills:
             with suppress(subprocess.TimeoutExpired):
                 run.wait(self.chance.uniform(0.2, 1.8) * self.pause)

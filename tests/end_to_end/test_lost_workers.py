@@ -57,7 +57,7 @@ def ray_workers(shell):
 
 def test_a_lost_workers_inputs_are_finished_in_the_same_run(shell, api, inputs, work):
     options = ["--param", f"log={work}/log", "--batch-size", "4", "--num-workers", "2"]
-    # A shard has 33 inputs, and takes some five seconds: a worker is lost in the middle of two.
+    # All are one shard, which takes some fifteen seconds: it is lost twice in the middle.
     run = start(shell, "slow:step", "out", "--param", "seconds=0.3", *options)
     for number in (8, 42):
         wait_for(lambda n=number: len(committed(work / "out")) >= n, "some commits", 180)
@@ -101,7 +101,8 @@ def test_an_input_that_takes_its_ray_worker_with_it_is_found(shell, api, inputs,
 
 def test_the_end_of_a_private_ray_blames_no_input(shell, api, inputs, work):
     # Of several shards: Ray ends before they do, while a single one may be through by then.
-    run = start(shell, "slow:step", "out", "--param", "seconds=0.3", "--batch-size", "4")
+    options = ["--batch-size", "4", "--num-workers", "1"]
+    run = start(shell, "slow:step", "out", "--param", "seconds=0.3", *options)
     wait_for(lambda: committed(work / "out"), "some commits", 180)
     for process in shell.leftovers():
         if process.name() == "raylet":

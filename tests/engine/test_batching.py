@@ -39,10 +39,16 @@ def test_a_few_inputs_are_one_shard_that_uses_all_cores():
     assert (layout.shards, layout.batch_size, layout.num_workers) == (1, 1, 2)
 
 
-@pytest.mark.parametrize(("inputs", "shards"), [(100, 1), (255, 1), (512, 2), (2000, 4)])
+@pytest.mark.parametrize(("inputs", "shards"), [(100, 2), (768, 3), (1024, 4), (4000, 8)])
 def test_a_shard_is_worth_its_beginning_and_its_end(inputs, shards):
+    layout = lay_out(np.ones(inputs, np.int64), Batching(), Cores(total=4, node=2))
+    assert (layout.slots, layout.shards) == (2, shards)
+
+
+@pytest.mark.parametrize(("inputs", "shards"), [(100, 1), (100_000, 1), (100_001, 2)])
+def test_where_one_runs_at_a_time_there_is_one(inputs, shards):
     layout = lay_out(np.ones(inputs, np.int64), Batching(), Cores(total=2, node=2))
-    assert layout.shards == shards
+    assert (layout.slots, layout.shards) == (1, shards)
 
 
 def test_a_cluster_is_filled_where_there_are_inputs_enough():
