@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from steps_under_test import Clip, Colour, Page
 
 from batchmill import rows
@@ -47,6 +49,22 @@ def yields(*items):
 )
 def test_results_become_rows(result, expected):
     assert json.loads(encode_rows(rows_of(result))) == expected
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(VALUES)
+@example(float("nan"))
+@example(2**64)
+@example("null and \u2028")
+def test_values_come_back_as_they_were(value):
+    # By repr: NaN is not equal to itself, and 1.0 is equal to 1.
+    assert repr(json.loads(encode_rows([{"value": value}]))) == repr([{"value": value}])
 
 
 def test_what_no_table_can_hold_is_told_with_its_key():
