@@ -80,7 +80,7 @@ def prefect_server(folder: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Run a server with an empty database; gives its pid, and the environment that leads to it."""
     port = free_port()
     environment = os.environ | {"PREFECT_HOME": str(folder), "PREFECT_LOGGING_LEVEL": "ERROR"}
-    environment["DO_NOT_TRACK"] = "1"
+    environment |= {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
     command = [sys.executable, "-m", "prefect", "server", "start", "--port", str(port)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as server:
         url = f"http://127.0.0.1:{port}/api"
