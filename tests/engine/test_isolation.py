@@ -427,8 +427,9 @@ def test_what_a_fork_shares_is_not_counted_twice(tmp_path, large_process):
     assert {outcome.kind for outcome in outcomes.values()} == {"ok"}
 
 
-def test_what_a_fork_uses_itself_is_counted(tmp_path):
-    outcomes, _ = run_poisons(tmp_path, ["fork_and_hoard", "healthy"], 1, policy=PATIENT)
+@pytest.mark.parametrize("poison", ["fork_and_hoard", "fork_and_hoard_and_fork"])
+def test_what_a_fork_uses_itself_is_counted(tmp_path, large_process, poison):
+    outcomes, _ = run_poisons(tmp_path, [poison, "healthy"], 1, policy=PATIENT)
     assert [outcomes[name].kind for name in sorted(outcomes)] == ["oom", "ok"]
 
 

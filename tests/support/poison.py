@@ -45,6 +45,13 @@ def _hoard_and_wait():
     return len(hoard)
 
 
+def _hoard_and_fork_and_wait():
+    hoard = b"x" * (1000 * 2**20)
+    os.fork()
+    _hang()
+    return len(hoard)
+
+
 def _recurse():
     return _recurse()
 
@@ -261,6 +268,9 @@ def step(source: Path, *, log: str):
     if kind == "fork_and_hoard":
         with multiprocessing.get_context("fork").Pool(1) as pool:
             pool.apply(_hoard_and_wait)
+    if kind == "fork_and_hoard_and_fork":
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            pool.apply(_hoard_and_fork_and_wait)
     print(f"working on {source.name}")
     return {"surroundings": _surroundings()}
 

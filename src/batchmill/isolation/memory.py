@@ -51,14 +51,22 @@ def used_bytes(pid: int, before: int, limit: int) -> int:
     used = own + sum(map(resident_bytes, forks)) - before
     if not forks or used <= limit:
         return used
-    shares = [_proportional_bytes(process) for process in (pid, *forks)]
-    return max(own, sum(shares)) - before
+    tables = [_table(Path(f"/proc/{process}/smaps_rollup")) for process in (pid, *forks)]
+    # None of these is more than there is. The first is all of it, unless a fork has memory that it
+    # shares with forks of its own; then the others come closer: each process's share of what
+    # several have, which leaves out what those have that are not asked; and the largest process.
+    alone = own + sum(
+        _bytes_of(table, "Private_Clean:", "Private_Dirty:") if table else resident_bytes(fork)
+        for fork, table in zip(forks, tables[1:], strict=True)
+    )
+    shares = sum(_bytes_of(table, "Pss:") for table in tables)
+    largest = max(_bytes_of(table, "Rss:") for table in tables)
+    return max(alone, shares, largest) - before
 
 
-def _proportional_bytes(pid: int) -> int:
-    """Return the memory of a process, where a page that n processes share counts as an n-th."""
-    table = _table(Path(f"/proc/{pid}/smaps_rollup"))
-    return table["Pss:"] * 1024 if "Pss:" in table else resident_bytes(pid)
+def _bytes_of(table: dict[str, int], *names: str) -> int:
+    """Add such rows of a table in kB up; what is not there is 0."""
+    return sum(table.get(name, 0) for name in names) * 1024
 
 
 def kernel_oom_kills() -> int:
