@@ -92,7 +92,7 @@ class Capacity:
 
 
 class _Question(threading.Thread):
-    """What nodes there are, asked in a thread: Ray waits for its head for ever."""
+    """What nodes there are, asked in a thread: Ray waits for its head until it ends us."""
 
     def __init__(self) -> None:
         super().__init__(name="ask-for-nodes", daemon=True)
@@ -138,7 +138,10 @@ def cores_for(cluster: RayCluster, found: list[Node]) -> Cores:
     """Count the cores of a cluster's nodes, and the shards that they can run at a time."""
     cores = [int(node.resources.get("CPU", 0)) for node in found]
     return Cores(
-        total=max(1, sum(cores)), node=max([1, *cores]), slots=partial(_slots, cluster, found)
+        total=max(1, sum(cores)),
+        node=max([1, *cores]),
+        may_grow=not cluster.is_private,
+        slots=partial(_slots, cluster, found),
     )
 
 

@@ -31,7 +31,7 @@ _INPUT_BYTES = 100_000
 # So many inputs for each shard are dealt one by one, the largest first; of the others, blocks.
 _DEALT_SINGLY = 64
 _AS_YOU_SAY = "as you say"
-# Where several shards run at a time, so many for each even out what whole shards take.
+# Where several shards may run at a time, so many for each even out what whole shards take.
 SHARDS_PER_SLOT = 4
 # A shard's process holds a kilobyte or more for each of its inputs.
 MAX_SHARD_INPUTS = 100_000
@@ -42,10 +42,12 @@ class Cores:
     """The cores that a run may use: in all, and on the largest single machine.
 
     `slots` tells how many shards with so many workers run at a time; by default, the cores do.
+    `may_grow` tells whether others may come: a Ray cluster grows by what waits for a place.
     """
 
     total: int
     node: int
+    may_grow: bool = False
     slots: Callable[[int], int] | None = None
 
     def slots_for(self, workers: int) -> int:
@@ -163,7 +165,7 @@ def lay_out(
         1, min(_INPUTS_PER_ROUND, count // (cores.total * _ROUNDS_PER_SHARD))
     )
     rounds = -(-parallelism(count, granule) // max(1, workers))
-    shards, why_shards = _count_shards(count, rounds, slots)
+    shards, why_shards = _count_shards(count, rounds, slots, may_grow=cores.may_grow)
     order, bounds = _deal(sizes, shards)
     return Layout(
         batch_size=batch_size,
@@ -179,9 +181,9 @@ def lay_out(
     )
 
 
-def _count_shards(count: int, rounds: int, slots: int) -> tuple[int, str]:
+def _count_shards(count: int, rounds: int, slots: int, *, may_grow: bool) -> tuple[int, str]:
     """Return the number of shards and why; in a round, each worker of a slot has some inputs."""
-    if slots == 1:
+    if slots == 1 and not may_grow:
         wanted, why = 1, "one at a time, with all workers"
     else:
         wanted = min(slots * SHARDS_PER_SLOT, max(slots, rounds // _ROUNDS_PER_SHARD))

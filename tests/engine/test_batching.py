@@ -51,6 +51,11 @@ def test_where_one_runs_at_a_time_there_is_one(inputs, shards):
     assert (layout.slots, layout.shards) == (1, shards)
 
 
+def test_a_cluster_of_one_node_has_something_waiting_so_that_it_grows():
+    layout = lay_out(np.ones(4000, np.int64), Batching(), Cores(total=2, node=2, may_grow=True))
+    assert (layout.slots, layout.shards) == (1, 4)
+
+
 def test_a_cluster_is_filled_where_there_are_inputs_enough():
     layout = lay_out(np.ones(500, np.int64), Batching(), Cores(total=128, node=8))
     assert layout.slots == 16

@@ -7,7 +7,7 @@ import pytest
 import ray
 from batchmill.blocks.ray_cluster import RayCluster
 from batchmill.flows import ray_capacity
-from batchmill.flows.ray_capacity import Capacity
+from batchmill.flows.ray_capacity import Capacity, Node, cores_for
 
 from batchmill import RunError
 
@@ -58,3 +58,9 @@ def test_what_ray_raises_is_raised_where_it_was_asked(capacity, monkeypatch):
     monkeypatch.setattr(ray, "nodes", ask)
     with pytest.raises(ConnectionError, match="the other end is gone"):
         capacity()
+
+
+@pytest.mark.parametrize(("address", "may_grow"), [("local", False), ("10.0.0.1:6379", True)])
+def test_a_private_ray_does_not_grow(address, may_grow):
+    found = [Node("a", "10.0.0.1", {"CPU": 4.0})]
+    assert cores_for(RayCluster(address=address), found).may_grow is may_grow
