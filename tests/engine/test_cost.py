@@ -1,5 +1,7 @@
 """What an input costs, counted: a slow-down is seen on any machine, however fast or busy it is."""
 
+import json
+import resource
 import socket
 
 import pytest
@@ -13,12 +15,20 @@ from batchmill.run import open_run
 from batchmill.shard import run_shard
 
 STEPS = """
+import resource
+
 def nothing(source):
     return {"n": 1}
 
 def one_file(source, out):
     (out / "a.txt").write_text("word")
     return {"output": "a.txt"}
+
+def arrays(source):
+    for _ in range(10):
+        held = [bytearray(3 * 2**20) for _ in range(4)]
+        del held
+    return {"pages": resource.getrusage(resource.RUSAGE_SELF).ru_minflt}
 """
 FEW = 80
 # Of any number of inputs, so that what a batch costs drops out, too.
@@ -104,6 +114,33 @@ def test_a_plan_opens_no_input(tmp_path, manifest, looks):
     slopes = for_each_input(plan, FEW)
     assert_within({"stat": looks}, slopes)
     assert slopes, "calls are not seen any more"
+
+
+PAGES = 4 * 3 * 2**20 // resource.getpagesize()  # Of what the step `arrays` has at a time.
+
+
+def pages_of_an_input(tmp_path, memory_bytes=None):
+    """Return how many pages of memory a worker asks the kernel for, with its last input."""
+    outcomes = []
+    manifest = folder_with(tmp_path, 6) / "manifest.csv"
+    policy = FailurePolicy(memory_bytes=memory_bytes)
+    run_job(manifest, "costs:arrays", "out", num_workers=1, cores=1, seen=outcomes, policy=policy)
+    *_, before, last = sorted(json.loads(outcome.rows)[0]["pages"] for outcome in outcomes)
+    return last - before
+
+
+@pytest.mark.parametrize("limit", [None, 500 * 2**20])
+def test_what_a_step_frees_serves_its_next_arrays(tmp_path, limit):
+    assert pages_of_an_input(tmp_path, limit) < PAGES / 10
+
+
+def test_a_worker_keeps_little_where_an_input_may_use_little(tmp_path):
+    assert pages_of_an_input(tmp_path, 100 * 2**20) > PAGES
+
+
+def test_how_memory_is_freed_is_left_to_who_has_set_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    assert pages_of_an_input(tmp_path) > PAGES
 
 
 def test_what_a_run_brings_to_the_disk(tmp_path):

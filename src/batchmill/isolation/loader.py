@@ -256,7 +256,13 @@ class IsolatedRun:
             cut(loads, batch_size, len(stations), even=weights is not None),
             len(stations),
             Collate(self.processing.collate) if self.processing else as_it_is,
-            partial(begin_worker, stations=stations, gate=gate, parent=os.getpid()),
+            partial(
+                begin_worker,
+                stations=stations,
+                gate=gate,
+                parent=os.getpid(),
+                memory_limit=self.limits.memory_bytes,
+            ),
         ) as batches:
             processes = list(batches.workers)
             pids = [process.pid for process in processes]

@@ -17,6 +17,7 @@ from multiprocessing.util import Finalize
 from os import chdir, fstat, ftruncate, getcwd, lseek
 from typing import IO, Any
 
+from batchmill.isolation.allocator import keep_freed_memory
 from batchmill.isolation.batches import Batch, Sample, Taken, gather_batch
 from batchmill.isolation.memory import offer_to_oom_killer
 from batchmill.isolation.processes import (
@@ -150,7 +151,7 @@ class _Worker:
 
     station: Station
 
-    def begin(self, station: Station, parent: int) -> None:
+    def begin(self, station: Station, parent: int, memory_limit: int | None) -> None:
         self.station = station
         self._pid = os.getpid()
         os.setsid()
@@ -159,6 +160,7 @@ class _Worker:
         end_with_parent(parent)
         adopt_orphans()
         offer_to_oom_killer()
+        keep_freed_memory(memory_limit)
         station.enter()
         self._nothing = anonymous_file("batchmill-stdin")
         os.lseek(self._nothing, _MARK, os.SEEK_SET)
@@ -302,7 +304,17 @@ def _text_stream(descriptor: int) -> IO[str]:
 _worker = _Worker()
 
 
-def begin_worker(number: int, *, stations: Sequence[Station], gate: Gate, parent: int) -> None:
-    """Make this process the worker at its station; the DataLoader's `worker_init_fn`."""
-    _worker.begin(stations[number], parent)
+def begin_worker(
+    number: int,
+    *,
+    stations: Sequence[Station],
+    gate: Gate,
+    parent: int,
+    memory_limit: int | None,
+) -> None:
+    """Make this process the worker at its station; the DataLoader's `worker_init_fn`.
+
+    `memory_limit` is what an input may use, in bytes.
+    """
+    _worker.begin(stations[number], parent, memory_limit)
     gate.pass_through()
