@@ -19,6 +19,7 @@ from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
+    PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
     PREFECT_HOME,
     temporary_settings,
 )
@@ -55,7 +56,11 @@ def shared_api() -> Iterator[None]:
         return
     with (
         embedded_server(PREFECT_HOME.value()) as url,
-        temporary_settings({PREFECT_API_URL: url}),
+        # Nobody listens for the heartbeats of a flow whose server ends with it; and at its end,
+        # Prefect would wait up to a second for the thread that sends them.
+        temporary_settings(
+            {PREFECT_API_URL: url}, set_defaults={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+        ),
     ):
         try:
             yield

@@ -6,6 +6,7 @@ that takes as long.
 
 import os
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,42 @@ from batchmill.report import write_report
 from batchmill.run import open_run
 from batchmill.summary import failure_message
 
-_MENTIONS_API = re.compile(r"prefect.*(api|url)", re.IGNORECASE | re.DOTALL)
+
+def prefect_home() -> Path:
+    """Return Prefect's folder, unless a file says otherwise: PREFECT_HOME."""
+    return Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
 
 
 def may_have_server() -> bool:
     """Tell whether any place that Prefect takes its settings from may name an API."""
     if "PREFECT_API_URL" in os.environ or "PREFECT_PROFILE" in os.environ:
         return True
-    home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
-    profiles = os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml"
-    return any(
-        _MENTIONS_API.search(Path(place).read_text(errors="replace"))
-        for place in (profiles, "prefect.toml", "pyproject.toml", ".env")
+    return may_have_settings("api", "url")
+
+
+def may_have_settings(*names: str) -> bool:
+    """Tell whether a file that Prefect takes its settings from may have one with such a name."""
+    mentions = re.compile(rf"prefect.*({'|'.join(names)})", re.IGNORECASE | re.DOTALL)
+    profiles = os.environ.get("PREFECT_PROFILES_PATH") or prefect_home() / "profiles.toml"
+    texts = [
+        Path(place).read_text(errors="replace")
+        for place in (profiles, "prefect.toml", ".env")
         if Path(place).is_file()
-    )
+    ]
+    return any(map(mentions.search, [*texts, _settings_of_project()]))
+
+
+def _settings_of_project() -> str:
+    """Return Prefect's part of pyproject.toml, as some text; all of it where that is not TOML."""
+    path = Path("pyproject.toml")
+    if not path.is_file():
+        return ""
+    text = path.read_text(errors="replace")
+    try:
+        own = tomllib.loads(text).get("tool", {}).get("prefect")
+    except tomllib.TOMLDecodeError:
+        return text
+    return f"prefect: {own}" if own else ""
 
 
 def is_idle(prepared: Prepared) -> bool:

@@ -56,6 +56,7 @@ from batchmill.policy import (
     make_policy,
 )
 from batchmill.progress import RunWatcher
+from batchmill.report.figures import get_ready
 from batchmill.run import Run, open_run
 from batchmill.storage.access import Access, access_to
 from batchmill.summary import failure_message, summarise
@@ -247,6 +248,7 @@ def _execute(
         _note_flow_run(run)
         return []
     this_run = UUID(flow_run.get_id())
+    get_ready()  # Now: a private Ray is still starting.
     runner = at_end.enter_context(ray_runner(cluster))
     cancellation.listen()  # Ray takes SIGTERM for itself.
     found = nodes()

@@ -1,7 +1,6 @@
 """The Ray that a run uses: a private one on this machine, or a cluster."""
 
 import importlib
-import logging
 import os
 import socket
 import time
@@ -13,13 +12,12 @@ from typing import Any
 import grpc
 import ray
 from batchmill.blocks.ray_cluster import RayCluster
-from batchmill.flows.private_ray import PrivateRay, private_ray
+from batchmill.flows.private_ray import PrivateRay, private_ray, settings_for
+from batchmill.tasks.shard import warm_up
 from prefect_ray import RayTaskRunner
 from ray.runtime_env import RuntimeEnv
 
 from batchmill.errors import BatchmillError, OptionError, ServiceError
-
-logger = logging.getLogger(__name__)
 
 # What Ray Client raises when its connection is gone, or its process at the other end.
 LOST_CONNECTION = (ConnectionError, grpc.RpcError)
@@ -29,18 +27,22 @@ _CONNECT_PAUSES = (1.0, 5.0)
 
 
 def start_private(cluster: RayCluster, private: PrivateRay) -> None:
-    """Begin to start the private Ray that a run will use, unless that was begun before."""
+    """Begin to start the private Ray that a run will use, unless that was begun before.
+
+    It is ready when one of its workers has imported what a shard needs, which takes as long as Ray
+    itself.
+    """
     if cluster.is_private:
-        private.start(_private_settings(cluster), cluster.num_gpus)
+        private.start(cluster.runtime_env)
+        private.warm_up(warm_up, cluster.num_gpus)
 
 
 @contextmanager
 def ray_runner(cluster: RayCluster) -> Iterator[RayTaskRunner[Any]]:
     """Give a task runner that is connected to Ray.
 
-    A private Ray begins to end after the block; it has ended after that of `private_ray`. What
-    Ray's processes print is shown where batchmill's log level is DEBUG. Raises what
-    `check_cluster` raises, and ServiceError where no Ray can be started or connected to.
+    A private Ray begins to end after the block; it has ended after that of `private_ray`. Raises
+    what `check_cluster` raises, and ServiceError where no Ray can be started or connected to.
     """
     check_cluster(cluster)  # Once more: a deployment's run has not come by the flow's own check.
     if cluster.is_private:
@@ -60,7 +62,7 @@ def ray_runner(cluster: RayCluster) -> Iterator[RayTaskRunner[Any]]:
     was_there = ray.is_initialized()  # Somebody's, in a notebook: the runner then uses it.
     try:
         # Not the runner's own argument: for "auto", that starts a new Ray where there is none.
-        runner = _connect(_settings(cluster) | {"address": cluster.address})
+        runner = _connect(settings_for(cluster.runtime_env) | {"address": cluster.address})
     except Exception as error:
         raise _failure(cluster, error) from error
     try:
@@ -69,24 +71,6 @@ def ray_runner(cluster: RayCluster) -> Iterator[RayTaskRunner[Any]]:
         # The runner's own way out asks Ray Client for what it does not know.
         if not was_there:
             ray.shutdown()
-
-
-def _private_settings(cluster: RayCluster) -> dict[str, Any]:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    return _settings(cluster)
-
-
-def _settings(cluster: RayCluster) -> dict[str, Any]:
-    verbose = logger.isEnabledFor(logging.DEBUG)
-    settings: dict[str, Any] = {} if verbose else {"log_to_driver": False, "logging_level": "ERROR"}
-    # That a worker died, Ray prints to stdout all the same, where scripts expect JSON. There is no
-    # setting for it; the run's own log says which shard it was.
-    ray_worker: Any = importlib.import_module("ray._private.worker")
-    ray_worker._worker_logs_enabled = verbose
-    if cluster.runtime_env:
-        settings["runtime_env"] = cluster.runtime_env
-    return settings
 
 
 def _connect(settings: dict[str, Any]) -> RayTaskRunner[Any]:

@@ -4,6 +4,7 @@
 started. 130: cancelled.
 """
 
+import gc
 import sys
 from typing import NoReturn
 
@@ -76,4 +77,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         # The reader of our output has gone (`| head`), which is its right.
         sys.stderr.close()
         code = DONE
+    # At its end, the interpreter would look for garbage in all of Prefect, Ray and pandas: half a
+    # second, for memory that goes anyway.
+    gc.freeze()
     sys.exit(code if isinstance(code, int) else DONE)

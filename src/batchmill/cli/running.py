@@ -4,7 +4,7 @@ import json as json_text
 import logging
 import os
 import time
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from batchmill.assignments import has_assigned
@@ -17,6 +17,7 @@ from batchmill.errors import CancelledError, RunError
 from batchmill.flows.no_server import finish, is_idle, may_have_server
 from batchmill.job import Handover, Prepared, check_prune, handing_over, make_job, prepare
 from batchmill.leaks import find_duplicates
+from batchmill.lease import check_free
 from batchmill.params import arguments_for, parse_pairs, read_object
 from batchmill.policy import FailurePolicy, make_policy
 from batchmill.storage.access import access_to
@@ -85,11 +86,12 @@ def _run(parameters: dict[str, Any], options: RunOptions, cluster: _Cluster) -> 
             showing_progress(prepared.ledger, told, quiet=quiet),
         ):
             if not _finish_idle(prepared, parameters, policy, cluster):
-                # Imported now: this takes a second or two, and bad input is to be told at once.
-                from batchmill.blocks.ray_cluster import make_cluster
-                from batchmill.flows.preprocess import preprocess
+                with _early_start(prepared, parameters, cluster):
+                    # Imported now: this takes a second or two, and bad input is to be told at once.
+                    from batchmill.blocks.ray_cluster import make_cluster
+                    from batchmill.flows.preprocess import preprocess
 
-                preprocess(**({"cluster": make_cluster(*cluster)} | parameters))
+                    preprocess(**({"cluster": make_cluster(*cluster)} | parameters))
     except CancelledError:
         raise
     except RunError as error:
@@ -113,6 +115,19 @@ def _finish_idle(
         return False
     done = finish(prepared, policy, prune=parameters["prune"], wait=parameters["wait"])
     return done is not None
+
+
+def _early_start(
+    prepared: Prepared, parameters: dict[str, Any], cluster: _Cluster
+) -> AbstractContextManager[None]:
+    """Begin to start Ray and Prefect's server, where it is plain that the run will use them."""
+    if not len(prepared.plan.pending) or cluster != _NO_CLUSTER or parameters.get("cluster"):
+        return nullcontext()
+    if not parameters["wait"]:
+        check_free(prepared.ledger)
+    from batchmill.flows.early_start import early_start
+
+    return early_start()
 
 
 def _to_do(prepared: Prepared) -> str:

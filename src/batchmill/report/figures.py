@@ -5,6 +5,7 @@ import io
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -75,6 +76,12 @@ def as_data_url(figure: "Figure") -> str:
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=110)
     return f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
+
+
+def get_ready() -> None:
+    """Import what draws figures: half a second, for which others may have a better moment."""
+    for name in ("figure", "axes", "ticker", "backends.backend_agg", "backends.backend_svg"):
+        import_module(f"matplotlib.{name}")
 
 
 @contextmanager
