@@ -11,11 +11,11 @@ import httpx
 from batchmill.flows.embedded_server import embedded_server
 from batchmill.tasks.logs import send_logs
 from prefect import Task
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import FlowRunContext
-from prefect.exceptions import ObjectNotFound, PrefectException
+from prefect.exceptions import PrefectException
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
@@ -119,15 +119,11 @@ def wait_until_recorded(flow_run: UUID, task_runs: int, seconds: float = _RECORD
 
     A server that stops earlier loses them. Gives up after a while: history is no reason to fail.
     """
-    this_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
     deadline = time.monotonic() + seconds
     with get_client(sync_client=True) as client:
         while time.monotonic() < deadline:
-            ended = 0
-            for offset in range(0, task_runs, _PAGE):
-                page = client.read_task_runs(flow_run_filter=this_run, limit=_PAGE, offset=offset)
-                ended += sum(1 for run in page if run.state and run.state.is_final())
-            if ended >= task_runs:
+            states = [run.state for run in _task_runs_of(client, flow_run)]
+            if sum(1 for state in states if state and state.is_final()) >= task_runs:
                 return
             time.sleep(_POLL_SECONDS)
 
@@ -138,7 +134,6 @@ def end_dead_run(flow_run: UUID, reason: str) -> None:
     Its task runs, too. A process that is killed tells nothing; a worker that has started it may
     have said that the flow run crashed, and nobody says it of its task runs.
     """
-    this_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
     with (
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
         suppress(httpx.HTTPError, PrefectException),  # It may be known to another server.
@@ -149,14 +144,20 @@ def end_dead_run(flow_run: UUID, reason: str) -> None:
             return  # It has said so itself, at its end.
         if state is None or not state.is_final():
             client.set_flow_run_state(flow_run, Crashed(message=reason), force=True)
-        # Those that have ended are on later pages.
-        for offset in range(0, _MOST_TASK_RUNS, _PAGE):
-            page = client.read_task_runs(flow_run_filter=this_run, limit=_PAGE, offset=offset)
-            for run in page:
-                if run.state is None or not run.state.is_final():
-                    client.set_task_run_state(run.id, Crashed(message=reason), force=True)
-            if len(page) < _PAGE:
-                return
+        # All of them first: pages may be others when states are.
+        for run in list(_task_runs_of(client, flow_run)):
+            if run.state is None or not run.state.is_final():
+                client.set_task_run_state(run.id, Crashed(message=reason), force=True)
+
+
+def _task_runs_of(client: SyncPrefectClient, flow_run: UUID) -> Iterator[TaskRun]:
+    """Yield a flow run's task runs, as many as a run has at most."""
+    this_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
+    for offset in range(0, _MOST_TASK_RUNS, _PAGE):
+        page = client.read_task_runs(flow_run_filter=this_run, limit=_PAGE, offset=offset)
+        yield from page
+        if len(page) < _PAGE:
+            return
 
 
 class TaskRunEnd(NamedTuple):
@@ -173,10 +174,10 @@ def record_ends(flow_run: UUID, task: Task[..., Any], ends: Iterable[TaskRunEnd]
     A process that is killed does not send them, and what it had executed before may be lost, too.
     """
     with get_client(sync_client=True) as client:
+        known = {run.id: run.state for run in _task_runs_of(client, flow_run)}
         for end in ends:
-            try:
-                recorded = client.read_task_run(end.id).state
-            except ObjectNotFound:
+            recorded = known.get(end.id)
+            if end.id not in known:
                 client.create_task_run(
                     task,
                     flow_run_id=flow_run,
