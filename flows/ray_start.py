@@ -33,31 +33,32 @@ def quick_start(*, logs: bool) -> Iterator[None]:
     process group of a run, as Prefect's worker does to cancel it, ends the run alone; that ends
     Ray, when its shards have come to an end. Should the run be killed, Ray follows.
     """
-    services, parameter, utils = (
-        importlib.import_module(f"ray._private.{name}")
-        for name in ("services", "parameter", "utils")
-    )
-    frugal = partial(parameter.RayParams, no_monitor=True, include_log_monitor=logs)
+    frugal = {"no_monitor": True, "include_log_monitor": logs}
     with ExitStack() as stack:
-        for module, name, value in (
-            (services, "ConsolePopen", partial(services.ConsolePopen, process_group=0)),
-            (services, "start_api_server", _start_no_api_server),
-            (services, "get_node", partial(_get_node, services.get_node)),
-            (utils, "get_dashboard_dependency_error", lambda: _MINIMAL),
-            (parameter, "RayParams", frugal),
+        for module, name, change in (
+            ("services", "ConsolePopen", lambda popen: partial(popen, process_group=0)),
+            ("services", "start_api_server", lambda _: _start_no_api_server),
+            ("services", "get_node", lambda get_node: partial(_get_node, get_node)),
+            ("utils", "get_dashboard_dependency_error", lambda _: lambda: _MINIMAL),
+            ("parameter", "RayParams", lambda params: partial(params, **frugal)),
         ):
-            stack.enter_context(_replaced(module, name, value))
+            stack.enter_context(_changed(f"ray._private.{module}", name, change))
         yield
 
 
 @contextmanager
-def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(module, name)
-    setattr(module, name, value)
+def _changed(module: str, name: str, change: Callable[[Any], Any]) -> Iterator[None]:
+    """Have a name of a module stand for something else; what is not there stays away."""
+    where = importlib.import_module(module)
+    before = getattr(where, name, None)
+    if before is None:
+        yield  # Another Ray: it starts with all that it has.
+        return
+    setattr(where, name, change(before))
     try:
         yield
     finally:
-        setattr(module, name, before)
+        setattr(where, name, before)
 
 
 def _start_no_api_server(*_: Any, **__: Any) -> tuple[None, None]:
