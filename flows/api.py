@@ -15,7 +15,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import FlowRunContext
-from prefect.exceptions import PrefectException
+from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
@@ -176,8 +176,10 @@ def record_ends(flow_run: UUID, task: Task[..., Any], ends: Iterable[TaskRunEnd]
     with get_client(sync_client=True) as client:
         known = {run.id: run.state for run in _task_runs_of(client, flow_run)}
         for end in ends:
-            recorded = known.get(end.id)
-            if end.id not in known:
+            try:
+                # What was not known may be by now; what is known twice is refused.
+                recorded = known[end.id] if end.id in known else client.read_task_run(end.id).state
+            except ObjectNotFound:
                 client.create_task_run(
                     task,
                     flow_run_id=flow_run,

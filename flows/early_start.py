@@ -35,7 +35,7 @@ def _server(home: Path) -> Iterator[None]:
     started, over = threading.Event(), threading.Event()
 
     def use() -> None:
-        # Who needs it, and cannot have it, says so.
+        # Who needs it tries again, and says why it cannot be had.
         with suppress(ServiceError, OSError), embedded_server(home):
             started.set()
             over.wait()

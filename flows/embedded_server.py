@@ -34,8 +34,10 @@ def embedded_server(home: Path) -> Iterator[str]:
 
     `home` is Prefect's folder (PREFECT_HOME), which has the database. Raises ServiceError.
     """
+    # As Prefect itself makes it: its database is nobody else's to read.
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = home / "batchmill"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     with (folder / LOCK).open("a+") as users:
         fcntl.flock(users, fcntl.LOCK_SH)
         yield _join(folder) or _start(folder)

@@ -32,23 +32,26 @@ def may_have_server() -> bool:
 
 
 def may_have_settings(*names: str) -> bool:
-    """Tell whether a file that Prefect takes its settings from may have one with such a name."""
-    mentions = re.compile(rf"prefect.*({'|'.join(names)})", re.IGNORECASE | re.DOTALL)
+    """Tell whether a file that Prefect takes its settings from may have one with such a name.
+
+    Or whether it may name another file with more of them.
+    """
+    wanted = "|".join([*names, "profiles_path"])
+    mentions = re.compile(f"prefect.*({wanted})", re.IGNORECASE | re.DOTALL)
     profiles = os.environ.get("PREFECT_PROFILES_PATH") or prefect_home() / "profiles.toml"
-    texts = [
-        Path(place).read_text(errors="replace")
-        for place in (profiles, "prefect.toml", ".env")
-        if Path(place).is_file()
-    ]
+    # In a file of Prefect's own, names have no prefix.
+    texts = [_text_of(profiles), _text_of(".env"), f"prefect: {_text_of('prefect.toml')}"]
     return any(map(mentions.search, [*texts, _settings_of_project()]))
+
+
+def _text_of(path: str | Path) -> str:
+    """Return a file's text; none where there is no such file."""
+    return Path(path).read_text(errors="replace") if Path(path).is_file() else ""
 
 
 def _settings_of_project() -> str:
     """Return Prefect's part of pyproject.toml, as some text; all of it where that is not TOML."""
-    path = Path("pyproject.toml")
-    if not path.is_file():
-        return ""
-    text = path.read_text(errors="replace")
+    text = _text_of("pyproject.toml")
     try:
         own = tomllib.loads(text).get("tool", {}).get("prefect")
     except tomllib.TOMLDecodeError:

@@ -248,7 +248,7 @@ def _execute(
         _note_flow_run(run)
         return []
     this_run = UUID(flow_run.get_id())
-    get_ready()  # Now: a private Ray is still starting.
+    get_ready()  # Now, for a private Ray is still starting.
     runner = at_end.enter_context(ray_runner(cluster))
     cancellation.listen()  # Ray takes SIGTERM for itself.
     found = nodes()

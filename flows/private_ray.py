@@ -50,6 +50,7 @@ class PrivateRay:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         settings = _PRIVATE_SETTINGS | settings_for(runtime_env)
+        settings["_system_config"] = dict(SYSTEM_CONFIG)  # Ray writes into it.
         self._thread = threading.Thread(
             target=self._keep, args=(settings,), name="private-ray", daemon=True
         )
@@ -134,7 +135,6 @@ _PRIVATE_SETTINGS: dict[str, Any] = {
     "address": "local",  # Otherwise Ray may join somebody's cluster on this machine.
     "include_dashboard": False,
     "object_store_memory": _OBJECT_STORE_BYTES,
-    "_system_config": SYSTEM_CONFIG,
 }
 _current: ContextVar[PrivateRay | None] = ContextVar("private_ray", default=None)
 

@@ -16,7 +16,7 @@ SYSTEM_CONFIG = {
     "prestart_worker_first_driver": False,
 }
 _LOOK_SECONDS = 0.05
-_NODE_SECONDS = 20
+_NODE_SECONDS = 10
 _MINIMAL = ImportError("a private Ray has no dashboard")
 
 
@@ -52,7 +52,7 @@ def _changed(module: str, name: str, change: Callable[[Any], Any]) -> Iterator[N
     where = importlib.import_module(module)
     before = getattr(where, name, None)
     if before is None:
-        yield  # Another Ray: it starts with all that it has.
+        yield  # Another Ray, which starts without this change, too.
         return
     setattr(where, name, change(before))
     try:

@@ -129,13 +129,12 @@ def pages_of_an_input(tmp_path, memory_bytes=None):
     return last - before
 
 
-@pytest.mark.parametrize("limit", [None, 500 * 2**20])
-def test_what_a_step_frees_serves_its_next_arrays(tmp_path, limit):
-    assert pages_of_an_input(tmp_path, limit) < PAGES / 10
+def test_what_a_step_frees_serves_its_next_arrays(tmp_path):
+    assert pages_of_an_input(tmp_path) < PAGES / 10
 
 
-def test_a_worker_keeps_little_where_an_input_may_use_little(tmp_path):
-    assert pages_of_an_input(tmp_path, 100 * 2**20) > PAGES
+def test_where_memory_is_counted_a_worker_keeps_none_for_others(tmp_path):
+    assert pages_of_an_input(tmp_path, memory_bytes=500 * 2**20) > PAGES
 
 
 def test_how_memory_is_freed_is_left_to_who_has_set_it(tmp_path, monkeypatch):

@@ -46,6 +46,7 @@ def test_both_are_there_for_who_comes_later(home):
             assert len(servers()) == 1
         assert len(servers()) == 1, "the block's end is its end"
     assert not servers()
+    assert home.stat().st_mode & 0o077 == 0, "others can read its database"
     wait_for(lambda: not ray.is_initialized(), "the end of Ray")
 
 
@@ -59,7 +60,7 @@ def test_a_server_that_nobody_came_to_use_ends(home):
     ("file", "text"),
     [
         (".env", "PREFECT_HOME=elsewhere\n"),
-        ("prefect.toml", '# of prefect\nhome = "elsewhere"\n'),
+        ("prefect.toml", 'home = "elsewhere"\n'),
         ("pyproject.toml", '[tool.prefect]\nhome = "elsewhere"\n'),
         (".env", "PREFECT_API_URL=http://h/api\n"),
     ],

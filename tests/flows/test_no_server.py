@@ -34,9 +34,11 @@ def test_nothing_names_one(tmp_path):
     ("place", "text"),
     [
         ("prefect/profiles.toml", '[profiles.a]\nPREFECT_API_URL = "http://h/api"\n'),
-        ("here/prefect.toml", '# of prefect\n[api]\nurl = "http://h/api"\n'),
+        ("here/prefect.toml", '[api]\nurl = "http://h/api"\n'),
         ("here/pyproject.toml", '[tool.prefect.api]\nurl = "http://h/api"\n'),
         ("here/.env", "PREFECT_API_URL=http://h/api\n"),
+        ("here/.env", "PREFECT_PROFILES_PATH=elsewhere.toml\n"),
+        ("here/prefect.toml", 'profiles_path = "elsewhere.toml"\n'),
     ],
 )
 def test_each_place_that_prefect_reads(tmp_path, place, text):

@@ -5,6 +5,7 @@ import threading
 import psutil
 import ray
 from batchmill.flows.private_ray import private_ray
+from batchmill.flows.ray_start import SYSTEM_CONFIG
 from live import wait_for
 from ray._private import parameter, services, utils
 
@@ -31,6 +32,7 @@ def below():
 def test_it_has_what_tasks_on_one_machine_need_and_no_more(tmp_path):
     before = set(below())
     settings = [getattr(module, name) for module, name in REPLACED]
+    config = dict(SYSTEM_CONFIG)
     mark = tmp_path / "mark"
     with private_ray() as private:
         private.start()
@@ -44,6 +46,7 @@ def test_it_has_what_tasks_on_one_machine_need_and_no_more(tmp_path):
             assert not any(spared in what for what in started), spared
         assert not [node for node in ray.nodes() if not node["Alive"]]
     assert [getattr(module, name) for module, name in REPLACED] == settings
+    assert config == SYSTEM_CONFIG, "the next Ray would be given the folder of this one"
     wait_for(lambda: set(below()) <= before, "the end of Ray's processes")
 
 

@@ -261,7 +261,8 @@ class IsolatedRun:
                 stations=stations,
                 gate=gate,
                 parent=os.getpid(),
-                memory_limit=self.limits.memory_bytes,
+                # Where memory is counted, it would be another input's.
+                keeps_memory=self.limits.memory_bytes is None,
             ),
         ) as batches:
             processes = list(batches.workers)

@@ -151,7 +151,7 @@ class _Worker:
 
     station: Station
 
-    def begin(self, station: Station, parent: int, memory_limit: int | None) -> None:
+    def begin(self, station: Station, parent: int, *, keeps_memory: bool) -> None:
         self.station = station
         self._pid = os.getpid()
         os.setsid()
@@ -160,7 +160,8 @@ class _Worker:
         end_with_parent(parent)
         adopt_orphans()
         offer_to_oom_killer()
-        keep_freed_memory(memory_limit)
+        if keeps_memory:
+            keep_freed_memory()
         station.enter()
         self._nothing = anonymous_file("batchmill-stdin")
         os.lseek(self._nothing, _MARK, os.SEEK_SET)
@@ -310,11 +311,11 @@ def begin_worker(
     stations: Sequence[Station],
     gate: Gate,
     parent: int,
-    memory_limit: int | None,
+    keeps_memory: bool,
 ) -> None:
     """Make this process the worker at its station; the DataLoader's `worker_init_fn`.
 
-    `memory_limit` is what an input may use, in bytes.
+    One that `keeps_memory` has what a step frees ready for its next arrays.
     """
-    _worker.begin(stations[number], parent, memory_limit)
+    _worker.begin(stations[number], parent, keeps_memory=keeps_memory)
     gate.pass_through()

@@ -80,14 +80,15 @@ def as_data_url(figure: "Figure") -> str:
 
 def get_ready() -> None:
     """Import what draws figures: half a second, for which others may have a better moment."""
+    # It tells about its font cache, which is nobody's concern.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     for name in ("figure", "axes", "ticker", "backends.backend_agg", "backends.backend_svg"):
         import_module(f"matplotlib.{name}")
 
 
 @contextmanager
 def _drawing() -> "Iterator[None]":
-    # It tells about its font cache, which is nobody's concern.
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    get_ready()
     import matplotlib as mpl
 
     with mpl.rc_context(cast("Any", _STYLE)):
