@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import psutil
 import pytest
@@ -28,18 +28,22 @@ def test_it_does_without_prefect_and_torch():
     assert done.stdout.strip() == "set()"
 
 
+@pytest.fixture
 def servers():
-    """Return the servers that this process has started."""
-    found = []
+    """Return a function that lists the servers that were not there before."""
+    before = set(running_servers())
+    return lambda: [process for process in running_servers() if process not in before]
+
+
+def running_servers():
+    """Yield the servers that this process has started."""
     for process in psutil.Process().children(recursive=True):
-        try:
-            found += [process] if "server" in process.cmdline() else []
-        except psutil.Error:
-            continue  # It has just ended.
-    return found
+        with suppress(psutil.Error):  # It has just ended.
+            if "server" in process.cmdline():
+                yield process
 
 
-def test_both_are_there_for_who_comes_later(home):
+def test_both_are_there_for_who_comes_later(home, servers):
     with early_start():
         with embedded_server(home) as url:
             assert url.startswith("http://127.0.0.1:")
@@ -50,7 +54,7 @@ def test_both_are_there_for_who_comes_later(home):
     wait_for(lambda: not ray.is_initialized(), "the end of Ray")
 
 
-def test_a_server_that_nobody_came_to_use_ends(home):
+def test_a_server_that_nobody_came_to_use_ends(home, servers):
     with early_start():
         wait_for(servers, "the server's beginning")
     wait_for(lambda: not servers(), "the server's end")
