@@ -1,7 +1,9 @@
 """Isolation: one outcome for each input, whatever the input does to its process."""
 
 from batchmill.isolation.batches import Batch, BatchError, BrokenDeviceError, Processing, Sample
-from batchmill.isolation.loader import Death, IsolatedRun, RetryPolicy
+from batchmill.isolation.deaths import Death
+from batchmill.isolation.loader import IsolatedRun
+from batchmill.isolation.pending import RetryPolicy
 from batchmill.isolation.stop import Stop
 from batchmill.isolation.watchdog import Limits
 

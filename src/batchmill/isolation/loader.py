@@ -8,14 +8,11 @@ a new DataLoader takes the rest. One to blame runs again alone, as often as its 
 
 import gc
 import os
-import signal
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +33,9 @@ from batchmill.isolation.dataloader import (
     iterating,
     wait_until_idle,
 )
+from batchmill.isolation.deaths import Death, death_of
 from batchmill.isolation.memory import kernel_oom_kills
+from batchmill.isolation.pending import PendingInputs, RetryPolicy, Work
 from batchmill.isolation.processes import (
     adopt_orphans,
     children,
@@ -46,7 +45,7 @@ from batchmill.isolation.processes import (
 )
 from batchmill.isolation.station import Station
 from batchmill.isolation.stop import Stop
-from batchmill.isolation.watchdog import Desk, Limits, Verdict, Watchdog, signal_name
+from batchmill.isolation.watchdog import Desk, Limits, Watchdog
 from batchmill.isolation.worker import (
     Collate,
     Drain,
@@ -55,52 +54,11 @@ from batchmill.isolation.worker import (
     Horizon,
     begin_worker,
 )
-from batchmill.outcome import Kind, Outcome
+from batchmill.outcome import Outcome
 
 # Workers that die between inputs are nobody's fault; so many DataLoaders in a row without an
 # outcome are ours.
 _MAX_IDLE_PASSES = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class RetryPolicy:
-    """How often an input may be executed again for its own faults, and after how many seconds.
-
-    The n-th retry waits `backoff_seconds` x 2^(n-1), at most `max_backoff_seconds`.
-    """
-
-    retries: int = 0
-    backoff_seconds: float = 0.5
-    max_backoff_seconds: float = 30.0
-
-    def pause(self, attempts: int) -> float:
-        """Return the seconds to wait after so many attempts."""
-        return min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** (attempts - 1))
-
-
-@dataclass(frozen=True)
-class Death:
-    """How a worker ended: its input (None if it was idle), the kind of outcome, and the reason."""
-
-    index: int | None
-    kind: Kind
-    error: str
-    message: str
-    log: str
-    seconds: float
-
-
-class _Work(NamedTuple):
-    """What one DataLoader is to do."""
-
-    indices: Sequence[int]
-    batch_size: int
-    num_workers: int
-
-
-class _Retry(NamedTuple):
-    due: float
-    alone: bool
 
 
 @dataclass
@@ -123,23 +81,15 @@ class IsolatedRun:
     stop: Stop = field(default_factory=Stop)
     processing: Processing | None = None
     weights: NDArray[np.int64] | None = None
-    _attempts: dict[int, int] = field(default_factory=dict)
-    _open: set[int] = field(default_factory=set)
-    _retries: dict[int, _Retry] = field(default_factory=dict)
-    # Inputs of batches that were not coped with, and the size of the batches they come in next.
-    _divided: dict[int, int] = field(default_factory=dict)
-    _waiting: list[int] = field(default_factory=list)
-    _largest: int = 0
     _has_processed: bool = False
     _spared: frozenset[int] = frozenset()
-    _taken: int = 0
     _stations: Sequence[Station] = ()
     _furthest: int = -1
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _delivering: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._open.update(range(self.count))
+        self._pending = PendingInputs(self.count, self.retry, self.stop.wait)
         self._horizon = Horizon(self.count)
         self._desk = Desk(
             self.processing.overdue if self.processing else None, self.limits.timeout_seconds
@@ -155,7 +105,7 @@ class IsolatedRun:
             self._horizon.set(0)
             boundary = 1 + max([0, self._furthest, *(station.last for station in self._stations)])
             self._horizon.set(boundary)
-            self._open.difference_update(range(boundary, self.count))
+            self._pending.leave_out(range(boundary, self.count))
         return boundary
 
     def execute(self, *, batch_size: int, num_workers: int) -> None:
@@ -163,68 +113,34 @@ class IsolatedRun:
 
         Raises WorkerError if workers bring forth no outcome any more, and what `deliver` raises.
         """
-        self._waiting = sorted(self._open)
-        self._largest = batch_size
+        pending = self._pending
+        pending.begin(batch_size)
         idle_passes = 0
         adopt_orphans()
         # What there is already, of which torch makes half a million objects, is looked through no
         # more for garbage: a worker would copy their memory by doing so.
         gc.freeze()
         try:
-            while self._open and not self.stop.requested:
-                work = self._next(num_workers)
-                before = self._taken
+            while pending and not self.stop.requested:
+                work = pending.next(num_workers)
+                before = pending.taken
                 deaths = self._pass(work)
                 if self.stop.requested:
                     break  # They may have been killed for that.
                 for death in deaths:
                     self._blame(death)
-                idle_passes = idle_passes + 1 if self._taken == before else 0
-                if idle_passes and self.processing and self._largest > 1:
-                    self._largest //= 2  # One by one, it shows who it is that ends workers.
+                idle_passes = idle_passes + 1 if pending.taken == before else 0
+                if idle_passes and self.processing and pending.largest > 1:
+                    pending.largest //= 2  # One by one, it shows who it is that ends workers.
                     idle_passes = 0
                 if idle_passes > _MAX_IDLE_PASSES:
                     raise WorkerError(deaths[0].message if deaths else "its outcomes are lost")
-                again = {*self._waiting, *work.indices}
-                self._waiting = sorted(i for i in again if self._is_untold(i))
+                pending.come_again(work)
         finally:
             gc.unfreeze()
             adopt_orphans(False)
 
-    def _next(self, num_workers: int) -> _Work:
-        """Return what is to be done next: what was too much at once, what has not been, retries."""
-        if self._divided:
-            size = max(self._divided.values())
-            indices = sorted(i for i in self._divided if self._divided[i] == size)
-            for index in indices:
-                del self._divided[index]
-            return _Work(indices, min(size, self._largest), num_workers)
-        if self._waiting:
-            return _Work(self._waiting, self._largest, num_workers)
-        indices, alone = self._due()
-        return _Work(indices, 1, 1) if alone else _Work(indices, self._largest, num_workers)
-
-    def _is_untold(self, index: int) -> bool:
-        """Tell whether nothing has become of an input yet, and nothing is planned for it."""
-        return index in self._open and index not in self._retries and index not in self._divided
-
-    def _due(self) -> tuple[list[int], bool]:
-        """Wait for the next retry; return what runs now, and whether it runs alone."""
-        first = min(self._retries, key=lambda index: self._retries[index].due)
-        self.stop.wait(self._retries[first].due - time.monotonic())
-        alone = self._retries[first].alone
-        now = time.monotonic()
-        chosen = [first] if alone else self._due_together(now)
-        for index in chosen:
-            del self._retries[index]
-        return chosen, alone
-
-    def _due_together(self, now: float) -> list[int]:
-        return [
-            index for index, retry in self._retries.items() if retry.due <= now and not retry.alone
-        ]
-
-    def _pass(self, work: _Work) -> list[Death]:
+    def _pass(self, work: Work) -> list[Death]:
         """Run one DataLoader until it is through, or a worker has died; return the deaths."""
         workers = max(1, min(work.num_workers, -(-len(work.indices) // work.batch_size)))
         before = frozenset(children(os.getpid()))
@@ -292,17 +208,21 @@ class IsolatedRun:
                 for process in processes:  # One may have been told not to end.
                     kill_tree(process.pid)
                     process.join()
+
+        def killed_by_kernel() -> bool:
+            return kernel_oom_kills() > oom_kills
+
         return [
-            self._autopsy(station, process.exitcode, watchdog.verdicts.get(number), oom_kills)
+            death_of(station, process.exitcode, watchdog.verdicts.get(number), killed_by_kernel)
             for number, (station, process) in enumerate(zip(stations, processes, strict=True))
             if number in watchdog.verdicts
-            or (station.occupied and station.occupied.index in self._open)
+            or (station.occupied and station.occupied.index in self._pending)
             or (process.exitcode and died)
         ]
 
     def _process(self, processing: Processing, batch: Batch, drain: Drain) -> None:
         """Process a batch; one with which this does not succeed comes again, in smaller ones."""
-        if self.stop.requested or len(batch.indices) > self._largest:
+        if self.stop.requested or len(batch.indices) > self._pending.largest:
             return
         out_of_memory = False
         with self._desk.working_on(batch.indices), self._sparing():
@@ -318,14 +238,13 @@ class IsolatedRun:
             except BatchError as error:
                 out_of_memory = error.out_of_memory
         half = max(1, len(batch.indices) // 2)
-        self._taken += 1
         if out_of_memory:
             # What comes next is as large: it, too, is loaded again in smaller batches.
-            self._largest = half
+            self._pending.bound_batches(half)
             drain.set()
             free_device_memory()
             return
-        self._divided |= dict.fromkeys(batch.indices, half)
+        self._pending.divide(batch.indices, half)
         if not self._has_processed:
             drain.set()  # If it is the model's fault, that is to be seen before all is loaded.
 
@@ -343,11 +262,12 @@ class IsolatedRun:
         self._settle_all(arrived)
 
     def _settle_all(self, arrived: Iterable[tuple[int, Outcome]]) -> None:
+        settle = self._pending.settle
         self._deliver(
             [
                 final
                 for index, outcome in arrived
-                if (final := self._settle(index, outcome, again=outcome.kind in ("failed", "oom")))
+                if (final := settle(index, outcome, again=outcome.kind in ("failed", "oom")))
             ]
         )
 
@@ -356,46 +276,10 @@ class IsolatedRun:
             self.deliver(outcomes)
 
     def _blame(self, death: Death) -> None:
-        if death.index is None or death.index not in self._open:
+        if death.index is None or death.index not in self._pending:
             return
         again = death.kind in ("crashed", "oom")
-        final = self._settle(death.index, self.lost(death.index, death), again=again, alone=True)
+        lost = self.lost(death.index, death)
+        final = self._pending.settle(death.index, lost, again=again, alone=True)
         if final:
             self._deliver([final])
-
-    def _settle(
-        self, index: int, outcome: Outcome, *, again: bool, alone: bool = False
-    ) -> Outcome | None:
-        """Return an input's final outcome; None if it has one, or is to be executed again."""
-        if index not in self._open or index in self._retries:
-            return None
-        self._taken += 1
-        attempts = self._attempts.get(index, 0) + 1
-        if again and attempts <= self.retry.retries:
-            self._attempts[index] = attempts
-            due = time.monotonic() + self.retry.pause(attempts)
-            self._retries[index] = _Retry(due, alone)
-            return None
-        self._open.discard(index)
-        if outcome.attempts in (0, attempts):
-            return outcome  # 0: there was no file to give to the step.
-        return outcome._replace(attempts=attempts)
-
-    def _autopsy(
-        self, station: Station, exitcode: int | None, verdict: Verdict | None, oom_kills: int
-    ) -> Death:
-        occupied = station.occupied
-        index = occupied.index if occupied else None
-        seconds = time.monotonic() - occupied.started if occupied else 0.0
-        log = station.log_tail()
-        if verdict:
-            error = {"timeout": "Timeout", "oom": "OutOfMemory"}[verdict.kind]
-            return Death(verdict.index, verdict.kind, error, verdict.message, log, seconds)
-        if exitcode == -signal.SIGKILL and kernel_oom_kills() > oom_kills:
-            message = "the machine ran out of memory, and its kernel killed the worker"
-            return Death(index, "oom", "OutOfMemory", message, log, seconds)
-        if exitcode is not None and exitcode < 0:
-            name = signal_name(-exitcode)
-            return Death(index, "crashed", name, "its process died", log, seconds)
-        error = f"exit code {exitcode}"
-        return Death(index, "crashed", error, "its process ended", log, seconds)
