@@ -14,7 +14,8 @@ from batchmill.cli.plan import partition_lines, partitions_as_json
 from batchmill.cli.progress import showing_progress
 from batchmill.cli.workers import batching_of, measured, own_cores
 from batchmill.errors import CancelledError, RunError
-from batchmill.flows.no_server import finish, is_idle, may_have_server
+from batchmill.flows.no_server import finish, is_idle
+from batchmill.flows.settings_files import may_have_server
 from batchmill.job import Handover, Prepared, check_prune, handing_over, make_job, prepare
 from batchmill.leaks import find_duplicates
 from batchmill.lease import check_free
