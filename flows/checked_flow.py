@@ -9,10 +9,15 @@ import httpx
 from batchmill.blocks.dataset_store import DatasetStore, as_store
 from batchmill.blocks.ray_cluster import PRIVATE, RayCluster, as_cluster
 from batchmill.blocks.saved import check_saved, saved_name
-from batchmill.flows.api import has_api, lost_server_message, shared_api, wait_until_recorded
+from batchmill.flows.cluster.connection import check_cluster, start_private
 from batchmill.flows.no_server import finish, is_idle
-from batchmill.flows.private_ray import private_ray
-from batchmill.flows.ray_connection import check_cluster, start_private
+from batchmill.flows.services.api import (
+    has_api,
+    lost_server_message,
+    shared_api,
+    wait_until_recorded,
+)
+from batchmill.flows.services.private_ray import private_ray
 from prefect import Flow
 from prefect.client.schemas.objects import State
 

@@ -9,11 +9,21 @@ from uuid import UUID
 
 from batchmill.blocks.dataset_store import DatasetStore, Store, as_store
 from batchmill.blocks.ray_cluster import PRIVATE, RayCluster, as_cluster
-from batchmill.flows.api import end_dead_run, record_ends, wait_until_recorded
 from batchmill.flows.cancellation import Cancellation
 from batchmill.flows.checked_flow import CheckedFlow, check_blocks, place_of_dataset
-from batchmill.flows.cluster_probe import probe_cluster
+from batchmill.flows.cluster.capacity import (
+    Capacity,
+    cores_for,
+    lost_head_message,
+    nodes,
+    remote_options_of,
+    shard_needs,
+)
+from batchmill.flows.cluster.connection import LOST_CONNECTION, ray_runner
+from batchmill.flows.cluster.probe import probe_cluster
+from batchmill.flows.cluster.submission import Submission
 from batchmill.flows.deployed import finding_step, refuse_relative
+from batchmill.flows.display.story import Story
 from batchmill.flows.form import (
     JSON_OBJECT,
     NUMBER_OR_SHARE,
@@ -23,18 +33,8 @@ from batchmill.flows.form import (
     of_form,
     titled,
 )
-from batchmill.flows.private_ray import private_ray
-from batchmill.flows.ray_capacity import (
-    Capacity,
-    cores_for,
-    lost_head_message,
-    nodes,
-    remote_options_of,
-    shard_needs,
-)
-from batchmill.flows.ray_connection import LOST_CONNECTION, ray_runner
-from batchmill.flows.story import Story
-from batchmill.flows.submission import Submission
+from batchmill.flows.services.api import end_dead_run, record_ends, wait_until_recorded
+from batchmill.flows.services.private_ray import private_ray
 from batchmill.tasks.manifest import load_manifest
 from batchmill.tasks.metadata import write_metadata
 from batchmill.tasks.report import write_report

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 from batchmill.flows.deployed import refuse_relative
+from batchmill.flows.display.live_artifact import LiveArtifact, artifact_key
 from batchmill.flows.form import titled
-from batchmill.flows.live_artifact import LiveArtifact, artifact_key
 from prefect import flow
 from prefect.artifacts import TableArtifact
 from prefect.runtime import flow_run

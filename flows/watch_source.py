@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 from uuid import UUID
 
-from batchmill.flows.announcement import announce_patiently, payload_of
+from batchmill.flows.arrivals.announcement import announce_patiently, payload_of
+from batchmill.flows.arrivals.watched import known_of, watched
 from batchmill.flows.deployed import refuse_relative
 from batchmill.flows.form import at_least, titled
-from batchmill.flows.watched import known_of, watched
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (

@@ -56,7 +56,7 @@ def run(
 def _load_job(name: str, held: ExitStack) -> dict[str, Any]:
     """Return the parameters of a saved job; the Prefect API stays at hand as long as `held`."""
     from batchmill.blocks.saved_job import as_job
-    from batchmill.flows.api import shared_api
+    from batchmill.flows.services.api import shared_api
 
     held.enter_context(shared_api())
     parameters: dict[str, Any] = as_job(name).parameters()

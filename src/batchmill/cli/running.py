@@ -15,7 +15,7 @@ from batchmill.cli.progress import showing_progress
 from batchmill.cli.workers import batching_of, measured, own_cores
 from batchmill.errors import CancelledError, RunError
 from batchmill.flows.no_server import finish, is_idle
-from batchmill.flows.settings_files import may_have_server
+from batchmill.flows.services.settings_files import may_have_server
 from batchmill.job import Handover, Prepared, check_prune, handing_over, make_job, prepare
 from batchmill.leaks import find_duplicates
 from batchmill.lease import check_free
@@ -56,7 +56,7 @@ def run_job(parameters: dict[str, Any], options: RunOptions) -> None:
 def _load_store(name: str, held: ExitStack) -> Any:
     """Return a saved store; the Prefect API stays at hand as long as `held`."""
     from batchmill.blocks.dataset_store import as_store
-    from batchmill.flows.api import shared_api
+    from batchmill.flows.services.api import shared_api
 
     held.enter_context(shared_api())
     return as_store(name)
@@ -126,7 +126,7 @@ def _early_start(
         return nullcontext()
     if not parameters["wait"]:
         check_free(prepared.ledger)
-    from batchmill.flows.early_start import early_start
+    from batchmill.flows.services.early_start import early_start
 
     return early_start()
 

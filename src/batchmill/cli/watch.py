@@ -69,9 +69,9 @@ def watch(
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("DO_NOT_TRACK", "1")
     # Imported now, for this takes a second or two.
-    from batchmill.flows.bell import Bell
-    from batchmill.flows.watched import check_server, known_of, watched
-    from batchmill.flows.watching import Watching
+    from batchmill.flows.arrivals.bell import Bell
+    from batchmill.flows.arrivals.watched import check_server, known_of, watched
+    from batchmill.flows.arrivals.watching import Watching
 
     check_server()
     found = watched(source, deployment=deployment, pattern=pattern, settle_seconds=settle)
@@ -140,7 +140,7 @@ def watch(
 
 def _nobody_named(source: str) -> str:
     """Say what comes of announcements that name no deployment, and how to name one."""
-    from batchmill.flows.announcement import ARRIVED
+    from batchmill.flows.arrivals.announcement import ARRIVED
     from batchmill.flows.resources import resource_id
 
     return (

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 import ray
-from batchmill.flows.ray_capacity import Node
+from batchmill.flows.cluster.capacity import Node
 from prefect.client.orchestration import get_client
 from prefect.context import SettingsContext, get_settings_context
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
@@ -104,7 +104,7 @@ def _portable_probe() -> Callable[..., list[str]]:
         if batchmill.__version__ != version:
             versions = f"batchmill is {batchmill.__version__} there, and {version} here"
             return [f"{versions}. Install the same on all nodes."]
-        from batchmill.flows.cluster_probe import faults_on_this_node
+        from batchmill.flows.cluster.probe import faults_on_this_node
 
         return faults_on_this_node(about, access, settings)
 

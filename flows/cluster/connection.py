@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import ray
 from batchmill.blocks.ray_cluster import RayCluster
-from batchmill.flows.private_ray import PrivateRay, private_ray, settings_for
+from batchmill.flows.services.private_ray import PrivateRay, private_ray, settings_for
 from batchmill.tasks.shard import warm_up
 from prefect_ray import RayTaskRunner
 from ray.runtime_env import RuntimeEnv

@@ -4,8 +4,8 @@ import threading
 
 import psutil
 import ray
-from batchmill.flows.private_ray import private_ray
-from batchmill.flows.ray_start import SYSTEM_CONFIG
+from batchmill.flows.services.private_ray import private_ray
+from batchmill.flows.services.ray_start import SYSTEM_CONFIG
 from live import wait_for
 from ray._private import parameter, services, utils
 

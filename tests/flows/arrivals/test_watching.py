@@ -3,9 +3,9 @@
 import os
 
 import pytest
-from batchmill.flows.bell import Bell
-from batchmill.flows.watched import Watched
-from batchmill.flows.watching import Watching
+from batchmill.flows.arrivals.bell import Bell
+from batchmill.flows.arrivals.watched import Watched
+from batchmill.flows.arrivals.watching import Watching
 from live import wait_for
 from object_store import upload
 from prefect.settings import PREFECT_API_URL, temporary_settings

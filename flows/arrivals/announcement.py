@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx
+from batchmill.flows.arrivals.watched import Watched, server
 from batchmill.flows.resources import resource_id
-from batchmill.flows.watched import Watched, server
 from prefect.client.orchestration import get_client
 from prefect.events import Event, Resource
 from prefect.exceptions import PrefectException

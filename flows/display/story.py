@@ -2,9 +2,9 @@
 
 import json
 
-from batchmill.flows.live_artifact import LiveArtifact, artifact_key
+from batchmill.flows.display.live_artifact import LiveArtifact, artifact_key
+from batchmill.flows.display.summary_text import summary_text
 from batchmill.flows.resources import resource_id
-from batchmill.flows.summary_text import summary_text
 from prefect.artifacts import MarkdownArtifact, ProgressArtifact, TableArtifact
 from prefect.events import emit_event
 

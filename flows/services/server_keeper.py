@@ -1,6 +1,6 @@
 """A process that runs a Prefect server for as long as somebody uses it.
 
-    python -m batchmill.flows.server_keeper FOLDER PORT
+    python -m batchmill.flows.services.server_keeper FOLDER PORT
 
 Users hold a shared lock on `users.lock`. The kernel gives up the lock of a process that dies,
 however it dies; so when the keeper gets the lock for itself, nobody is left, and it stops the

@@ -3,7 +3,7 @@
 import multiprocessing
 import threading
 
-import batchmill.flows.api  # noqa: F401  # What is used of Prefect, is used by way of it.
+import batchmill.flows.services.api  # noqa: F401  # What is used of Prefect, is used by way of it.
 import pytest
 from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, temporary_settings

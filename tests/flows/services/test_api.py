@@ -3,7 +3,7 @@
 from uuid import uuid4
 
 import pytest
-from batchmill.flows.api import end_dead_run
+from batchmill.flows.services.api import end_dead_run
 from prefect import flow, task
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings

@@ -9,7 +9,7 @@ from uuid import UUID
 import httpx
 from batchmill.blocks.dataset_store import as_store
 from batchmill.blocks.saved_job import SavedJob, as_job
-from batchmill.flows.api import trouble_with_server
+from batchmill.flows.services.api import trouble_with_server
 from prefect.blocks.core import Block
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.responses import DeploymentResponse

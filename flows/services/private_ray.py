@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from batchmill.flows.ray_start import SYSTEM_CONFIG, quick_start
+from batchmill.flows.services.ray_start import SYSTEM_CONFIG, quick_start
 
 from batchmill.storage.scratch import FOR_RAY, scratch_folder
 

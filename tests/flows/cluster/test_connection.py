@@ -2,7 +2,7 @@
 
 import pytest
 from batchmill.blocks.ray_cluster import RayCluster
-from batchmill.flows.ray_connection import ray_runner
+from batchmill.flows.cluster.connection import ray_runner
 from live import free_ports
 
 from batchmill import OptionError, ServiceError

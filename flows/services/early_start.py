@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from batchmill.flows.embedded_server import embedded_server
-from batchmill.flows.private_ray import private_ray
-from batchmill.flows.settings_files import may_have_server, may_have_settings, prefect_home
+from batchmill.flows.services.embedded_server import embedded_server
+from batchmill.flows.services.private_ray import private_ray
+from batchmill.flows.services.settings_files import may_have_server, may_have_settings, prefect_home
 
 from batchmill.errors import ServiceError
 

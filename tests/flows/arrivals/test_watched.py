@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 from batchmill.blocks import DatasetStore, SavedJob
-from batchmill.flows.watched import watched
+from batchmill.flows.arrivals.watched import watched
 from live import ask
 from prefect.settings import PREFECT_API_URL, temporary_settings
 

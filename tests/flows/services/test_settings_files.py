@@ -1,7 +1,7 @@
 """Whether a Prefect API may be configured, told without Prefect."""
 
 import pytest
-from batchmill.flows.settings_files import may_have_server
+from batchmill.flows.services.settings_files import may_have_server
 
 
 @pytest.fixture(autouse=True)

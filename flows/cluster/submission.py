@@ -13,9 +13,9 @@ from operator import itemgetter
 from typing import Any
 
 import ray
-from batchmill.flows.api import TaskRunEnd
-from batchmill.flows.ray_capacity import Capacity
-from batchmill.flows.ray_connection import LOST_CONNECTION
+from batchmill.flows.cluster.capacity import Capacity
+from batchmill.flows.cluster.connection import LOST_CONNECTION
+from batchmill.flows.services.api import TaskRunEnd
 from batchmill.tasks.shard import run_shard
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger

@@ -7,9 +7,9 @@ from contextlib import nullcontext, suppress
 import psutil
 import pytest
 import ray
-from batchmill.flows import early_start as module
-from batchmill.flows.early_start import early_start
-from batchmill.flows.embedded_server import embedded_server
+from batchmill.flows.services import early_start as module
+from batchmill.flows.services.early_start import early_start
+from batchmill.flows.services.embedded_server import embedded_server
 from live import wait_for
 
 
@@ -23,7 +23,10 @@ def home(tmp_path, monkeypatch):
 
 
 def test_it_does_without_prefect_and_torch():
-    code = "import sys, batchmill.flows.early_start; print({'prefect', 'torch'} & {*sys.modules})"
+    code = (
+        "import sys, batchmill.flows.services.early_start\n"
+        "print({'prefect', 'torch'} & {*sys.modules})"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
@@ -71,7 +74,7 @@ def test_a_server_that_nobody_came_to_use_ends(home, servers):
 )
 def test_no_server_where_it_or_its_folder_may_be_another(home, monkeypatch, file, text):
     monkeypatch.setattr(module, "_server", lambda home: pytest.fail("a server is begun"))
-    monkeypatch.setattr("batchmill.flows.private_ray.PrivateRay.start", lambda self: None)
+    monkeypatch.setattr("batchmill.flows.services.private_ray.PrivateRay.start", lambda self: None)
     (home.parent / file).write_text(text)
     with early_start():
         pass
@@ -80,7 +83,7 @@ def test_no_server_where_it_or_its_folder_may_be_another(home, monkeypatch, file
 def test_a_project_that_depends_on_prefect_is_no_setting(home, monkeypatch):
     begun = []
     monkeypatch.setattr(module, "_server", lambda home: begun.append(home) or nullcontext())
-    monkeypatch.setattr("batchmill.flows.private_ray.PrivateRay.start", lambda self: None)
+    monkeypatch.setattr("batchmill.flows.services.private_ray.PrivateRay.start", lambda self: None)
     (home.parent / "pyproject.toml").write_text(
         '[project]\nname = "mine"\ndependencies = ["prefect"]\nurls.homepage = "http://h"\n'
     )

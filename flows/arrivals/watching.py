@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from batchmill.flows.announcement import announce, pauses, payload_of
-from batchmill.flows.bell import Bell
-from batchmill.flows.watched import Watched
+from batchmill.flows.arrivals.announcement import announce, pauses, payload_of
+from batchmill.flows.arrivals.bell import Bell
+from batchmill.flows.arrivals.watched import Watched
 
 from batchmill.arrivals import Arrivals, Mark
 from batchmill.errors import BatchmillError, ServiceError

@@ -6,8 +6,7 @@ import threading
 import pytest
 import ray
 from batchmill.blocks.ray_cluster import RayCluster
-from batchmill.flows import ray_capacity
-from batchmill.flows.ray_capacity import Capacity, Node, cores_for
+from batchmill.flows.cluster.capacity import Capacity, Node, cores_for
 
 from batchmill import RunError
 
@@ -20,7 +19,7 @@ NODES = [
 
 @pytest.fixture
 def capacity(monkeypatch):
-    monkeypatch.setattr(ray_capacity, "_HEAD_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("batchmill.flows.cluster.capacity._HEAD_ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as head:
         port = head.getsockname()[1]
         yield Capacity(RayCluster(address=f"ray://127.0.0.1:{port}"), {"CPU": 2})
@@ -43,7 +42,7 @@ def test_a_head_that_takes_questions_and_does_not_answer(capacity, monkeypatch):
     monkeypatch.setattr(ray, "nodes", ask)
     assert (capacity(), capacity()) == (None, None)
     assert len(asked) == 1  # What Ray is asked while it does not answer, it is asked once.
-    monkeypatch.setattr(ray_capacity, "_HEAD_SECONDS", 0.0)
+    monkeypatch.setattr("batchmill.flows.cluster.capacity._HEAD_SECONDS", 0.0)
     with pytest.raises(RunError, match="answers no more"):
         capacity()
     answers.set()

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from batchmill.flows.server_keeper import LOCK, RECORD
+from batchmill.flows.services.server_keeper import LOCK, RECORD
 
 from batchmill.errors import ServiceError
 
@@ -75,7 +75,7 @@ def _start(folder: Path) -> str:
                     sys.executable,
                     "-P",
                     "-m",
-                    "batchmill.flows.server_keeper",
+                    "batchmill.flows.services.server_keeper",
                     str(folder),
                     str(port),
                 ],

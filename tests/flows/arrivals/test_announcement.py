@@ -3,9 +3,9 @@
 from itertools import pairwise
 
 import pytest
-from batchmill.flows.announcement import announce, pauses, payload_of
+from batchmill.flows.arrivals.announcement import announce, pauses, payload_of
+from batchmill.flows.arrivals.watched import Watched, known_of, watched
 from batchmill.flows.resources import resource_id
-from batchmill.flows.watched import Watched, known_of, watched
 from live import free_ports
 from prefect.settings import PREFECT_API_URL, temporary_settings
 

@@ -6,9 +6,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from uuid import UUID
 
-import batchmill.flows.forks  # noqa: F401
+import batchmill.flows.services.forks  # noqa: F401
 import httpx
-from batchmill.flows.embedded_server import embedded_server
+from batchmill.flows.services.embedded_server import embedded_server
 from batchmill.tasks.logs import send_logs
 from prefect import Task
 from prefect.client.orchestration import SyncPrefectClient, get_client

@@ -1,0 +1,1 @@
+"""New data: what is watched, what rings, and what is announced."""

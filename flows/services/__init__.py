@@ -1,0 +1,1 @@
+"""The Prefect server and the Ray that a run talks to: found, or started for it, and left."""
