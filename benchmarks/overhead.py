@@ -25,7 +25,8 @@ from batchmill.isolation import IsolatedRun, Limits, RetryPolicy
 from batchmill.job import make_job, prepare
 from batchmill.outcome import Outcome
 from batchmill.plan_file import write_run_plan
-from batchmill.shard import Shard, run_shard
+from batchmill.run_shard import run_shard
+from batchmill.shard import Shard
 
 BATCH_SIZE = 32
 WORKERS = 2

@@ -23,7 +23,8 @@ from prefect.client.schemas.objects import State
 
 from batchmill.batching import Batching
 from batchmill.errors import CancelledError, RunError
-from batchmill.job import check_prune, handing_over, make_job, prepare, prepare_once, tell_run
+from batchmill.handover import handing_over, prepare_once, tell_run
+from batchmill.job import check_prune, make_job, prepare
 from batchmill.lease import check_free
 from batchmill.manifest import ManifestLike
 from batchmill.manifest.saved import listed_manifest, save_manifest

@@ -47,7 +47,8 @@ from pydantic import BeforeValidator
 
 from batchmill.batching import Batching
 from batchmill.errors import RunError
-from batchmill.job import check_prune, make_job, tell_task_runs
+from batchmill.handover import tell_task_runs
+from batchmill.job import check_prune, make_job
 from batchmill.plan_file import read_work
 from batchmill.policy import (
     DEFAULT_RETRIES,

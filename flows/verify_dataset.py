@@ -12,7 +12,7 @@ from prefect.artifacts import TableArtifact
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
-from batchmill.job import open_ledger
+from batchmill.opening import open_ledger
 from batchmill.verify import examine
 
 _SHOWN = 1000

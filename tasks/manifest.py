@@ -3,7 +3,8 @@
 from prefect import task
 from prefect.logging import get_run_logger
 
-from batchmill.job import Job, Prepared, prepare_once
+from batchmill.handover import prepare_once
+from batchmill.job import Job, Prepared
 
 
 @task(name="load_manifest")

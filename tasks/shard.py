@@ -8,8 +8,9 @@ from prefect import task
 from prefect.logging import get_run_logger
 
 from batchmill.outcome import Outcome
-from batchmill.shard import Shard, ShardResult
-from batchmill.shard import run_shard as run
+from batchmill.run_shard import ShardResult
+from batchmill.run_shard import run_shard as run
+from batchmill.shard import Shard
 from batchmill.storage.access import Access, access_to
 
 # Ray and Prefect must not repeat a shard by themselves: the ledger knows which inputs are left.

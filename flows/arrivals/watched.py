@@ -19,10 +19,10 @@ from prefect.settings import PREFECT_API_URL
 from batchmill.allowed import check_dataset
 from batchmill.arrivals import Mark, look, recorded
 from batchmill.errors import OptionError, ServiceError
-from batchmill.job import open_ledger
 from batchmill.ledger import Ledger
 from batchmill.manifest.listing import is_glob
 from batchmill.manifest.settling import check_settle
+from batchmill.opening import open_ledger
 from batchmill.storage import is_url, open_store, remote
 from batchmill.storage.access import Access, access_to
 from batchmill.storage.urls import absolute, hide_secrets

@@ -5,12 +5,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from batchmill.execute import Input, Loaded, Workbench, conclude, fail, make_dataset, stage
+from batchmill.execute import Loaded, conclude, fail, make_dataset
 from batchmill.isolation import Batch, BatchError, BrokenDeviceError
 from batchmill.isolation.batches import is_broken_device, is_out_of_memory
 from batchmill.outcome import Fault, Outcome
 from batchmill.rows import fields_of, is_record
 from batchmill.step import Step
+from batchmill.workbench import Input, Workbench, stage
 
 _ALL = "it"
 

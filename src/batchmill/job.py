@@ -2,32 +2,29 @@
 
 import glob
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from batchmill.allowed import check_dataset, check_step
+from batchmill.allowed import check_step
 from batchmill.assignments import check_rows, divide_manifest
 from batchmill.digests import digest
 from batchmill.errors import OptionError, StepError
 from batchmill.identity import differences, identity_of
-from batchmill.ledger import FOLDER, Ledger
+from batchmill.ledger import Ledger
 from batchmill.manifest import Manifest, ManifestLike, load_manifest
 from batchmill.manifest.listing import is_glob
 from batchmill.manifest.saved import listed_manifest
 from batchmill.manifest.settling import check_settle
+from batchmill.opening import open_output
 from batchmill.partition import Partitioning, make_partitioning
 from batchmill.plan import PLANNED_COLUMNS, Plan, make_plan, place_in
 from batchmill.step import Step, load_step
-from batchmill.storage import is_url, open_store, remote
-from batchmill.storage.objects import unwritable
-from batchmill.storage.urls import absolute, parent, same_place, shown_url
+from batchmill.storage import is_url
+from batchmill.storage.urls import absolute, same_place
 from batchmill.survey import survey
 
 
@@ -237,129 +234,6 @@ def _step_changes(ledger: Ledger, step: Step, plan: Plan) -> list[str]:
         if before:
             return differences(before, step.description)
     return []
-
-
-@dataclass
-class Handover:
-    """What a run's caller gives to the flow, and the flow to its caller.
-
-    That is the run's number, and how many task runs the flow run has had.
-    """
-
-    prepared: Prepared
-    run: int = 0
-    task_runs: int = 0
-
-
-# A run's caller checks the job before it starts anything; the flow need not do it again.
-_handover: ContextVar[Handover | None] = ContextVar("handover", default=None)
-
-
-@contextmanager
-def handing_over(prepared: Prepared) -> Iterator[Handover]:
-    """Let `prepare_once` return `prepared` for its job, within the block."""
-    handover = Handover(prepared)
-    token = _handover.set(handover)
-    try:
-        yield handover
-    finally:
-        _handover.reset(token)
-
-
-def prepare_once(job: Job) -> Prepared:
-    """Do as `prepare` does, unless the caller has handed over what it gave."""
-    handover = _handover.get()
-    return handover.prepared if handover and handover.prepared.job == job else prepare(job)
-
-
-def tell_run(run: int) -> None:
-    """Tell the caller of a flow which run it is."""
-    handover = _handover.get()
-    if handover:
-        handover.run = run
-
-
-def tell_task_runs(count: int) -> None:
-    """Tell the caller of a flow how many task runs its flow run has had."""
-    handover = _handover.get()
-    if handover:
-        handover.task_runs = count
-
-
-def open_output(output: str) -> Ledger:
-    """Return the ledger of an output folder or URL, which may not be there yet.
-
-    Raises OptionError for one that holds something else or cannot be used, LedgerError for an
-    unknown version, StoreError.
-    """
-    check_dataset(output)
-    if is_url(output):
-        fault = unwritable(output)
-        if fault:
-            raise OptionError(f"--output {shown_url(output)}: {fault}")
-    ledger = Ledger(open_store(output))
-    if ledger.exists:
-        ledger.check_version()
-        return ledger
-    if is_url(output):
-        if remote.look(output):
-            raise OptionError(f"--output {output}: is a file. Name a folder.")
-    else:
-        _check_folder(output)
-    _check_not_inside(output)
-    if any(name != FOLDER for name in ledger.store.names("")):
-        raise OptionError(
-            f"--output {output}: holds files that are not a dataset's. Name a new or empty folder."
-        )
-    return ledger
-
-
-def _check_not_inside(output: str) -> None:
-    """Raise OptionError for what would be a part of another dataset: nothing of that is named."""
-    above = parent(output)
-    while above and above != parent(above):
-        if not is_url(above) and os.path.isdir(os.path.join(above, FOLDER)):
-            raise OptionError(
-                f"--output {output}: lies in the dataset {above}, which has only what its own runs "
-                "write. Name another folder."
-            )
-        above = parent(above)
-
-
-def _check_folder(output: str) -> None:
-    folder = Path(output)
-    if folder.exists() and not folder.is_dir():
-        raise OptionError(f"--output {output}: is a file. Name a folder.")
-    nearest = folder
-    while not nearest.exists():
-        nearest = nearest.parent
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise OptionError(
-            f"--output {output}: {nearest} cannot be written to. "
-            "Give yourself the right, or name another folder."
-        )
-
-
-def open_ledger(dataset: str) -> Ledger:
-    """Return the ledger of a dataset that is there. Raises OptionError where there is none."""
-    place = absolute(dataset)
-    check_dataset(place)
-    fault = unwritable(place) if is_url(place) else ""
-    if fault:
-        raise OptionError(f"{shown_url(place)}: {fault}")
-    ledger = Ledger(open_store(place))
-    if not ledger.exists:
-        raise OptionError(f"{dataset}: is no dataset (it has no {FOLDER} folder). Check the path.")
-    ledger.check_version()
-    return ledger
-
-
-def last_run(ledger: Ledger, dataset: str) -> int:
-    """Return the number of a dataset's last run. Raises OptionError where there is none."""
-    runs = ledger.runs()
-    if not runs:
-        raise OptionError(f"{dataset}: no run has been planned there yet. Run batchmill run.")
-    return runs[-1]
 
 
 def _absolute_manifest(manifest: str) -> str:

@@ -5,7 +5,7 @@ inputs as for ten million, and the file is mapped, not copied, into each process
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, BinaryIO
 
@@ -17,8 +17,10 @@ from batchmill.digests import input_id
 from batchmill.errors import LedgerError, StoreError
 from batchmill.job import Prepared
 from batchmill.ledger import Ledger
+from batchmill.outcome import Outcome
 from batchmill.partition import Partitioning, count_partitions
 from batchmill.policy import FailurePolicy
+from batchmill.storage.remote import Seen
 from batchmill.storage.urls import join
 
 _KEY = b"batchmill.work"
@@ -168,6 +170,17 @@ def carried_rows(inputs: pa.Table) -> list[dict[str, Any]]:
         return [{} for _ in range(len(inputs))]
     rows: list[dict[str, Any]] = inputs.column(_CARRIED).to_pylist()
     return rows
+
+
+def looks_of(inputs: pa.Table) -> Iterator[Seen]:
+    """Yield what each input's store said of it when the run was planned."""
+    return map(Seen, *(inputs[name].to_pylist() for name in Seen._fields))
+
+
+def as_planned(outcome: Outcome, inputs: pa.Table, row: int) -> Outcome:
+    """Return an outcome with what the input was when the run was planned; nothing else is known."""
+    (seen,) = looks_of(inputs.slice(row, 1))
+    return outcome._replace(**seen._asdict())
 
 
 def _open(ledger: Ledger, run: int) -> pa.ipc.RecordBatchFileReader:

@@ -8,7 +8,8 @@ from itertools import pairwise
 
 from batchmill.assignments import forget_earlier, record_assignment
 from batchmill.batching import Batching, Cores, Layout, lay_out
-from batchmill.job import Prepared, plan_again, tell_run
+from batchmill.handover import tell_run
+from batchmill.job import Prepared, plan_again
 from batchmill.lease import Lease, lease
 from batchmill.ledger import Ledger
 from batchmill.plan_file import partitions_of, write_run_plan

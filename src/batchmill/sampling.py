@@ -17,7 +17,7 @@ from batchmill.manifest.saved import listed_manifest, save_manifest
 from batchmill.outcome import Outcome
 from batchmill.policy import FailurePolicy
 from batchmill.run import open_run
-from batchmill.shard import run_shard
+from batchmill.run_shard import run_shard
 from batchmill.storage.scratch import scratch_folder
 
 # Enough to tell waiting from working; so long, for those that take long.

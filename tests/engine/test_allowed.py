@@ -10,7 +10,8 @@ from jobs import run_job
 from live import serving
 
 from batchmill.errors import ManifestError, OptionError
-from batchmill.job import make_job, open_ledger, prepare
+from batchmill.job import make_job, prepare
+from batchmill.opening import open_ledger
 from batchmill.storage import is_url, remote
 
 SPLIT = "batchmill.steps.words:split"

@@ -19,9 +19,10 @@ from live import serving
 from object_store import SECRET, forget_connections, upload, upload_in_parts
 
 from batchmill import LedgerError, ManifestError, OptionError, StoreError, load_manifest
-from batchmill.job import make_job, open_ledger, prepare
+from batchmill.job import make_job, prepare
 from batchmill.lease import holder, lease
 from batchmill.ledger import Ledger
+from batchmill.opening import open_ledger
 from batchmill.storage import open_store, remote
 from batchmill.storage.scratch import scratch_folder
 

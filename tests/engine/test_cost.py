@@ -13,7 +13,7 @@ from batchmill.batching import Batching, Cores
 from batchmill.job import make_job, prepare
 from batchmill.policy import FailurePolicy
 from batchmill.run import open_run
-from batchmill.shard import run_shard
+from batchmill.run_shard import run_shard
 
 STEPS = """
 import resource

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from batchmill.execute import Input, execute, make_dataset, open_bench
+from batchmill.execute import execute, make_dataset
 from batchmill.step import Step, load_step
 from batchmill.storage import LocalStore
+from batchmill.workbench import Input, open_bench
 
 HERE = str(Path(__file__).parents[1] / "support")
 

@@ -376,7 +376,7 @@ def test_what_fails_while_there_is_no_room_is_not_recorded(job, monkeypatch):
     """Also where only the folder is full that steps write to."""
     job.path("00003.txt").write_bytes(b"\xff")
     with monkeypatch.context() as full:
-        full.setattr("batchmill.execute.has_room", lambda folder: False)
+        full.setattr("batchmill.failure.has_room", lambda folder: False)
         with pytest.raises(StoreError, match="Make room"):
             job.run()
     assert "in/00003.txt" not in job.ledger.records(["input"])["input"].to_pylist()

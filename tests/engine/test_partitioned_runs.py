@@ -13,7 +13,8 @@ from jobs import run_job
 from batchmill import ManifestError, OptionError
 from batchmill.assignments import last_assignment
 from batchmill.batching import Batching, Cores
-from batchmill.job import make_job, open_ledger, prepare
+from batchmill.job import make_job, prepare
+from batchmill.opening import open_ledger
 from batchmill.policy import FailurePolicy
 from batchmill.report import write_report
 from batchmill.run import open_run

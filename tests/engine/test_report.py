@@ -7,7 +7,8 @@ import pytest
 from jobs import run_job
 
 from batchmill.batching import Batching, Cores
-from batchmill.job import make_job, open_ledger, prepare
+from batchmill.job import make_job, prepare
+from batchmill.opening import open_ledger
 from batchmill.policy import FailurePolicy
 from batchmill.report import gather, write_report
 from batchmill.report.figures import as_data_url, at_work, figures

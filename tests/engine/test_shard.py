@@ -22,7 +22,8 @@ from batchmill.plan_file import read_inputs, write_run_plan
 from batchmill.policy import FailurePolicy
 from batchmill.progress import RunWatcher
 from batchmill.run import open_run
-from batchmill.shard import ask_to_split, run_shard, split, unfinished
+from batchmill.run_shard import run_shard
+from batchmill.shard import ask_to_split, split, unfinished
 from batchmill.storage import LocalStore
 from batchmill.summary import failure_message
 

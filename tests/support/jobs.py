@@ -5,7 +5,7 @@ from batchmill.job import make_job, prepare
 from batchmill.policy import FailurePolicy
 from batchmill.publish import publish
 from batchmill.run import open_run
-from batchmill.shard import run_shard
+from batchmill.run_shard import run_shard
 
 
 def run_job(

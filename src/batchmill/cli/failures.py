@@ -10,8 +10,8 @@ from cyclopts import Parameter
 from batchmill.cli.console import console
 from batchmill.cli.options import Dataset, Json
 from batchmill.errors import OptionError
-from batchmill.job import open_ledger
 from batchmill.ledger import Ledger
+from batchmill.opening import open_ledger
 from batchmill.outcome import KINDS, one_line, visible
 from batchmill.publish import failure_records
 

@@ -2,8 +2,8 @@
 
 from batchmill.cli.console import console
 from batchmill.cli.options import Dataset
-from batchmill.job import last_run, open_ledger
 from batchmill.lease import check_free
+from batchmill.opening import last_run, open_ledger
 from batchmill.report import write_report
 from batchmill.verify import REPORT
 

@@ -16,7 +16,8 @@ from batchmill.cli.workers import batching_of, measured, own_cores
 from batchmill.errors import CancelledError, RunError
 from batchmill.flows.no_server import finish, is_idle
 from batchmill.flows.services.settings_files import may_have_server
-from batchmill.job import Handover, Prepared, check_prune, handing_over, make_job, prepare
+from batchmill.handover import Handover, handing_over
+from batchmill.job import Prepared, check_prune, make_job, prepare
 from batchmill.leaks import find_duplicates
 from batchmill.lease import check_free
 from batchmill.params import arguments_for, parse_pairs, read_object

@@ -4,8 +4,8 @@ import json as json_text
 
 from batchmill.cli.console import console
 from batchmill.cli.options import Dataset, Json
-from batchmill.job import last_run, open_ledger
 from batchmill.lease import holder
+from batchmill.opening import last_run, open_ledger
 from batchmill.sizes import readable_size
 from batchmill.summary import RUN_AGAIN, count_contents, count_released, failure_message, summarise
 

@@ -20,7 +20,7 @@ from batchmill.cli.console import console
 from batchmill.cli.options import Json, Params, ParamsFile, Step
 from batchmill.digests import input_id
 from batchmill.errors import OptionError
-from batchmill.execute import Input, Workbench, execute, make_dataset, open_bench
+from batchmill.execute import execute, make_dataset
 from batchmill.outcome import Outcome
 from batchmill.params import parse_params
 from batchmill.step import Step as LoadedStep
@@ -28,6 +28,7 @@ from batchmill.step import load_step
 from batchmill.storage import FILES, LocalStore, is_url, remote
 from batchmill.storage.remote import Seen
 from batchmill.storage.urls import last_part
+from batchmill.workbench import Input, Workbench, open_bench
 
 SHOWN_ROWS = 20
 FAILED = 1

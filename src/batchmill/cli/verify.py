@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from batchmill.cli.console import console
 from batchmill.cli.options import Dataset, Json
-from batchmill.job import open_ledger
+from batchmill.opening import open_ledger
 from batchmill.verify import Difference, examine
 
 _SHOWN = 50

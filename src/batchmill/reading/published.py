@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from batchmill.errors import OptionError, StoreError
 from batchmill.fingerprints import hash_file
-from batchmill.job import last_run, open_ledger
+from batchmill.opening import last_run, open_ledger
 from batchmill.plan_file import read_work
 from batchmill.storage import METADATA, Store, is_url, remote
 from batchmill.storage.scratch import scratch_folder

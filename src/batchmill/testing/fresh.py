@@ -82,9 +82,10 @@ def _main(task_file: str, answer_file: str) -> None:
 def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
     from batchmill.digests import input_id
     from batchmill.errors import BatchmillError
-    from batchmill.execute import Input, execute, make_dataset, open_bench
+    from batchmill.execute import execute, make_dataset
     from batchmill.step import load_step
     from batchmill.storage import LocalStore
+    from batchmill.workbench import Input, open_bench
 
     try:
         step = load_step(task["step"], task["params"], search=task["search"])

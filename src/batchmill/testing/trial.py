@@ -15,7 +15,7 @@ from batchmill.outcome import Outcome
 from batchmill.policy import FailurePolicy
 from batchmill.publish import publish
 from batchmill.run import open_run
-from batchmill.shard import run_shard
+from batchmill.run_shard import run_shard
 from batchmill.storage import FILES
 
 # A step that hangs fails its test, and not the patience of whoever waits for it.
