@@ -13,12 +13,14 @@ from batchmill.testing import check_step
 
 @pytest.fixture
 def samples(tmp_path, monkeypatch):
-    """Two texts of one name; the working directory is a folder of its own."""
+    """Two texts of one name; the working directory is its own, as is that for temporary files."""
     for name in ("one", "two"):
         (tmp_path / "samples" / name).mkdir(parents=True)
         (tmp_path / "samples" / name / "a.txt").write_text(name)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "here" / "beside_the_test.txt").write_text("x")
     return sorted((tmp_path / "samples").glob("*/a.txt"))
 

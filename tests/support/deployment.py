@@ -5,6 +5,7 @@ import subprocess
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from tempfile import TemporaryDirectory
 
 import psutil
 from live import ROOT, wait_for
@@ -77,12 +78,17 @@ def worker_of(shell, command=None):
     """Run a worker, by the documented command or another; waits for its runs' processes."""
     *_, documented = documented_commands()
     # To no pipe: nobody reads it while the test waits.
-    worker = shell.start("bash", "-c", command or f"exec {documented}", stdout=subprocess.DEVNULL)
-    try:
-        yield worker
-        # Asked to end while a run's process is ending, Prefect's worker may not do so.
-        runs = psutil.Process(worker.pid)
-        wait_for(lambda: not runs.children(recursive=True), "the end of its runs' processes", 60)
-    finally:
-        worker.kill()
-        worker.wait(60)
+    command = ["bash", "-c", command or f"exec {documented}"]
+    # A worker leaves a folder in that for temporary files.
+    with TemporaryDirectory(prefix="worker-") as folder:
+        worker = shell.start("env", f"TMPDIR={folder}", *command, stdout=subprocess.DEVNULL)
+        try:
+            yield worker
+            # Asked to end while a run's process is ending, Prefect's worker may not do so.
+            runs = psutil.Process(worker.pid)
+            wait_for(
+                lambda: not runs.children(recursive=True), "the end of its runs' processes", 60
+            )
+        finally:
+            worker.kill()
+            worker.wait(60)

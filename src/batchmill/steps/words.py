@@ -18,10 +18,11 @@ def split(
     Each part has `num_chars` characters and shares `overlap` of them with the next; what is left
     at the end and shorter is not a part. Raises ValueError if `overlap` is not below `num_chars`.
 
-    >>> import tempfile
-    >>> word = Path(tempfile.mkstemp()[1])
-    >>> _ = word.write_text("simple")
-    >>> [row["part"] for row in split(word, num_chars=3, overlap=2)]
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     word = Path(folder, "word.txt")
+    ...     _ = word.write_text("simple")
+    ...     [row["part"] for row in split(word, num_chars=3, overlap=2)]
     ['sim', 'imp', 'mpl', 'ple']
     """
     if overlap >= num_chars:
