@@ -4,8 +4,9 @@ python -m benchmarks.startup [--rounds 5]
 
 The run: `batchmill run` over four words, with a Prefect server and a Ray of its own, from the
 command to its end. What it cannot do without: to import torch, Prefect and Ray; `ray.init()`; a
-Prefect server from its command until it answers. Rounds alternate, and the medians count; disk and
-database are warm.
+Prefect server from its command until it answers. Then the same run where a Prefect server is there
+already, and where a Ray cluster is, too. Rounds alternate, and the medians count; disk and database
+are warm.
 """
 
 import argparse
@@ -18,9 +19,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
-from benchmarks.memory import free_port
+from ray.cluster_utils import Cluster
+
+from benchmarks.memory import free_port, prefect_server
 
 STEP = "batchmill.steps.words:split"
 IMPORTS = "import torch, prefect, ray"
@@ -91,11 +95,28 @@ def server_start(settings: dict[str, str], _: Path) -> float:
             time.sleep(POLL_SECONDS)
 
 
-def whole_run(settings: dict[str, str], folder: Path) -> float:
+def whole_run(settings: dict[str, str], folder: Path, *options: str) -> float:
     """Time a run over four words."""
     out = tempfile.mkdtemp(dir=folder)
     command = [sys.executable, "-m", "batchmill", "run", "words", "--step", STEP, "--output", out]
-    return seconds_of(command, settings, folder)
+    return seconds_of([*command, *options], settings, folder)
+
+
+def with_services(folder: Path, rounds: int) -> dict[str, float]:
+    """Time the run where a Prefect server is there already, and a Ray cluster; medians."""
+    with prefect_server(folder / "kept") as (_, variables):
+        settings = variables | {"RAY_AUTH_MODE": "disabled"}
+        whole_run(settings, folder)
+        server_only = [whole_run(settings, folder) for _ in range(rounds)]
+        cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": os.cpu_count()})
+        try:
+            both = [whole_run(settings, folder, "--ray", cluster.address) for _ in range(rounds)]
+        finally:
+            cluster.shutdown()
+    return {
+        "the run, with a Prefect server that is there": statistics.median(server_only),
+        "and with a Ray cluster that is there": statistics.median(both),
+    }
 
 
 def main() -> None:
@@ -120,12 +141,15 @@ def main() -> None:
             {what: measure(settings, folder) for what, measure in parts.items()}
             for _ in range(options.rounds)
         ]
+        kept = with_services(folder, options.rounds)
     medians = {what: statistics.median(seen[what] for seen in rounds) for what in parts}
     *needed, ours = medians.values()
     print("| | s |\n|---|---|")
     for what, seconds in medians.items():
         print(f"| {what} | {seconds:.1f} |")
     print(f"| of the sum of the others | {ours / sum(needed):.2f} |")
+    for what, seconds in kept.items():
+        print(f"| {what} | {seconds:.1f} |")
 
 
 if __name__ == "__main__":
