@@ -26,9 +26,13 @@ def words(tmp_path: Path) -> Path:
 
 
 def pytest_configure(config):
-    """Keep what tests import of Prefect, in this process, away from the user's folder."""
+    """Keep what tests import of Prefect, in this process, away from the user's folder.
+
+    And what torch compiles away from the folder for temporary files.
+    """
     config.prefect_home = tempfile.mkdtemp(prefix="prefect-")
     os.environ["PREFECT_HOME"] = config.prefect_home
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(config.prefect_home, "torch")
 
 
 def pytest_unconfigure(config):

@@ -3,19 +3,17 @@
 import importlib
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ray
 from batchmill.flows.services.ray_start import SYSTEM_CONFIG, quick_start
 
-from batchmill.storage.scratch import FOR_RAY, scratch_folder
+from batchmill.storage.scratch import FOR_RAY, scratch_folder, short_base
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +83,7 @@ class PrivateRay:
 
     def _keep(self, settings: Mapping[str, Any]) -> None:
         try:
-            with scratch_folder(FOR_RAY, _short_temporary_folder()) as folder:
+            with scratch_folder(FOR_RAY, short_base(_LONGEST_FOLDER)) as folder:
                 try:
                     with quick_start(logs=settings.get("log_to_driver", True)):
                         ray.init(**settings, _temp_dir=str(folder))
@@ -153,9 +151,3 @@ def private_ray() -> Iterator[PrivateRay]:
     finally:
         _current.reset(token)
         own.end()
-
-
-def _short_temporary_folder() -> Path:
-    """Return a folder for Ray's sockets, whose paths have 107 bytes at most."""
-    usual = tempfile.gettempdir()
-    return Path(usual if len(usual) <= _LONGEST_FOLDER else os.path.join(os.sep, "tmp"))

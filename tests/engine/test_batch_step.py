@@ -1,6 +1,8 @@
 """Batch steps: workers load, the shard's process gives batches to a model; one outcome an input."""
 
+import os
 from collections import Counter
+from tempfile import TemporaryDirectory
 
 import batch_steps
 import pandas as pd
@@ -95,14 +97,28 @@ def test_one_that_the_model_refuses_is_tried_again_as_often_as_retries_allow(wor
     assert outcomes["000.txt"].attempts == 1
 
 
-def test_one_that_kills_its_worker_costs_itself(words, tmp_path):
+def test_one_that_kills_its_worker_costs_itself(words, tmp_path, monkeypatch):
     texts = ["x" * n for n in range(1, 20)]
     texts[7] = "kill"
     folder = words(*texts)
-    summary, rows, outcomes = run(folder, "Lengths", tmp_path, batch_size=4)
+    with TemporaryDirectory() as temporary:
+        monkeypatch.setattr("tempfile.tempdir", temporary)
+        summary, rows, outcomes = run(folder, "Lengths", tmp_path, batch_size=4)
+        # The socket by which it has handed tensors over is gone, too.
+        assert os.listdir(temporary) == []
     assert summary.outcomes == {"ok": 18, "crashed": 1}
     assert outcomes["007.txt"].error == "SIGKILL"
     assert len(rows) == 18
+
+
+def test_tensors_are_handed_over_whatever_the_temporary_folder_is_called(
+    words, tmp_path, monkeypatch
+):
+    # A socket's path has 107 bytes at most.
+    (tmp_path / ("long" * 25)).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("long" * 25)))
+    summary, _, _ = run(words("a", "bb", "ccc"), "Lengths", tmp_path, batch_size=2)
+    assert summary.outcomes == {"ok": 3}
 
 
 def test_out_of_memory_halves_the_batch_and_goes_on(words, tmp_path):

@@ -5,8 +5,10 @@ the shard's own process; a batch with which it does not cope is loaded again in 
 one that is to blame stands alone.
 """
 
+import multiprocessing
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
@@ -15,7 +17,10 @@ import torch
 
 from batchmill.isolation.station import Station
 from batchmill.outcome import Fault, Outcome
+from batchmill.storage.scratch import FOR_SOCKETS, scratch_folder, short_base
 
+# multiprocessing adds 18 characters for a socket, and the folder has 22.
+_LONGEST_FOLDER = 67
 # What torch's allocators say that have no error class of their own.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
@@ -63,6 +68,22 @@ class Processing:
     process: Callable[[Batch], Sequence[Outcome]]
     overdue: Callable[[Sequence[int]], None]
     end: Callable[[str], None]
+
+
+@contextmanager
+def handing_over_tensors() -> Iterator[None]:
+    """Give workers, within the block, a folder for the sockets by which tensors leave them.
+
+    Each would make one of its own, and leave it where it is when it is killed.
+    """
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    before = config.get("tempdir")
+    with scratch_folder(FOR_SOCKETS, short_base(_LONGEST_FOLDER)) as folder:
+        config["tempdir"] = str(folder)
+        try:
+            yield
+        finally:
+            config["tempdir"] = before
 
 
 class BatchError(Exception):

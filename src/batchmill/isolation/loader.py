@@ -10,7 +10,7 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -26,6 +26,7 @@ from batchmill.isolation.batches import (
     Processing,
     Sample,
     free_device_memory,
+    handing_over_tensors,
 )
 from batchmill.isolation.dataloader import (
     WorkerDiedError,
@@ -113,32 +114,37 @@ class IsolatedRun:
 
         Raises WorkerError if workers bring forth no outcome any more, and what `deliver` raises.
         """
-        pending = self._pending
-        pending.begin(batch_size)
-        idle_passes = 0
+        self._pending.begin(batch_size)
         adopt_orphans()
         # What there is already, of which torch makes half a million objects, is looked through no
         # more for garbage: a worker would copy their memory by doing so.
         gc.freeze()
         try:
-            while pending and not self.stop.requested:
-                work = pending.next(num_workers)
-                before = pending.taken
-                deaths = self._pass(work)
-                if self.stop.requested:
-                    break  # They may have been killed for that.
-                for death in deaths:
-                    self._blame(death)
-                idle_passes = idle_passes + 1 if pending.taken == before else 0
-                if idle_passes and self.processing and pending.largest > 1:
-                    pending.largest //= 2  # One by one, it shows who it is that ends workers.
-                    idle_passes = 0
-                if idle_passes > _MAX_IDLE_PASSES:
-                    raise WorkerError(deaths[0].message if deaths else "its outcomes are lost")
-                pending.come_again(work)
+            with handing_over_tensors() if self.processing else nullcontext():
+                self._go_on(num_workers)
         finally:
             gc.unfreeze()
             adopt_orphans(False)
+
+    def _go_on(self, num_workers: int) -> None:
+        """Run one DataLoader after another, until nothing is pending or `stop` was requested."""
+        pending = self._pending
+        idle_passes = 0
+        while pending and not self.stop.requested:
+            work = pending.next(num_workers)
+            before = pending.taken
+            deaths = self._pass(work)
+            if self.stop.requested:
+                break  # They may have been killed for that.
+            for death in deaths:
+                self._blame(death)
+            idle_passes = idle_passes + 1 if pending.taken == before else 0
+            if idle_passes and self.processing and pending.largest > 1:
+                pending.largest //= 2  # One by one, it shows who it is that ends workers.
+                idle_passes = 0
+            if idle_passes > _MAX_IDLE_PASSES:
+                raise WorkerError(deaths[0].message if deaths else "its outcomes are lost")
+            pending.come_again(work)
 
     def _pass(self, work: Work) -> list[Death]:
         """Run one DataLoader until it is through, or a worker has died; return the deaths."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from batchmill.errors import StoreError
 from batchmill.storage.local import remove_folder
 
-FOR_FILES, FOR_RAY = "batchmill-scratch-", "batchmill-ray-"
+FOR_FILES, FOR_RAY, FOR_SOCKETS = "batchmill-scratch-", "batchmill-ray-", "batchmill-mp-"
 
 
 @contextmanager
@@ -26,6 +26,12 @@ def scratch_folder(prefix: str = FOR_FILES, base: Path | None = None) -> Iterato
     finally:
         remove_folder(folder)
         os.close(descriptor)
+
+
+def short_base(longest: int) -> Path:
+    """Return where TMPDIR says, or /tmp if that is longer: paths of sockets have 107 bytes."""
+    usual = tempfile.gettempdir()
+    return Path(usual if len(usual) <= longest else os.path.join(os.sep, "tmp"))
 
 
 def lock_scratch_folder(prefix: str = FOR_FILES, base: Path | None = None) -> tuple[Path, int]:
