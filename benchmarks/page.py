@@ -156,7 +156,7 @@ def _verdict(results: list[Result]) -> Iterator[str]:
     if ours.seconds and ours.loop:
         yield (
             f"Of its {_number(ours.seconds)} s, {_number(ours.seconds - ours.loop)} s are not the "
-            "loop: Prefect's server and Ray start and end, tables and the report are written."
+            "loop: imports, Prefect's server and Ray, which start and end, tables and the report."
         )
 
 

@@ -4,9 +4,9 @@ python -m benchmarks.startup [--rounds 5]
 
 The run: `batchmill run` over four words, with a Prefect server and a Ray of its own, from the
 command to its end. What it cannot do without: to import torch, Prefect and Ray; `ray.init()`; a
-Prefect server from its command until it answers. Then the same run where a Prefect server is there
-already, and where a Ray cluster is, too. Rounds alternate, and the medians count; disk and database
-are warm.
+Prefect server from its command until it answers. Rounds alternate, and the medians count; disk and
+database are warm. After that, the same run where a Prefect server is there already, and then where
+a Ray cluster is, too.
 """
 
 import argparse

@@ -57,8 +57,9 @@ def run_shard(
     `place` is the node that `place_of` then tells.
 
     Raises StepError if the step cannot be loaded here, LedgerError and StoreError if the dataset
-    cannot be read or written. What was committed before stays. Ends early, with inputs that have no
-    outcome, when the run was asked to stop, or should by its own policy.
+    cannot be read or written, StoreError if there is no place for temporary files. What was
+    committed before stays. Ends early, with inputs that have no outcome, when the run was asked to
+    stop, or should by its own policy.
     """
     # torch takes a second to import; only the processes that run shards need it.
     from batchmill.batch_step import BatchRunner

@@ -111,6 +111,11 @@ def test_one_that_kills_its_worker_costs_itself(words, tmp_path, monkeypatch):
     assert len(rows) == 18
 
 
+def test_what_a_model_shares_with_other_processes_outlives_the_shard(words, tmp_path):
+    _, rows, _ = run(words("a", "bb"), "Shares", tmp_path, batch_size=2)
+    assert all(os.path.isdir(row["value"]) for row in rows.values())
+
+
 def test_tensors_are_handed_over_whatever_the_temporary_folder_is_called(
     words, tmp_path, monkeypatch
 ):

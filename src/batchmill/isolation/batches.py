@@ -5,12 +5,12 @@ the shard's own process; a batch with which it does not cope is loaded again in 
 one that is to blame stands alone.
 """
 
-import multiprocessing
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -71,19 +71,14 @@ class Processing:
 
 
 @contextmanager
-def handing_over_tensors() -> Iterator[None]:
-    """Give workers, within the block, a folder for the sockets by which tensors leave them.
+def folder_for_sockets() -> Iterator[Path]:
+    """Give a folder for the sockets by which tensors leave workers; it goes with the block.
 
-    Each would make one of its own, and leave it where it is when it is killed.
+    Each worker would make one of its own, and leave it where it is when it is killed. Raises
+    StoreError.
     """
-    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    before = config.get("tempdir")
     with scratch_folder(FOR_SOCKETS, short_base(_LONGEST_FOLDER)) as folder:
-        config["tempdir"] = str(folder)
-        try:
-            yield
-        finally:
-            config["tempdir"] = before
+        yield folder
 
 
 class BatchError(Exception):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +26,8 @@ from batchmill.isolation.batches import (
     BrokenDeviceError,
     Processing,
     Sample,
+    folder_for_sockets,
     free_device_memory,
-    handing_over_tensors,
 )
 from batchmill.isolation.dataloader import (
     WorkerDiedError,
@@ -86,6 +87,7 @@ class IsolatedRun:
     _spared: frozenset[int] = frozenset()
     _stations: Sequence[Station] = ()
     _furthest: int = -1
+    _sockets: Path | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _delivering: threading.Lock = field(default_factory=threading.Lock)
 
@@ -112,7 +114,8 @@ class IsolatedRun:
     def execute(self, *, batch_size: int, num_workers: int) -> None:
         """Execute all inputs; returns when each has its final outcome, or `stop` was requested.
 
-        Raises WorkerError if workers bring forth no outcome any more, and what `deliver` raises.
+        Raises WorkerError if workers bring forth no outcome any more, StoreError if there is no
+        place for temporary files, and what `deliver` raises.
         """
         self._pending.begin(batch_size)
         adopt_orphans()
@@ -120,7 +123,7 @@ class IsolatedRun:
         # more for garbage: a worker would copy their memory by doing so.
         gc.freeze()
         try:
-            with handing_over_tensors() if self.processing else nullcontext():
+            with folder_for_sockets() if self.processing else nullcontext() as self._sockets:
                 self._go_on(num_workers)
         finally:
             gc.unfreeze()
@@ -185,6 +188,7 @@ class IsolatedRun:
                 parent=os.getpid(),
                 # Where memory is counted, it would be another input's.
                 keeps_memory=self.limits.memory_bytes is None,
+                sockets=self._sockets,
             ),
         ) as batches:
             processes = list(batches.workers)

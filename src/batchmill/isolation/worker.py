@@ -15,6 +15,7 @@ from multiprocessing.util import Finalize
 
 # By name: a step may put functions of its own into the module.
 from os import chdir, fstat, ftruncate, getcwd, lseek
+from pathlib import Path
 from typing import IO, Any
 
 from batchmill.isolation.allocator import keep_freed_memory
@@ -151,12 +152,17 @@ class _Worker:
 
     station: Station
 
-    def begin(self, station: Station, parent: int, *, keeps_memory: bool) -> None:
+    def begin(
+        self, station: Station, parent: int, *, keeps_memory: bool, sockets: Path | None
+    ) -> None:
         self.station = station
         self._pid = os.getpid()
         os.setsid()
+        config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
         # A step may use multiprocessing; what it leaves behind is killed at the end.
-        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+        config["daemon"] = False
+        if sockets:
+            config["tempdir"] = str(sockets)
         end_with_parent(parent)
         adopt_orphans()
         offer_to_oom_killer()
@@ -312,10 +318,12 @@ def begin_worker(
     gate: Gate,
     parent: int,
     keeps_memory: bool,
+    sockets: Path | None,
 ) -> None:
     """Make this process the worker at its station; the DataLoader's `worker_init_fn`.
 
-    One that `keeps_memory` has what a step frees ready for its next arrays.
+    One that `keeps_memory` has what a step frees ready for its next arrays. `sockets` is the folder
+    for those by which it hands over tensors.
     """
-    _worker.begin(stations[number], parent, keeps_memory=keeps_memory)
+    _worker.begin(stations[number], parent, keeps_memory=keeps_memory, sockets=sockets)
     gate.pass_through()

@@ -29,9 +29,9 @@ def scratch_folder(prefix: str = FOR_FILES, base: Path | None = None) -> Iterato
 
 
 def short_base(longest: int) -> Path:
-    """Return where TMPDIR says, or /tmp if that is longer: paths of sockets have 107 bytes."""
+    """Return where TMPDIR says, or /tmp if that has more bytes: paths of sockets have 107."""
     usual = tempfile.gettempdir()
-    return Path(usual if len(usual) <= longest else os.path.join(os.sep, "tmp"))
+    return Path(usual if len(os.fsencode(usual)) <= longest else os.path.join(os.sep, "tmp"))
 
 
 def lock_scratch_folder(prefix: str = FOR_FILES, base: Path | None = None) -> tuple[Path, int]:
