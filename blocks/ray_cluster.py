@@ -18,8 +18,8 @@ from pydantic import (
 from batchmill.errors import OptionError
 from batchmill.policy import parse_size
 
-# A private Ray of the run's own, on its machine.
-PRIVATE = "local"
+# A Ray that the run starts on its own machine.
+LOCAL = "local"
 _AUTO = "auto"
 # Ray counts no finer.
 _LEAST = 1e-4
@@ -57,7 +57,7 @@ class RayCluster(Block):
     address: str = Field(
         title="Address",
         description="ray://HOST:10001 (Ray Client), HOST:6379 or auto (the flow run is on a machine"
-        " of the cluster), or local: a private Ray on the flow run's own machine.",
+        " of the cluster), or local: a Ray that the flow run starts on its own machine.",
     )
     token: SecretStr | None = Field(
         default=None,
@@ -94,7 +94,7 @@ class RayCluster(Block):
     @field_validator("address")
     @classmethod
     def _check_address(cls, address: str) -> str:
-        if address not in (PRIVATE, _AUTO):
+        if address not in (LOCAL, _AUTO):
             host, port = endpoint(address)
             if not host or not 0 < port < 2**16:
                 raise OptionError(
@@ -136,12 +136,12 @@ class RayCluster(Block):
     @property
     def head(self) -> tuple[str, int] | None:
         """The host and port that its address names; None where it names none."""
-        return None if self.address in (PRIVATE, _AUTO) else endpoint(self.address)
+        return None if self.address in (LOCAL, _AUTO) else endpoint(self.address)
 
     @property
-    def is_private(self) -> bool:
-        """Whether it is a Ray of the run's own, on its machine."""
-        return self.address == PRIVATE
+    def is_local(self) -> bool:
+        """Whether it is a Ray that the run starts on its own machine."""
+        return self.address == LOCAL
 
     def needs(self, num_workers: int) -> dict[str, float]:
         """Return what a shard with so many DataLoader workers asks for, in Ray's names."""
@@ -190,13 +190,19 @@ def make_cluster(
                 "--runtime-env and --shard-resource, or give its address."
             )
         return address
-    if address is None and not runtime_env and not amounts:
+    if address is None:
+        if runtime_env or amounts:
+            option = "--runtime-env" if runtime_env else "--shard-resource"
+            raise OptionError(
+                f"{option} is for a Ray cluster. Give its address with --ray, or --ray local for a "
+                "Ray on this machine."
+            )
         return None
     own = {name: amounts[name] for name in _RAYS_OWN if name in amounts}
     others = {name: amount for name, amount in amounts.items() if name not in _RAYS_OWN}
     try:
         return RayCluster(
-            address=PRIVATE if address is None else address,
+            address=address,
             runtime_env=dict(runtime_env),
             resources=others,
             **own,

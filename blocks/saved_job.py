@@ -56,7 +56,9 @@ class SavedJob(Block):
     )
     store: Store = Field(default=None, title="Store", description="Where the dataset is.")
     cluster: RayCluster | None = Field(
-        default=None, title="Ray cluster", description="By default, a private Ray."
+        default=None,
+        title="Ray cluster",
+        description="By default, shards run on the machine of the flow run, without Ray.",
     )
     input_column: str = Field(
         default="input",

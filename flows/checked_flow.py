@@ -7,17 +7,14 @@ from typing import Any, cast
 
 import httpx
 from batchmill.blocks.dataset_store import DatasetStore, as_store
-from batchmill.blocks.ray_cluster import PRIVATE, RayCluster, as_cluster
+from batchmill.blocks.ray_cluster import RayCluster, as_cluster
 from batchmill.blocks.saved import check_saved, saved_name
-from batchmill.flows.cluster.connection import check_cluster, start_private
 from batchmill.flows.no_server import finish, is_idle
 from batchmill.flows.services.api import (
-    has_api,
     lost_server_message,
     shared_api,
     wait_until_recorded,
 )
-from batchmill.flows.services.private_ray import private_ray
 from prefect import Flow
 from prefect.client.schemas.objects import State
 
@@ -30,6 +27,7 @@ from batchmill.manifest import ManifestLike
 from batchmill.manifest.saved import listed_manifest, save_manifest
 from batchmill.params import arguments_for
 from batchmill.policy import make_policy
+from batchmill.shard_process import shard_processes
 from batchmill.step import reference_to, refuse_nested_run
 from batchmill.storage.access import access_to
 
@@ -85,20 +83,21 @@ class CheckedFlow(Flow[..., dict[str, Any]]):
             check_free(prepared.ledger)
         if options.get("cluster") is not None:
             options["cluster"] = as_cluster(options["cluster"])
-            check_cluster(options["cluster"])
+            _check_cluster(options["cluster"])
         check_blocks(options["store"], options.get("cluster"))
         if listed is not None:
             save_manifest(prepared.manifest, job.manifest, job.input_column)
-        if is_idle(prepared) and not has_api():
+        if is_idle(prepared):
             how = {name: bool(options.get(name)) for name in ("prune", "wait")}
             done = finish(prepared, policy, **how)
             if done is not None:
                 return done
-        with private_ray() as ray, ExitStack() as stack:
-            if len(prepared.plan.pending):
-                start_private(options.get("cluster") or RayCluster(address=PRIVATE), ray)
-            stack.enter_context(shared_api())
-            handover = stack.enter_context(handing_over(prepared))
+        with shard_processes() as processes, ExitStack() as api:
+            if len(prepared.plan.pending) and not options.get("cluster"):
+                # Now that Prefect has been imported, while a server may still be starting.
+                processes.warm_up()
+            api.enter_context(shared_api())
+            handover = api.enter_context(handing_over(prepared))
             parameters = {"manifest": job.manifest, "step": job.step, "output": job.output}
             try:
                 state: State[Any] = cast("Any", super()).__call__(
@@ -121,11 +120,21 @@ class CheckedFlow(Flow[..., dict[str, Any]]):
         raise RunError(state.message or state.name or "failed")
 
 
+def _check_cluster(cluster: RayCluster) -> None:
+    """Raise OptionError or ServiceError if it is plain that a cluster cannot be used."""
+    from batchmill.flows.cluster.token import present_token
+
+    present_token(cluster)
+    from batchmill.flows.cluster.connection import check_cluster
+
+    check_cluster(cluster)
+
+
 def check_blocks(store: DatasetStore | None, cluster: RayCluster | None) -> None:
     """Raise OptionError for a store or cluster that may not be used here."""
     check_saved(store, "store")
-    # A private Ray, with nothing brought to it, runs no more than the step.
-    if cluster and not (cluster.is_private and not cluster.runtime_env):
+    # A Ray on this machine, with nothing brought to it, runs no more than the step.
+    if cluster and not (cluster.is_local and not cluster.runtime_env):
         check_saved(cluster, "cluster")
 
 

@@ -95,8 +95,8 @@ def infer(
         force: Execute all inputs, also those that are done.
         prune: Remove the files and rows of inputs that the manifest no longer lists.
         wait: If another run is going on over the dataset, wait for its end.
-        cluster: The Ray cluster that runs the shards. By default, a private Ray on the machine of
-            the flow run.
+        cluster: The Ray cluster that runs the shards. By default, they run on the machine of the
+            flow run, without Ray.
         store: Where the dataset is, and the credentials for it: the output may then be a name in
             it.
     """

@@ -8,20 +8,9 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from batchmill.blocks.dataset_store import DatasetStore, Store, as_store
-from batchmill.blocks.ray_cluster import PRIVATE, RayCluster, as_cluster
+from batchmill.blocks.ray_cluster import RayCluster, as_cluster
 from batchmill.flows.cancellation import Cancellation
 from batchmill.flows.checked_flow import CheckedFlow, check_blocks, place_of_dataset
-from batchmill.flows.cluster.capacity import (
-    Capacity,
-    cores_for,
-    lost_head_message,
-    nodes,
-    remote_options_of,
-    shard_needs,
-)
-from batchmill.flows.cluster.connection import LOST_CONNECTION, ray_runner
-from batchmill.flows.cluster.probe import probe_cluster
-from batchmill.flows.cluster.submission import Submission
 from batchmill.flows.deployed import finding_step, refuse_relative
 from batchmill.flows.display.story import Story
 from batchmill.flows.form import (
@@ -33,20 +22,20 @@ from batchmill.flows.form import (
     of_form,
     titled,
 )
+from batchmill.flows.runners.local import LocalRunner
+from batchmill.flows.runners.runner import ShardRunner
+from batchmill.flows.runners.scheduler import ShardScheduler
 from batchmill.flows.services.api import end_dead_run, record_ends, wait_until_recorded
-from batchmill.flows.services.private_ray import private_ray
+from batchmill.tasks.local_shard import run_local_shard
 from batchmill.tasks.manifest import load_manifest
 from batchmill.tasks.metadata import write_metadata
 from batchmill.tasks.report import write_report
-from batchmill.tasks.shard import run_shard
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 from prefect.utilities.annotations import opaque
-from prefect_ray.context import remote_options
 from pydantic import BeforeValidator
 
 from batchmill.batching import Batching
-from batchmill.errors import RunError
 from batchmill.handover import tell_task_runs
 from batchmill.job import check_prune, make_job
 from batchmill.plan_file import read_work
@@ -57,12 +46,11 @@ from batchmill.policy import (
     make_policy,
 )
 from batchmill.progress import RunWatcher
-from batchmill.report.figures import get_ready
 from batchmill.run import Run, open_run
 from batchmill.storage.access import Access, access_to
 from batchmill.summary import failure_message, summarise
 
-# Lost Ray workers of one run, after which their shards are not submitted again.
+# Lost shard processes of one run, after which their shards are not submitted again.
 _LOSSES_ALLOWED = 50
 _RECORD_SECONDS, _CANCEL_RECORD_SECONDS = 5.0, 1.0
 # The form begins with it; nobody changes it.
@@ -146,8 +134,8 @@ def preprocess(
         force: Execute all inputs, also those that are done.
         prune: Remove the files and rows of inputs that the manifest no longer lists.
         wait: If another run is going on over the dataset, wait for its end.
-        cluster: The Ray cluster that runs the shards. By default, a private Ray on the machine of
-            the flow run.
+        cluster: The Ray cluster that runs the shards. By default, they run on the machine of the
+            flow run, without Ray.
         store: Where the dataset is, and the credentials for it: the output may then be a name in
             it.
     """
@@ -185,9 +173,8 @@ def preprocess(
         access_to(access),
         cancellation.listening(),
         finding_step(step),
-        private_ray(),
         open_run(load_manifest(job), wait=wait) as run,
-        # What Prefect and Ray still have to do about the shards, they do while tables are written.
+        # Prefect records how the shards ended while tables are written.
         ExitStack() as at_end,
     ):
         story = Story(job.output, run.number)
@@ -196,7 +183,7 @@ def preprocess(
             run,
             batching,
             policy,
-            cluster or RayCluster(address=PRIVATE),
+            cluster,
             access,
             cancellation,
             story,
@@ -237,29 +224,25 @@ def _execute(
     run: Run,
     batching: Batching,
     policy: FailurePolicy,
-    cluster: RayCluster,
+    cluster: RayCluster | None,
     access: Sequence[Access],
     cancellation: Cancellation,
     story: Story,
     at_end: ExitStack,
 ) -> list[str]:
-    """Run what is pending on Ray; return why some shards ended early. Ray is left `at_end`."""
+    """Run the pending inputs; return why some shards ended early. The runner ends `at_end`."""
     if not run.pending:
         run.divide_nothing(policy)
         _note_flow_run(run)
         return []
     this_run = UUID(flow_run.get_id())
-    get_ready()  # Now, for a private Ray is still starting.
-    runner = at_end.enter_context(ray_runner(cluster))
+    runner = at_end.enter_context(_make_runner(run, cluster, access, cancellation))
     cancellation.listen()  # Ray takes SIGTERM for itself.
-    found = nodes()
-    layout, shards = run.divide(batching, cores_for(cluster, found), policy)
+    layout, shards = run.divide(batching, runner.cores, policy)
     _note_flow_run(run)
-    needs = shard_needs(cluster, found, layout.num_workers)
-    if not cluster.is_private:
-        probe_cluster(run.probe(), access, found, needs, lambda: bool(cancellation.reason))
-        if cancellation.reason:
-            return []
+    runner.prepare(layout.num_workers)
+    if cancellation.reason:
+        return []
     watcher = RunWatcher(run.ledger, run.number)
     enough = read_work(run.ledger, run.number).enough_failures
 
@@ -275,31 +258,40 @@ def _execute(
             run.ledger.request_stop(run.number)
         return run.ledger.stop_requested(run.number)
 
-    submission = Submission(
+    scheduler = ShardScheduler(
         runner=runner,
-        access=access,
-        capacity=Capacity(cluster, needs),
         workers=layout.num_workers,
         look=look,
         cancelled=lambda: bool(cancellation.reason),
         losses_allowed=_LOSSES_ALLOWED,
     )
     try:
-        with remote_options(**remote_options_of(needs)):
-            submission.run(shards)
-    except LOST_CONNECTION as error:
-        raise RunError(lost_head_message(cluster)) from error
+        scheduler.run(shards)
     finally:
-        run.task_runs, run.lost = len(submission.ends), submission.losses > 0
-        at_end.callback(_record, this_run, submission, cancellation)
+        runner.release()
+        run.task_runs, run.lost = len(scheduler.ends), scheduler.losses > 0
+        at_end.callback(_record, this_run, scheduler, cancellation)
     if look() and not cancellation.reason:
-        submission.ended_early.append("It was stopped early; what was not begun is pending.")
-    return submission.ended_early
+        scheduler.ended_early.append("It was stopped early; what was not begun is pending.")
+    return scheduler.ended_early
 
 
-def _record(this_run: UUID, submission: Submission, cancellation: Cancellation) -> None:
-    """See to it that the API knows how the shards ended, before Ray ends its workers."""
-    # A private Ray ends them at once, with what they have not told the server yet.
+def _make_runner(
+    run: Run, cluster: RayCluster | None, access: Sequence[Access], cancellation: Cancellation
+) -> ShardRunner:
+    """Make the runner that a run asks for; Ray is imported only for a cluster."""
+    if cluster is None:
+        return LocalRunner(access)
+    from batchmill.flows.cluster.token import present_token
+
+    present_token(cluster)
+    from batchmill.flows.cluster.ray_runner import RayRunner
+
+    return RayRunner(cluster, access, run.probe, lambda: bool(cancellation.reason))
+
+
+def _record(this_run: UUID, scheduler: ShardScheduler, cancellation: Cancellation) -> None:
+    """See to it that the API knows how the shards ended, before the runner ends their processes."""
     seconds = _CANCEL_RECORD_SECONDS if cancellation.reason else _RECORD_SECONDS
-    wait_until_recorded(this_run, len(submission.ends) + 1, seconds)
-    record_ends(this_run, run_shard, submission.ends)
+    wait_until_recorded(this_run, len(scheduler.ends) + 1, seconds)
+    record_ends(this_run, run_local_shard, scheduler.ends)

@@ -1,13 +1,14 @@
 """The task that loads and checks the manifest, and plans the run."""
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
 from batchmill.handover import prepare_once
 from batchmill.job import Job, Prepared
 
 
-@task(name="load_manifest")
+@task(name="load_manifest", cache_policy=NO_CACHE)
 def load_manifest(job: Job) -> Prepared:
     """Check a job and plan it; its log says what there is to do."""
     prepared = prepare_once(job)

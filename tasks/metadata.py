@@ -1,12 +1,13 @@
 """The task that publishes the dataset's tables."""
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from batchmill.job import Prepared
 from batchmill.publication import publish_changes
 
 
-@task(name="write_metadata")
+@task(name="write_metadata", cache_policy=NO_CACHE)
 def write_metadata(prepared: Prepared) -> None:
     """Write metadata.parquet, metadata.csv and failures.csv, where there is something new."""
     publish_changes(prepared.ledger, prepared.manifest)

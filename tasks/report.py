@@ -1,13 +1,14 @@
-"""The task that tells a dataset's story on a page."""
+"""The task that writes a dataset's report."""
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from batchmill.ledger import Ledger
-from batchmill.report import Facts
+from batchmill.report import Report
 from batchmill.report import write_report as write
 
 
-@task(name="write_report")
-def write_report(ledger: Ledger, run: int, dataset: str) -> Facts:
-    """Write report.html from the ledger; returns what it tells."""
+@task(name="write_report", cache_policy=NO_CACHE)
+def write_report(ledger: Ledger, run: int, dataset: str) -> Report:
+    """Write report.html from the ledger; returns what it says."""
     return write(ledger, run, dataset)

@@ -30,13 +30,13 @@ def pytest_configure(config):
 
     And what torch compiles away from the folder for temporary files.
     """
-    config.prefect_home = tempfile.mkdtemp(prefix="prefect-")
-    os.environ["PREFECT_HOME"] = config.prefect_home
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(config.prefect_home, "torch")
+    config.own_folder = tempfile.mkdtemp(prefix="batchmill-tests-")
+    os.environ["PREFECT_HOME"] = config.own_folder
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(config.own_folder, "torch")
 
 
 def pytest_unconfigure(config):
-    shutil.rmtree(config.prefect_home, ignore_errors=True)
+    shutil.rmtree(config.own_folder, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items):

@@ -53,7 +53,7 @@ class Capacity:
         self._question: _Question | None = None
         self._silent_since: float | None = None
         self.alive: frozenset[str] = frozenset()
-        self.is_elastic = not cluster.is_private
+        self.is_elastic = not cluster.is_local
 
     def __call__(self) -> int | None:
         """Count; None while the cluster's head is silent: whoever asks it for something waits.
@@ -116,7 +116,7 @@ class _Question(threading.Thread):
 def lost_head_message(cluster: RayCluster) -> str:
     """Say that a cluster's head went away in the middle of a run, and what that costs."""
     again = "the same command, given again, completes the dataset."
-    if cluster.is_private:
+    if cluster.is_local:
         return f"Ray on the machine of the flow run has died. What is committed stays; {again}"
     return (
         f"The head of the Ray cluster at {cluster.address} answers no more. What is committed "
@@ -127,7 +127,7 @@ def lost_head_message(cluster: RayCluster) -> str:
 def _head_address(cluster: RayCluster) -> tuple[str, int] | None:
     """Return where a cluster's head can be asked whether it lives.
 
-    A private Ray has one as well: without it, whoever asks Ray for something waits for ever.
+    A local Ray has one as well: without it, a question to Ray is never answered.
     """
     if cluster.address.startswith("ray://"):
         return cluster.head
@@ -140,7 +140,7 @@ def cores_for(cluster: RayCluster, found: list[Node]) -> Cores:
     return Cores(
         total=max(1, sum(cores)),
         node=max([1, *cores]),
-        may_grow=not cluster.is_private,
+        may_grow=not cluster.is_local,
         slots=partial(_slots, cluster, found),
     )
 

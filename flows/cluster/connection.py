@@ -1,6 +1,6 @@
 """The Ray that a run uses: a private one on this machine, or a cluster."""
 
-import importlib
+import logging
 import os
 import socket
 import time
@@ -12,57 +12,33 @@ from typing import Any
 import grpc
 import ray
 from batchmill.blocks.ray_cluster import RayCluster
-from batchmill.flows.services.private_ray import PrivateRay, private_ray, settings_for
-from batchmill.tasks.shard import warm_up
 from prefect_ray import RayTaskRunner
 from ray.runtime_env import RuntimeEnv
 
 from batchmill.errors import BatchmillError, OptionError, ServiceError
+
+logger = logging.getLogger(__name__)
 
 # What Ray Client raises when its connection is gone, or its process at the other end.
 LOST_CONNECTION = (ConnectionError, grpc.RpcError)
 
 _CONNECT_SECONDS = 10
 _CONNECT_PAUSES = (1.0, 5.0)
-
-
-def start_private(cluster: RayCluster, private: PrivateRay) -> None:
-    """Begin to start the private Ray that a run will use, unless that was begun before.
-
-    It is ready when one of its workers has imported what a shard needs, which takes as long as Ray
-    itself.
-    """
-    if cluster.is_private:
-        private.start(cluster.runtime_env)
-        private.warm_up(warm_up, cluster.num_gpus)
+# Shards pass nothing through Ray's object store; its default is a third of the memory.
+_OBJECT_STORE_BYTES = 100 * 2**20
 
 
 @contextmanager
 def ray_runner(cluster: RayCluster) -> Iterator[RayTaskRunner[Any]]:
-    """Give a task runner that is connected to Ray.
+    """Give a task runner that is connected to Ray; a local Ray is started, and ends with the block.
 
-    A private Ray begins to end after the block; it has ended after that of `private_ray`. Raises
-    what `check_cluster` raises, and ServiceError where no Ray can be started or connected to.
+    Raises what `check_cluster` raises, and ServiceError if Ray cannot be started or connected to.
     """
     check_cluster(cluster)  # Once more: a deployment's run has not come by the flow's own check.
-    if cluster.is_private:
-        with private_ray() as private:
-            start_private(cluster, private)
-            try:
-                private.wait()
-                runner = RayTaskRunner(init_kwargs={"address": "local"}).__enter__()
-            except Exception as error:
-                raise _failure(cluster, error) from error
-            try:
-                yield runner
-            finally:
-                private.release()
-        return
-    _present_token(cluster)
     was_there = ray.is_initialized()  # Somebody's, in a notebook: the runner then uses it.
     try:
         # Not the runner's own argument: for "auto", that starts a new Ray where there is none.
-        runner = _connect(settings_for(cluster.runtime_env) | {"address": cluster.address})
+        runner = _connect(_settings_for(cluster) | {"address": cluster.address})
     except Exception as error:
         raise _failure(cluster, error) from error
     try:
@@ -71,6 +47,21 @@ def ray_runner(cluster: RayCluster) -> Iterator[RayTaskRunner[Any]]:
         # The runner's own way out asks Ray Client for what it does not know.
         if not was_there:
             ray.shutdown()
+
+
+def _settings_for(cluster: RayCluster) -> dict[str, Any]:
+    """Return the arguments of `ray.init` besides the address.
+
+    What Ray's processes print is shown if batchmill's log level is DEBUG.
+    """
+    verbose = logger.isEnabledFor(logging.DEBUG)
+    settings: dict[str, Any] = {} if verbose else {"log_to_driver": False, "logging_level": "ERROR"}
+    if cluster.runtime_env:
+        settings["runtime_env"] = cluster.runtime_env
+    if cluster.is_local:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        settings |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+    return settings
 
 
 def _connect(settings: dict[str, Any]) -> RayTaskRunner[Any]:
@@ -92,9 +83,9 @@ def _failure(cluster: RayCluster, error: Exception) -> BatchmillError:
     reason = " ".join(dict.fromkeys([lines[0], lines[-1]])) if lines else type(error).__name__
     if isinstance(error, ValueError | TypeError) and cluster.runtime_env:
         return OptionError(f"--runtime-env: Ray refuses it: {reason}")
-    where = "on this machine" if cluster.is_private else f"at {cluster.address}"
+    where = "on this machine" if cluster.is_local else f"at {cluster.address}"
     text = f"Ray {where} cannot be reached or started: {type(error).__name__}: {reason}"
-    if cluster.is_private or not isinstance(error, LOST_CONNECTION):
+    if cluster.is_local or not isinstance(error, LOST_CONNECTION):
         return ServiceError(text)
     # Neither does Ray Client say so; it is not answered, and that is all.
     port = (
@@ -109,20 +100,6 @@ def _failure(cluster: RayCluster, error: Exception) -> BatchmillError:
         "it with a Ray cluster block"
     )
     return ServiceError(f"{text.rstrip('.')}. {port} {token}.")
-
-
-def _present_token(cluster: RayCluster) -> None:
-    """Have Ray show the cluster's token, if there is one; `ray://` would not look for it itself."""
-    setup: Any = importlib.import_module("ray._private.authentication.authentication_token_setup")
-    if cluster.token:
-        os.environ["RAY_AUTH_TOKEN"] = cluster.token.get_secret_value()
-        setup.AuthenticationTokenLoader.instance().reset_cache()
-    try:
-        # It sets RAY_AUTH_MODE, which Ray has read when it was imported, where it counts.
-        setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-    except ray.exceptions.AuthenticationError as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ServiceError(f"The Ray cluster's token cannot be read: {reason}") from error
 
 
 def check_cluster(cluster: RayCluster) -> None:

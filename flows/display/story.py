@@ -9,7 +9,7 @@ from prefect.artifacts import MarkdownArtifact, ProgressArtifact, TableArtifact
 from prefect.events import emit_event
 
 from batchmill.progress import Progress
-from batchmill.report import Facts
+from batchmill.report import Report
 from batchmill.summary import Summary, failure_message
 
 STARTED, FINISHED = "batchmill.run.started", "batchmill.run.finished"
@@ -51,13 +51,13 @@ class Story:
             {"batchmill.state": state, "batchmill.not-ok": str(summary.failed)},
         )
 
-    def sum_up(self, facts: Facts) -> None:
+    def sum_up(self, report: Report) -> None:
         """Show a page about the dataset and the run."""
-        text = summary_text(facts)
+        text = summary_text(report)
         artifact = MarkdownArtifact(
             key=artifact_key("summary", self._dataset),
             markdown=text,
-            description=f"{facts.summary.sentence()}. Dataset: `{self._dataset}`",
+            description=f"{report.facts.summary.sentence()}. Dataset: `{self._dataset}`",
         )
         self._summary.show(artifact, text)
 

@@ -2,20 +2,21 @@
 
 from collections.abc import Iterator
 
-from batchmill.report import Facts
-from batchmill.report.figures import as_data_url, figures
+from batchmill.report import Facts, Report
+from batchmill.report.charts import as_data_url
 from batchmill.report.page import duration
 from batchmill.sizes import readable_size
 
 _SHOWN_KINDS = 20
 
 
-def summary_text(facts: Facts) -> str:
+def summary_text(report: Report) -> str:
     """Write what came of a run: counts, speed, failures by kind, the slowest, pictures."""
-    return "\n".join(_lines(facts)) + "\n"
+    return "\n".join(_lines(report)) + "\n"
 
 
-def _lines(facts: Facts) -> Iterator[str]:
+def _lines(report: Report) -> Iterator[str]:
+    facts = report.facts
     summary = facts.summary
     yield f"# {summary.sentence()}"
     yield ""
@@ -39,7 +40,7 @@ def _lines(facts: Facts) -> Iterator[str]:
     if len(facts.failures):
         yield from _failures(facts)
     if len(facts.executed):
-        yield from _executed(facts)
+        yield from _executed(report)
     yield ""
     yield f"In the dataset: {code('report.html')}, with tracebacks and what was printed."
 
@@ -63,18 +64,18 @@ def _failures(facts: Facts) -> Iterator[str]:
         yield f"... and {len(kinds) - _SHOWN_KINDS:,} more kinds."
 
 
-def _executed(facts: Facts) -> Iterator[str]:
+def _executed(report: Report) -> Iterator[str]:
     yield ""
     yield "## How it went"
     yield ""
-    for label, figure in figures(facts):
-        yield f"![{label}]({as_data_url(figure)})"
+    for label, svg in report.pictures:
+        yield f"![{label}]({as_data_url(svg)})"
         yield ""
     yield "## The slowest inputs"
     yield ""
     yield "| input | outcome | time | size |"
     yield "|---|---|---:|---:|"
-    for record in facts.slowest():
+    for record in report.facts.slowest():
         size = readable_size(record["size"]) if record["size"] >= 0 else ""
         took = duration(record["seconds"])
         yield f"| {code(record['input'])} | {record['outcome']} | {took} | {size} |"

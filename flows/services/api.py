@@ -34,11 +34,6 @@ _PAGE = 200
 _MOST_TASK_RUNS = 5000
 
 
-def has_api() -> bool:
-    """Tell whether there is a Prefect API: one that is configured, or that of a flow run around."""
-    return bool(PREFECT_API_URL.value()) or FlowRunContext.get() is not None
-
-
 @contextmanager
 def shared_api() -> Iterator[None]:
     """Give the block, and every Ray worker it starts, one Prefect API.

@@ -1,8 +1,11 @@
 """Divide inputs into batches and shards: how many, how large, and who gets which."""
 
 import heapq
+import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +100,22 @@ class Layout:
     def shards(self) -> int:
         """The number of shards."""
         return len(self.bounds) - 1
+
+
+def own_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the number of cores that this process may use.
+
+    A container may have a share of fewer cores than its machine shows: `cpu.max` in the folder of
+    its control group (cgroup v2) then holds a quota and a period, in microseconds.
+    """
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))
 
 
 def parallelism(inputs: int, batch_size: int) -> int:

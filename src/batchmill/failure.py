@@ -40,9 +40,9 @@ def failure_of(
         nobodys = error.passing or error.general or isinstance(error.__cause__, PermissionError)
         kind: Kind = "cancelled" if nobodys else "failed"
         return not_ok(item, bench, kind, "StoreError", str(error), seconds)
-    # Not error.__class__.__name__: a class may have a say in that.
     if isinstance(error, RefusedError):
         return not_ok(item, bench, "failed", "StoreError", str(error), seconds)
+    # Not error.__class__.__name__: a class may have a say in that.
     name = printable(_CLASS_NAME(type(error)))
     outcome = not_ok(item, bench, "failed", name, _text_of(error), seconds)
     if isinstance(error, OutputError):

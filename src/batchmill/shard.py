@@ -91,10 +91,11 @@ def split(shard: Shard) -> tuple[Shard, Shard | None] | None:
 
 
 def give_up(shard: Shard) -> str | None:
-    """Record that the one input of a shard takes its Ray worker with it; returns its name.
+    """Record that the one input of a shard ends the shard's process; returns its name.
 
     None if it has not been executed alone, to no outcome, more often than the run's retries allow:
-    a worker that was lost before it came to the input says nothing. Only for the dataset's holder.
+    a process that was lost before it came to the input proves nothing. Only the dataset's holder
+    may call this.
     """
     ledger = Ledger(open_store(shard.dataset))
     work = read_work(ledger, shard.run)
@@ -111,8 +112,8 @@ def give_up(shard: Shard) -> str | None:
         seconds=0.0,
         finished_at=time.time(),
         host="",
-        error="WorkerCrashedError",
-        message="alone in a Ray worker, it took that with it each time",
+        error="ShardProcessDied",
+        message="alone in its shard, it ended the process of the shard each time",
     )
     outcome = as_planned(outcome, table, 0)
     origin = Origin(carried_text(carried_rows(table)[0]), work.identity, work.run)

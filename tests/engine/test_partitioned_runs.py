@@ -149,7 +149,7 @@ def test_the_report_is_stale_when_the_partitions_are_others(job):
             return run.report_is_stale
 
     summary = job.run(**SHARES)
-    facts = write_report(open_ledger("out"), summary.run, "out")
+    facts, _ = write_report(open_ledger("out"), summary.run, "out")
     assert facts.summary.partitions == summary.partitions
     assert "Its partitions" in Path("out/report.html").read_text()
     assert not is_stale(**SHARES)

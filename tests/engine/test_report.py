@@ -1,6 +1,8 @@
 """The report tells what the ledger says, whatever inputs and steps are called."""
 
+import re
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from batchmill.job import make_job, prepare
 from batchmill.opening import open_ledger
 from batchmill.policy import FailurePolicy
 from batchmill.report import gather, write_report
-from batchmill.report.figures import as_data_url, at_work, figures
+from batchmill.report.charts import Axis, Chart, Series, as_data_url
+from batchmill.report.figures import at_work, figures
 from batchmill.run import open_run
 from batchmill.verify import verify
 
@@ -55,7 +58,7 @@ def run(tmp_path, monkeypatch):
         for name, content in contents.items():
             (tmp_path / "in" / name).write_text(content)
         summary = run_job("in", "telling:step", "out", policy=FailurePolicy(retries=0))
-        facts = write_report(open_ledger("out"), summary.run, "out")
+        facts, _ = write_report(open_ledger("out"), summary.run, "out")
         return facts, Page((tmp_path / "out" / "report.html").read_text())
 
     return run
@@ -101,7 +104,7 @@ def test_of_a_run_that_was_stopped_it_tells_what_is_pending(run, tmp_path):
     run({"a.txt": "good"})
     (tmp_path / "in" / "b.txt").write_text("new")
     stop_early()
-    facts = write_report(open_ledger("out"), 2, "out")
+    facts, _ = write_report(open_ledger("out"), 2, "out")
     assert facts.summary.pending == 1
     page = Page((tmp_path / "out" / "report.html").read_text())
     assert "1 of 2 inputs are pending" in " ".join(page.text.split())
@@ -111,17 +114,47 @@ def test_where_nothing_was_executed_yet_there_is_a_report_without_pictures(run, 
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("good")
     stop_early()
-    facts = write_report(open_ledger("out"), 1, "out")
+    facts, pictures = write_report(open_ledger("out"), 1, "out")
     assert (facts.begun, facts.seconds, facts.throughput) == (0.0, 0.0, 0.0)
-    assert list(figures(facts)) == []
+    assert pictures == []
     assert "svg" not in Page((tmp_path / "out" / "report.html").read_text()).tags
 
 
 def test_one_input_is_enough_for_pictures(run):
     facts, page = run({"a.txt": "good"})
     assert page.tags.count("svg") == 4
-    (first, *_) = [figure for _, figure in figures(facts)]
-    assert as_data_url(first).startswith("data:image/png;base64,iVBOR")
+    for _, svg in figures(facts):
+        assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
+        assert as_data_url(svg).startswith("data:image/svg+xml;base64,PHN2Zy")
+
+
+def test_names_of_nodes_are_escaped_in_pictures():
+    axis = Axis(label="a < b", low=0, high=4)
+    chart = Chart("1 & 2", axis, axis)
+    chart.area(Series("<node>", "red"), np.array([0, 4]), np.zeros(2), np.array([0, 4]))
+    texts = [element.text for element in ElementTree.fromstring(chart.svg(legend=True)).iter()]
+    assert {"a < b", "1 & 2", "<node>"} <= set(texts)
+
+
+def test_bars_are_as_high_as_their_values():
+    axis = Axis(label="", low=0, high=4)
+    chart = Chart("", axis, axis)
+    chart.bars(Series("", "red"), np.array([0, 1, 2]), np.zeros(2), np.array([2, 0]))
+    (path,) = re.findall(r'd="(M[^"]+Z)"', chart.svg(legend=False))
+    # One bar: the other has no height. The plot is 192 pixels high, and ends at 226.
+    assert path == "M70.0 226.0V130.0H199.5V226.0Z"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "log", "ticks"),
+    [
+        (0, 1, False, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (0, 1234567, False, [0, 500000, 1000000]),
+        (1e-5, 1e4, True, [1e-5, 1e-3, 1e-1, 1e1, 1e3]),
+    ],
+)
+def test_ticks_are_round_and_few(low, high, log, ticks):
+    assert Axis(label="", low=low, high=high, log=log).ticks() == pytest.approx(ticks)
 
 
 def test_inputs_at_work_are_counted_from_their_beginning_to_their_end():

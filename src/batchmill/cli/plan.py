@@ -8,10 +8,10 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.table import Table
 
-from batchmill.batching import Cores, Layout, lay_out, parallelism
+from batchmill.batching import Cores, Layout, lay_out, own_cores, parallelism
 from batchmill.cli.console import console
 from batchmill.cli.options import NO_OPTIONS, JobOptions, Json, Manifest
-from batchmill.cli.workers import batching_of, measured, own_cores
+from batchmill.cli.workers import batching_of, measured
 from batchmill.errors import OptionError
 from batchmill.job import Prepared, make_job, prepare
 from batchmill.params import arguments_for

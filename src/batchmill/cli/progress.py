@@ -23,7 +23,7 @@ from batchmill.progress import RunWatcher
 
 _POLL_SECONDS = 0.5
 _LINE_SECONDS = 10.0
-_STARTING = "starting Prefect and Ray"
+_STARTING = "starting Prefect"
 
 
 @contextmanager

@@ -3,19 +3,20 @@
 import json as json_text
 import logging
 import os
+import sys
 import time
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, redirect_stdout
 from typing import Any
 
 from batchmill.assignments import has_assigned
+from batchmill.batching import own_cores
 from batchmill.cli.console import console
 from batchmill.cli.options import RunOptions
 from batchmill.cli.plan import partition_lines, partitions_as_json
 from batchmill.cli.progress import showing_progress
-from batchmill.cli.workers import batching_of, measured, own_cores
+from batchmill.cli.workers import batching_of, measured
 from batchmill.errors import CancelledError, RunError
 from batchmill.flows.no_server import finish, is_idle
-from batchmill.flows.services.settings_files import may_have_server
 from batchmill.handover import Handover, handing_over
 from batchmill.job import Prepared, check_prune, make_job, prepare
 from batchmill.leaks import find_duplicates
@@ -88,12 +89,7 @@ def _run(parameters: dict[str, Any], options: RunOptions, cluster: _Cluster) -> 
             showing_progress(prepared.ledger, told, quiet=quiet),
         ):
             if not _finish_idle(prepared, parameters, policy, cluster):
-                with _early_start(prepared, parameters, cluster):
-                    # Imported now: this takes a second or two, and bad input is to be told at once.
-                    from batchmill.blocks.ray_cluster import make_cluster
-                    from batchmill.flows.preprocess import preprocess
-
-                    preprocess(**({"cluster": make_cluster(*cluster)} | parameters))
+                _run_flow(prepared, parameters, cluster)
     except CancelledError:
         raise
     except RunError as error:
@@ -109,27 +105,28 @@ def _run(parameters: dict[str, Any], options: RunOptions, cluster: _Cluster) -> 
 def _finish_idle(
     prepared: Prepared, parameters: dict[str, Any], policy: FailurePolicy, cluster: _Cluster
 ) -> bool:
-    """Do a run that has nothing to execute without Prefect, if that is all the same to everybody.
+    """Do a run that has nothing to execute without Prefect; False if there is something.
 
-    Whether a cluster can be what is said of it, only Prefect's side can tell.
+    Only the flow can check a cluster.
     """
-    if not is_idle(prepared) or may_have_server() or cluster != _NO_CLUSTER:
+    if not is_idle(prepared) or cluster != _NO_CLUSTER:
         return False
     done = finish(prepared, policy, prune=parameters["prune"], wait=parameters["wait"])
     return done is not None
 
 
-def _early_start(
-    prepared: Prepared, parameters: dict[str, Any], cluster: _Cluster
-) -> AbstractContextManager[None]:
-    """Begin to start Ray and Prefect's server, where it is plain that the run will use them."""
-    if not len(prepared.plan.pending) or cluster != _NO_CLUSTER or parameters.get("cluster"):
-        return nullcontext()
+def _run_flow(prepared: Prepared, parameters: dict[str, Any], cluster: _Cluster) -> None:
+    """Run the flow. A server that it needs begins to start before Prefect is imported."""
+    from batchmill.flows.services.embedded_server import starting_server
+
     if not parameters["wait"]:
         check_free(prepared.ledger)
-    from batchmill.flows.services.early_start import early_start
+    with starting_server(), redirect_stdout(sys.stderr):  # Ray prints to stdout.
+        # This takes a second or two. Bad input has been reported by now.
+        from batchmill.blocks.ray_cluster import make_cluster
+        from batchmill.flows.preprocess import preprocess
 
-    return early_start()
+        preprocess(**({"cluster": make_cluster(*cluster)} | parameters))
 
 
 def _to_do(prepared: Prepared) -> str:

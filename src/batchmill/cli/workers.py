@@ -1,6 +1,5 @@
 """`--num-workers auto`: the number of workers, once a few inputs have been tried."""
 
-import os
 from typing import Any
 
 from rich.console import Console
@@ -10,11 +9,6 @@ from batchmill.job import Prepared
 from batchmill.params import arguments_for
 
 AUTO = "auto"
-
-
-def own_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def batching_of(parameters: dict[str, Any]) -> Batching:

@@ -6,8 +6,8 @@ one that is to blame stands alone.
 """
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -70,15 +70,13 @@ class Processing:
     end: Callable[[str], None]
 
 
-@contextmanager
-def folder_for_sockets() -> Iterator[Path]:
+def folder_for_sockets() -> AbstractContextManager[Path]:
     """Give a folder for the sockets by which tensors leave workers; it goes with the block.
 
     Each worker would make one of its own, and leave it where it is when it is killed. Raises
     StoreError.
     """
-    with scratch_folder(FOR_SOCKETS, short_base(_LONGEST_FOLDER)) as folder:
-        yield folder
+    return scratch_folder(FOR_SOCKETS, short_base(_LONGEST_FOLDER))
 
 
 class BatchError(Exception):

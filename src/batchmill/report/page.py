@@ -1,31 +1,46 @@
 """The page `report.html`: self-contained, to be read offline."""
 
 import time
+from collections.abc import Sequence
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 
 from batchmill import __version__
 from batchmill.ledger import Ledger
 from batchmill.report.facts import SHOWN_FAILURES, Facts, gather
-from batchmill.report.figures import as_svg, figures
+from batchmill.report.figures import figures
 from batchmill.sizes import readable_size
 from batchmill.verify import REPORT
 
 
-def write_report(ledger: Ledger, run: int, dataset: str) -> Facts:
-    """Write a dataset's report, replaced at once; returns what it tells.
+class Report(NamedTuple):
+    """What a page says of a dataset: facts, and pictures (what each shows in words, its SVG)."""
+
+    facts: Facts
+    pictures: Sequence[tuple[str, str]]
+
+
+def make_report(ledger: Ledger, run: int, dataset: str) -> Report:
+    """Gather the facts of a dataset after (or during) a run, and draw the pictures."""
+    facts = gather(ledger, run, dataset)
+    return Report(facts, list(figures(facts)))
+
+
+def write_report(ledger: Ledger, run: int, dataset: str) -> Report:
+    """Write a dataset's report.html, replaced atomically; returns what it says.
 
     Raises StoreError if it cannot be written.
     """
-    facts = gather(ledger, run, dataset)
-    ledger.store.write(REPORT, render(facts).encode())
-    return facts
+    report = make_report(ledger, run, dataset)
+    ledger.store.write(REPORT, render(report).encode())
+    return report
 
 
-def render(facts: Facts) -> str:
+def render(report: Report) -> str:
     """Return the page. Whatever comes from inputs and steps is escaped."""
+    facts = report.facts
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -34,11 +49,10 @@ def render(facts: Facts) -> str:
         loader=jinja2.FunctionLoader(_template),
     )
     environment.filters |= {"size": readable_size, "duration": duration, "moment": _moment}
-    drawn = [(label, as_svg(figure)) for label, figure in figures(facts)]
     return environment.get_template("page.html").render(
         facts=facts,
         summary=facts.summary,
-        figures=drawn,
+        figures=report.pictures,
         shown_failures=facts.failures[:SHOWN_FAILURES].to_pylist(),
         version=__version__,
         now=time.time(),

@@ -11,7 +11,7 @@ from pathlib import Path
 from batchmill.errors import StoreError
 from batchmill.storage.local import remove_folder
 
-FOR_FILES, FOR_RAY, FOR_SOCKETS = "batchmill-scratch-", "batchmill-ray-", "batchmill-mp-"
+FOR_FILES, FOR_SOCKETS = "batchmill-scratch-", "batchmill-mp-"
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""Submits shards to Ray as Prefect task runs, a bounded number at a time, and waits for them.
+"""Gives shards to a runner as Prefect task runs, a bounded number at a time, and waits for them.
 
-A shard whose Ray worker is gone is submitted again, with what it had not finished; one that loses
-its worker twice without getting further is divided, until the input that is to blame is alone. One
-that is at work while nodes stand idle leaves them what it has not begun.
+A shard whose process dies is submitted again with the inputs that it had not finished. A shard that
+dies twice without finishing any is divided, until the input that kills it is alone. A running shard
+gives inputs that it has not begun to nodes that would stand idle.
 """
 
 import time
@@ -11,56 +11,45 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any
+from uuid import UUID
 
-import ray
-from batchmill.flows.cluster.capacity import Capacity
-from batchmill.flows.cluster.connection import LOST_CONNECTION
+from batchmill.flows.runners.runner import ShardFuture, ShardRunner
 from batchmill.flows.services.api import TaskRunEnd
-from batchmill.tasks.shard import run_shard
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Crashed
-from prefect_ray import RayTaskRunner
-from prefect_ray.task_runners import PrefectRayFuture
 
 from batchmill.shard import Shard, ask_to_split, give_up, place_of, split, unfinished
-from batchmill.storage.access import Access
 
 _LOOK_SECONDS = 1.0
-# So long a signal has to wait: Ray waits outside of Python, where no handler is called.
+# The longest that a signal waits: Ray waits outside of Python, where no handler is called.
 _WAIT_SECONDS = 0.2
 # A shard that is asked to end looks every two seconds, and gives the inputs at hand three.
 _GRACE_SECONDS = 6.0
-# So long one that is killed then has to say so.
+# A killed task run has this long to report its end.
 _LAST_WORD_SECONDS = 2.0
-# Ray's name for the end of the raylet that the driver itself is connected to.
-_LOCAL_RAY_IS_GONE = "LocalRayletDiedError"
-# So long nodes stand idle before a shard is asked to share.
+# Nodes stand idle this long before a running shard is asked to share.
 _IDLE_SECONDS = 5.0
-# So long after a node has gone, Ray has told of the shards on it whatever it will.
-_FORSAKE_SECONDS = 5.0
-# Shards wait in Ray's queue only so that a free worker need not wait for the next submission.
+# Ray reports the shards of a lost node within this time, if it reports them at all.
+_LOST_NODE_SECONDS = 5.0
+# Shards wait in the runner's queue only so that a free slot need not wait for a submission.
 _IN_FLIGHT_PER_SLOT = 2
 _DESERTED_SECONDS = 300.0
 _DESERTED = f"No node of the Ray cluster could run a shard for {_DESERTED_SECONDS / 60:.0f} min."
-_GONE = "Ray on the machine of the flow run has died, so nothing more could be submitted."
 
 
 @dataclass(kw_only=True)
-class Submission:
-    """The shards of one run on their way through Ray.
+class ShardScheduler:
+    """The shards of one run on their way through a runner.
 
-    `capacity` tells how many run at a time; twice as many are submitted at once. `look` is called
-    about every second; once it returns true, no more are submitted. Once the run is `cancelled`,
-    what does not end soon is killed. After `losses_allowed` lost workers, none is submitted again.
-    A shard with more than `workers` inputs left is split when nodes would stand idle.
-    `ended_early` says why some shards have no outcome for all their inputs; `ends` how each task
-    run ended.
+    `look` is called about every second; once it returns true, no more are submitted. Once the run
+    is `cancelled`, what does not end soon is killed. After `losses_allowed` lost processes, no
+    shard is submitted again. A shard with more than `workers` inputs left is split when nodes would
+    stand idle. `ended_early` says why some shards have no outcome for all their inputs; `ends` how
+    each task run ended.
     """
 
-    runner: RayTaskRunner[Any]
-    access: Sequence[Access]
-    capacity: Capacity
+    runner: ShardRunner
     workers: int
     look: Callable[[], bool]
     cancelled: Callable[[], bool]
@@ -69,12 +58,12 @@ class Submission:
     losses: int = 0
     ends: list[TaskRunEnd] = field(default_factory=list)
     _waiting: list[Shard] = field(default_factory=list)
-    _running: dict[Any, tuple[Shard, PrefectRayFuture[Any]]] = field(default_factory=dict)
+    _running: dict[UUID, tuple[Shard, ShardFuture]] = field(default_factory=dict)
     # The shard that was asked to leave what it has not begun, and when to ask one next.
-    _asked: Any = None
-    _has_shared: set[Any] = field(default_factory=set)
+    _asked: UUID | None = None
+    _has_shared: set[UUID] = field(default_factory=set)
     _next_split: float = float("inf")
-    # The nodes that there have been, and when those were missed that are no more.
+    # The nodes that there have been, and when each lost one was missed.
     _known: frozenset[str] = frozenset()
     _missed: dict[str, float] = field(default_factory=dict)
     _no_node_since: float | None = None
@@ -88,10 +77,8 @@ class Submission:
             self._run(shards)
         except BaseException as error:
             reason = str(error).partition("\n")[0] or type(error).__name__
-            if isinstance(error, LOST_CONNECTION):
-                reason = "the connection to Ray is lost"
             for shard, future in self._running.values():
-                self._note_end(shard, future, Crashed(message=reason))
+                self._record_end(shard, future, Crashed(message=reason))
             raise
 
     def _run(self, shards: Sequence[Shard]) -> None:
@@ -101,8 +88,8 @@ class Submission:
         while self._waiting or running:
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK_SECONDS
-                slots = self.capacity()
-                self._forsake()
+                slots = self.runner.slots()
+                self._fail_lost_nodes()
                 self._stopped = self._stopped or self.look() or self._is_deserted(slots)
                 if not self._stopped and slots is not None:
                     self._share_out(slots)
@@ -112,8 +99,8 @@ class Submission:
                 self._waiting.clear()
             while self._may_submit():
                 shard = self._waiting.pop()
-                future = self.runner.submit(run_shard, {"shard": shard, "access": self.access})
-                running[future.wrapped_future] = (shard, future)
+                future = self.runner.submit(shard)
+                running[future.task_run_id] = (shard, future)
             if not running and not self._waiting:
                 break
             self._wait()
@@ -128,19 +115,18 @@ class Submission:
         seconds = now - self._cancelled_since
         if seconds > _GRACE_SECONDS and not self._killed:
             self._killed = True
-            for reference in self._running:
-                ray.cancel(reference, force=True)
+            self._kill_all()
         if seconds <= _GRACE_SECONDS + _LAST_WORD_SECONDS:
             return False
         for shard, future in self._running.values():
-            self._note_end(shard, future, Cancelled(message="its node does not answer"))
+            self._record_end(shard, future, Cancelled(message="its node does not answer"))
         return True
 
     def _may_submit(self) -> bool:
         if not self._waiting:
             return False
         # Now: to submit to a cluster that has just lost its head takes ever.
-        slots = self.capacity()
+        slots = self.runner.slots()
         return slots is not None and len(self._running) < max(1, slots) * _IN_FLIGHT_PER_SLOT
 
     def _wait(self) -> None:
@@ -148,46 +134,46 @@ class Submission:
         if not self._running:
             time.sleep(_WAIT_SECONDS)
             return
-        ended, _ = ray.wait(list(self._running), num_returns=1, timeout=_WAIT_SECONDS)
-        for reference in ended:
-            self._settle(*self._leave(reference))
+        futures = [future for _, future in self._running.values()]
+        for future in self.runner.wait(futures, _WAIT_SECONDS):
+            self._resolve(*self._remove(future.task_run_id))
 
-    def _leave(self, reference: Any) -> tuple[Shard, PrefectRayFuture[Any]]:
-        """Return a shard that runs no more, without what it has left to others."""
-        if reference == self._asked:
+    def _remove(self, task_run: UUID) -> tuple[Shard, ShardFuture]:
+        """Return a shard that no longer runs, without the inputs that it has left to others."""
+        if task_run == self._asked:
             self._take_rest()
-            self._asked = None  # Whatever it has not left, it has done, or lost.
-        return self._running.pop(reference)
+            self._asked = None  # Inputs that it has not left are done, or lost.
+        return self._running.pop(task_run)
 
-    def _forsake(self) -> None:
+    def _fail_lost_nodes(self) -> None:
         """Count shards as lost whose node is no more.
 
         Of one that fell silent, Ray waits for the answer until the kernel gives the connection up,
         which takes a quarter of an hour.
         """
         now = time.monotonic()
-        gone = self._known - self.capacity.alive
-        self._known |= self.capacity.alive
+        gone = self._known - self.runner.nodes
+        self._known |= self.runner.nodes
         for node in gone:
             since = self._missed.setdefault(node, now)
-            if now - since < _FORSAKE_SECONDS:
+            if now - since < _LOST_NODE_SECONDS:
                 continue  # As a rule, Ray itself has a reason to tell.
             self._known -= {node}
-            for reference, (shard, _) in list(self._running.items()):
+            for task_run, (shard, _) in list(self._running.items()):
                 place = place_of(shard)
                 if place == node:
-                    self._lose(*self._leave(reference), "its node is gone")
+                    self._lose(*self._remove(task_run), "its node is gone")
                 elif place is None:
-                    self._submit_anew(reference)
+                    self._submit_elsewhere(task_run)
 
-    def _submit_anew(self, reference: Any) -> None:
-        """Submit a shard that has not begun as another task run.
+    def _submit_elsewhere(self, task_run: UUID) -> None:
+        """Submit a shard that has not begun as a new task run.
 
         Ray may have asked the node that is gone for a worker, and wait for its answer as well.
         """
-        ray.cancel(reference, force=True)
-        shard, future = self._leave(reference)
-        self._note_end(shard, future, Crashed(message="a node is gone, before it began"))
+        shard, future = self._remove(task_run)
+        self.runner.kill(future)
+        self._record_end(shard, future, Crashed(message="a node is gone, before it began"))
         self._waiting.append(replace(shard, attempt=shard.attempt + 1, left=shard.inputs))
 
     def _share_out(self, slots: int) -> None:
@@ -201,28 +187,31 @@ class Submission:
             self._next_split = now + _IDLE_SECONDS  # It may be over in a moment.
         elif now >= self._next_split:
             self._next_split = now + _IDLE_SECONDS
-            references = [at for at in self._running if at not in self._has_shared]
-            if not references:
+            task_runs = [key for key in self._running if key not in self._has_shared]
+            if not task_runs:
                 return
-            rows = unfinished([self._running[reference][0] for reference in references])
-            most, reference = max(zip(map(len, rows), references, strict=True), key=itemgetter(0))
+            rows = unfinished([self._running[task_run][0] for task_run in task_runs])
+            most, task_run = max(zip(map(len, rows), task_runs, strict=True), key=itemgetter(0))
             if most > self.workers:
-                ask_to_split(self._running[reference][0])
-                self._asked = reference
-                self._has_shared.add(reference)  # It can do so once.
+                ask_to_split(self._running[task_run][0])
+                self._asked = task_run
+                self._has_shared.add(task_run)  # It can do so once.
 
     def _take_rest(self) -> None:
         """Take what the shard that was asked has left, if it has said what that is."""
-        shard, future = self._running[self._asked]
+        asked = self._asked
+        if asked is None:
+            return
+        shard, future = self._running[asked]
         answer = split(shard)
         if answer is None:
             return
         kept, rest = answer
-        self._running[self._asked] = (kept, future)
+        self._running[asked] = (kept, future)
         self._asked = None
         if rest is None:
             return
-        idle = max(1, (self.capacity() or 0) - len(self._running))
+        idle = max(1, (self.runner.slots() or 0) - len(self._running))
         # One part more, for the node that is about to end what it is at.
         parts = min(rest.inputs, idle + 1)
         bounds = [rest.start + rest.inputs * part // parts for part in range(parts + 1)]
@@ -238,17 +227,20 @@ class Submission:
         if self._no_node_since is None:
             self._no_node_since = now
             get_run_logger().warning("no node of the Ray cluster can run a shard now; waiting")
-        seconds = _DESERTED_SECONDS if self.capacity.is_elastic else _FORSAKE_SECONDS
+        seconds = _DESERTED_SECONDS if self.runner.is_elastic else _LOST_NODE_SECONDS
         if now - self._no_node_since < seconds:
             return False
-        why = _DESERTED if self.capacity.is_elastic else _GONE
+        why = _DESERTED if self.runner.is_elastic else self.runner.lost_message
         if why not in self.ended_early:
             self.ended_early.append(why)
-        for reference in self._running:
-            ray.cancel(reference, force=True)
+        self._kill_all()
         return True
 
-    def _settle(self, shard: Shard, future: PrefectRayFuture[Any]) -> None:
+    def _kill_all(self) -> None:
+        for _, future in self._running.values():
+            self.runner.kill(future)
+
+    def _resolve(self, shard: Shard, future: ShardFuture) -> None:
         future.wait()  # Else its state is what it was before.
         state = future.state
         reason = (state.message or "its process is gone").strip().partition("\n")[0]
@@ -256,37 +248,37 @@ class Submission:
             state = Crashed(message=reason)
         if self.cancelled():
             ended = state if state.is_completed() else Cancelled(message=reason)
-            self._note_end(shard, future, ended)
+            self._record_end(shard, future, ended)
             return
         if state.is_crashed():
             self._lose(shard, future, reason)
             return
-        self._note_end(shard, future, state)
+        self._record_end(shard, future, state)
         if not state.is_completed():
             get_run_logger().error("%s ended early: %s", shard.title, reason)
             self.ended_early.append(f"{shard.title} ended early: {reason}")
 
-    def _lose(self, shard: Shard, future: PrefectRayFuture[Any], reason: str) -> None:
-        """Note that a shard has lost its Ray worker, and have what is left of it done again."""
-        self._note_end(shard, future, Crashed(message=reason))
+    def _lose(self, shard: Shard, future: ShardFuture, reason: str) -> None:
+        """Record that a shard's process is gone, and submit what is left of the shard."""
+        self._record_end(shard, future, Crashed(message=reason))
         logger = get_run_logger()
         logger.error("%s ended early: %s", shard.title, reason)
-        if _LOCAL_RAY_IS_GONE in reason:
-            if _GONE not in self.ended_early:
-                self.ended_early.append(_GONE)
+        if self.runner.is_lost(reason):
+            if self.runner.lost_message not in self.ended_early:
+                self.ended_early.append(self.runner.lost_message)
             self._waiting.clear()
             return
         self.losses += 1
         if self.losses > self.losses_allowed:
             self.ended_early.append(
-                f"{shard.title} lost its Ray worker, the {self.losses}. of this run: {reason}"
+                f"{shard.title} lost its process; {self.losses} were lost in this run: {reason}"
             )
             return
         for again in self._what_is_left(shard):
             logger.info("submitted again: %s", again.title)
             self._waiting.append(again)
 
-    def _note_end(self, shard: Shard, future: PrefectRayFuture[Any], state: State[Any]) -> None:
+    def _record_end(self, shard: Shard, future: ShardFuture, state: State[Any]) -> None:
         plain: State[Any] = State(type=state.type, name=state.name, message=state.message)
         self.ends.append(TaskRunEnd(future.task_run_id, shard.title, plain))
 
@@ -303,7 +295,7 @@ class Submission:
         name = give_up(alone)
         if name is None:
             return [alone]
-        get_run_logger().error("%s: crashed: it takes its Ray worker with it", name)
+        get_run_logger().error("%s: crashed: it ends the process of its shard", name)
         return []
 
 

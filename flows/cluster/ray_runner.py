@@ -1,0 +1,124 @@
+"""Shards on a Ray cluster, through prefect-ray's task runner."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
+
+import ray
+from batchmill.blocks.ray_cluster import RayCluster
+from batchmill.flows.cluster.capacity import (
+    Capacity,
+    Node,
+    cores_for,
+    lost_head_message,
+    nodes,
+    remote_options_of,
+    shard_needs,
+)
+from batchmill.flows.cluster.connection import LOST_CONNECTION, ray_runner
+from batchmill.flows.cluster.probe import probe_cluster
+from batchmill.flows.runners.runner import ShardFuture, ShardRunner
+from batchmill.tasks.ray_shard import run_ray_shard
+from prefect_ray.context import remote_options
+from prefect_ray.task_runners import PrefectRayFuture, RayTaskRunner
+
+from batchmill.batching import Cores
+from batchmill.errors import RunError
+from batchmill.probe import Probe
+from batchmill.shard import Shard
+from batchmill.storage.access import Access
+
+# Ray's name for the end of the raylet that the driver itself is connected to.
+_LOCAL_RAY_IS_GONE = "LocalRayletDiedError"
+
+
+class RayRunner(ShardRunner):
+    """Each shard is a Ray task; `probe` says what the nodes are asked before the first one."""
+
+    lost_message = (
+        "Ray on the machine of the flow run has died, so nothing more could be submitted."
+    )
+
+    def __init__(
+        self,
+        cluster: RayCluster,
+        access: Sequence[Access],
+        probe: Callable[[], Probe],
+        cancelled: Callable[[], bool],
+    ) -> None:
+        self.is_elastic = not cluster.is_local
+        self._cluster = cluster
+        self._access = access
+        self._probe = probe
+        self._cancelled = cancelled
+        self._held = ExitStack()
+        self._found: list[Node] = []
+        self._needs: Mapping[str, float] = {}
+
+    def __enter__(self) -> "RayRunner":
+        self._tasks: RayTaskRunner[Any] = self._held.enter_context(ray_runner(self._cluster))
+        self._found = nodes()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._held.close()
+
+    @property
+    def cores(self) -> Cores:
+        """The cores of the cluster's nodes, and how many shards these can run at a time."""
+        return cores_for(self._cluster, self._found)
+
+    def prepare(self, num_workers: int) -> None:
+        """Ask each node whether it could run a shard, unless the node is this machine."""
+        self._needs = shard_needs(self._cluster, self._found, num_workers)
+        self._capacity = Capacity(self._cluster, self._needs)
+        if not self._cluster.is_local:
+            probe_cluster(self._probe(), self._access, self._found, self._needs, self._cancelled)
+
+    def slots(self) -> int | None:
+        """Count the shards that the nodes can run now; None while the head is silent."""
+        with self._lost_connection_is_lost_head():
+            slots = self._capacity()
+        self.nodes = self._capacity.alive
+        return slots
+
+    def submit(self, shard: Shard) -> ShardFuture:
+        """Submit a shard to Ray, with what it needs of a node."""
+        with (
+            self._lost_connection_is_lost_head(),
+            remote_options(**remote_options_of(self._needs)),
+        ):
+            future: ShardFuture = self._tasks.submit(
+                run_ray_shard, {"shard": shard, "access": self._access}
+            )
+            return future
+
+    def wait(self, futures: Sequence[ShardFuture], seconds: float) -> Collection[ShardFuture]:
+        """Wait for Ray's references to the results of some task runs."""
+        by_reference = {_reference_of(future): future for future in futures}
+        with self._lost_connection_is_lost_head():
+            ended, _ = ray.wait(list(by_reference), num_returns=1, timeout=seconds)
+        return [by_reference[reference] for reference in ended]
+
+    def kill(self, future: ShardFuture) -> None:
+        """Have Ray kill the worker of a task run."""
+        with self._lost_connection_is_lost_head():
+            ray.cancel(_reference_of(future), force=True)
+
+    def release(self) -> None:
+        """Do nothing: Ray ends with the block, once Prefect knows how its task runs ended."""
+
+    def is_lost(self, reason: str) -> bool:
+        """Tell whether the raylet on this machine is gone: without it, Ray takes no task."""
+        return _LOCAL_RAY_IS_GONE in reason
+
+    @contextmanager
+    def _lost_connection_is_lost_head(self) -> Iterator[None]:
+        try:
+            yield
+        except LOST_CONNECTION as error:
+            raise RunError(lost_head_message(self._cluster)) from error
+
+
+def _reference_of(future: ShardFuture) -> Any:
+    return cast("PrefectRayFuture[Any]", future).wrapped_future

@@ -1,0 +1,1 @@
+"""Where shards run: on this machine, or on a Ray cluster."""

@@ -1,0 +1,79 @@
+"""Shards in processes of their own on this machine, without Ray."""
+
+import concurrent.futures
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from typing import Any, cast
+
+from batchmill.flows.runners.runner import ShardFuture, ShardRunner
+from batchmill.tasks.local_shard import RunningShards, run_local_shard
+from prefect.futures import PrefectConcurrentFuture
+from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.utilities.annotations import opaque
+
+from batchmill.batching import Cores, own_cores
+from batchmill.shard import Shard
+from batchmill.shard_process import shard_processes
+from batchmill.storage.access import Access
+
+
+class LocalRunner(ShardRunner):
+    """Each shard is a Prefect task in a thread, which waits for the shard's process."""
+
+    def __init__(self, access: Sequence[Access]) -> None:
+        self._access = access
+        self._held = ExitStack()
+        self._submitted: list[ShardFuture] = []
+        self._slots = 1
+
+    def __enter__(self) -> "LocalRunner":
+        self._running = RunningShards(self._held.enter_context(shard_processes()))
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        for future in self._submitted:
+            self.kill(future)  # None has a process by now, unless there was an error.
+        self._held.close()
+
+    @property
+    def cores(self) -> Cores:
+        """The cores that this process may use."""
+        return Cores(total=own_cores(), node=own_cores())
+
+    def prepare(self, num_workers: int) -> None:
+        """Let so many shards run at a time that each worker has a core."""
+        self._slots = self.cores.slots_for(num_workers)
+        tasks: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=self._slots)
+        self._tasks = self._held.enter_context(tasks)
+
+    def slots(self) -> int:
+        """Count the shards that run at a time: it does not change."""
+        return self._slots
+
+    def submit(self, shard: Shard) -> ShardFuture:
+        """Run the shard's task in a thread, when there is one for it."""
+        running: Any = opaque(self._running)  # Prefect need not look into it for futures.
+        parameters = {"shard": shard, "access": self._access, "running": running}
+        future = self._tasks.submit(run_local_shard, parameters)
+        self._submitted.append(future)
+        return future
+
+    def wait(self, futures: Sequence[ShardFuture], seconds: float) -> Collection[ShardFuture]:
+        """Wait for the threads of some task runs."""
+        threads = {cast("PrefectConcurrentFuture[Any]", f).wrapped_future: f for f in futures}
+        ended, _ = concurrent.futures.wait(
+            threads, seconds, return_when=concurrent.futures.FIRST_COMPLETED
+        )
+        return [threads[thread] for thread in ended]
+
+    def release(self) -> None:
+        """Have the processes end, which takes a moment, while the caller goes on."""
+        self._running.processes.release()
+
+    def kill(self, future: ShardFuture) -> None:
+        """Kill the shard's process; a shard that has none yet will not begin."""
+        self._running.kill(future.task_run_id)
+
+    def is_lost(self, reason: str) -> bool:  # noqa: ARG002
+        """Tell that this machine is there as long as this process is."""
+        return False

@@ -1,0 +1,73 @@
+"""The task that runs one shard in a process of this machine."""
+
+import threading
+from collections.abc import Sequence
+from uuid import UUID
+
+from batchmill.tasks.shard_log import ShardLog
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.runtime import task_run
+from prefect.states import Cancelled, Crashed
+
+from batchmill.run_shard import ShardResult
+from batchmill.shard import Shard
+from batchmill.shard_process import ShardProcess, ShardProcessDiedError, ShardProcesses
+from batchmill.storage.access import Access
+
+
+class RunningShards:
+    """The processes that run shards, by task run."""
+
+    def __init__(self, processes: ShardProcesses) -> None:
+        self.processes = processes
+        self._by_task: dict[UUID, ShardProcess] = {}
+        self._killed: set[UUID] = set()
+        self._lock = threading.Lock()
+
+    def run(self, own: UUID, shard: Shard, access: Sequence[Access], log: ShardLog) -> ShardResult:
+        """Run a shard for a task run. Raises ShardProcessDiedError, also if it is killed."""
+        with self.processes.one() as process:
+            with self._lock:
+                if own in self._killed:
+                    raise ShardProcessDiedError("it was killed before it began")
+                self._by_task[own] = process
+            try:
+                return process.run(shard, access, lambda failure: log.failure(*failure))
+            finally:
+                with self._lock:
+                    del self._by_task[own]
+
+    def kill(self, own: UUID) -> None:
+        """Kill the process of a task run; one that has none yet will not begin."""
+        with self._lock:
+            self._killed.add(own)
+            process = self._by_task.get(own)
+            if process:
+                process.kill()
+
+    def was_killed(self, own: UUID) -> bool:
+        """Tell whether the process of a task run was killed by `kill`."""
+        return own in self._killed
+
+
+# Prefect must not repeat a shard by itself: the ledger knows which inputs are left.
+@task(name="run_shard", task_run_name="{shard.title}", retries=0, cache_policy=NO_CACHE)
+def run_local_shard(
+    shard: Shard, access: Sequence[Access], running: RunningShards
+) -> ShardResult | State[None]:
+    """Execute and commit the inputs of one shard; its log names those that are not ok.
+
+    Returns the state Crashed if the process of the shard died, Cancelled if it was killed.
+    """
+    log = ShardLog()
+    own = UUID(task_run.get_id())
+    try:
+        result = running.run(own, shard, access, log)
+    except ShardProcessDiedError as error:
+        if running.was_killed(own):
+            return Cancelled(message="its process was killed")
+        return Crashed(message=str(error))
+    log.end(result.outcomes, result.seconds)
+    return result
