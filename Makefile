@@ -13,10 +13,10 @@ FILES := $(shell find src flows tasks blocks \( -name '*.py' -o -name '*.html' \
 INSTALLED := $(VENV)/.installed-$(FILES)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster test-fast soak check lint format types bench bench-full docs clean
+.PHONY: help setup demo demo-cluster test test-cluster test-fast soak check lint format types bench bench-full docs clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 setup: $(INSTALLED) ## Make .venv with everything that the other targets need
 
@@ -39,11 +39,22 @@ demo: setup ## Cut twelve short recordings into clips, and show the dataset
 		rows = pd.read_parquet('$(DEMO)/metadata.parquet').round(3); \
 		print(rows.drop(columns='source').head(8).to_string(index=False)); \
 		print(f'... {len(rows)} rows')"
-	@echo; echo "The clips:        $(DEMO)/files/"
-	@echo "What failed, why: $(DEMO)/failures.csv (nothing, this time)"
-	@echo "All on one page:  $(DEMO)/report.html"
-	@echo "What is done:     $(BIN)/batchmill status $(DEMO)"
-	@echo "The run's story:  $(BIN)/prefect server start, then http://127.0.0.1:4200"
+	@echo; echo "The clips:         $(DEMO)/files/"
+	@echo "What failed, why:  $(DEMO)/failures.csv (nothing, this time)"
+	@echo "All on one page:   $(DEMO)/report.html"
+	@echo "What is done:      $(BIN)/batchmill status $(DEMO)"
+	@echo "The run's history: $(BIN)/batchmill ui"
+
+demo-cluster: setup ## Do the same on a Ray cluster of two nodes on this machine
+	rm -rf $(DEMO)-cluster
+	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=examples/cluster $(BIN)/python \
+		examples/cluster/two_nodes.py batchmill run examples/recordings/manifest.csv \
+		--step on_node:split_on_node --param seconds=2 --output $(DEMO)-cluster \
+		--num-workers 1 --batch-size 2
+	@echo; echo "Which node cut which recording:"
+	@$(BIN)/python -c "import pandas as pd; \
+		rows = pd.read_parquet('$(DEMO)-cluster/metadata.parquet'); \
+		print(rows.groupby(['node', 'source']).size().rename('clips').to_string())"
 
 test: setup ## Run all tests but those that need several machines
 	$(BIN)/python -m pytest -m 'not cluster' -n $(WORKERS) --dist worksteal
@@ -91,4 +102,4 @@ docs: setup ## Build the documentation site, build/site; a link that leads nowhe
 	$(BIN)/python docs/site/build.py
 
 clean: ## Remove what the other targets have made
-	rm -rf $(VENV) build dist $(DEMO) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist $(DEMO) $(DEMO)-cluster .mypy_cache .ruff_cache .pytest_cache .hypothesis

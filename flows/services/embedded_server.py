@@ -74,8 +74,12 @@ def embedded_server(home: Path, port: int = ANY_PORT) -> Iterator[str]:
     _wait_for_end(folder)
 
 
+def find_server(home: Path) -> str | None:
+    """Return the API URL of the temporary server that runs; None if none does."""
+    return _find(folder_in(home))
+
+
 def _find(folder: Path) -> str | None:
-    """Return the URL of the server that runs; None if none does."""
     try:
         url: str = json.loads((folder / RECORD).read_text())["url"]
     except (OSError, ValueError):

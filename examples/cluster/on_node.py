@@ -1,0 +1,14 @@
+"""The recordings' step, with the node that it ran on in each row."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from batchmill.steps.audio import split
+
+
+def split_on_node(source: Path, out: Path, *, seconds: float) -> Iterator[dict[str, Any]]:
+    """Cut a recording into clips; each row says on which Ray node that was done."""
+    for row in split(source, out, seconds=seconds):
+        yield row | {"node": os.environ["NODE_NAME"]}
