@@ -52,7 +52,7 @@ def serving_ui(port: int) -> Iterator[ServedUI]:
     if not find_server(home):
         _check_is_free(port)
     with embedded_server(home, port) as url:
-        yield ServedUI(url.removesuffix('/api'), home)
+        yield ServedUI(url.removesuffix("/api"), home)
 
 
 def _check_is_free(port: int) -> None:

@@ -22,9 +22,9 @@ def texts(work):
 @pytest.mark.parametrize(
     ("step", "outcome"),
     [
-        ("Dies", ("crashed", "WorkerCrashedError")),
+        ("Dies", ("crashed", "ShardProcessDied")),
         ("Hangs", ("timeout", "Timeout")),
-        ("BreaksTheDevice", ("crashed", "WorkerCrashedError")),
+        ("BreaksTheDevice", ("crashed", "ShardProcessDied")),
     ],
 )
 @pytest.mark.usefixtures("texts")

@@ -20,7 +20,9 @@ def servers(shell):
     found = set()
     for process in shell.leftovers():
         with suppress(psutil.Error):  # It has just ended.
-            if {"prefect", "server", "start"} <= set(process.cmdline()):
+            is_one = "batchmill.flows.services.server_process" in process.cmdline()
+            # A second run's process ends by itself, without having served.
+            if is_one and any(c.status == "LISTEN" for c in process.net_connections("tcp")):
                 found.add(process.pid)
     return found
 

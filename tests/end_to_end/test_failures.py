@@ -1,4 +1,4 @@
-"""Inputs that fail, in a real Ray worker and before a real Prefect server."""
+"""Inputs that fail, on each runner and before a real Prefect server."""
 
 import json
 import shutil
@@ -46,8 +46,12 @@ def logs_of(api, run):
     return [log["message"] for log in logs]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 4])
-def test_every_poison_in_a_ray_worker(shell, work, num_workers):
+@pytest.mark.parametrize(
+    ("runner", "num_workers"),
+    [("local", 0), ("local", 1), ("local", 4), ("ray", 1)],
+    indirect=["runner"],
+)
+def test_every_poison_has_its_outcome(shell, work, runner, num_workers):
     kinds = [kind for kind in POISONS if kind != "huge"]
     kinds += ["healthy"] * (64 - len(kinds))
     names = [f"{number:02d}-{kind}" for number, kind in enumerate(sorted(kinds))]
@@ -56,7 +60,7 @@ def test_every_poison_in_a_ray_worker(shell, work, num_workers):
     done = shell.batchmill(
         *["run", "in", "--step", "poison:step", "-o", "out", "--retries", "1"],
         *["--param", f"log={work}/log", "--timeout", "8", "--memory-limit", "700M"],
-        *["--batch-size", "8", "--num-workers", str(num_workers)],
+        *["--batch-size", "8", "--num-workers", str(num_workers), *runner],
     )
     assert done.returncode == 1, done.stderr
     _, status = shell.json("status", "out")
@@ -70,12 +74,12 @@ def test_every_poison_in_a_ray_worker(shell, work, num_workers):
     assert executions == {name: EXECUTIONS[kind] for name, (kind, _) in expected.items()}
 
 
-def test_a_failure_is_seen_while_the_run_goes(shell, api, work):
+def test_a_failure_is_seen_while_the_run_goes(shell, api, work, runner):
     make_inputs(work / "in", ["bad.txt", *[f"good{n}.txt" for n in range(7)]])
     (work / "waiting.py").write_text(WAITING)
     run = shell.start(
         *[sys.executable, "-m", "batchmill", "run", "in", "--step", "waiting:step", "-o", "out"],
-        *["--param", f"folder={work}", "--batch-size", "1", "--retries", "0"],
+        *["--param", f"folder={work}", "--batch-size", "1", "--retries", "0", *runner],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -102,11 +106,11 @@ def test_a_failure_is_seen_while_the_run_goes(shell, api, work):
     assert "1 failed" in err
 
 
-def test_fail_fast_stops_what_is_going_on_and_the_next_run_goes_on(shell, api, work):
+def test_fail_fast_stops_the_run_and_the_next_one_resumes(shell, api, work, runner):
     make_inputs(work / "in", ["bad.txt", *[f"good{n:02d}.txt" for n in range(30)]])
     (work / "waiting.py").write_text(WAITING)
     command = ["run", "in", "--step", "waiting:step", "-o", "out", "--param", f"folder={work}"]
-    command += ["--batch-size", "1", "--retries", "0"]
+    command += ["--batch-size", "1", "--retries", "0", *runner]
     # The healthy ones would wait for ever.
     stopped = shell.batchmill(*command, "--fail-fast")
     assert stopped.returncode == 1

@@ -51,7 +51,11 @@ def fill(store, name, writer):
         file.write(data[len(data) // 2 :])
 LocalStore.fill = fill
 """
-VICTIMS = ("DataLoader worker", "Ray worker", "raylet", "driver")
+# The processes of a run that are killed, on each runner.
+VICTIMS = {
+    "local": ("DataLoader worker", "shard process", "driver"),
+    "ray": ("DataLoader worker", "shard process", "raylet", "driver"),
+}
 
 
 def name_of(process):
@@ -60,11 +64,12 @@ def name_of(process):
         title = process.name()
         if title.startswith("pt_data_worker"):
             return "DataLoader worker"
-        if title.startswith("ray::"):
-            return "Ray worker"
         if title == "raylet":
             return "raylet"
-        return "driver" if "batchmill" in process.cmdline() else None
+        command = process.cmdline()
+        if title.startswith("ray::") or "batchmill.shard_process" in command:
+            return "shard process"
+        return "driver" if "batchmill" in command else None
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None
 
@@ -77,17 +82,18 @@ def job(work):
         (work / "in" / f"{number:03d}.txt").write_text(f"word {number}")
     (work / "triple.py").write_text(STEP)
 
-    def command(output, log, step="triple:step"):
+    def command(output, log, step="triple:step", runner=()):
         return [
             *[sys.executable, "-m", "batchmill", "run", "in", "--step", step],
             *["-o", output, "--param", f"log={work}/{log}", "--batch-size", "4", "--retries", "20"],
+            *runner,
         ]
 
     return command
 
 
 # The first two often, or no run would come far.
-CHOICE = ["DataLoader worker"] * 6 + ["Ray worker"] * 2 + ["raylet", "driver"]
+CHOICE = ["DataLoader worker"] * 6 + ["shard process"] * 2 + ["raylet", "driver"]
 
 
 class KillLoop:
@@ -97,7 +103,7 @@ class KillLoop:
         self.shell, self.work, self.command = shell, work, command
         self.choice, self.pause = choice, pause
         self.chance = random.Random(KILLS)
-        self.killed = dict.fromkeys(VICTIMS, 0)
+        self.killed = dict.fromkeys(choice, 0)
         self.faults = []
 
     @property
@@ -146,24 +152,26 @@ class KillLoop:
         subprocess.run(["rm", "-rf", self.work / "out", self.work / "log"], check=True)
 
 
-def test_the_dataset_is_that_of_an_undisturbed_run(shell, work, job):
+def test_the_dataset_is_that_of_an_undisturbed_run(shell, work, job, runner):
     undisturbed = shell.run(*job("undisturbed", "other-log"))
     assert undisturbed.returncode == 0, undisturbed.stderr
-    loop = KillLoop(shell, work, job("out", "log"))
+    victims = VICTIMS["ray" if runner else "local"]
+    command = job("out", "log", runner=runner)
+    loop = KillLoop(shell, work, command, [kind for kind in CHOICE if kind in victims])
     while loop.kills < KILLS:
         loop.run(KILLS)
         assert loop.faults == []
         if len(committed(work / "out")) == INPUTS:
             # All is done before all kills are.
-            expect_the_same(shell, work, job)
+            expect_the_same(shell, work, command)
             loop.begin_once_more()
-    expect_the_same(shell, work, job)
+    expect_the_same(shell, work, command)
     print(loop.killed)
     assert all(loop.killed.values()), loop.killed
 
 
-def expect_the_same(shell, work, job):
-    final = shell.run(*job("out", "log"))
+def expect_the_same(shell, work, command):
+    final = shell.run(*command)
     assert final.returncode == 0, final.stderr
     assert contents(work / "out") == contents(work / "undisturbed")
     assert faults(work / "out") == []
@@ -173,7 +181,7 @@ def expect_the_same(shell, work, job):
     ("breakage", "choice"),
     [
         (RECORD_BEFORE_OUTPUTS, ["DataLoader worker"]),
-        (WRITE_IN_PLACE, ["Ray worker", "driver"]),
+        (WRITE_IN_PLACE, ["shard process", "driver"]),
     ],
 )
 def test_the_loop_sees_a_broken_protocol(shell, work, job, breakage, choice):

@@ -1,10 +1,11 @@
-"""Ray workers die, runs are cancelled: the run goes on or ends, and Prefect says what is so."""
+"""The process of a shard dies, a run is cancelled: on each runner, nothing is lost."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -45,23 +46,24 @@ def start(shell, step, output, *options):
     )  # fmt: skip
 
 
-def ray_workers(shell):
+def shard_processes(shell):
+    """The processes that run shards, whichever the runner."""
     found = []
     for process in shell.leftovers():
-        try:
-            found += [process] if process.name().startswith("ray::run_shard") else []
-        except psutil.NoSuchProcess:
-            continue
+        with suppress(psutil.NoSuchProcess):
+            name, command = process.name(), process.cmdline()
+            if name.startswith("ray::run_shard") or "batchmill.shard_process" in command:
+                found.append(process)
     return found
 
 
-def test_a_lost_workers_inputs_are_finished_in_the_same_run(shell, api, inputs, work):
-    options = ["--param", f"log={work}/log", "--batch-size", "4", "--num-workers", "2"]
+def test_a_lost_shards_inputs_are_finished_in_the_same_run(shell, api, inputs, work, runner):
+    options = ["--param", f"log={work}/log", "--batch-size", "4", "--num-workers", "2", *runner]
     # All are one shard, which takes some fifteen seconds: it is lost twice in the middle.
     run = start(shell, "slow:step", "out", "--param", "seconds=0.3", *options)
     for number in (8, 42):
         wait_for(lambda n=number: len(committed(work / "out")) >= n, "some commits", 180)
-        (worker, *_) = wait_for(lambda: ray_workers(shell), "a Ray worker", 180)
+        (worker, *_) = wait_for(lambda: shard_processes(shell), "the shard's process", 180)
         done = committed(work / "out")
         before = (work / "log").read_text().split()
         worker.kill()
@@ -85,23 +87,24 @@ def test_a_lost_workers_inputs_are_finished_in_the_same_run(shell, api, inputs, 
     assert any(", attempt " in name for name in names), names
 
 
-def test_an_input_that_takes_its_ray_worker_with_it_is_found(shell, api, inputs, work):
+def test_an_input_that_kills_the_process_of_its_shard_is_found(shell, api, inputs, work, runner):
     code, summary = shell.json(
         *["run", "in", "--step", "slow:deadly", "-o", "out", "--param", f"log={work}/log"],
-        *["--batch-size", "8", "--num-workers", "1"],
+        *["--batch-size", "8", "--num-workers", "1", *runner],
     )
     assert (code, summary["outcomes"]) == (1, {"ok": 99, "crashed": 1})
     _, (failure,) = shell.json("failures", "out")
     assert failure["input"] == "007.txt"
-    assert "took that with it" in failure["message"]
+    assert (failure["outcome"], failure["error"]) == ("crashed", "ShardProcessDied")
+    assert "ended the process of the shard each time" in failure["message"]
     flow_run, tasks = flow_run_of(api, work / "out")
     assert flow_run["state"]["type"] == "FAILED"
     assert {task["state"]["type"] for task in tasks} <= {"COMPLETED", "CRASHED"}
 
 
-def test_the_end_of_a_private_ray_blames_no_input(shell, api, inputs, work):
+def test_the_end_of_a_local_ray_blames_no_input(shell, api, inputs, work):
     # Of several shards: Ray ends before they do, while a single one may be through by then.
-    options = ["--batch-size", "4", "--num-workers", "1"]
+    options = ["--batch-size", "4", "--num-workers", "1", "--ray", "local"]
     run = start(shell, "slow:step", "out", "--param", "seconds=0.3", *options)
     wait_for(lambda: committed(work / "out"), "some commits", 180)
     for process in shell.leftovers():
@@ -137,11 +140,11 @@ def cancel_in_prefect(_, api, work):
     [cancel_by_signal(signal.SIGINT), cancel_by_signal(signal.SIGTERM), cancel_in_prefect],
     ids=["ctrl-c", "sigterm", "prefect"],
 )
-def test_a_cancelled_run_ends_soon_and_can_be_completed(shell, api, inputs, work, cancel):
+def test_a_cancelled_run_ends_soon_and_can_be_completed(shell, api, inputs, work, cancel, runner):
     # Slow: far from its end when the cancellation is heard, which may take seconds.
     params = {"log": work / "log", "seconds": 0.5, "hurry": work / "hurry"}
     given = [part for name, value in params.items() for part in ("--param", f"{name}={value}")]
-    options = [*given, "--batch-size", "2"]
+    options = [*given, "--batch-size", "2", *runner]
     run = start(shell, "slow:step", "out", *options)
     wait_for(lambda: len(committed(work / "out")) >= 10, "something to be committed", 180)
     cancel(run, api, work)
@@ -173,8 +176,8 @@ def all_names():
     return [f"{number:03d}.txt" for number in range(100)]
 
 
-def test_a_second_ctrl_c_ends_it_at_once(shell, inputs, work):
-    run = start(shell, "slow:step", "out", "--param", "seconds=600")
+def test_a_second_ctrl_c_ends_it_at_once(shell, inputs, work, runner):
+    run = start(shell, "slow:step", "out", "--param", "seconds=600", *runner)
     parts = work / "out" / ".batchmill" / "staging"
     wait_for(lambda: parts.exists() and any(parts.glob("*/*")), "an input to be at work", 180)
     os.kill(run.pid, signal.SIGINT)
@@ -185,8 +188,11 @@ def test_a_second_ctrl_c_ends_it_at_once(shell, inputs, work):
     run.communicate()
 
 
-def test_a_run_that_was_killed_is_shown_as_crashed_once_another_goes_on(shell, api, inputs, work):
-    run = start(shell, "slow:step", "out", "--param", f"log={work}/log", "--batch-size", "2")
+def test_a_run_that_was_killed_is_shown_as_crashed_once_another_runs(
+    shell, api, inputs, work, runner
+):
+    options = ["--batch-size", "2", *runner]
+    run = start(shell, "slow:step", "out", "--param", f"log={work}/log", *options)
     wait_for(lambda: len(committed(work / "out")) >= 2, "something to be committed", 180)
     os.kill(run.pid, signal.SIGKILL)
     run.communicate()
@@ -194,7 +200,7 @@ def test_a_run_that_was_killed_is_shown_as_crashed_once_another_goes_on(shell, a
     assert killed["state"]["type"] == "RUNNING"
     code, summary = shell.json(
         *["run", "in", "--step", "slow:step", "-o", "out", "--param", f"log={work}/log"],
-        *["--batch-size", "2"],
+        *options,
     )
     assert (code, summary["outcomes"]) == (0, {"ok": 100})
     state = api(f"/flow_runs/{killed['id']}")["state"]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchmill import OptionError
-from batchmill.batching import MAX_SHARDS, Batching, Cores, cut, lay_out, weigh
+from batchmill.batching import MAX_SHARDS, Batching, Cores, cut, lay_out, own_cores, weigh
 
 sizes = st.lists(st.integers(-1, 10**9), min_size=1, max_size=300)
 
@@ -145,3 +145,18 @@ def test_what_the_user_gives_is_kept():
 def test_numbers_out_of_range_are_refused(wrong):
     with pytest.raises(OptionError, match="is less than the minimum of"):
         Batching(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [("max 100000", 2), ("50000 100000", 1), ("150000 100000", 2), ("800000 100000", 2)],
+)
+def test_a_container_has_the_cores_of_its_control_group(tmp_path, monkeypatch, quota, expected):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert own_cores(tmp_path) == expected
+
+
+def test_cores_without_a_control_group(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    assert own_cores(tmp_path) == 2

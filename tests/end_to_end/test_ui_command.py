@@ -1,0 +1,69 @@
+"""`batchmill ui`: the history of runs that have no server of their own."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+
+from live import ask, free_ports, wait_for
+
+SPLIT = "batchmill.steps.words:split"
+
+
+def test_the_ui_shows_earlier_runs_and_serves_those_that_start_meanwhile(bare_shell, words):
+    shell = bare_shell
+    job = ["run", words / "manifest.csv", "--step", SPLIT, "-o"]
+    assert shell.batchmill(*job, "before").returncode == 0
+    (port,) = free_ports()
+    ui = shell.start(
+        *(sys.executable, "-m", "batchmill", "ui", "--port", port),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    address = f"http://127.0.0.1:{port}"
+    assert ui.stdout.readline() == f"Prefect's UI: {address} (Ctrl-C stops it)\n"
+    with urllib.request.urlopen(address) as page:
+        assert "Prefect" in page.read().decode()
+    with urllib.request.urlopen(f"{address}/ui-settings") as settings:
+        assert f'"api_url":"{address}/api"' in settings.read().decode()
+    done = shell.batchmill(*job, "meanwhile")
+    assert done.returncode == 0, done.stderr
+    runs = ask(f"{address}/api", "/flow_runs/filter", {"sort": "START_TIME_ASC"})
+    assert [run["name"] for run in runs] == ["before: split", "meanwhile: split"]
+    assert {run["state"]["type"] for run in runs} == {"COMPLETED"}
+
+    # A second one joins the server, at whatever port that is.
+    (other,) = free_ports()
+    second = shell.start(
+        *(sys.executable, "-m", "batchmill", "ui", "--port", other),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert re.search(rf" {address} ", second.stdout.readline())
+    for process, number in ((second, signal.SIGTERM), (ui, signal.SIGINT)):
+        os.kill(process.pid, number)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert "Stopped." in err
+    wait_for(lambda: not shell.leftovers(), f"the end of {shell.leftovers()}")
+
+
+def test_a_port_that_is_in_use_is_refused(bare_shell):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = bare_shell.batchmill("ui", "--port", port)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"--port {port}: cannot be used (Address already in use)" in done.stderr
+    done = bare_shell.batchmill("ui", "--port", "70000")
+    assert done.returncode == 2
+    assert "--port 70000: expected a number from 1 to 65535." in done.stderr
+
+
+def test_of_a_server_that_is_configured_the_address_is_printed(bare_shell):
+    bare_shell.environment["PREFECT_API_URL"] = "https://prefect.example.com/api"
+    done = bare_shell.batchmill("ui")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Prefect's UI: https://prefect.example.com (")
