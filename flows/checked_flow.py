@@ -77,7 +77,7 @@ class CheckedFlow(Flow[..., dict[str, Any]]):
         # What the flow would refuse is told before a server is there.
         check_prune(job, prune=bool(options.get("prune")))
         Batching(**arguments_for(Batching, options))
-        policy = make_policy(**arguments_for(make_policy, options))
+        make_policy(**arguments_for(make_policy, options))
         prepared = prepare_once(job) if listed is None else prepare(job, listed)
         if not options.get("wait"):
             check_free(prepared.ledger)
@@ -89,7 +89,7 @@ class CheckedFlow(Flow[..., dict[str, Any]]):
             save_manifest(prepared.manifest, job.manifest, job.input_column)
         if is_idle(prepared):
             how = {name: bool(options.get(name)) for name in ("prune", "wait")}
-            done = finish(prepared, policy, **how)
+            done = finish(prepared, **how)
             if done is not None:
                 return done
         with shard_processes() as processes, ExitStack() as api:

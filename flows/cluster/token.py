@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import sys
 from pathlib import Path
 
 from batchmill.blocks.ray_cluster import RayCluster
@@ -10,9 +11,12 @@ from batchmill.blocks.ray_cluster import RayCluster
 def present_token(cluster: RayCluster) -> None:
     """Have Ray show the cluster's token, if there is one; to be called before Ray is imported.
 
-    A Ray of this machine alone gets a random token: its ports are open to the network, and whoever
-    reaches them without one could run code. Ray reads these variables when it is imported.
+    A local Ray gets a random token: its ports are open to the network, and anyone who reaches them
+    could run code without one. Ray reads these variables when it is imported. If the caller has
+    imported Ray before, nothing can change that.
     """
+    if "ray" in sys.modules and not cluster.token:
+        return
     if cluster.token:
         os.environ["RAY_AUTH_TOKEN"] = cluster.token.get_secret_value()
     elif cluster.is_local and "RAY_AUTH_MODE" not in os.environ and not _has_token():

@@ -23,9 +23,14 @@ def test_other_shares_are_published_and_shown_without_an_execution(shell, api, w
     table = pd.read_parquet(work / "out" / "metadata.parquet").drop_duplicates("input")
     assert table["partition"].tolist() == ["train", "train", "test", "test"]
     assert "Its partitions" in (work / "out" / "report.html").read_text()
+    code, (found,) = shell.json("verify", "out")
+    assert (code, found["kind"]) == (0, "duplicate")
+
+    # Prefect shows the shares of a run that executes something.
+    (words / "b.txt").write_text("changed")
+    done = shell.batchmill(*divided)
+    assert done.returncode == 0, done.stderr
     run, _ = flow_run_of(api, work / "out")
     of_run = {"artifacts": {"flow_run_id": {"any_": [run["id"]]}, "type": {"any_": ["markdown"]}}}
     (artifact,) = api("/artifacts/filter", of_run)
     assert "| in partition train | 2 |" in artifact["data"]
-    code, (found,) = shell.json("verify", "out")
-    assert (code, found["kind"]) == (0, "duplicate")

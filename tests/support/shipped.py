@@ -5,14 +5,14 @@ It has a line for each task: the bytes of its arguments as Ray pickles them.
 
 import sys
 
-import ray
-from ray.remote_function import RemoteFunction
-
 from batchmill.cli.main import main
 
 
 def note_what_is_shipped(file):
     """Have each task of Ray's add a line to a file."""
+    import ray
+    from ray.remote_function import RemoteFunction
+
     submit = RemoteFunction._remote
 
     def submit_noted(function, args=None, kwargs=None, **options):
@@ -24,5 +24,7 @@ def note_what_is_shipped(file):
 
 
 if __name__ == "__main__":
-    note_what_is_shipped(sys.argv.pop(1))
+    if "--ray" in sys.argv:
+        note_what_is_shipped(sys.argv[1])
+    del sys.argv[1]
     main()

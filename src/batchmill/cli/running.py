@@ -22,7 +22,7 @@ from batchmill.job import Prepared, check_prune, make_job, prepare
 from batchmill.leaks import find_duplicates
 from batchmill.lease import check_free
 from batchmill.params import arguments_for, parse_pairs, read_object
-from batchmill.policy import FailurePolicy, make_policy
+from batchmill.policy import make_policy
 from batchmill.storage.access import access_to
 from batchmill.summary import failure_message, summarise
 
@@ -69,7 +69,7 @@ def _run(parameters: dict[str, Any], options: RunOptions, cluster: _Cluster) -> 
     job = make_job(**arguments_for(make_job, parameters))
     check_prune(job, prune=parameters["prune"])
     batching_of(parameters)
-    policy = make_policy(**arguments_for(make_policy, parameters))
+    make_policy(**arguments_for(make_policy, parameters))
     prepared = prepare(job)
     told = console(stderr=True)
     if not as_json:
@@ -88,7 +88,7 @@ def _run(parameters: dict[str, Any], options: RunOptions, cluster: _Cluster) -> 
             handing_over(prepared) as handover,
             showing_progress(prepared.ledger, told, quiet=quiet),
         ):
-            if not _finish_idle(prepared, parameters, policy, cluster):
+            if not _finish_idle(prepared, parameters, cluster):
                 _run_flow(prepared, parameters, cluster)
     except CancelledError:
         raise
@@ -102,17 +102,14 @@ def _run(parameters: dict[str, Any], options: RunOptions, cluster: _Cluster) -> 
     _tell(handover, as_json, time.monotonic() - begun, allowed=True)
 
 
-def _finish_idle(
-    prepared: Prepared, parameters: dict[str, Any], policy: FailurePolicy, cluster: _Cluster
-) -> bool:
-    """Do a run that has nothing to execute without Prefect; False if there is something.
+def _finish_idle(prepared: Prepared, parameters: dict[str, Any], cluster: _Cluster) -> bool:
+    """Do a run without Prefect that has nothing to execute or report; False if it has.
 
     Only the flow can check a cluster.
     """
     if not is_idle(prepared) or cluster != _NO_CLUSTER:
         return False
-    done = finish(prepared, policy, prune=parameters["prune"], wait=parameters["wait"])
-    return done is not None
+    return finish(prepared, prune=parameters["prune"], wait=parameters["wait"]) is not None
 
 
 def _run_flow(prepared: Prepared, parameters: dict[str, Any], cluster: _Cluster) -> None:

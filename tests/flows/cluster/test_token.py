@@ -1,6 +1,7 @@
 """The token that a Ray shows or asks for: a local one always has one."""
 
 import os
+import sys
 
 import pytest
 from batchmill.blocks.ray_cluster import RayCluster
@@ -15,6 +16,7 @@ def _no_token(monkeypatch, tmp_path):
         monkeypatch.setenv(name, "x")  # So that monkeypatch takes back what is set.
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
 
 
 def settings():
@@ -50,3 +52,9 @@ def test_a_user_may_choose_a_local_ray_without_a_token(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     present_token(RayCluster(address="local"))
     assert settings() == {"RAY_AUTH_MODE": "disabled"}
+
+
+def test_a_ray_that_was_imported_before_can_not_have_a_new_token(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    present_token(RayCluster(address="local"))
+    assert settings() == {}
