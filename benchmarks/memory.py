@@ -2,7 +2,7 @@
 
 python -m benchmarks.memory [--inputs 1000 10000 100000]
 
-For each number, a Prefect server of its own and one `batchmill run` on a private Ray over so many
+For each number, a Prefect server of its own and one `batchmill run` on this machine over so many
 files of four bytes. The peaks are of resident memory, looked at every half second.
 """
 
@@ -54,8 +54,8 @@ class Peaks(threading.Thread):
         self._note("driver", mib(psutil.Process(self._driver)))
         server = psutil.Process(self._server)
         self._note("server", sum(map(mib, [server, *server.children(recursive=True)])))
-        for process in psutil.process_iter(["cmdline"]):
-            if "ray::run_shard" in " ".join(process.info["cmdline"] or ()):
+        for process in psutil.Process(self._driver).children():
+            if "batchmill.shard_process" in process.cmdline():
                 self._note("shard", mib(process))
 
     def _note(self, kind: str, found: float) -> None:

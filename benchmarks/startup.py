@@ -1,12 +1,11 @@
-"""How long the shortest run takes, against what it cannot do without, one after the other.
+"""How long the shortest run takes, as a multiple of `python -c "import torch, prefect"`.
 
-python -m benchmarks.startup [--rounds 5]
+    python -m benchmarks.startup [--rounds 5]
 
-The run: `batchmill run` over four words, with a Prefect server and a Ray of its own, from the
-command to its end. What it cannot do without: to import torch, Prefect and Ray; `ray.init()`; a
-Prefect server from its command until it answers. Rounds alternate, and the medians count; disk and
-database are warm. After that, the same run where a Prefect server is there already, and then where
-a Ray cluster is, too.
+The run is `batchmill run` over four words, from the command to its end: without a Prefect server,
+with one that runs already, with a local Ray, and again with nothing to do. Rounds alternate, and
+medians count; disk and database are warm. Then one run is shown process by process: when each
+starts and ends, and the processor seconds that it uses.
 """
 
 import argparse
@@ -16,32 +15,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-from urllib.request import urlopen
+from typing import NamedTuple
 
-from ray.cluster_utils import Cluster
+import psutil
 
-from benchmarks.memory import free_port, prefect_server
+from benchmarks.memory import prefect_server
 
-STEP = "batchmill.steps.words:split"
-IMPORTS = "import torch, prefect, ray"
-RAY = """
-import time, ray
-begun = time.perf_counter()
-ray.init(address="local", num_cpus={cores}, log_to_driver=False, logging_level="ERROR")
-print(time.perf_counter() - begun)
-ray.shutdown()
-"""
-POLL_SECONDS = 0.05
+IMPORTS = [sys.executable, "-c", "import torch, prefect"]
+POLL_SECONDS = 0.02
 
 
-def environment(home: Path) -> dict[str, str]:
-    """Return an environment in which Prefect is alone, and Ray asks for no token."""
+def settings_for(home: Path) -> dict[str, str]:
+    """Return an environment in which no Prefect server is configured."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    return kept | {"PREFECT_HOME": str(home), "RAY_AUTH_MODE": "disabled", "DO_NOT_TRACK": "1"}
+    return kept | {"PREFECT_HOME": str(home), "DO_NOT_TRACK": "1"}
 
 
 def seconds_of(command: list[str], settings: dict[str, str], folder: Path) -> float:
@@ -51,105 +39,105 @@ def seconds_of(command: list[str], settings: dict[str, str], folder: Path) -> fl
     return time.perf_counter() - begun
 
 
-def imports(settings: dict[str, str], folder: Path) -> float:
-    """Time the imports; starting Python itself is not counted."""
-    bare = seconds_of([sys.executable, "-c", "pass"], settings, folder)
-    return seconds_of([sys.executable, "-c", IMPORTS], settings, folder) - bare
+def run_to(output: str, *options: str) -> list[str]:
+    """Return the command that runs the job."""
+    job = ["run", "words", "--step", "batchmill.steps.words:split", "--output", output]
+    return [sys.executable, "-m", "batchmill", *job, *options]
 
 
-def ray_init(settings: dict[str, str], folder: Path) -> float:
-    """Time `ray.init()`."""
-    code = RAY.format(cores=os.cpu_count())
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=settings,
-        cwd=folder,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return float(done.stdout.split()[-1])
+def new_output(folder: Path) -> str:
+    """Return the path of a dataset that is not there yet."""
+    return f"{tempfile.mkdtemp(dir=folder)}/out"
 
 
-@contextmanager
-def server(settings: dict[str, str], port: int) -> Iterator[None]:
-    """Run a Prefect server."""
-    command = [sys.executable, "-m", "prefect", "server", "start", "--port", str(port)]
-    with subprocess.Popen(
-        command, env=settings, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        try:
-            yield
-        finally:
-            process.terminate()
+class Seen(NamedTuple):
+    """A process of a run: what it is, when it ran (seconds), its processor seconds."""
+
+    name: str
+    start: float
+    end: float
+    cpu: float
 
 
-def server_start(settings: dict[str, str], _: Path) -> float:
-    """Time a Prefect server until it answers."""
-    port = free_port()
-    begun = time.perf_counter()
-    with server(settings, port):
-        while True:
-            with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/api/health", timeout=5):
-                return time.perf_counter() - begun
+def processes_of(command: list[str], settings: dict[str, str], folder: Path) -> list[Seen]:
+    """Run a command and watch its processes, a few milliseconds apart."""
+    begun = time.time()
+    seen: dict[psutil.Process, Seen] = {}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env=settings, cwd=folder, **quiet) as run:  # type: ignore[call-overload]
+        whole = psutil.Process(run.pid)
+        while run.poll() is None:
+            for process in [whole, *whole.children(recursive=True)]:
+                try:
+                    used = process.cpu_times()
+                    name = name_of(process)
+                    start = process.create_time() - begun
+                except psutil.Error:
+                    continue  # It has just ended.
+                now = time.time() - begun
+                seen[process] = Seen(name, max(0.0, start), now, used.user + used.system)
             time.sleep(POLL_SECONDS)
+    return sorted(seen.values(), key=lambda process: process.start)
 
 
-def whole_run(settings: dict[str, str], folder: Path, *options: str) -> float:
-    """Time a run over four words."""
-    out = tempfile.mkdtemp(dir=folder)
-    command = [sys.executable, "-m", "batchmill", "run", "words", "--step", STEP, "--output", out]
-    return seconds_of([*command, *options], settings, folder)
+def name_of(process: psutil.Process) -> str:
+    """Say what a process of a run is."""
+    command = process.cmdline()
+    if process.name().startswith("pt_data_worker"):
+        return "DataLoader worker"
+    for module, name in (
+        ("batchmill.flows.services.server_process", "Prefect server"),
+        ("batchmill.shard_process", "process of the shard"),
+        ("batchmill", "`batchmill run`"),
+    ):
+        if module in command:
+            return name
+    return command[0] if command else process.name()
 
 
-def with_services(folder: Path, rounds: int) -> dict[str, float]:
-    """Time the run where a Prefect server is there already, and a Ray cluster; medians."""
+def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
+    """Time the imports and the runs, in turn."""
+    alone = settings_for(folder / "prefect")
+    done = new_output(folder)
     with prefect_server(folder / "kept") as (_, variables):
-        settings = variables | {"RAY_AUTH_MODE": "disabled"}
-        whole_run(settings, folder)
-        server_only = [whole_run(settings, folder) for _ in range(rounds)]
-        cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": os.cpu_count()})
-        try:
-            both = [whole_run(settings, folder, "--ray", cluster.address) for _ in range(rounds)]
-        finally:
-            cluster.shutdown()
-    return {
-        "the run, with a Prefect server that is there": statistics.median(server_only),
-        "and with a Ray cluster that is there": statistics.median(both),
-    }
+        served = settings_for(folder / "kept") | variables
+        for settings in (alone, served):  # Makes the database, and warms the disk.
+            seconds_of(run_to(new_output(folder)), settings, folder)
+        seconds_of(run_to(done), alone, folder)
+        found: dict[str, list[float]] = {}
+        for _ in range(rounds):
+            for what, command, settings in (
+                ('`python -c "import torch, prefect"`', IMPORTS, alone),
+                ("no Prefect server runs", run_to(new_output(folder)), alone),
+                ("a Prefect server runs", run_to(new_output(folder)), served),
+                ("nothing to do", run_to(done), alone),
+                ("`--ray local`", run_to(new_output(folder), "--ray", "local"), alone),
+            ):
+                found.setdefault(what, []).append(seconds_of(command, settings, folder))
+    return found
 
 
 def main() -> None:
-    """Print a table."""
+    """Print two tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    parts = {
-        "imports of torch, Prefect and Ray": imports,
-        "`ray.init()`": ray_init,
-        "a Prefect server's start": server_start,
-        "`batchmill run` over four words": whole_run,
-    }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "words").mkdir()
         for word in ("one", "two", "three", "four"):
             (folder / "words" / f"{word}.txt").write_text(word)
-        settings = environment(folder / "prefect")
-        whole_run(settings, folder)  # Makes the database, and warms the disk.
-        rounds = [
-            {what: measure(settings, folder) for what, measure in parts.items()}
-            for _ in range(options.rounds)
-        ]
-        kept = with_services(folder, options.rounds)
-    medians = {what: statistics.median(seen[what] for seen in rounds) for what in parts}
-    *needed, ours = medians.values()
-    print("| | s |\n|---|---|")
-    for what, seconds in medians.items():
-        print(f"| {what} | {seconds:.1f} |")
-    print(f"| of the sum of the others | {ours / sum(needed):.2f} |")
-    for what, seconds in kept.items():
-        print(f"| {what} | {seconds:.1f} |")
+        found = measure(folder, options.rounds)
+        settings = settings_for(folder / "prefect")
+        processes = processes_of(run_to(new_output(folder)), settings, folder)
+    imports, *_ = (statistics.median(seconds) for seconds in found.values())
+    print("| | s | times the imports |\n|---|---|---|")
+    for what, seconds in found.items():
+        median = statistics.median(seconds)
+        print(f"| {what} | {median:.1f} | {median / imports:.2f} |")
+    print("\n| process | starts, s | ends, s | processor seconds |\n|---|---|---|---|")
+    for process in processes:
+        print(f"| {process.name} | {process.start:.1f} | {process.end:.1f} | {process.cpu:.1f} |")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The Ray that a run uses: a private one on this machine, or a cluster."""
+"""The Ray that a run uses: a local one, which is started for it, or a cluster."""
 
 import logging
 import os

@@ -69,7 +69,7 @@ def inputs(work):
 
 @pytest.fixture(scope="session")
 def undisturbed(server, ray_environment, tmp_path_factory):
-    """The dataset that a private Ray makes of the inputs."""
+    """The dataset that this machine makes of the inputs, without Ray."""
     folder = tmp_path_factory.mktemp("undisturbed")
     make_inputs(folder)
     with shell_in(folder, ray_environment | {"PREFECT_API_URL": server}) as shell:

@@ -55,7 +55,7 @@ def bucket(s3, monkeypatch):
 
 @pytest.fixture
 def saved(shell, s3, bucket):
-    """The page's blocks, for the bucket and a private Ray; and two of Prefect's own."""
+    """The page's blocks, for the bucket and a local Ray; and two of Prefect's own."""
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     options = options_for(s3)
     for before, after in {

@@ -250,7 +250,7 @@ class RunOptions:
         Parameter(
             group=CLUSTER,
             help="A Ray cluster: ray://HOST:10001, HOST:6379, auto, or block:NAME for a saved one. "
-            "Default: a private Ray here.",
+            "Default: no Ray, this machine.",
         ),
     ] = None
     runtime_env: Annotated[

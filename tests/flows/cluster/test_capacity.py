@@ -60,6 +60,6 @@ def test_what_ray_raises_is_raised_where_it_was_asked(capacity, monkeypatch):
 
 
 @pytest.mark.parametrize(("address", "may_grow"), [("local", False), ("10.0.0.1:6379", True)])
-def test_a_private_ray_does_not_grow(address, may_grow):
+def test_a_local_ray_does_not_grow(address, may_grow):
     found = [Node("a", "10.0.0.1", {"CPU": 4.0})]
     assert cores_for(RayCluster(address=address), found).may_grow is may_grow
