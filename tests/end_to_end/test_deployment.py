@@ -5,7 +5,7 @@ import json
 import gated
 import pandas as pd
 import pytest
-from comparison import committed
+from comparison import committed, contents
 from deployment import deploy, worker_of
 from live import prefect_server_in, wait_for
 
@@ -38,6 +38,10 @@ def test_deployments_run_the_same_flow(deployed, shell, api, words, work):
     good = {"manifest": str(words / "manifest.csv"), "step": split, "output": str(work / "out")}
     state = deployed("preprocess/manual", **good)
     assert state["type"] == "COMPLETED", state
+    on_ray = good | {"output": str(work / "on-ray"), "cluster": {"address": "local"}}
+    state = deployed("preprocess/manual", **on_ray)
+    assert state["type"] == "COMPLETED", state
+    assert contents(work / "on-ray") == contents(work / "out")
     bad = good | {"manifest": str(words / "nosuch.csv"), "output": str(work / "bad")}
     state = deployed("preprocess/manual", **bad)
     assert state["type"] == "FAILED"

@@ -1,0 +1,20 @@
+"""A Kubernetes pod has 64 MB of shared memory, unless told otherwise: it is enough."""
+
+import json
+import sys
+
+import pytest
+
+IN_A_POD = 'mount -t tmpfs -o size=64M none /dev/shm && exec "$@"'
+
+
+@pytest.mark.parametrize("workers", ["1", "8"])
+def test_a_run_with_64_mb_of_shared_memory(bare_shell, work, workers):
+    # The folder `in` and its step are those of all tests of clusters.
+    done = bare_shell.run(
+        *("unshare", "--mount", "sh", "-c", IN_A_POD, "sh"),
+        *(sys.executable, "-m", "batchmill", "run", "in", "--step", "slow:step", "-o", "out"),
+        *("--param", f"log={work}/log", "--num-workers", workers, "--batch-size", "2", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["outcomes"] == {"ok": 60}
