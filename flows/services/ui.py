@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from batchmill.errors import OptionError, ServiceError
 from batchmill.storage.urls import hide_secrets
 
 _LOOK_SECONDS = 2.0
+_POLL_SECONDS = 0.1
 _HIGHEST_PORT = 65535
 
 
@@ -24,10 +25,14 @@ class ServedUI(NamedTuple):
     address: str
     home: Path
 
-    def wait(self) -> None:
-        """Wait for Ctrl-C. Raises ServiceError if the server ends before."""
+    def wait(self, stopped: Callable[[], bool]) -> None:
+        """Wait until `stopped` returns true. Raises ServiceError if the server ends before."""
         while find_server(self.home):
-            time.sleep(_LOOK_SECONDS)
+            next_look = time.monotonic() + _LOOK_SECONDS
+            while time.monotonic() < next_look:
+                if stopped():
+                    return
+                time.sleep(_POLL_SECONDS)
         raise ServiceError(
             f"The Prefect server at {self.address} has ended. Start it again: batchmill ui"
         )

@@ -37,12 +37,17 @@ def ui(
     if configured:
         out.print(f"Prefect's UI: {configured} (of the server that PREFECT_API_URL names)")
         return
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    received: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in numbers}
     try:
         with serving_ui(port) as served:
+            # Not an exception: one that is raised in somebody's `__del__` is lost.
+            for number in numbers:
+                signal.signal(number, lambda number, _: received.append(number))
             out.print(f"Prefect's UI: {served.address} (Ctrl-C stops it)")
-            served.wait()
-    except KeyboardInterrupt:
-        console(stderr=True).print("Stopped. A run that uses the server keeps it until its end.")
+            served.wait(lambda: bool(received))
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    console(stderr=True).print("Stopped. A run that uses the server keeps it until its end.")
