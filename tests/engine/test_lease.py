@@ -166,3 +166,11 @@ def test_a_lease_of_another_version_is_refused_by_name(ledger):
     ledger.store.write(f"{FOLDER}/000001.json", b'{"version": 99}')
     with pytest.raises(LedgerError, match=r"000001\.json: is no lease of this version"):
         holder(ledger)
+
+
+def test_a_store_that_keeps_nothing_is_refused():
+    with (
+        pytest.raises(LedgerError, match="cannot be found again"),
+        lease(Ledger(open_store("/proc/nothing"))),
+    ):
+        pytest.fail("it holds a lease")
