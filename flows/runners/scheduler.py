@@ -274,7 +274,7 @@ class ShardScheduler:
                 f"{shard.title} lost its process; {self.losses} were lost in this run: {reason}"
             )
             return
-        for again in self._what_is_left(shard):
+        for again in self._what_is_left(shard, reason):
             logger.info("submitted again: %s", again.title)
             self._waiting.append(again)
 
@@ -282,7 +282,7 @@ class ShardScheduler:
         plain: State[Any] = State(type=state.type, name=state.name, message=state.message)
         self.ends.append(TaskRunEnd(future.task_run_id, shard.title, plain))
 
-    def _what_is_left(self, shard: Shard) -> list[Shard]:
+    def _what_is_left(self, shard: Shard, reason: str) -> list[Shard]:
         (rows,) = unfinished([shard])
         if not rows:
             return []
@@ -292,7 +292,7 @@ class ShardScheduler:
             middle = len(rows) // 2
             return [_again(shard, rows[:middle]), _again(shard, rows[middle:])]
         alone = _again(shard, rows)
-        name = give_up(alone)
+        name = give_up(alone, reason)
         if name is None:
             return [alone]
         get_run_logger().error("%s: crashed: it ends the process of its shard", name)

@@ -24,7 +24,6 @@ from batchmill.ledger import FOLDER, Ledger
 BEAT_SECONDS = 5.0
 LAPSE_SECONDS = 20.0
 _WAIT_SECONDS = 2.0
-_MOST_TRIES = 100
 _LOOK_SECONDS = 1.0
 LEASES = f"{FOLDER}/lease"
 
@@ -96,10 +95,8 @@ class Lease:
 def lease(ledger: Ledger, *, wait: bool = False) -> Iterator[Lease]:
     """Hold a dataset for as long as the block.
 
-    Raises LedgerError if another run holds it, or if a lease cannot be written; with `wait`, waits
-    for the end of that run.
+    Raises LedgerError if somebody else holds it; with `wait`, waits for its end.
     """
-    tries = 0
     while True:
         before = latest = _latest(ledger)
         if latest is None or _is_over(ledger, latest):
@@ -111,12 +108,6 @@ def lease(ledger: Ledger, *, wait: bool = False) -> Iterator[Lease]:
                     break
                 # While we looked, others came and went, and removed the number that we have made.
                 ledger.store.delete(_name(mine.number))
-            tries += latest is None
-            if tries > _MOST_TRIES:
-                raise LedgerError(
-                    f"{ledger.store.url}: files that are written there cannot be found again. "
-                    "Choose another output."
-                )
             continue  # Another contender was quicker: look at who it is.
         if not wait:
             raise LedgerError(_message(ledger.store.url, latest))

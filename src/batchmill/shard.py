@@ -90,8 +90,10 @@ def split(shard: Shard) -> tuple[Shard, Shard | None] | None:
     return replace(shard, stop=row, given=shard.stop, left=-1), rest
 
 
-def give_up(shard: Shard) -> str | None:
+def give_up(shard: Shard, reason: str) -> str | None:
     """Record that the one input of a shard ends the shard's process; returns its name.
+
+    `reason` says how the process ended the last time.
 
     None if it has not been executed alone, to no outcome, more often than the run's retries allow:
     a process that was lost before it came to the input proves nothing. Only the dataset's holder
@@ -113,7 +115,7 @@ def give_up(shard: Shard) -> str | None:
         finished_at=time.time(),
         host="",
         error="ShardProcessDied",
-        message="alone in its shard, it ended the process of the shard each time",
+        message=f"alone in its shard, it ended the process of the shard each time: {reason}",
     )
     outcome = as_planned(outcome, table, 0)
     origin = Origin(carried_text(carried_rows(table)[0]), work.identity, work.run)

@@ -24,7 +24,7 @@ def test_the_ui_shows_earlier_runs_and_serves_those_that_start_meanwhile(bare_sh
         stderr=subprocess.PIPE,
     )
     address = f"http://127.0.0.1:{port}"
-    assert ui.stdout.readline() == f"Prefect's UI: {address} (Ctrl-C stops it)\n"
+    assert ui.stdout.readline() == f"Prefect's UI: {address} (until Ctrl-C)\n"
     with urllib.request.urlopen(address) as page:
         assert "Prefect" in page.read().decode()
     with urllib.request.urlopen(f"{address}/ui-settings") as settings:
@@ -47,7 +47,7 @@ def test_the_ui_shows_earlier_runs_and_serves_those_that_start_meanwhile(bare_sh
         os.kill(process.pid, number)
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
-        assert "Stopped." in err
+        assert "Ended." in err
     wait_for(lambda: not shell.leftovers(), f"the end of {shell.leftovers()}")
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from contention import FORK, at_once
 
-from batchmill import LedgerError
+from batchmill import LedgerError, StoreError
 from batchmill import lease as leases
 from batchmill.lease import holder, lease
 from batchmill.ledger import Ledger
@@ -168,9 +168,10 @@ def test_a_lease_of_another_version_is_refused_by_name(ledger):
         holder(ledger)
 
 
-def test_a_store_that_keeps_nothing_is_refused():
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nosuch" / "folder")
     with (
-        pytest.raises(LedgerError, match="cannot be found again"),
-        lease(Ledger(open_store("/proc/nothing"))),
+        pytest.raises(StoreError, match="link"),
+        lease(Ledger(open_store(str(tmp_path / "link")))),
     ):
         pytest.fail("it holds a lease")

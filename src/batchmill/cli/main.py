@@ -30,7 +30,7 @@ _OVERVIEW = (
     ("verify", "batchmill.cli.verify:verify", "Compare a dataset's files with its ledger."),
     ("watch", "batchmill.cli.watch:watch", "Tell Prefect of new files in a folder or bucket."),
     ("retry", "batchmill.cli.retry:retry", "Let failed inputs run again."),
-    ("ui", "batchmill.cli.ui:ui", "Open Prefect's UI on the runs of this machine."),
+    ("ui", "batchmill.cli.ui:ui", "Show Prefect's UI with the runs of this machine."),
 )
 
 

@@ -249,8 +249,8 @@ class RunOptions:
         str | None,
         Parameter(
             group=CLUSTER,
-            help="A Ray cluster: ray://HOST:10001, HOST:6379, auto, or block:NAME for a saved one. "
-            "Default: no Ray, this machine.",
+            help="A Ray cluster: ray://HOST:10001, HOST:6379, auto, block:NAME for a saved one, or "
+            "local for a Ray that is started on this machine. Default: no Ray, this machine.",
         ),
     ] = None
     runtime_env: Annotated[

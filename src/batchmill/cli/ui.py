@@ -13,15 +13,13 @@ PREFECT_PORT = 4200
 
 def ui(
     *,
-    port: Annotated[
-        int, Parameter(help="The port of a server that has to be started.")
-    ] = PREFECT_PORT,
+    port: Annotated[int, Parameter(help="The port, if no server runs yet.")] = PREFECT_PORT,
 ) -> None:
-    """Serve Prefect's UI with all runs of this machine, and print its address.
+    """Show Prefect's UI with the runs of this machine: print its address, and serve it.
 
-    The history of runs is kept in the Prefect database of the user, with or without a server of
-    their own. Runs that start while the UI is open appear in it. Ctrl-C or SIGTERM stops it, with
-    exit code 0. If PREFECT_API_URL names a server, only the address of its UI is printed.
+    It has all earlier runs, and those that start meanwhile. Ctrl-C or SIGTERM ends it, with exit
+    code 0. If a run or another `batchmill ui` has started a server, it uses that one, at that one's
+    port. If PREFECT_API_URL names a server, only the address of its UI is printed.
 
     ```
     batchmill ui
@@ -29,6 +27,8 @@ def ui(
     ```
     """
     os.environ.setdefault("DO_NOT_TRACK", "1")
+    told = console(stderr=True)
+    told.print("starting Prefect ...")
     # Imported now, because Prefect takes a second or two.
     from batchmill.flows.services.ui import configured_ui, serving_ui
 
@@ -45,9 +45,9 @@ def ui(
             # Not an exception: one that is raised in somebody's `__del__` is lost.
             for number in numbers:
                 signal.signal(number, lambda number, _: received.append(number))
-            out.print(f"Prefect's UI: {served.address} (Ctrl-C stops it)")
+            out.print(f"Prefect's UI: {served.address} (until Ctrl-C)")
             served.wait(lambda: bool(received))
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    console(stderr=True).print("Stopped. A run that uses the server keeps it until its end.")
+    told.print("Ended. The server stops when no run and no other `batchmill ui` uses it.")

@@ -142,6 +142,9 @@ class LocalStore:
         temporary = _temporary(target)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _fault(str(target.parent), error) from error
+        try:
             with temporary.open("xb") as file:
                 file.write(data)
                 file.flush()
