@@ -2,7 +2,7 @@
 
 import os
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import psutil
 import pytest
@@ -33,6 +33,23 @@ def deadly(source, out):
 
 
 @pytest.fixture
+def started():
+    """Gives the shard processes that this test has started and that are there.
+
+    A test process may have other children, such as a server that several tests share.
+    """
+
+    def found():
+        for child in psutil.Process().children():
+            with suppress(psutil.Error):  # It has just ended.
+                if "batchmill.shard_process" in child.cmdline():
+                    yield child
+
+    before = set(found())
+    return lambda: [child for child in found() if child not in before]
+
+
+@pytest.fixture
 def open_shards(words, tmp_path, monkeypatch):
     """Opens a run over the four words; gives its shards, each of one input."""
     (tmp_path / "of_this_test.py").write_text(STEPS)
@@ -52,7 +69,7 @@ def open_shards(words, tmp_path, monkeypatch):
         yield open_shards
 
 
-def test_one_process_runs_shard_after_shard(open_shards):
+def test_one_process_runs_shard_after_shard(open_shards, started):
     shards, failures, pids = open_shards("step"), [], set()
     with shard_processes() as processes:
         for shard in shards:
@@ -64,7 +81,7 @@ def test_one_process_runs_shard_after_shard(open_shards):
     assert len(pids) == 1
     assert [(failure.input, failure.kind) for failure in failures] == [("b.txt", "failed")]
     assert "no header" in failures[0].reason
-    assert not psutil.Process().children()
+    assert not started()
 
 
 def test_a_block_inside_another_uses_its_processes():
@@ -72,7 +89,7 @@ def test_a_block_inside_another_uses_its_processes():
         assert inner is outer
 
 
-def test_a_process_that_dies_says_how_and_what_it_printed(open_shards):
+def test_a_process_that_dies_says_how_and_what_it_printed(open_shards, started):
     (shard,) = open_shards("deadly", cores=1)
     with shard_processes() as processes:
         with (
@@ -83,7 +100,7 @@ def test_a_process_that_dies_says_how_and_what_it_printed(open_shards):
         assert "the module was imported" in str(died.value)
         with processes.one() as another:
             assert another is not process
-    assert not psutil.Process().children()
+    assert not started()
 
 
 def test_what_a_shard_raises_is_raised(open_shards, tmp_path):
@@ -97,25 +114,25 @@ def test_what_a_shard_raises_is_raised(open_shards, tmp_path):
         process.run(shard, (), print)
 
 
-def test_a_process_ends_when_its_parent_hangs_up():
+def test_a_process_ends_when_its_parent_hangs_up(started):
     process = ShardProcess()
-    (child,) = psutil.Process().children()
+    (child,) = started()
     assert os.getsid(child.pid) == child.pid  # Ctrl-C in the terminal is for the run.
     process.release()
     child.wait(60)
     process.end()
 
 
-def test_a_process_that_was_killed_can_be_ended():
+def test_a_process_that_was_killed_can_be_ended(started):
     process = ShardProcess()
     process.kill()
     process.end()
-    assert not psutil.Process().children()
+    assert not started()
 
 
-def test_the_signal_is_named():
+def test_the_signal_is_named(started):
     process = ShardProcess()
-    (child,) = psutil.Process().children()
+    (child,) = started()
     child.send_signal(signal.SIGSEGV)
     with pytest.raises(ShardProcessDiedError, match="SIGSEGV"):
         process.run(None, (), print)
