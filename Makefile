@@ -4,16 +4,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := demo-output
-# Tests wait for servers and for each other's kills as much as they compute.
-WORKERS ?= 2
+# Processes that run tests. Three on two cores, because tests also wait for servers.
+WORKERS ?= 3
 SHELL := /bin/bash
+# Cached byte code makes each command that the tests start faster.
+unexport PYTHONDONTWRITEBYTECODE
 
 # A strict editable install links single files: it must be made again when one is added.
 FILES := $(shell find src flows tasks blocks \( -name '*.py' -o -name '*.html' \) | LC_ALL=C sort | cksum | cut -d' ' -f1)
 INSTALLED := $(VENV)/.installed-$(FILES)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster test test-cluster test-fast soak check lint format types bench bench-full docs clean
+.PHONY: help setup demo demo-cluster test test-fast test-system test-all system-packages \
+	soak release-check check lint format types bench bench-full docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -56,20 +59,40 @@ demo-cluster: setup ## Do the same on a Ray cluster of two nodes on this machine
 		rows = pd.read_parquet('$(DEMO)-cluster/metadata.parquet'); \
 		print(rows.groupby(['node', 'source']).size().rename('clips').to_string())"
 
-test: setup ## Run all tests but those that need several machines
-	$(BIN)/python -m pytest -m 'not cluster' -n $(WORKERS) --dist worksteal
+test: setup ## Run the tests, with real servers; needs only Python and pip
+	$(BIN)/python -m pytest -m 'not system' -n $(WORKERS) --dist worksteal
 
-# In one process: two clusters on one machine would give drivers the same ports (Ray Client takes them
-# from 23000 on, and binds them seconds later), so that one's driver would reach the other's nodes.
-test-cluster: setup ## Run the tests of Ray clusters; as root, for the network between machines
-	$(BIN)/python -m pytest -m cluster
+test-fast: setup ## Run the fast tests: they start no server and no command
+	$(BIN)/python -m pytest -m 'not end_to_end and not slow and not system' -n $(WORKERS) --dist worksteal
 
-test-fast: setup ## Run the tests that start no server
-	$(BIN)/python -m pytest -m 'not end_to_end and not cluster' -n auto
+# In one process: Ray Client picks ports from 23000 up and binds them seconds later. Two clusters on one
+# machine would pick the same ports, and a driver could reach the nodes of the other cluster.
+test-system: setup ## Run the tests that need root, Chromium, Postgres and a network of machines
+	$(BIN)/python tests/support/system_packages.py
+	$(BIN)/python -m pytest -m system
 
-soak: setup ## Kill a run's processes 300 times, and compare what comes of it; takes an hour
+test-all: setup ## Run all tests in their long versions, for hours; needs what test-system needs
+	$(BIN)/python tests/support/system_packages.py
+	$(BIN)/python -m pytest -m 'not system' -n $(WORKERS) --dist worksteal --long
+	$(BIN)/python -m pytest -m system --long
+
+system-packages: ## Install the Debian packages that test-system needs; as root
+	apt-get install -y --no-install-recommends $(shell $(PYTHON) tests/support/system_packages.py --names)
+
+release-check: setup ## Build wheel and sdist in dist/, check them, and run the demo from the wheel
+	rm -rf dist build/release
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv build/release
+	build/release/bin/python -m pip install --quiet --constraint constraints.txt torch
+	build/release/bin/python -m pip install --quiet --constraint constraints.txt \
+		"$$(ls $(CURDIR)/dist/*.whl)[audio]"
+	cd build/release && bin/batchmill run ../../examples/recordings/manifest.csv \
+		--step batchmill.steps.audio:split --param seconds=2 --output demo
+
+soak: setup ## Kill a run's processes 300 times and compare the datasets; takes an hour
 	BATCHMILL_KILLS=300 $(BIN)/python -m pytest tests/end_to_end/test_kill_loop.py \
-		-k undisturbed -rP
+		-k undisturbed -rP --long
 
 check: lint types docs test ## Run everything that must hold: format, lint, imports, types, pages, tests
 

@@ -1,16 +1,28 @@
 """What tests of every part share."""
 
 import os
+import random
 import shutil
+import sys
 import tempfile
 import uuid
 from functools import partial
 from pathlib import Path
 
 import pytest
-from live import ask, clean_environment, prefect_server_in, shell_in
+from live import (
+    ROOT,
+    RUN_FOLDER,
+    ask,
+    clean_environment,
+    make_home,
+    prefect_server_in,
+    shell_in,
+)
 from object_store import forget_connections, make_bucket, s3_server
 
+# Fixtures that start servers or run the installed command.
+SERVICES = {"prefect_server", "s3", "shell", "bare_shell"}
 WORDS = {"a.txt": "simple", "b.txt": "scaleable", "c.txt": "preprocessing", "d.txt": "pytorch"}
 
 
@@ -25,12 +37,20 @@ def words(tmp_path: Path) -> Path:
     return folder
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--long", action="store_true", help="also run the long versions: all samples, all variants"
+    )
+
+
 def pytest_configure(config):
     """Keep what tests import of Prefect, in this process, away from the user's folder.
 
     And what torch compiles away from the folder for temporary files.
     """
     config.own_folder = tempfile.mkdtemp(prefix="batchmill-tests-")
+    # The worker processes of pytest-xdist inherit it.
+    os.environ.setdefault(RUN_FOLDER, config.own_folder)
     os.environ["PREFECT_HOME"] = config.own_folder
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(config.own_folder, "torch")
 
@@ -39,11 +59,54 @@ def pytest_unconfigure(config):
     shutil.rmtree(config.own_folder, ignore_errors=True)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    """Mark tests by folder and fixtures; deselect the long versions unless `--long` is given."""
+    here = Path(__file__).parent
     for item in items:
-        for name in ("end_to_end", "cluster"):
-            if item.path.is_relative_to(Path(__file__).parent / name):
-                item.add_marker(name)
+        if item.path.is_relative_to(here / "system"):
+            item.add_marker("system")
+        is_outside = item.path.is_relative_to(here / "end_to_end")
+        if is_outside or SERVICES & set(getattr(item, "fixturenames", ())):
+            item.add_marker("end_to_end")
+    if not config.getoption("--long"):
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture(autouse=True)
+def leave_no_trace(tmp_path_factory):
+    """Restore the working directory and `sys.path`; forget modules that the test wrote and imported.
+
+    The next test may write another module of the same name.
+    """
+    path, folder, modules = list(sys.path), Path.cwd(), set(sys.modules)
+    yield
+    os.chdir(folder)
+    sys.path[:] = path
+    made = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - modules:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(made):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def is_long(request):
+    """Whether the long versions run."""
+    return request.config.getoption("--long")
+
+
+@pytest.fixture
+def seed(request):
+    """The seed of this run, which pytest prints; `--randomly-seed=N` repeats it."""
+    return request.config.getoption("randomly_seed")
+
+
+@pytest.fixture
+def sample(seed, is_long):
+    """Return a function that draws `count` items by the seed; all items in the long version."""
+    chance = random.Random(seed)
+    return lambda found, count: list(found) if is_long else chance.sample(list(found), count)
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +144,7 @@ def work(tmp_path):
 @pytest.fixture
 def bare_shell(work, tmp_path):
     """A shell of a user who has set up no server."""
-    with shell_in(work, clean_environment(tmp_path / "home")) as shell:
+    with shell_in(work, clean_environment(make_home(tmp_path / "home"))) as shell:
         yield shell
 
 
@@ -101,12 +164,11 @@ def api(prefect_server):
 
 @pytest.fixture
 def recordings(work):
-    """Debian's spoken WAVs and its desktop's OGG sounds, and one that is no sound."""
+    """A folder with forty-eight recordings: the examples, in four copies each."""
     folder = work / "recordings"
     folder.mkdir()
-    sources = [*Path("/usr/share/sounds/alsa").glob("*.wav")]
-    sources += Path("/usr/share/sounds/freedesktop/stereo").glob("*.oga")
-    assert len(sources) > 30, "install alsa-utils and sound-theme-freedesktop (.ci/run does)"
-    for source in sources:
-        shutil.copy(source, folder)  # Links of the theme are copied as what they lead to.
+    for source in sorted((ROOT / "examples" / "recordings").iterdir()):
+        if source.suffix in {".wav", ".flac", ".ogg", ".mp3"}:
+            for copy in range(4):
+                shutil.copy(source, folder / f"{source.stem}-{copy}{source.suffix}")
     return folder

@@ -8,6 +8,7 @@ are left alone.
 
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from pathlib import Path
 
 HOST = "127.0.0.1"
 NODES = ("head", "second")
-START_SECONDS = 120
+START_SECONDS, STOP_SECONDS = 120, 30
 
 
 def free_ports(count: int) -> list[int]:
@@ -51,7 +52,12 @@ def node(name: str, log: Path, *options: str) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            # While it waits for a head that is gone, it hears no signal that asks.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 @contextmanager

@@ -18,9 +18,9 @@ ALL_PAGES = [
 
 CLASSIFIER = ROOT / "docs" / "classifier.md"
 
-# Blocks of `sh` are run. What needs a cluster is in blocks of `bash`; tests/cluster does the like.
+# Blocks of `sh` are run. What needs a cluster is in blocks of `bash`: tests/system/cluster.
 # Those of `python run`, joined, are run after them: each goes on from the one before.
-# Set-up, or what another test starts: make by .ci/run, deployments by test_deployment.
+# Set-up, or what another test starts: deployments, by test_deployment.
 ELSEWHERE = ("make ", "pip install", "prefect ")
 
 
@@ -32,6 +32,7 @@ def commands_of(page):
     return [block for block in blocks(page, "sh") if not block.startswith(ELSEWHERE)]
 
 
+@pytest.mark.long
 @pytest.mark.end_to_end
 def test_the_page_about_a_classifier_ends_with_one_that_tells_birds_apart(shell, work):
     run_commands(CLASSIFIER, shell, work)
@@ -45,7 +46,14 @@ def test_the_page_about_a_classifier_ends_with_one_that_tells_birds_apart(shell,
 
 
 @pytest.mark.end_to_end
-@pytest.mark.parametrize("page", sorted({*PAGES} - {CLASSIFIER}), ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        page if page.name == "README.md" else pytest.param(page, marks=pytest.mark.long)
+        for page in sorted({*PAGES} - {CLASSIFIER})
+    ],
+    ids=lambda page: page.name,
+)
 def test_the_commands_of_a_page_run_one_after_the_other(page, shell, work):
     run_commands(page, shell, work)
 

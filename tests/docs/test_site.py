@@ -18,6 +18,8 @@ from playwright.sync_api import sync_playwright
 import batchmill
 from batchmill.cli.main import make_app
 
+pytestmark = pytest.mark.end_to_end
+
 ROOT = Path(__file__).parents[2]
 # What the pages are made of.
 PARTS = (
@@ -197,10 +199,10 @@ def test_nothing_is_fetched_from_elsewhere(site, pages):
         assert not re.search(r"(url\(|@import)[\"' ]*(https?:)?//", sheet.read_text()), sheet
 
 
-@pytest.mark.end_to_end
+@pytest.mark.system
 def test_search_works_without_a_server(site, tmp_path):
     chromium = shutil.which("chromium")
-    assert chromium, "install chromium (.ci/run does)"
+    assert chromium, "install chromium: make system-packages"
     asked = []
     with sync_playwright() as playwright:
         environment = clean_environment(tmp_path) | {"HOME": str(tmp_path)}
@@ -236,6 +238,7 @@ def test_a_link_that_leads_nowhere_is_refused(copy, tmp_path):
     assert done.stderr == "docs/ui.md: the link to gone.md leads nowhere.\n"
 
 
+@pytest.mark.long  # It takes the building of a whole site.
 def test_an_anchor_that_leads_nowhere_is_refused(copy, tmp_path):
     with (copy / "docs" / "ui.md").open("a") as page:
         page.write("\nSee [this](stores.md#gone).\n")

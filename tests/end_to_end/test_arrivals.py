@@ -12,7 +12,10 @@ from batchmill.flows.resources import resource_id
 from deployment import deploy, has_ended, worker_of
 from live import ROOT, ask, clean_environment, free_ports, prefect_server_in, shell_in, wait_for
 from object_store import upload
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from watcher import Watcher
+
+from batchmill.cli.main import main
 
 ON_ARRIVAL = "preprocess/on-arrival"
 LETTERS = {"step": "batchmill.steps.words:split", "params": {"num_chars": 1, "overlap": 0}}
@@ -86,18 +89,30 @@ class Arrivals:
         return rows.groupby("input")["part"].agg("".join).to_dict()
 
 
-def test_a_burst_of_files_is_one_run(arrivals, work):
-    watcher = arrivals.watch()
-    for number in range(500):
-        (work / "in" / f"{number}.txt").write_text("x")
-    (announced,) = watcher.wait(1)
+def test_a_burst_is_one_run_and_a_killed_watcher_s_successor_loses_nothing(arrivals, work):
+    first = arrivals.watch()
+    names = [f"{number}.txt" for number in range(500)]
+    for name in names:
+        (work / "in" / name).write_text("x")
+    (announced,) = first.wait(1)
     arrivals.completed(1)
     assert (announced["count"], announced["bytes"], len(announced["first"])) == (500, 500, 20)
-    assert arrivals.letters() == {f"{number}.txt": "x" for number in range(500)}
-    assert len(watcher.announced()) == 1
-    assert watcher.stop() == 0
+    assert arrivals.letters() == dict.fromkeys(names, "x")
+    assert len(first.announced()) == 1
+    first.process.kill()
+    first.process.wait()
+
+    (work / "in" / "meanwhile.txt").write_text("b")
+    second = arrivals.watch()
+    (announced,) = second.wait(1)
+    assert announced["first"] == ["meanwhile.txt"]
+    arrivals.completed(2)
+    assert arrivals.letters() == dict.fromkeys(names, "x") | {"meanwhile.txt": "b"}
+    assert len(second.announced()) == 1
+    assert second.stop() == 0
 
 
+@pytest.mark.long
 def test_who_is_told_and_from_when_on_is_said_at_the_beginning(arrivals, work):
     watcher = arrivals.watch()
     expected = f"All that is there is announced: the dataset {work / 'out'} is not made yet.\n"
@@ -117,6 +132,7 @@ def test_a_watcher_that_names_no_deployment_says_that_nothing_may_run(bare_shell
     assert watcher.stop() == 0
 
 
+@pytest.mark.long
 def test_a_file_that_is_being_written_is_not_taken_early(arrivals, work):
     (work / "in" / "whole.txt").write_text("whole")
     watcher = arrivals.watch()
@@ -134,23 +150,7 @@ def test_a_file_that_is_being_written_is_not_taken_early(arrivals, work):
     assert watcher.stop(signal.SIGINT) == 0
 
 
-def test_a_killed_watcher_s_successor_repeats_and_loses_nothing(arrivals, work):
-    first = arrivals.watch()
-    (work / "in" / "a.txt").write_text("a")
-    first.wait(1)
-    arrivals.completed(1)
-    first.process.kill()
-    first.process.wait()
-    (work / "in" / "meanwhile.txt").write_text("b")
-    second = arrivals.watch()
-    (announced,) = second.wait(1)
-    assert announced["first"] == ["meanwhile.txt"]
-    arrivals.completed(2)
-    assert arrivals.letters() == {"a.txt": "a", "meanwhile.txt": "b"}
-    assert len(second.announced()) == 1
-    assert second.stop() == 0
-
-
+@pytest.mark.long
 def test_what_arrives_while_a_run_is_on_is_the_next_one_s(deployments, shell, work):
     (work / "in").mkdir()
     params = {"log": str(work / "out.log"), "go": str(work / "go")}
@@ -173,6 +173,7 @@ def test_what_arrives_while_a_run_is_on_is_the_next_one_s(deployments, shell, wo
     assert watcher.stop() == 0
 
 
+@pytest.mark.long
 def test_what_a_server_that_was_away_has_missed_is_told_when_it_is_back(bare_shell, work, tmp_path):
     (port,) = free_ports()
     url = f"http://127.0.0.1:{port}/api"
@@ -193,6 +194,7 @@ def test_what_a_server_that_was_away_has_missed_is_told_when_it_is_back(bare_she
     assert watcher.said().count("has not taken the event") == 1
 
 
+@pytest.mark.long
 def test_the_scheduled_flow_announces_what_is_new_in_a_bucket(
     deployments, shell, bucket, words, work
 ):
@@ -213,6 +215,7 @@ def test_the_scheduled_flow_announces_what_is_new_in_a_bucket(
     assert ON_ARRIVAL in state["message"]
 
 
+@pytest.mark.long
 def test_the_documented_request_makes_a_run(arrivals, shell, work):
     (work / "in" / "a.txt").write_text("a")
     page = (ROOT / "docs" / "arrivals.md").read_text()
@@ -225,13 +228,22 @@ def test_the_documented_request_makes_a_run(arrivals, shell, work):
     assert arrivals.letters() == {"a.txt": "a"}
 
 
-def test_a_deployment_that_is_not_there_is_told_with_those_that_are(deployments, shell, work):
+@pytest.mark.usefixtures("deployments")
+def test_a_deployment_that_is_not_there_is_told_with_those_that_are(
+    prefect_server, work, monkeypatch, capsys
+):
+    monkeypatch.chdir(work)
     for arguments, expected in [
         ((".", "--deployment", "preprocess/nosuch"), ON_ARRIVAL),
         ((".", "--deployment", "nosuch"), ON_ARRIVAL),
         (("nosuch", "--deployment", ON_ARRIVAL), "no such folder"),
     ]:
-        done = shell.batchmill("watch", *arguments)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert expected in done.stderr
-        assert "Traceback" not in done.stderr
+        with (
+            temporary_settings({PREFECT_API_URL: prefect_server}),
+            pytest.raises(SystemExit) as ended,
+        ):
+            main(["watch", *arguments])
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out) == (2, "")
+        assert expected in " ".join(err.split())
+        assert "Traceback" not in err

@@ -4,6 +4,7 @@ import json
 
 import fsspec
 from comparison import contents, faults
+from jobs import run_job
 from live import flow_run_of
 from object_store import SECRET, upload
 
@@ -12,7 +13,7 @@ SPLIT = "batchmill.steps.audio:split"
 
 def test_recordings_in_a_bucket_become_clips_in_a_bucket(shell, api, s3, bucket, recordings, work):
     (recordings / "broken.wav").write_bytes(b"RIFF and nothing more")
-    for path in sorted(recordings.iterdir())[8:]:
+    for path in sorted(recordings.iterdir())[3:]:
         path.name == "broken.wav" or path.unlink()
     upload(recordings, f"{bucket}/recordings")
     shell.environment |= s3
@@ -23,8 +24,7 @@ def test_recordings_in_a_bucket_become_clips_in_a_bucket(shell, api, s3, bucket,
     assert done.returncode == 1, done.stderr
     assert f"{count} inputs: {count - 1} ok, 1 failed" in done.stdout
     assert f"Dataset: {bucket}/clips" in done.stdout
-    local = shell.batchmill("run", "recordings", *options, "-o", "clips")
-    assert local.returncode == 1, local.stderr
+    run_job(recordings, SPLIT, work / "clips", seconds=1)
     assert contents(f"{bucket}/clips") == contents(work / "clips")
     assert faults(f"{bucket}/clips") == []
     code, status = shell.json("status", f"{bucket}/clips")

@@ -29,26 +29,36 @@ def deployed(shell, api, work):
         yield deployments
 
 
-def test_deployments_run_the_same_flow(deployed, shell, api, words, work):
+@pytest.fixture
+def job(words, work):
+    """The parameters of a run that is Completed."""
+    split = "batchmill.steps.words:split"
+    return {"manifest": str(words / "manifest.csv"), "step": split, "output": str(work / "out")}
+
+
+def test_deployments_run_the_same_flow(deployed, shell, api, job, work):
     schema = api("/deployments/name/preprocess/manual")["parameter_openapi_schema"]
     assert {"manifest", "step", "output"} == set(schema["required"])
     assert all(described.get("description") for described in schema["properties"].values())
 
-    split = "batchmill.steps.words:split"
-    good = {"manifest": str(words / "manifest.csv"), "step": split, "output": str(work / "out")}
-    state = deployed("preprocess/manual", **good)
+    state = deployed("preprocess/manual", **job)
     assert state["type"] == "COMPLETED", state
-    on_ray = good | {"output": str(work / "on-ray"), "cluster": {"address": "local"}}
-    state = deployed("preprocess/manual", **on_ray)
-    assert state["type"] == "COMPLETED", state
-    assert contents(work / "on-ray") == contents(work / "out")
-    bad = good | {"manifest": str(words / "nosuch.csv"), "output": str(work / "bad")}
-    state = deployed("preprocess/manual", **bad)
+    assert len(pd.read_parquet(work / "out" / "metadata.parquet")) == 31
+    code, status = shell.json("status", "out")
+    assert (code, status["outcomes"]) == (0, {"ok": 4})
+    assert json.loads((work / "out" / ".batchmill" / "format.json").read_text()) == {"ledger": 2}
+
+
+@pytest.mark.long
+def test_what_a_deployment_refuses_has_advice_for_its_worker(deployed, job, words, work):
+    wrong = {"manifest": str(words / "nosuch.csv"), "output": str(work / "bad")}
+    state = deployed("preprocess/manual", **job | wrong)
     assert state["type"] == "FAILED"
     assert "no such file or folder" in state["message"]
+    assert not (work / "bad").exists()
     # The folder that it would be in is gone when the run has ended.
     for deployment, parameters, told in [
-        ("preprocess/manual", good | {"output": "out"}, "output out"),
+        ("preprocess/manual", job | {"output": "out"}, "output out"),
         ("verify-dataset/manual", {"dataset": "out"}, "dataset out"),
         ("watch-source/manual", {"source": "in", "deployment": "preprocess/manual"}, "source in"),
     ]:
@@ -56,25 +66,30 @@ def test_deployments_run_the_same_flow(deployed, shell, api, words, work):
         assert state["type"] == "FAILED"
         assert f"{told}: a deployment's run works in a temporary folder" in state["message"]
     # Who reads it in the UI has no folder to go to.
-    state = deployed("preprocess/manual", **good | {"step": "nosuch:step"})
+    state = deployed("preprocess/manual", **job | {"step": "nosuch:step"})
     assert "no module 'nosuch' where the worker runs" in state["message"]
     assert "the worker's PYTHONPATH" in state["message"]
-    assert len(pd.read_parquet(work / "out" / "metadata.parquet")) == 31
-    code, status = shell.json("status", "out")
-    assert (code, status["outcomes"]) == (0, {"ok": 4})
-    assert not (work / "bad").exists()
-    assert json.loads((work / "out" / ".batchmill" / "format.json").read_text()) == {"ledger": 2}
 
+
+@pytest.mark.long
+def test_deployments_run_on_ray_verify_and_repair(deployed, job, work):
+    state = deployed("preprocess/manual", **job)
+    assert state["type"] == "COMPLETED", state
+    on_ray = job | {"output": str(work / "on-ray"), "cluster": {"address": "local"}}
+    state = deployed("preprocess/manual", **on_ray)
+    assert state["type"] == "COMPLETED", state
+    assert contents(work / "on-ray") == contents(work / "out")
     state = deployed("verify-dataset/manual", dataset=str(work / "out"))
     assert state["type"] == "COMPLETED", state
     (work / "out" / "metadata.csv").unlink()
     state = deployed("verify-dataset/manual", dataset=str(work / "out"), repair=True)
     assert state["type"] == "FAILED"
     assert "1 missing. Repaired" in state["message"]
-    state = deployed("preprocess/manual", **good)
+    state = deployed("preprocess/manual", **job)
     assert state["message"] == "4 inputs: 4 ok"
 
 
+@pytest.mark.long
 def test_a_schedule_runs_it(deployed, api, words, work):
     nightly = api("/deployments/name/preprocess/nightly")
     ((cron, active),) = [(made["schedule"], made["active"]) for made in nightly["schedules"]]
@@ -99,6 +114,7 @@ def test_a_schedule_runs_it(deployed, api, words, work):
     assert (work / "scheduled" / "metadata.csv").exists()
 
 
+@pytest.mark.long
 def test_a_run_that_is_cancelled_says_so_itself_and_can_be_completed(deployed, shell, api, work):
     gated.make_inputs(work)
     log = str(work / "out.log")

@@ -1,16 +1,15 @@
-"""Without a server of the user's: one temporary server for all, its history kept."""
+"""Without a server of the user's: one temporary server for all."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
+import pytest
 from comparison import contents, faults
-from live import ask, prefect_server_in, wait_for
+from live import wait_for
 
 SPLIT = "batchmill.steps.words:split"
 
@@ -27,7 +26,7 @@ def servers(shell):
     return found
 
 
-def test_two_runs_at_once_share_one_server_and_its_history_is_kept(bare_shell, words):
+def test_two_runs_at_once_share_one_server(bare_shell, words):
     shell = bare_shell
     runs = [
         shell.start(
@@ -51,21 +50,6 @@ def test_two_runs_at_once_share_one_server_and_its_history_is_kept(bare_shell, w
     assert len(seen) == 1
     wait_for(lambda: not shell.leftovers(), f"the end of {shell.leftovers()}")
 
-    with prefect_server_in(Path(shell.environment["PREFECT_HOME"])) as url:
-        history = ask(url, "/flow_runs/filter", {})
-        assert [run["state"]["type"] for run in history] == ["COMPLETED", "COMPLETED"]
-        for run in history:
-            tasks = ask(url, "/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
-            assert {task["state"]["type"] for task in tasks} == {"COMPLETED"}
-            assert {re.split("[- ]", task["name"])[0] for task in tasks} == {
-                "load_manifest",
-                "shard",
-                "write_metadata",
-                "write_report",
-            }
-            logs = ask(url, "/logs/filter", {"logs": {"flow_run_id": {"any_": [run["id"]]}}})
-            assert any("4 ok in" in log["message"] for log in logs)
-
 
 def test_a_run_that_is_killed_leaves_no_server(bare_shell, words, work):
     (work / "slow.py").write_text("import threading\ndef step(source): threading.Event().wait()\n")
@@ -80,6 +64,7 @@ def test_a_run_that_is_killed_leaves_no_server(bare_shell, words, work):
     wait_for(lambda: not servers(bare_shell), "the server's end")
 
 
+@pytest.mark.long
 def test_a_run_whose_server_is_killed_ends_with_a_word_and_can_be_completed(bare_shell, work):
     shell = bare_shell
     shell.environment["PREFECT_CLIENT_MAX_RETRIES"] = "0"
@@ -119,4 +104,4 @@ def test_a_run_whose_server_is_killed_ends_with_a_word_and_can_be_completed(bare
 def test_bad_input_starts_no_server(bare_shell, tmp_path):
     done = bare_shell.batchmill("run", "nosuch.csv", "--step", SPLIT, "-o", "out")
     assert done.returncode == 2
-    assert not (tmp_path / "home").exists()
+    assert not (tmp_path / "home" / "batchmill").exists()

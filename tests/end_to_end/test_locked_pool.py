@@ -54,6 +54,7 @@ def locked(shell, api, work, words):
         yield Deployed(api)
 
 
+@pytest.mark.long
 def test_a_form_can_name_what_is_allowed_and_nothing_else(locked, shell, api, words, work):
     good = {"manifest": str(words), "step": SPLIT, "output": str(work / "sets" / "out")}
     bad = {

@@ -1,13 +1,8 @@
 """The main job on real recordings: the installed command and a real Prefect server."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
-
 import numpy as np
 import pandas as pd
+import pytest
 import soundfile
 from live import flow_run_of, wait_for
 
@@ -110,6 +105,7 @@ def test_recordings_become_clips_and_the_server_shows_it(shell, api, recordings,
     assert run["state"]["type"] == "COMPLETED"
 
 
+@pytest.mark.long
 def test_the_same_bytes_for_any_division(shell, recordings, work):
     for name in list(recordings.iterdir())[12:]:
         name.unlink()
@@ -180,43 +176,3 @@ def test_the_flow_from_python_raises_before_and_after(shell, words, work):
         "StepError False",
         "RunError True",
     ]
-
-
-def test_ctrl_c_keeps_what_is_done_and_the_same_command_resumes(shell, work, runner):
-    (work / "slow.py").write_text(
-        "import os, time\n"
-        "def step(source, out):\n"
-        "    with open('started.txt', 'a') as file: file.write(source.name + '\\n')\n"
-        f"    while int(source.stem) >= 20 and not os.path.exists('{work}/go'): time.sleep(0.05)\n"
-        "    (out / 'x').write_text('x')\n"
-        "    return {'output': 'x'}\n"
-    )
-    folder = work / "in"
-    folder.mkdir()
-    for number in range(80):
-        (folder / f"{number:02d}.txt").write_text("x")
-    command = ["run", "in", "--step", "slow:step", "-o", "out", *runner]
-    run = shell.start(
-        *(sys.executable, "-m", "batchmill", *command),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-
-    def some_are_done():
-        done = shell.batchmill("status", "out", "--json")
-        return done.returncode == 0 and json.loads(done.stdout)["executed"] > 5
-
-    wait_for(some_are_done, "the first outcomes")
-    os.killpg(run.pid, signal.SIGINT)
-    _, err = run.communicate(timeout=60)
-    assert run.returncode == 130
-    assert "Cancelled. What is committed stays" in err
-    wait_for(lambda: not shell.leftovers(), "the end of every process")
-    _, status = shell.json("status", "out")
-    done = status["outcomes"]["ok"]
-    assert 5 < done < 80
-    assert status["pending"] == 80 - done
-    (work / "go").touch()
-    code, summary = shell.json(*command)
-    assert (code, summary["executed"], summary["outcomes"]) == (0, 80 - done, {"ok": 80})

@@ -70,6 +70,7 @@ def test_what_nobody_would_be_told_by_is_refused(bare_shell, arguments, expected
     assert_refused(bare_shell.run("python", folder / script, *rest), expected)
 
 
+@pytest.mark.long
 def test_one_message_a_run_to_a_real_receiver(shell, api, receiver, work):
     shutil.copytree(ROOT / "examples", work / "examples")
     set_up, run = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)

@@ -54,6 +54,7 @@ def documented_table():
     return pd.DataFrame(rows, columns=columns).astype(numbers)
 
 
+@pytest.mark.long
 def test_the_projects_deployment_runs_its_own_step(shell, prefect_server, project, worker):
     api = partial(ask, prefect_server)
     ((run,),) = commands_of(README)[1:]

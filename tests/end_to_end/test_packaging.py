@@ -7,7 +7,8 @@ from live import ROOT
 from wheel import build_wheel
 
 
-def test_the_wheel_has_one_top_level_and_every_module(shell, tmp_path):
+def test_the_wheel_has_one_top_level_and_every_module(bare_shell, tmp_path):
+    shell = bare_shell
     wheel = build_wheel(tmp_path / "w")
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")}

@@ -7,8 +7,11 @@ import uuid
 
 import fsspec
 import pytest
-from live import ROOT, flow_run_of, prefect_server_in
+from live import ROOT, clean_environment, flow_run_of, prefect_server_in, shell_in
 from object_store import SECRET, forget_connections, make_bucket, upload
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from batchmill.cli.main import main
 
 PAGE = (ROOT / "docs" / "blocks.md").read_text()
 OTHERS = """
@@ -40,10 +43,10 @@ def prefect_server(tmp_path_factory):
         yield url
 
 
-@pytest.fixture
-def bucket(s3, monkeypatch):
+@pytest.fixture(scope="module")
+def bucket(s3):
     """A bucket with recordings, which nothing in the shell's environment leads to."""
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         for name, value in s3.items():
             patch.setenv(name, value)
         forget_connections()
@@ -53,9 +56,12 @@ def bucket(s3, monkeypatch):
     return bucket
 
 
-@pytest.fixture
-def saved(shell, s3, bucket):
-    """The page's blocks, for the bucket and a local Ray; and two of Prefect's own."""
+@pytest.fixture(scope="module")
+def saved(prefect_server, s3, bucket, tmp_path_factory):
+    """The page's blocks, for the bucket and a local Ray; and two of Prefect's own.
+
+    Gives the folder that `local-file-system/here` leads to.
+    """
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     options = options_for(s3)
     for before, after in {
@@ -66,21 +72,23 @@ def saved(shell, s3, bucket):
         assert before in code
         code = code.replace(before, after)
     code = re.sub(r'save\("(\w+)"\)', r'save("\1", overwrite=True)', code + OTHERS)
-    shell.environment |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-    shell.environment |= {"STORE": json.dumps(options), "BUCKET": bucket}
-    done = shell.python(code)
+    environment = clean_environment(tmp_path_factory.mktemp("home"))
+    environment |= {"PREFECT_API_URL": prefect_server}
+    environment |= {"STORE": json.dumps(options), "BUCKET": bucket}
+    folder = tmp_path_factory.mktemp("here")
+    with shell_in(folder, environment) as shell:
+        done = shell.python(code)
     assert done.returncode == 0, done.stderr
-    for name in ("STORE", "BUCKET"):
-        del shell.environment[name]
-    return bucket
+    return folder
 
 
-def test_a_saved_job_runs_and_its_secrets_stay_secret(shell, saved, s3, api, tmp_path):
+@pytest.mark.usefixtures("saved")
+def test_a_saved_job_runs_and_its_secrets_stay_secret(shell, bucket, s3, api, tmp_path):
     code, summary = shell.json("run", "--job", "clips")
     assert (code, summary["outcomes"]) == (0, {"ok": 4})
     again, summary = shell.json("run", "--job", "block:clips")
     assert (again, summary["executed"]) == (0, 0)
-    flow_run, tasks = flow_run_of(api, f"{saved}/datasets/clips")
+    flow_run, tasks = flow_run_of(api, f"{bucket}/datasets/clips")
     assert flow_run["state"]["type"] == "COMPLETED"
     logs = api("/logs/filter", {"limit": 200})
     blocks = api("/block_documents/filter", {"limit": 200})
@@ -89,15 +97,17 @@ def test_a_saved_job_runs_and_its_secrets_stay_secret(shell, saved, s3, api, tmp
     assert {block["name"] for block in ours} == {"lab", "gpus", "clips"}
     told = json.dumps([flow_run, tasks, logs, ours])
     assert SECRET not in told
-    assert f"{saved}/datasets/clips" in told
-    kept = contents_of(saved, s3) | {
+    assert f"{bucket}/datasets/clips" in told
+    kept = contents_of(bucket, s3) | {
         str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
     }
-    assert f"{saved.removeprefix('s3://')}/datasets/clips/metadata.csv" in kept
+    assert f"{bucket.removeprefix('s3://')}/datasets/clips/metadata.csv" in kept
     assert [name for name, data in kept.items() if SECRET.encode() in data] == []
 
 
-def test_the_pages_commands(shell, saved, work):
+@pytest.mark.long
+@pytest.mark.usefixtures("saved")
+def test_the_pages_commands(shell, work):
     (commands,) = (
         block for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) if "--job" in block
     )
@@ -116,41 +126,52 @@ def all_but_sounds(_, names):
     return [name for name in names if not name.endswith((".wav", ".flac"))]
 
 
-def test_a_store_is_where_relative_outputs_are(shell, saved, words, work):
+def test_a_store_is_where_relative_outputs_are(shell, saved, bucket, words, is_long):
     step = ["--step", "batchmill.steps.words:split"]
-    for store in ("block:lab", "block:remote-file-system/lab"):
+    places = {
+        "block:lab": f"{bucket}/made",
+        "block:remote-file-system/lab": f"{bucket}/remote/made",
+        "block:local-file-system/here": f"{saved}/made",
+    }
+    if not is_long:
+        del places["block:lab"]  # The saved job's.
+    for store, place in places.items():
         done = shell.batchmill("run", words, *step, "-o", "made", "--store", store)
         assert done.returncode == 0, done.stderr
         assert "5 inputs: 5 ok (5 executed" in done.stdout
-    assert f"Dataset: {saved}/remote/made" in done.stdout
-    done = shell.batchmill(
-        "run", words, *step, "-o", "made", "--store", "block:local-file-system/here"
-    )
-    assert f"Dataset: {work}/made" in done.stdout
+        assert f"Dataset: {place}" in done.stdout
     # Without the store, nothing leads there, and what is said of that names no secret.
-    done = shell.batchmill("run", words, *step, "-o", f"{saved}/other")
+    done = shell.batchmill("run", words, *step, "-o", f"{bucket}/other")
     assert done.returncode == 2
-    assert f"batchmill: {saved}" in done.stderr
+    assert f"batchmill: {bucket}" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--job", "none-such"], "--job block:none-such: there is no saved block of this name"),
-        (["--job", "clips", "--batch-size", "3"], "--job clips: what to do, where and how is"),
-        (["--job", "clips", "--max-failures", "0"], "--job clips: what to do, where and how is"),
-        (["--job", "lab/lab"], "--job block:lab/lab: there is no saved block of this name"),
-        (["--job", "batchmill-dataset-store/lab"], "is of another type than batchmill-saved-job."),
-        (["words", "--job", "clips"], "--job clips: what to do, where and how is saved with"),
-        (["words", "--step", "a:b", "-o", "x", "--store", "lab"], "--store: 'lab' is no dataset s"),
-        (["words", "--step", "a:b", "-o", "x", "--store", "block:no/no"], "--store block:no/no: "),
-        (["words", "--step", "a:b", "-o", "../x", "--store", "block:lab"], "has '..' in it."),
-        ([], "missing: MANIFEST, --step, --output. Give all three; or, to `run`, a saved job"),
-    ],
-)
-def test_what_cannot_be_is_said(shell, saved, work, arguments, told):
-    done = shell.batchmill("run", *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert told in done.stderr
-    assert "Traceback" not in done.stderr
-    assert list(work.iterdir()) == []
+MISTAKES = [
+    (["--job", "none-such"], "--job block:none-such: there is no saved block of this name"),
+    (["--job", "clips", "--batch-size", "3"], "--job clips: what to do, where and how is"),
+    (["--job", "clips", "--max-failures", "0"], "--job clips: what to do, where and how is"),
+    (["--job", "lab/lab"], "--job block:lab/lab: there is no saved block of this name"),
+    (["--job", "batchmill-dataset-store/lab"], "is of another type than batchmill-saved-job."),
+    (["words", "--job", "clips"], "--job clips: what to do, where and how is saved with"),
+    (["words", "--step", "a:b", "-o", "x", "--store", "lab"], "--store: 'lab' is no dataset s"),
+    (["words", "--step", "a:b", "-o", "x", "--store", "block:no/no"], "--store block:no/no: "),
+    (["words", "--step", "a:b", "-o", "../x", "--store", "block:lab"], "has '..' in it."),
+    ([], "missing: MANIFEST, --step, --output. Give all three; or, to `run`, a saved job"),
+]
+
+
+@pytest.mark.usefixtures("saved")
+def test_what_cannot_be_is_said(prefect_server, work, monkeypatch, capsys):
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("PREFECT_API_URL", prefect_server)
+    for arguments, told in MISTAKES:
+        with (
+            temporary_settings({PREFECT_API_URL: prefect_server}),
+            pytest.raises(SystemExit) as ended,
+        ):
+            main(["run", *arguments])
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out) == (2, "")
+        assert told in " ".join(err.split())
+        assert "Traceback" not in err
+        assert list(work.iterdir()) == []

@@ -8,7 +8,10 @@ import subprocess
 import sys
 import urllib.request
 
+import pytest
 from live import ask, free_ports, wait_for
+
+from batchmill.cli.main import main
 
 SPLIT = "batchmill.steps.words:split"
 
@@ -34,6 +37,19 @@ def test_the_ui_shows_earlier_runs_and_serves_those_that_start_meanwhile(bare_sh
     runs = ask(f"{address}/api", "/flow_runs/filter", {"sort": "START_TIME_ASC"})
     assert [run["name"] for run in runs] == ["before: split", "meanwhile: split"]
     assert {run["state"]["type"] for run in runs} == {"COMPLETED"}
+    for run in runs:
+        its = {"id": {"any_": [run["id"]]}}
+        tasks = ask(f"{address}/api", "/task_runs/filter", {"flow_runs": its})
+        assert {task["state"]["type"] for task in tasks} == {"COMPLETED"}
+        assert {re.split("[- ]", task["name"])[0] for task in tasks} == {
+            "load_manifest",
+            "shard",
+            "write_metadata",
+            "write_report",
+        }
+        of_run = {"logs": {"flow_run_id": its["id"]}}
+        logs = ask(f"{address}/api", "/logs/filter", of_run)
+        assert any("4 ok in" in log["message"] for log in logs)
 
     # A second one joins the server, at whatever port that is.
     (other,) = free_ports()
@@ -51,15 +67,18 @@ def test_the_ui_shows_earlier_runs_and_serves_those_that_start_meanwhile(bare_sh
     wait_for(lambda: not shell.leftovers(), f"the end of {shell.leftovers()}")
 
 
-def test_a_port_that_is_in_use_is_refused(bare_shell):
+def test_a_port_that_is_in_use_is_refused(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = bare_shell.batchmill("ui", "--port", port)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"--port {port}: cannot be used (Address already in use)" in done.stderr
-    done = bare_shell.batchmill("ui", "--port", "70000")
-    assert done.returncode == 2
-    assert "--port 70000: expected a number from 1 to 65535." in done.stderr
+        in_use = taken.getsockname()[1]
+        for port, expected in [
+            (in_use, "cannot be used (Address already in use)"),
+            (70000, "expected a number from 1 to 65535."),
+        ]:
+            with pytest.raises(SystemExit) as ended:
+                main(["ui", "--port", str(port)])
+            out, err = capsys.readouterr()
+            assert (ended.value.code, out) == (2, "")
+            assert f"--port {port}: {expected}" in err
 
 
 def test_of_a_server_that_is_configured_the_address_is_printed(bare_shell):

@@ -1,7 +1,6 @@
 """What may be run, read and written, where the environment says so."""
 
 import os
-import sys
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
@@ -32,8 +31,7 @@ def lab(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    sys.modules.pop("told", None)
+    return tmp_path
 
 
 def run(lab, step=SPLIT, output="mine/out"):

@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 import soundfile
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SECONDS = 12.0
 

@@ -75,12 +75,14 @@ def shard_of(tmp_path, step, count, counted):
 
 
 @pytest.mark.parametrize(("step", "bounds"), [("nothing", READ), ("one_file", WRITTEN)])
+@pytest.mark.slow
 def test_what_an_input_asks_of_the_system(tmp_path, step, bounds):
     slopes = for_each_input(lambda count: shard_of(tmp_path, f"costs:{step}", count, calls_of), FEW)
     assert_within(bounds, slopes)
     assert {"open", "read"} <= {key.what for key in slopes}, "calls are not seen any more"
 
 
+@pytest.mark.slow
 def test_what_an_input_sends_from_process_to_process(tmp_path):
     slopes = for_each_input(
         lambda count: shard_of(tmp_path, "costs:one_file", count, bytes_of), FEW
@@ -92,6 +94,7 @@ def test_what_an_input_sends_from_process_to_process(tmp_path):
 
 
 @pytest.mark.parametrize(("step", "looks"), [("nothing", 1), ("one_file", 2)])
+@pytest.mark.slow
 def test_a_run_with_nothing_to_do_looks_at_each_file_once(tmp_path, step, looks):
     def second_run(count):
         job = (folder_with(tmp_path, count) / "manifest.csv", f"costs:{step}", f"out{count}")

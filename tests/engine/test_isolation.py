@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jobs import run_job
 from live import wait_for
-from poison import FILE_POISONS, POISONS, kind_of
+from poison import FILE_POISONS, HOARD_BYTES, POISONS, kind_of
 
 from batchmill.errors import WorkerError
 from batchmill.isolation import IsolatedRun, Limits, RetryPolicy, Stop
@@ -30,8 +30,9 @@ from batchmill.outcome import Outcome
 from batchmill.policy import FailurePolicy
 
 SUPPORT = Path(__file__).parents[1] / "support"
-TIMEOUT = 4.0
-MEMORY_BYTES = 700 * 2**20
+# A machine that is busy, or slow to give memory, must not make a timeout of what is none.
+TIMEOUT = 5.0
+MEMORY_BYTES = 300 * 2**20
 POLICY = FailurePolicy(retries=1, timeout_seconds=TIMEOUT, memory_bytes=MEMORY_BYTES)
 PATIENT = FailurePolicy(retries=0, timeout_seconds=60, memory_bytes=MEMORY_BYTES)
 # Executed again alone, or again with others, before they count; a timeout is not.
@@ -51,7 +52,9 @@ def _nothing_is_left(monkeypatch):
     # One that was killed takes a moment to give its memory back.
     wait_for(lambda: not living(set(me.children(recursive=True)) - before[0]), "their end", 10)
     assert me.num_fds() <= before[1]
-    assert set(os.listdir("/dev/shm")) <= before[2]
+    # What other processes of the machine have there comes and goes; what is lost stays.
+    new = set(os.listdir("/dev/shm")) - before[2]
+    wait_for(lambda: not new & set(os.listdir("/dev/shm")), lambda: f"the end of {new}", 120)
 
 
 def living(processes):
@@ -112,14 +115,30 @@ def check(outcomes, executions):
             assert outcome.rows == f'[{{"surroundings":["{SUPPORT}",null,true]}}]'
 
 
-@pytest.mark.parametrize("step", ["poison:step", "poison:Items"])
-@pytest.mark.parametrize("num_workers", [0, 1, 4])
+@pytest.mark.parametrize(
+    ("num_workers", "step"),
+    [
+        (4, "poison:step"),
+        *(
+            pytest.param(num_workers, step, marks=pytest.mark.long)
+            for num_workers, step in [
+                (0, "poison:step"),
+                (0, "poison:Items"),
+                (1, "poison:step"),
+                (1, "poison:Items"),
+                (4, "poison:Items"),
+            ]
+        ),
+    ],
+)
+@pytest.mark.slow
 def test_every_poison_at_once(tmp_path, num_workers, step):
     poisons = [name for name in POISONS if name != "huge"]
     check(*run_poisons(tmp_path, among_healthy(poisons), num_workers, step))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 4])
+@pytest.mark.slow
 def test_every_fault_with_files_at_once(tmp_path, num_workers):
     folder = tmp_path / "in"
 
@@ -155,8 +174,9 @@ def test_every_fault_with_files_at_once(tmp_path, num_workers):
     assert sorted(os.listdir(tmp_path / "out" / ".batchmill")) == AFTER_A_RUN
 
 
+@pytest.mark.long
 @settings(
-    max_examples=6,
+    max_examples=20,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -176,6 +196,7 @@ def test_random_mixes_in_random_order(tmp_path_factory, poisons, num_workers, se
 
 
 @pytest.mark.parametrize("size", [300_000, 700_000, 5_000_000])
+@pytest.mark.slow
 def test_large_metadata_of_many_inputs_arrives_once(tmp_path, size):
     (tmp_path / f"large_{size}.py").write_text(
         "def step(source, *, log):\n"
@@ -188,9 +209,10 @@ def test_large_metadata_of_many_inputs_arrives_once(tmp_path, size):
     assert set(executions.values()) == {1}
 
 
+@pytest.mark.slow
 def test_an_input_that_ends_at_its_deadline_is_executed_once(tmp_path):
     (tmp_path / "in").mkdir()
-    names = [f"{number:02d}-{150 + 3 * number}" for number in range(40)]
+    names = [f"{number:02d}-{150 + 3 * number}" for number in range(0, 40, 2)]
     for name in names:
         (tmp_path / "in" / name).write_text("x")
     (tmp_path / "dozing.py").write_text(
@@ -222,16 +244,18 @@ def test_outcomes_that_get_lost_end_the_run(monkeypatch):
         ).execute(batch_size=2, num_workers=2)
 
 
+@pytest.mark.slow
 def test_metadata_without_bound_is_refused(tmp_path):
     check(*run_poisons(tmp_path, ["huge", "healthy"], 2, policy=FailurePolicy(retries=1)))
 
 
+@pytest.mark.slow
 def test_a_timeout_says_where_it_stood(tmp_path):
     outcomes, _ = run_poisons(tmp_path, ["sleep", "healthy"], 1)
     outcome = outcomes["00-sleep"]
-    assert "still at work after 4 s (--timeout)" in outcome.message
+    assert f"still at work after {TIMEOUT:g} s (--timeout)" in outcome.message
     assert "poison.py" in outcome.log
-    assert outcome.seconds < TIMEOUT + 2
+    assert outcome.seconds > TIMEOUT
 
 
 def test_a_crash_says_where_it_stood(tmp_path):
@@ -253,6 +277,7 @@ def test_the_log_is_a_bounded_tail_of_this_input_alone(tmp_path):
     ("fails", "retries", "kind", "attempts"),
     [(2, 2, "ok", 3), (2, 1, "failed", 2), (1, 0, "failed", 1), (0, 2, "ok", 1)],
 )
+@pytest.mark.slow
 def test_an_input_is_executed_at_most_once_more_than_its_retries(
     tmp_path, fails, retries, kind, attempts
 ):
@@ -276,6 +301,7 @@ def test_an_input_is_executed_at_most_once_more_than_its_retries(
 
 
 @pytest.mark.parametrize("poison", ["segfault", "kill", "allocate"])
+@pytest.mark.slow
 def test_without_retries_a_crash_is_final_at_once(tmp_path, poison):
     policy = FailurePolicy(retries=0, timeout_seconds=TIMEOUT, memory_bytes=MEMORY_BYTES)
     outcomes, executions = run_poisons(tmp_path, [poison, "healthy"], 2, policy=policy)
@@ -309,14 +335,24 @@ def test_a_kill_by_the_kernel_for_want_of_memory_is_oom(tmp_path, monkeypatch):
     assert executions["00-kill"] == 2
 
 
+@pytest.mark.slow
+def test_over_its_memory_and_its_time_is_oom(tmp_path, monkeypatch):
+    """Swapping makes it late, and so does a busy machine the look at it."""
+    monkeypatch.setattr("batchmill.isolation.watchdog._LOOK_SECONDS", 1.0)
+    policy = FailurePolicy(retries=0, timeout_seconds=0.5, memory_bytes=MEMORY_BYTES)
+    outcomes, _ = run_poisons(tmp_path, ["hoard"], 1, policy=policy)
+    assert outcomes["00-hoard"].kind == "oom"
+
+
+@pytest.mark.slow
 def test_when_memory_runs_low_the_largest_worker_is_killed(tmp_path, monkeypatch):
     low = Headroom(available=100 * 2**20, total=16 * 2**30)
     plenty = Headroom(available=8 * 2**30, total=16 * 2**30)
 
     def room():
-        # The machine is short of memory as long as the greedy one holds 300 MiB of it.
+        # The machine is short of memory as long as the greedy one holds this much of it.
         greedy = max(map(resident_bytes, descendants(os.getpid())), default=0)
-        return low if greedy > 600 * 2**20 else plenty
+        return low if greedy > resident_bytes(os.getpid()) + HOARD_BYTES // 2 else plenty
 
     monkeypatch.setattr("batchmill.isolation.watchdog.headroom", room)
     policy = FailurePolicy(retries=0, timeout_seconds=60)
@@ -422,12 +458,14 @@ def large_process():
         yield
 
 
+@pytest.mark.slow
 def test_what_a_fork_shares_is_not_counted_twice(tmp_path, large_process):
     outcomes, _ = run_poisons(tmp_path, ["fork_and_wait", "healthy"], 1, policy=PATIENT)
     assert {outcome.kind for outcome in outcomes.values()} == {"ok"}
 
 
 @pytest.mark.parametrize("poison", ["fork_and_hoard", "fork_and_hoard_and_fork"])
+@pytest.mark.slow
 def test_what_a_fork_uses_itself_is_counted(tmp_path, large_process, poison):
     outcomes, _ = run_poisons(tmp_path, [poison, "healthy"], 1, policy=PATIENT)
     assert [outcomes[name].kind for name in sorted(outcomes)] == ["oom", "ok"]

@@ -20,7 +20,7 @@ FOLDER = ".batchmill/lease"
 CONTENDERS = 8
 
 
-@pytest.fixture(params=["folder", "bucket"])
+@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.end_to_end)])
 def ledger(request, tmp_path):
     is_folder = request.param == "folder"
     place = str(tmp_path) if is_folder else f"{request.getfixturevalue('bucket')}/dataset"

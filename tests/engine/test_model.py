@@ -7,6 +7,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
+import pytest
 from comparison import contents, faults
 from crashing import CrashPoints, in_child
 from hypothesis import HealthCheck, settings
@@ -102,10 +103,19 @@ class Datasets(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
-TestDatasets = Datasets.TestCase
-TestDatasets.settings = settings(
-    max_examples=8,
-    stateful_step_count=15,
+SETTINGS = settings(
+    max_examples=2,
+    stateful_step_count=10,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+
+
+@pytest.mark.slow
+class TestDatasets(Datasets.TestCase):
+    settings = SETTINGS
+
+
+@pytest.mark.long
+class TestManyDatasets(Datasets.TestCase):
+    settings = settings(SETTINGS, max_examples=30, stateful_step_count=20)

@@ -68,6 +68,7 @@ def prepared(tmp_path, monkeypatch):
     return prepare_for
 
 
+@pytest.mark.slow
 def test_what_waits_gets_more_workers_than_there_are_cores(prepared, tmp_path):
     workers = measure_workers(prepared("waits"), 2)
     assert workers.number > 2
@@ -78,6 +79,7 @@ def test_what_waits_gets_more_workers_than_there_are_cores(prepared, tmp_path):
     assert not os.path.exists("out")
 
 
+@pytest.mark.slow
 def test_the_manifest_is_what_it_was(prepared):
     work = prepared("waits")
     before = work.plan.pending
@@ -98,6 +100,7 @@ def test_where_writing_is_limited_nothing_is_tried(prepared, tmp_path, monkeypat
     assert not (tmp_path / "log").exists()
 
 
+@pytest.mark.end_to_end
 def test_plan_tells_what_was_chosen_and_why(prepared):
     prepared("waits")
     command = ["plan", "in/m.csv", "--step", "sampled_steps:waits", "--output", "out", "--json"]

@@ -63,6 +63,7 @@ def test_the_tutorials_class_gives_the_same_for_every_batch_size(
     assert dict(zip(table["input"], table["value"], strict=True)) == PARTS
 
 
+@pytest.mark.slow
 def test_the_same_bytes_for_any_division(words, tmp_path):
     for number in range(60):
         (words / f"{number}.txt").write_text("x" * number)
@@ -135,6 +136,7 @@ def test_a_second_run_executes_what_is_new_or_changed(words, tmp_path):
     assert table["input"].tolist() == ["a.txt", "c.txt", "d.txt", "e.txt"]
 
 
+@pytest.mark.slow
 def test_a_failed_input_runs_again_when_it_changes_or_is_released(words, tmp_path):
     out = tmp_path / "out"
     run_job(words, "steps_under_test:fails_on_b", out)

@@ -14,6 +14,8 @@ from batchmill.policy import FailurePolicy
 from batchmill.run import open_run
 from batchmill.shard_process import ShardProcess, ShardProcessDiedError, shard_processes
 
+pytestmark = pytest.mark.slow
+
 STEPS = """
 import os, signal, sys
 print("the module was imported", file=sys.stderr, flush=True)

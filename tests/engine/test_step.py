@@ -111,6 +111,7 @@ def test_parameters_are_converted_to_their_types():
     assert load("anything", a=1).params == {"a": 1}
 
 
+@pytest.mark.slow
 def test_identity_depends_on_source_and_params_only(tmp_path):
     assert load("annotated", seconds=5).identity == load("annotated", seconds=5.0).identity
     assert load("annotated", seconds=5).identity != load("annotated", seconds=6).identity

@@ -151,6 +151,7 @@ def test_what_is_no_recording_is_refused(tmp_path, out):
         list(split(tmp_path / "a.wav", out))
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_recording(tmp_path):
     """Peak memory of a process that cuts 10 s, and of one that cuts 20 minutes (115 MB)."""
     peaks = []

@@ -57,6 +57,7 @@ def infer(manifest, output, *, batch_size=2, force=False, **options):
 
 
 @pytest.mark.parametrize("form", ["pt2", "pt", "reference"])
+@pytest.mark.slow
 def test_every_form_of_a_model_gives_the_same(arrays, saved, tmp_path, form):
     summary, table = infer(arrays, tmp_path / "out", model=saved(form))
     assert summary.outcomes == {"ok": 5}

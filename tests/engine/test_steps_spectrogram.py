@@ -149,6 +149,7 @@ def test_what_cannot_be_computed_is_told(image_of, params, fault):
         image_of(tone(1000), **params)
 
 
+@pytest.mark.slow
 def test_workers_and_threads_change_no_byte(tmp_path):
     (tmp_path / "in").mkdir()
     for number in range(4):

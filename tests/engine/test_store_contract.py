@@ -20,12 +20,15 @@ def make_store(kind, request, tmp_path):
     return open_store(f"{request.getfixturevalue('bucket')}/some/where")
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+S3 = pytest.param("s3", marks=pytest.mark.end_to_end)
+
+
+@pytest.fixture(params=["local", "memory", S3])
 def store(request, tmp_path):
     return make_store(request.param, request, tmp_path)
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", S3])
 def shared_store(request, tmp_path):
     """One that several processes see: memory is of one."""
     return make_store(request.param, request, tmp_path)

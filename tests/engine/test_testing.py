@@ -25,6 +25,7 @@ def samples(tmp_path, monkeypatch):
     return sorted((tmp_path / "samples").glob("*/a.txt"))
 
 
+@pytest.mark.slow
 def test_a_function_passes_and_its_rows_are_given(samples):
     assert check_step(kit_steps.copy, samples, params={"upper": True}) == [
         {"input": "a.txt", "output": "copy.txt", "length": 3},
@@ -43,16 +44,19 @@ def test_rows_are_as_a_manifest_gives_them(samples):
     assert [(row["type"], row["missing"]) for row in rows] == [("float", False), ("float", True)]
 
 
+@pytest.mark.slow
 def test_a_dataset_class_and_a_list_pass(samples):
     labels = [{"label": "x"}, {"label": "y"}]
     assert [row["letters"] for row in check_step(kit_steps.Letters, samples, rows=labels)] == [3, 3]
     assert [row["item"] for row in check_step("kit_steps:items", samples)] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_batch_step_passes(samples):
     assert [row["size"] for row in check_step(kit_steps.Batched, samples)] == [3, 3]
 
 
+@pytest.mark.slow
 def test_steps_that_come_with_batchmill_pass(samples, tmp_path):
     recordings = []
     for number in range(2):
@@ -97,6 +101,7 @@ NEED_TWO = ("ByPosition", "counts_calls", "removes_what_others_wrote")
         ("other_identity", "each process takes it for another step: its version was"),
     ],
 )
+@pytest.mark.slow
 def test_each_broken_clause_is_told_and_no_other(samples, step, told):
     with pytest.raises(AssertionError) as raised:
         check_step(f"kit_steps:{step}", samples[: 2 if step in NEED_TWO else 1])
@@ -143,6 +148,7 @@ def test_samples_must_be_there(tmp_path):
             check_step(kit_steps.copy, samples)
 
 
+@pytest.mark.end_to_end
 def test_a_users_own_pytest_needs_nothing_of_ours(tmp_path):
     (tmp_path / "mysteps.py").write_text(
         "def size(source, out):\n"

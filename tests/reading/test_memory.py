@@ -40,6 +40,7 @@ def forked(function, *arguments):
     return process.exitcode
 
 
+@pytest.mark.slow
 def test_a_million_rows_cost_a_worker_nothing(tmp_path):
     names = [f"files/recording-{number:012}/clip.wav" for number in range(ROWS)]
     labels = [f"label {number % 50_000}" for number in range(ROWS)]
@@ -60,6 +61,7 @@ def test_a_million_rows_cost_a_worker_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1)])
+@pytest.mark.slow
 def test_workers_of_each_kind_read_it(folder, context, workers):
     dataset = open_dataset(folder, columns=["input"])
     loader = DataLoader(dataset, batch_size=3, num_workers=workers, multiprocessing_context=context)

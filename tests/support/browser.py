@@ -84,7 +84,7 @@ def ui_of(api_url, folder):
     pictures = Path(os.environ.get("BATCHMILL_SCREENSHOTS") or folder / "screenshots")
     pictures.mkdir(parents=True, exist_ok=True)
     chromium = shutil.which("chromium")
-    assert chromium, "install chromium (.ci/run does)"
+    assert chromium, "install chromium: make system-packages"
     home = folder / "browser-home"
     home.mkdir()
     url = api_url.removesuffix("/api")

@@ -15,6 +15,9 @@ import threading
 import time
 from pathlib import Path
 
+# More than any test gives an input.
+HOARD_BYTES = 500 * 2**20
+
 
 class UnpicklableError(Exception):
     def __init__(self):
@@ -40,13 +43,13 @@ def _hang():
 
 
 def _hoard_and_wait():
-    hoard = b"x" * (1000 * 2**20)
+    hoard = b"x" * HOARD_BYTES
     _hang()
     return len(hoard)
 
 
 def _hoard_and_fork_and_wait():
-    hoard = b"x" * (1000 * 2**20)
+    hoard = b"x" * HOARD_BYTES
     os.fork()
     _hang()
     return len(hoard)
@@ -64,7 +67,7 @@ def _loop():
 def _allocate():
     hoard = []
     while True:
-        hoard.append(bytearray(os.urandom(1)) * (64 * 2**20))
+        hoard.append(bytearray(os.urandom(1)) * (16 * 2**20))
 
 
 def _orphan():

@@ -17,7 +17,7 @@ SUPERUSER = "postgres"
 def program(name):
     """Return the path of one of Postgres' programs, of the newest version there is."""
     found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=version_of)
-    assert found, "install postgresql (.ci/run does)"
+    assert found, "install postgresql: make system-packages"
     return str(found[-1])
 
 

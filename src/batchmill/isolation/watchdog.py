@@ -206,16 +206,18 @@ class Watchdog:
 
     def _judge(self, number: int, station: Station, occupied: Occupied) -> None:
         timeout, memory = self._limits.timeout_seconds, self._limits.memory_bytes
-        if timeout is not None and time.monotonic() - occupied.started > timeout:
-            self._kill(
-                number, occupied, "timeout", f"still at work after {timeout:g} s (--timeout)"
-            )
-        elif memory is not None:
+        # Memory first: what swaps or fills it slowly is late because of it.
+        if memory is not None:
             used = station.used_bytes(self._pids[number], memory)
             if used > memory:
                 limit = f"{memory / 2**20:,.0f} MiB"
                 message = f"it used {used / 2**20:,.0f} MiB of memory; --memory-limit is {limit}"
                 self._kill(number, occupied, "oom", message)
+                return
+        if timeout is not None and time.monotonic() - occupied.started > timeout:
+            self._kill(
+                number, occupied, "timeout", f"still at work after {timeout:g} s (--timeout)"
+            )
 
     def _relieve_memory(self) -> None:
         room = headroom()

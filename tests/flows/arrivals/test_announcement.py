@@ -36,6 +36,7 @@ def test_the_event_names_source_files_and_deployment():
     assert resource_id("source", "/data/in") != resource_id("source", "/other/in")
 
 
+@pytest.mark.slow
 def test_a_server_that_is_away_has_not_taken_it():
     (port,) = free_ports()
     of = Watched(source="/data/in", pattern="*", settle_seconds=1)

@@ -12,6 +12,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchmill import ManifestError
 
+pytestmark = pytest.mark.slow
+
 
 class EndedError(Exception):
     """Ends the loop."""

@@ -11,6 +11,7 @@ PROFILE = 'active = "mine"\n[profiles.mine]\nPREFECT_API_URL = "http://127.0.0.1
 
 
 @pytest.mark.parametrize("where", ["environment", "profile", "project"])
+@pytest.mark.slow
 def test_a_server_that_the_settings_name_makes_it_end(where, tmp_path):
     home = tmp_path / "home"
     home.mkdir()

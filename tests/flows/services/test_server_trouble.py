@@ -28,6 +28,7 @@ def test_an_address_without_its_api_is_told(prefect_server, work, use):
 
 
 @pytest.mark.parametrize("use", [a_run, a_watcher])
+@pytest.mark.slow
 def test_a_server_that_is_not_there_is_told(work, use):
     url = f"http://127.0.0.1:{free_ports()[0]}/api"
     with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ServiceError) as error:

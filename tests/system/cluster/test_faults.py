@@ -79,6 +79,7 @@ def test_a_node_is_lost(run, work, undisturbed, api):
     assert all(task_run["state"]["message"] for task_run in crashed)
 
 
+@pytest.mark.long
 def test_a_node_seems_lost_for_a_minute(run, work, undisturbed, api):
     started, (silent, _) = run
     silent.kill("raylet/raylet", signal.SIGSTOP)
@@ -89,6 +90,7 @@ def test_a_node_seems_lost_for_a_minute(run, work, undisturbed, api):
     finish(started, work, undisturbed, api)
 
 
+@pytest.mark.long
 def test_a_node_is_cut_off(run, work, undisturbed, api, cluster):
     started, (cut, _) = run
     cluster.cut(cut)
@@ -100,6 +102,7 @@ def test_a_node_is_cut_off(run, work, undisturbed, api, cluster):
     assert faults(work / "out") == []
 
 
+@pytest.mark.long
 def test_a_node_is_cut_off_whose_shard_has_left_inputs_to_others(
     shell, cluster, node, work, undisturbed, api
 ):
@@ -115,6 +118,7 @@ def test_a_node_is_cut_off_whose_shard_has_left_inputs_to_others(
     assert [task_run["state"]["message"] for task_run in crashed] == ["its node is gone"]
 
 
+@pytest.mark.long
 def test_the_head_is_lost(shell, work, undisturbed, ray_environment, api):
     with ray_cluster(ray_environment) as cluster:
         cluster.start_head()
@@ -149,6 +153,7 @@ def kill_server(port):
         process.kill()
 
 
+@pytest.mark.long
 def test_the_prefect_server_is_away_for_half_a_minute(
     shell, cluster, node, undisturbed, work, tmp_path
 ):
@@ -168,7 +173,9 @@ def test_the_prefect_server_is_away_for_half_a_minute(
         finish(started, work, undisturbed, lambda *asked: ask(url, *asked))
 
 
-@pytest.mark.parametrize("way", ["SIGTERM", "prefect flow-run cancel"])
+@pytest.mark.parametrize(
+    "way", ["SIGTERM", pytest.param("prefect flow-run cancel", marks=pytest.mark.long)]
+)
 def test_cancelling_ends_the_runs_processes_on_all_nodes(
     run, work, undisturbed, api, shell, cluster, way
 ):

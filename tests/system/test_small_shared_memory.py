@@ -4,13 +4,14 @@ import json
 import sys
 
 import pytest
+from gated import make_inputs
 
 IN_A_POD = 'mount -t tmpfs -o size=64M none /dev/shm && exec "$@"'
 
 
 @pytest.mark.parametrize("workers", ["1", "8"])
 def test_a_run_with_64_mb_of_shared_memory(bare_shell, work, workers):
-    # The folder `in` and its step are those of all tests of clusters.
+    make_inputs(work)
     done = bare_shell.run(
         *("unshare", "--mount", "sh", "-c", IN_A_POD, "sh"),
         *(sys.executable, "-m", "batchmill", "run", "in", "--step", "slow:step", "-o", "out"),

@@ -35,17 +35,20 @@ def test_a_dataset_that_a_machine_does_not_share(refused, node, work):
     assert "s3://" in text
 
 
+@pytest.mark.long
 def test_inputs_that_a_machine_does_not_see(refused, node, work):
     node(wrapper=hiding(work / "in"))
     assert f"the input {work}/in/" in refused()
 
 
+@pytest.mark.long
 def test_a_dataset_that_a_node_may_only_read(refused, node, work):
     (work / "data").mkdir()
     node(wrapper=read_only(work / "data"))
     assert "the dataset cannot be written to: " in refused("data/out")
 
 
+@pytest.mark.long
 def test_no_batchmill(refused, node, tmp_path):
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "batchmill.py").write_text("raise ModuleNotFoundError('batchmill')")
@@ -62,6 +65,7 @@ def test_another_batchmill(refused, node, tmp_path):
     assert "batchmill is 0.0.1 there, and 0.1.0 here. Install the same" in refused()
 
 
+@pytest.mark.long
 def test_a_prefect_api_that_only_this_machine_reaches(refused, node, shell):
     node()
     del shell.environment["PREFECT_API_URL"]  # Then it is a temporary one.
@@ -80,6 +84,7 @@ def mine(work, shell):
     return folder
 
 
+@pytest.mark.long
 def test_a_step_that_is_not_there_is_brought_by_ray(refused, node, mine, shell, cluster, work):
     node()
     text = refused()
@@ -105,6 +110,7 @@ def step(source, out):
 """
 
 
+@pytest.mark.long
 def test_packages_and_variables_are_brought_by_ray(node, shell, cluster, work):
     node()
     (work / "greet").mkdir()
@@ -143,6 +149,7 @@ def make_wheel(folder, name, source):
     return path
 
 
+@pytest.mark.long
 def test_another_version_of_the_step(refused, node, mine, tmp_path):
     other = tmp_path / "other"
     other.mkdir()

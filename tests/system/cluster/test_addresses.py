@@ -36,6 +36,7 @@ def test_by_every_address_it_is_the_same_dataset(shell, api, cluster, node, undi
         assert {run["state"]["type"] for run in [flow_run, *task_runs]} == {"COMPLETED"}
 
 
+@pytest.mark.long
 def test_a_shard_goes_where_it_has_what_it_asks_for(shell, cluster, node, undisturbed, work):
     node()
     node(scanner=1)
@@ -49,6 +50,7 @@ def test_a_shard_goes_where_it_has_what_it_asks_for(shell, cluster, node, undist
     assert "No node of the Ray cluster can run a shard: it asks for CPU=1, GPU=2" in done.stderr
 
 
+@pytest.mark.long
 def test_a_shards_own_log_says_what_it_did_and_names_failures(shell, api, cluster, node, work):
     node()
     (work / "in" / "07.txt").write_bytes(b"\xff")
@@ -68,7 +70,9 @@ def test_a_shards_own_log_says_what_it_did_and_names_failures(shell, api, cluste
         assert ("1 failed" in counts[0]) == (run == failed)
 
 
-@pytest.mark.parametrize("address", ["client_address", "address"])
+@pytest.mark.parametrize(
+    "address", ["client_address", pytest.param("address", marks=pytest.mark.long)]
+)
 def test_a_cluster_that_asks_for_a_token(shell, undisturbed, work, address):
     secret = "f00ba4" * 8
     closed = shell.environment | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secret}

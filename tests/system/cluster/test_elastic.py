@@ -2,11 +2,13 @@
 
 import subprocess
 
+import pytest
 from comparison import committed, contents, faults
 from gated import INPUTS, command, executions, places
 from live import flow_run_of, wait_for
 
 
+@pytest.mark.long
 def test_a_node_that_joins_gets_work(shell, cluster, node, undisturbed, work):
     node()
     options = ["--ray", cluster.client_address]
