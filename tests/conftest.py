@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def leave_no_trace(tmp_path_factory):
-    """Restore the working directory and `sys.path`; forget modules that the test wrote and imported.
+    """Restore the working directory and `sys.path`; forget modules that the test wrote.
 
     The next test may write another module of the same name.
     """

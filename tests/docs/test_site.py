@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import batchmill.blocks
 import pytest
 from browser import PATIENCE_SECONDS
-from live import clean_environment
+from live import clean_environment, made_once
 from playwright.sync_api import sync_playwright
 
 import batchmill
@@ -51,10 +51,11 @@ def build(root, folder, home):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("site") / "built"
-    done = build(ROOT, folder, tmp_path_factory.mktemp("home"))
-    assert done.returncode == 0, done.stderr
-    return folder
+    def make(folder):
+        done = build(ROOT, folder / "built", tmp_path_factory.mktemp("home"))
+        assert done.returncode == 0, done.stderr
+
+    return made_once("site", make) / "built"
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def test_recordings_in_a_bucket_become_clips_in_a_bucket(shell, api, s3, bucket,
     assert [row["input"] for row in failures] == ["broken.wav"]
 
     # A run that finds the store closed says so, and nothing that is said or kept has a secret.
-    shell.environment["AWS_ENDPOINT_URL"] = "http://127.0.0.1:9"
+    shell.environment |= {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1"}
     closed = shell.batchmill("status", f"{bucket}/clips")
     assert closed.returncode == 2
     assert "Could not connect" in closed.stderr

@@ -71,7 +71,14 @@ def test_every_poison_has_its_outcome(shell, work, runner, num_workers, is_long)
     shutil.copy(SUPPORT / "poison.py", work)
     done = shell.batchmill(
         *["run", "in", "--step", "poison:step", "-o", "out", "--retries", "1"],
-        *["--param", f"log={work}/log", "--timeout", "8", "--memory-limit", "300M"],
+        *[
+            "--param",
+            f"log={work}/log",
+            "--timeout",
+            "8" if is_long else "3",
+            "--memory-limit",
+            "300M",
+        ],
         *["--batch-size", "8", "--num-workers", str(num_workers), *runner],
     )
     assert done.returncode == 1, done.stderr
@@ -139,21 +146,21 @@ def test_fail_fast_stops_the_run_and_the_next_one_resumes(shell, api, work, runn
 
 
 @pytest.mark.parametrize(
-    ("allowed", "code", "state"),
+    ("allowed", "code", "state", "options"),
     [
-        ("15%", 0, "COMPLETED"),
-        pytest.param("2", 1, "FAILED", marks=pytest.mark.long),
-        pytest.param("3", 0, "COMPLETED", marks=pytest.mark.long),
-        pytest.param("14%", 1, "FAILED", marks=pytest.mark.long),
+        ("15%", 0, "COMPLETED", ["--ray", "local"]),
+        pytest.param("2", 1, "FAILED", [], marks=pytest.mark.long),
+        pytest.param("3", 0, "COMPLETED", [], marks=pytest.mark.long),
+        pytest.param("14%", 1, "FAILED", [], marks=pytest.mark.long),
     ],
 )
-def test_so_many_failures_pass(shell, api, work, allowed, code, state):
+def test_so_many_failures_pass(shell, api, work, allowed, code, state, options):
     make_inputs(work / "in", [f"bad{n}" for n in range(3)] + [f"good{n}" for n in range(17)])
     (work / "waiting.py").write_text(WAITING)
     (work / "go").touch()
     done, summary = shell.json(
         *["run", "in", "--step", "waiting:step", "-o", "out", "--param", f"folder={work}"],
-        *["--retries", "0", "--max-failures", allowed],
+        *["--retries", "0", "--max-failures", allowed, *options],
     )
     assert (done, summary["outcomes"]) == (code, {"ok": 17, "failed": 3})
     run = latest_run(api, work / "out")

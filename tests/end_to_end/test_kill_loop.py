@@ -17,7 +17,7 @@ from batchmill import LedgerError
 INPUTS = 120
 # In the long version, which also kills what belongs to a Ray.
 MANY_KILLS = int(os.environ.get("BATCHMILL_KILLS", "40"))
-FEW_KILLS = 5
+FEW_KILLS = 3
 STEP = """
 import time
 def step(source, out, *, log):
@@ -97,7 +97,7 @@ def job(work):
 
 # The first two often, or no run would come far.
 CHOICE = ["DataLoader worker"] * 6 + ["shard process"] * 2 + ["raylet", "driver"]
-FEW_CHOICE = ["DataLoader worker"] * 3 + ["shard process", "driver"]
+FEW_CHOICE = ["DataLoader worker", "shard process", "driver"]
 
 
 class KillLoop:

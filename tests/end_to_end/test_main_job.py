@@ -130,6 +130,7 @@ def test_the_same_bytes_for_any_division(shell, recordings, work):
     }
 
 
+@pytest.mark.long
 def test_the_flow_from_python_takes_a_data_frame_and_a_function(shell, words, work):
     (work / "mine.py").write_text(
         "def shout(source, row, *, mark='!'):\n"

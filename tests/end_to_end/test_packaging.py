@@ -3,10 +3,12 @@
 import sys
 import zipfile
 
+import pytest
 from live import ROOT
 from wheel import build_wheel
 
 
+@pytest.mark.long
 def test_the_wheel_has_one_top_level_and_every_module(bare_shell, tmp_path):
     shell = bare_shell
     wheel = build_wheel(tmp_path / "w")

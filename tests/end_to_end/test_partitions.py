@@ -1,11 +1,13 @@
 """Partitions by the installed command: other shares execute nothing, and are published."""
 
 import pandas as pd
+import pytest
 from live import flow_run_of
 
 STEP = "batchmill.steps.words:split"
 
 
+@pytest.mark.long
 def test_other_shares_are_published_and_shown_without_an_execution(shell, api, words, work):
     (words / "c.txt").write_text((words / "a.txt").read_text())
     rows = "a.txt,anna,train\nb.txt,anna,\nc.txt,ben,test\nd.txt,ben,\n"

@@ -126,6 +126,7 @@ def all_but_sounds(_, names):
     return [name for name in names if not name.endswith((".wav", ".flac"))]
 
 
+@pytest.mark.long
 def test_a_store_is_where_relative_outputs_are(shell, saved, bucket, words, is_long):
     step = ["--step", "batchmill.steps.words:split"]
     places = {

@@ -3,6 +3,7 @@
 import re
 import shutil
 
+import pytest
 from live import ROOT, ask, prefect_server_in
 
 PAGE = (ROOT / "docs" / "servers.md").read_text()
@@ -14,6 +15,7 @@ def setting(name):
     return {name: value}
 
 
+@pytest.mark.long
 def test_a_run_needs_the_password_of_a_server_that_has_one(bare_shell, work, tmp_path):
     shutil.copytree(ROOT / "examples" / "words", work / "words")
     job = ["words/manifest.csv", "--step", "batchmill.steps.words:split", "--output", "parts"]

@@ -40,7 +40,7 @@ def forked(function, *arguments):
     return process.exitcode
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_million_rows_cost_a_worker_nothing(tmp_path):
     names = [f"files/recording-{number:012}/clip.wav" for number in range(ROWS)]
     labels = [f"label {number % 50_000}" for number in range(ROWS)]

@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 import uuid
 from base64 import b64encode
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -134,22 +134,30 @@ def make_home(home):
 
     Prefect's migrations take a server's first start 13 to 19 s: a test run does them once.
     """
-    template = Path(os.environ[RUN_FOLDER]) / "prefect-template"
-    template.mkdir(exist_ok=True)
-    database = template / "prefect.db"
-    with (template / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not database.exists():
-            new = template / "new"
-            command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
-            subprocess.run(command, env=clean_environment(new), check=True, capture_output=True)
-            with sqlite3.connect(new / "prefect.db") as connection:
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            connection.close()
-            (new / "prefect.db").rename(database)
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    shutil.copy(database, home)
+    shutil.copy(made_once("migrated", _migrate) / "prefect.db", home)
     return home
+
+
+def made_once(name, make):
+    """Return a folder that `make(folder)` fills, once for all processes of a test run."""
+    run = Path(os.environ[RUN_FOLDER])
+    folder = run / name
+    with (run / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            new = run / f"{name}.new"
+            new.mkdir(mode=0o700)
+            make(new)
+            new.rename(folder)
+    return folder
+
+
+def _migrate(home):
+    command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
+    subprocess.run(command, env=clean_environment(home), check=True, capture_output=True)
+    with closing(sqlite3.connect(home / "prefect.db")) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def free_ports(host="127.0.0.1", count=1):
