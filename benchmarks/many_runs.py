@@ -17,11 +17,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from batchmill.digests import input_id
-from batchmill.ledger import Ledger, Origin
+from batchmill.ledger.ledger import Ledger, Origin
+from batchmill.maintenance.cleanup import compact
 from batchmill.outcome import Outcome, WrittenFile
-from batchmill.plan import PLANNED_COLUMNS
+from batchmill.planning.plan import PLANNED_COLUMNS
 from batchmill.storage import LocalStore
-from batchmill.upkeep import compact
 
 PART_INPUTS = 20_000
 RUN_INPUTS = 100

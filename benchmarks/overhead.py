@@ -20,13 +20,13 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from batchmill.batching import Batching, Cores, lay_out
-from batchmill.isolation import IsolatedRun, Limits, RetryPolicy
-from batchmill.job import make_job, prepare
+from batchmill.execution.isolation import IsolatedExecutor, Limits, RetryPolicy
+from batchmill.execution.run_shard import run_shard
+from batchmill.execution.shard import Shard
 from batchmill.outcome import Outcome
-from batchmill.plan_file import write_run_plan
-from batchmill.run_shard import run_shard
-from batchmill.shard import Shard
+from batchmill.planning.batching import Batching, Cores, plan_shards
+from batchmill.planning.job import make_job, prepare
+from batchmill.planning.run_spec import write_run_plan
 
 BATCH_SIZE = 32
 WORKERS = 2
@@ -101,7 +101,7 @@ def isolated_seconds(items: Items, batch_size: int = BATCH_SIZE) -> float:
     """Time the isolating loader over all items."""
     counts: list[int] = []
     begun = time.perf_counter()
-    IsolatedRun(
+    IsolatedExecutor(
         count=len(items),
         run=items.make,
         lost=lambda index, _: outcome_of(index),
@@ -136,7 +136,7 @@ def engine_seconds(step: Callable[..., Any], inputs: Path, folder: Path) -> floa
     )
     prepared = prepare(job)
     prepared.ledger.create()
-    layout = lay_out(
+    layout = plan_shards(
         prepared.plan.pending["size"].to_numpy(),
         Batching(batch_size=BATCH_SIZE, num_workers=WORKERS),
         Cores(total=WORKERS, node=WORKERS),

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from torch.utils.data import DataLoader, Dataset
 
 from batchmill import SampleDataset, open_dataset
-from batchmill.ledger import Ledger
+from batchmill.ledger.ledger import Ledger
 from batchmill.storage import LocalStore
 
 BATCH = 5_000

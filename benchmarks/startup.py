@@ -50,7 +50,7 @@ def new_output(folder: Path) -> str:
     return f"{tempfile.mkdtemp(dir=folder)}/out"
 
 
-class Seen(NamedTuple):
+class FileStat(NamedTuple):
     """A process of a run: what it is, when it ran (seconds), its processor seconds."""
 
     name: str
@@ -59,10 +59,10 @@ class Seen(NamedTuple):
     cpu: float
 
 
-def processes_of(command: list[str], settings: dict[str, str], folder: Path) -> list[Seen]:
+def processes_of(command: list[str], settings: dict[str, str], folder: Path) -> list[FileStat]:
     """Run a command and watch its processes, a few milliseconds apart."""
     begun = time.time()
-    seen: dict[psutil.Process, Seen] = {}
+    seen: dict[psutil.Process, FileStat] = {}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, env=settings, cwd=folder, **quiet) as run:  # type: ignore[call-overload]
         whole = psutil.Process(run.pid)
@@ -75,7 +75,7 @@ def processes_of(command: list[str], settings: dict[str, str], folder: Path) -> 
                 except psutil.Error:
                     continue  # It has just ended.
                 now = time.time() - begun
-                seen[process] = Seen(name, max(0.0, start), now, used.user + used.system)
+                seen[process] = FileStat(name, max(0.0, start), now, used.user + used.system)
             time.sleep(POLL_SECONDS)
     return sorted(seen.values(), key=lambda process: process.start)
 
@@ -87,7 +87,7 @@ def name_of(process: psutil.Process) -> str:
         return "DataLoader worker"
     for module, name in (
         ("batchmill.flows.services.server_process", "Prefect server"),
-        ("batchmill.shard_process", "process of the shard"),
+        ("batchmill.execution.shard_process", "process of the shard"),
         ("batchmill", "`batchmill run`"),
     ):
         if module in command:

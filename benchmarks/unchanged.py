@@ -22,11 +22,11 @@ from pathlib import Path
 import pandas as pd
 
 from batchmill.digests import input_id
-from batchmill.job import Job, make_job, prepare
-from batchmill.ledger import Ledger, Origin
+from batchmill.ledger.ledger import Ledger, Origin
 from batchmill.manifest import load_manifest
 from batchmill.outcome import Outcome
-from batchmill.step import load_step
+from batchmill.planning.job import Job, make_job, prepare
+from batchmill.step.load import load_step
 from batchmill.storage import LocalStore
 from benchmarks.startup import environment, seconds_of
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from prefect.blocks.core import Block
 
-from batchmill.allowed import restrictions
+from batchmill.allowlist import restrictions
 from batchmill.errors import OptionError
 
 _SAVED = "block:"

@@ -8,9 +8,9 @@ from batchmill.blocks.saved import load_saved, saved_name
 from prefect.blocks.core import Block
 from pydantic import ConfigDict, Field, HttpUrl, model_validator
 
-from batchmill.batching import Batching
 from batchmill.errors import OptionError
-from batchmill.partition import make_partitioning
+from batchmill.partitioning import make_partitioning
+from batchmill.planning.batching import Batching
 from batchmill.policy import DEFAULT_RETRIES, DEFAULT_TIMEOUT_SECONDS, make_policy
 
 

@@ -9,7 +9,7 @@ import httpx
 from batchmill.blocks.dataset_store import DatasetStore, as_store
 from batchmill.blocks.ray_cluster import RayCluster, as_cluster
 from batchmill.blocks.saved import check_saved, saved_name
-from batchmill.flows.no_server import finish, is_idle
+from batchmill.flows.noop_run import finish, is_idle
 from batchmill.flows.services.api import (
     lost_server_message,
     shared_api,
@@ -18,17 +18,17 @@ from batchmill.flows.services.api import (
 from prefect import Flow
 from prefect.client.schemas.objects import State
 
-from batchmill.batching import Batching
 from batchmill.errors import CancelledError, RunError
-from batchmill.handover import handing_over, prepare_once, tell_run
-from batchmill.job import check_prune, make_job, prepare
-from batchmill.lease import check_free
+from batchmill.execution.shard_process import shard_processes
+from batchmill.ledger.lease import check_free
 from batchmill.manifest import ManifestLike
 from batchmill.manifest.saved import listed_manifest, save_manifest
-from batchmill.params import arguments_for
+from batchmill.planning.batching import Batching
+from batchmill.planning.job import check_prune, make_job, prepare
 from batchmill.policy import make_policy
-from batchmill.shard_process import shard_processes
-from batchmill.step import reference_to, refuse_nested_run
+from batchmill.runs.context import handing_over, prepare_once, tell_run
+from batchmill.step.load import reference_to, refuse_nested_run
+from batchmill.step.params import arguments_for
 from batchmill.storage.access import access_to
 
 # What may be given as block:NAME, and what makes the block of it.

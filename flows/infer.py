@@ -5,14 +5,14 @@ from typing import Annotated, Any, Literal
 
 from batchmill.blocks.dataset_store import Store
 from batchmill.blocks.ray_cluster import RayCluster, as_cluster
-from batchmill.flows.deployed import refuse_relative
-from batchmill.flows.form import at_least, more_than, titled
+from batchmill.flows.deployment_checks import refuse_relative
+from batchmill.flows.parameter_schema import at_least, more_than, titled
 from batchmill.flows.preprocess import preprocess
 from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import BeforeValidator
 
-from batchmill.inference import is_model_file, make_inference
+from batchmill.inference.model_step import is_model_file, make_inference
 from batchmill.policy import DEFAULT_RETRIES, DEFAULT_TIMEOUT_SECONDS
 
 # The form begins with it; nobody changes it.

@@ -11,9 +11,9 @@ from batchmill.blocks.dataset_store import DatasetStore, Store, as_store
 from batchmill.blocks.ray_cluster import RayCluster, as_cluster
 from batchmill.flows.cancellation import Cancellation
 from batchmill.flows.checked_flow import CheckedFlow, check_blocks, place_of_dataset
-from batchmill.flows.deployed import finding_step, refuse_relative
-from batchmill.flows.display.story import Story
-from batchmill.flows.form import (
+from batchmill.flows.deployment_checks import finding_step, refuse_relative
+from batchmill.flows.display.run_reporter import RunReporter
+from batchmill.flows.parameter_schema import (
     JSON_OBJECT,
     NUMBER_OR_SHARE,
     SIZE,
@@ -35,20 +35,20 @@ from prefect.states import Cancelled, Completed, Failed
 from prefect.utilities.annotations import opaque
 from pydantic import BeforeValidator
 
-from batchmill.batching import Batching
-from batchmill.handover import tell_task_runs
-from batchmill.job import check_prune, make_job
-from batchmill.plan_file import read_work
+from batchmill.planning.batching import Batching
+from batchmill.planning.job import check_prune, make_job
+from batchmill.planning.run_spec import read_work
 from batchmill.policy import (
     DEFAULT_RETRIES,
     DEFAULT_TIMEOUT_SECONDS,
     FailurePolicy,
     make_policy,
 )
-from batchmill.progress import RunWatcher
-from batchmill.run import Run, open_run
+from batchmill.runs.context import tell_task_runs
+from batchmill.runs.progress import RunWatcher
+from batchmill.runs.run import Run, open_run
+from batchmill.runs.summary import failure_message, summarise
 from batchmill.storage.access import Access, access_to
-from batchmill.summary import failure_message, summarise
 
 # Lost shard processes of one run, after which their shards are not submitted again.
 _LOSSES_ALLOWED = 50
@@ -177,7 +177,7 @@ def preprocess(
         # Prefect records how the shards ended while tables are written.
         ExitStack() as at_end,
     ):
-        story = Story(job.output, run.number)
+        story = RunReporter(job.output, run.number)
         story.begin(inputs=len(run.prepared.manifest), pending=run.pending, step=job.step)
         ended_early = _execute(
             run,
@@ -227,7 +227,7 @@ def _execute(
     cluster: RayCluster | None,
     access: Sequence[Access],
     cancellation: Cancellation,
-    story: Story,
+    story: RunReporter,
     at_end: ExitStack,
 ) -> list[str]:
     """Run the pending inputs; return why some shards ended early. The runner ends `at_end`."""

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from batchmill.blocks.saved import check_saved
 from batchmill.blocks.saved_job import SavedJob, as_job
-from batchmill.flows.form import titled
+from batchmill.flows.parameter_schema import titled
 from batchmill.flows.preprocess import preprocess
 from prefect import flow
 from prefect.runtime import flow_run

@@ -4,16 +4,16 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
-from batchmill.flows.deployed import refuse_relative
+from batchmill.flows.deployment_checks import refuse_relative
 from batchmill.flows.display.live_artifact import LiveArtifact, artifact_key
-from batchmill.flows.form import titled
+from batchmill.flows.parameter_schema import titled
 from prefect import flow
 from prefect.artifacts import TableArtifact
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
-from batchmill.opening import open_ledger
-from batchmill.verify import examine
+from batchmill.ledger.open import open_ledger
+from batchmill.maintenance.verify import examine
 
 _SHOWN = 1000
 

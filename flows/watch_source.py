@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 from uuid import UUID
 
-from batchmill.flows.arrivals.announcement import announce_patiently, payload_of
-from batchmill.flows.arrivals.watched import known_of, watched
-from batchmill.flows.deployed import refuse_relative
-from batchmill.flows.form import at_least, titled
+from batchmill.flows.arrivals.event import announce_patiently, payload_of
+from batchmill.flows.arrivals.watch_target import known_of, watched
+from batchmill.flows.deployment_checks import refuse_relative
+from batchmill.flows.parameter_schema import at_least, titled
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (

@@ -11,9 +11,9 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
 from prefect.states import Cancelled, Crashed
 
-from batchmill.run_shard import ShardResult
-from batchmill.shard import Shard
-from batchmill.shard_process import ShardProcess, ShardProcessDiedError, ShardProcesses
+from batchmill.execution.run_shard import ShardResult
+from batchmill.execution.shard import Shard
+from batchmill.execution.shard_process import ShardProcess, ShardProcessDiedError, ShardProcesses
 from batchmill.storage.access import Access
 
 

@@ -4,8 +4,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from batchmill.handover import prepare_once
-from batchmill.job import Job, Prepared
+from batchmill.planning.job import Job, Prepared
+from batchmill.runs.context import prepare_once
 
 
 @task(name="load_manifest", cache_policy=NO_CACHE)

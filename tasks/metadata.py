@@ -3,8 +3,8 @@
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from batchmill.job import Prepared
-from batchmill.publication import publish_changes
+from batchmill.planning.job import Prepared
+from batchmill.publishing.publish import publish_changes
 
 
 @task(name="write_metadata", cache_policy=NO_CACHE)

@@ -7,10 +7,10 @@ from batchmill.tasks.shard_log import ShardLog
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from batchmill.execution.run_shard import ShardResult
+from batchmill.execution.run_shard import run_shard as run
+from batchmill.execution.shard import Shard
 from batchmill.outcome import Outcome
-from batchmill.run_shard import ShardResult
-from batchmill.run_shard import run_shard as run
-from batchmill.shard import Shard
 from batchmill.storage.access import Access, access_to
 
 

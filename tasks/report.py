@@ -3,9 +3,9 @@
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from batchmill.ledger import Ledger
-from batchmill.report import Report
-from batchmill.report import write_report as write
+from batchmill.ledger.ledger import Ledger
+from batchmill.publishing.report import Report
+from batchmill.publishing.report import write_report as write
 
 
 @task(name="write_report", cache_policy=NO_CACHE)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from batchmill.ledger import Ledger
+from batchmill.ledger.ledger import Ledger
 from batchmill.storage import LocalStore
 from benchmarks.peers.command import FILES, TABLE
 from benchmarks.peers.work import CLIP_SECONDS, COLUMNS

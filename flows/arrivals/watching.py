@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from batchmill.flows.arrivals.announcement import announce, pauses, payload_of
-from batchmill.flows.arrivals.bell import Bell
-from batchmill.flows.arrivals.watched import Watched
+from batchmill.flows.arrivals.event import announce, pauses, payload_of
+from batchmill.flows.arrivals.folder_watcher import FolderWatcher
+from batchmill.flows.arrivals.watch_target import WatchTarget
 
 from batchmill.arrivals import Arrivals, Mark
 from batchmill.errors import BatchmillError, ServiceError
@@ -30,10 +30,10 @@ class Watching:
 
     def __init__(
         self,
-        watched: Watched,
+        watched: WatchTarget,
         *,
         every_seconds: float,
-        bell: Bell | None,
+        bell: FolderWatcher | None,
         known: Mapping[str, Mark],
         tell: Callable[[dict[str, Any]], None],
         complain: Callable[[str], None],

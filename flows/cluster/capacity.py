@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, cast
 import ray
 from batchmill.blocks.ray_cluster import RayCluster, endpoint
 
-from batchmill.batching import Cores
 from batchmill.errors import OptionError, RunError
+from batchmill.planning.batching import Cores
 
 # Ray ends a driver whose head is gone for a minute, in which all is to be told; and all that time
 # each process of the cluster keeps a core busy with asking for it.

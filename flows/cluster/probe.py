@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import batchmill
 from batchmill.errors import ServiceError
-from batchmill.probe import Probe, faults_here
+from batchmill.runs.node_check import Probe, faults_here
 from batchmill.storage.access import Access, access_to
 
 # Ray may have to set up a runtime environment first: to install packages takes minutes.

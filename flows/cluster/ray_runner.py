@@ -22,10 +22,10 @@ from batchmill.tasks.ray_shard import run_ray_shard
 from prefect_ray.context import remote_options
 from prefect_ray.task_runners import PrefectRayFuture, RayTaskRunner
 
-from batchmill.batching import Cores
 from batchmill.errors import RunError
-from batchmill.probe import Probe
-from batchmill.shard import Shard
+from batchmill.execution.shard import Shard
+from batchmill.planning.batching import Cores
+from batchmill.runs.node_check import Probe
 from batchmill.storage.access import Access
 
 # Ray's name for the end of the raylet that the driver itself is connected to.

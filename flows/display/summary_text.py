@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from batchmill.report import Facts, Report
-from batchmill.report.charts import as_data_url
-from batchmill.report.page import duration
+from batchmill.publishing.report import Facts, Report
+from batchmill.publishing.report.charts import as_data_url
+from batchmill.publishing.report.page import duration
 from batchmill.sizes import readable_size
 
 _SHOWN_KINDS = 20

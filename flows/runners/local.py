@@ -11,9 +11,9 @@ from prefect.futures import PrefectConcurrentFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.annotations import opaque
 
-from batchmill.batching import Cores, own_cores
-from batchmill.shard import Shard
-from batchmill.shard_process import shard_processes
+from batchmill.execution.shard import Shard
+from batchmill.execution.shard_process import shard_processes
+from batchmill.planning.batching import Cores, own_cores
 from batchmill.storage.access import Access
 
 

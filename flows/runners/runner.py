@@ -7,8 +7,8 @@ from typing import Any
 
 from prefect.futures import PrefectFuture
 
-from batchmill.batching import Cores
-from batchmill.shard import Shard
+from batchmill.execution.shard import Shard
+from batchmill.planning.batching import Cores
 
 ShardFuture = PrefectFuture[Any]
 

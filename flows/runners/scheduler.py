@@ -19,7 +19,7 @@ from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Crashed
 
-from batchmill.shard import Shard, ask_to_split, give_up, place_of, split, unfinished
+from batchmill.execution.shard import Shard, ask_to_split, give_up, place_of, split, unfinished
 
 _LOOK_SECONDS = 1.0
 # The longest that a signal waits: Ray waits outside of Python, where no handler is called.

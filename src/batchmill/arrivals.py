@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from batchmill.errors import ManifestError
-from batchmill.ledger import Ledger
+from batchmill.ledger.ledger import Ledger
 from batchmill.manifest import load_manifest
 from batchmill.storage import is_url
 

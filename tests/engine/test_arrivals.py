@@ -10,7 +10,7 @@ from object_store import upload
 
 from batchmill.arrivals import Arrivals, Mark, look, not_known, recorded, settled
 from batchmill.errors import ManifestError
-from batchmill.opening import open_ledger
+from batchmill.ledger.open import open_ledger
 
 SETTLE = 10
 EPOCH = 1_700_000_000  # Where the clock of the test begins.

@@ -4,8 +4,8 @@ import pytest
 from batchmill.flows.preprocess import preprocess
 
 from batchmill import LedgerError, OptionError
-from batchmill.lease import lease
-from batchmill.ledger import Ledger
+from batchmill.ledger.lease import lease
+from batchmill.ledger.ledger import Ledger
 from batchmill.storage import LocalStore
 
 SPLIT = "batchmill.steps.words:split"

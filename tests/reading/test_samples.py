@@ -16,7 +16,7 @@ from published import publish_rows, texts
 from torch.utils.data import DataLoader
 
 from batchmill import OptionError, StoreError, open_dataset
-from batchmill.ledger import Ledger
+from batchmill.ledger.ledger import Ledger
 from batchmill.storage import LocalStore
 
 

@@ -1,8 +1,8 @@
 """What two datasets are compared by."""
 
-from batchmill.ledger import Ledger
+from batchmill.ledger.ledger import Ledger
+from batchmill.maintenance.verify import verify
 from batchmill.storage import open_store
-from batchmill.verify import verify
 
 # What a first run leaves in the ledger's folder.
 AFTER_A_RUN = ["format.json", "lease", "parts", "runs", "steps"]

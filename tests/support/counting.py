@@ -18,8 +18,8 @@ from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple
 from unittest import mock
 
-from batchmill.isolation.journal import Journal
-from batchmill.isolation.station import anonymous_file
+from batchmill.execution.isolation.ring_buffer import RingBuffer
+from batchmill.execution.isolation.worker_channel import anonymous_file
 
 WATCHED = {
     io.open: "open",
@@ -49,7 +49,11 @@ WATCHED = {
     os.pread: "read",
 }
 # What looks at the machine and at processes does so by time, however many inputs there are.
-_BY_TIME = ("isolation.memory.", "isolation.processes.", "isolation.station.bound_log")
+_BY_TIME = (
+    "execution.isolation.memory.",
+    "execution.isolation.processes.",
+    "execution.isolation.worker_channel.bound_log",
+)
 # What the parent of a DataLoader's workers sends at the end, which they may not live to see.
 _GOODBYE = ForkingPickler.dumps(None)
 
@@ -139,13 +143,13 @@ def bytes_of(job):
         sent(connection, data)
 
     def write(journal, record):
-        tally.note("journal", "isolation.station.finish", len(record))
+        tally.note("journal", "execution.isolation.worker_channel.finish", len(record))
         written(journal, record)
 
-    sent, written = Connection._send_bytes, Journal.write
+    sent, written = Connection._send_bytes, RingBuffer.write
     with (
         mock.patch.object(Connection, "_send_bytes", send),
-        mock.patch.object(Journal, "write", write),
+        mock.patch.object(RingBuffer, "write", write),
     ):
         job()
     return tally.close()

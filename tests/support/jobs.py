@@ -1,11 +1,11 @@
 """A whole job in this process: what the flow does, without Prefect and Ray."""
 
-from batchmill.batching import Batching, Cores
-from batchmill.job import make_job, prepare
+from batchmill.execution.run_shard import run_shard
+from batchmill.planning.batching import Batching, Cores
+from batchmill.planning.job import make_job, prepare
 from batchmill.policy import FailurePolicy
-from batchmill.publish import publish
-from batchmill.run import open_run
-from batchmill.run_shard import run_shard
+from batchmill.publishing.tables import publish
+from batchmill.runs.run import open_run
 
 
 def run_job(

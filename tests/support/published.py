@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchmill.ledger import Ledger
+from batchmill.ledger.ledger import Ledger
 from batchmill.storage import LocalStore
 
 

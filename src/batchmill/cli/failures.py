@@ -10,10 +10,10 @@ from cyclopts import Parameter
 from batchmill.cli.console import console
 from batchmill.cli.options import Dataset, Json
 from batchmill.errors import OptionError
-from batchmill.ledger import Ledger
-from batchmill.opening import open_ledger
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.open import open_ledger
 from batchmill.outcome import KINDS, one_line, visible
-from batchmill.publish import failure_records
+from batchmill.publishing.tables import failure_records
 
 Inputs = Annotated[str, Parameter(help="Only these inputs, as `failures` names them.")]
 FailureKinds = Annotated[

@@ -13,7 +13,7 @@ from batchmill.cli.options import (
 )
 from batchmill.cli.running import run_job
 from batchmill.errors import OptionError
-from batchmill.inference import make_inference
+from batchmill.inference.model_step import make_inference
 
 MODEL = Group("Which model", sort_key=0)
 

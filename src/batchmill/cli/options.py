@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from batchmill.errors import OptionError
-from batchmill.params import parse_params
 from batchmill.policy import DEFAULT_RETRIES, DEFAULT_TIMEOUT_SECONDS
+from batchmill.step.params import parse_params
 
 WORK = Group("What to do", sort_key=1)
 PARTITIONS = Group("Which partition its rows are in", sort_key=2)

@@ -8,16 +8,16 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.table import Table
 
-from batchmill.batching import Cores, Layout, lay_out, own_cores, parallelism
 from batchmill.cli.console import console
 from batchmill.cli.options import NO_OPTIONS, JobOptions, Json, Manifest
 from batchmill.cli.workers import batching_of, measured
 from batchmill.errors import OptionError
-from batchmill.job import Prepared, make_job, prepare
-from batchmill.params import arguments_for
-from batchmill.partition import count_strata
-from batchmill.plan import REASONS
-from batchmill.plan_file import partitions_of
+from batchmill.partitioning import count_strata
+from batchmill.planning.batching import Cores, Layout, own_cores, parallelism, plan_shards
+from batchmill.planning.job import Prepared, make_job, prepare
+from batchmill.planning.plan import REASONS
+from batchmill.planning.run_spec import partitions_of
+from batchmill.step.params import arguments_for
 
 SHOWN_NAMES = 5
 
@@ -53,7 +53,7 @@ def plan(
     batching = replace(batching, why_workers=why) if why else batching
     sizes = prepared.plan.pending["size"].to_numpy()
     own = Cores(total=available, node=available)
-    layout = lay_out(sizes, batching, own, whole_batches=prepared.step.is_batched)
+    layout = plan_shards(sizes, batching, own, whole_batches=prepared.step.is_batched)
     if json:
         print(json_text.dumps(_as_json(prepared, layout, available)))
     else:

@@ -17,9 +17,9 @@ from rich.progress import (
 )
 
 from batchmill.errors import BatchmillError
-from batchmill.ledger import Ledger
-from batchmill.progress import Progress as RunProgress
-from batchmill.progress import RunWatcher
+from batchmill.ledger.ledger import Ledger
+from batchmill.runs.progress import Progress as RunProgress
+from batchmill.runs.progress import RunWatcher
 
 _POLL_SECONDS = 0.5
 _LINE_SECONDS = 10.0

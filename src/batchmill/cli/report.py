@@ -2,10 +2,10 @@
 
 from batchmill.cli.console import console
 from batchmill.cli.options import Dataset
-from batchmill.lease import check_free
-from batchmill.opening import last_run, open_ledger
-from batchmill.report import write_report
-from batchmill.verify import REPORT
+from batchmill.ledger.lease import check_free
+from batchmill.ledger.open import last_run, open_ledger
+from batchmill.maintenance.verify import REPORT
+from batchmill.publishing.report import write_report
 
 
 def report(dataset: Dataset, /) -> None:

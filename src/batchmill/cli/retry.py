@@ -5,8 +5,8 @@ import json as json_text
 from batchmill.cli.console import console
 from batchmill.cli.failures import FailureKinds, Inputs, choose_failures, count_inputs
 from batchmill.cli.options import Dataset, Json
-from batchmill.lease import check_free
-from batchmill.opening import open_ledger
+from batchmill.ledger.lease import check_free
+from batchmill.ledger.open import open_ledger
 
 
 def retry(

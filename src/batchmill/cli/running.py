@@ -8,23 +8,23 @@ import time
 from contextlib import ExitStack, redirect_stdout
 from typing import Any
 
-from batchmill.assignments import has_assigned
-from batchmill.batching import own_cores
 from batchmill.cli.console import console
 from batchmill.cli.options import RunOptions
 from batchmill.cli.plan import partition_lines, partitions_as_json
 from batchmill.cli.progress import showing_progress
 from batchmill.cli.workers import batching_of, measured
 from batchmill.errors import CancelledError, RunError
-from batchmill.flows.no_server import finish, is_idle
-from batchmill.handover import Handover, handing_over
-from batchmill.job import Prepared, check_prune, make_job, prepare
-from batchmill.leaks import find_duplicates
-from batchmill.lease import check_free
-from batchmill.params import arguments_for, parse_pairs, read_object
+from batchmill.flows.noop_run import finish, is_idle
+from batchmill.ledger.lease import check_free
+from batchmill.maintenance.leakage import find_duplicates
+from batchmill.planning.batching import own_cores
+from batchmill.planning.job import Prepared, check_prune, make_job, prepare
+from batchmill.planning.partition_assignment import has_assigned
 from batchmill.policy import make_policy
+from batchmill.runs.context import RunContext, handing_over
+from batchmill.runs.summary import failure_message, summarise
+from batchmill.step.params import arguments_for, parse_pairs, read_object
 from batchmill.storage.access import access_to
-from batchmill.summary import failure_message, summarise
 
 # A cluster's address, runtime environment, and what a shard asks for.
 _Cluster = tuple[str | None, dict[str, Any], dict[str, Any]]
@@ -135,7 +135,7 @@ def _to_do(prepared: Prepared) -> str:
     return f"{len(prepared.manifest):,} inputs ({listed}); {pending:,} to execute.{left_out}"
 
 
-def _tell(handover: Handover, as_json: bool, seconds: float, *, allowed: bool) -> None:
+def _tell(handover: RunContext, as_json: bool, seconds: float, *, allowed: bool) -> None:
     prepared = handover.prepared
     summary = summarise(prepared.ledger, handover.run)
     if as_json:

@@ -4,10 +4,16 @@ import json as json_text
 
 from batchmill.cli.console import console
 from batchmill.cli.options import Dataset, Json
-from batchmill.lease import holder
-from batchmill.opening import last_run, open_ledger
+from batchmill.ledger.lease import holder
+from batchmill.ledger.open import last_run, open_ledger
+from batchmill.runs.summary import (
+    RUN_AGAIN,
+    count_contents,
+    count_released,
+    failure_message,
+    summarise,
+)
 from batchmill.sizes import readable_size
-from batchmill.summary import RUN_AGAIN, count_contents, count_released, failure_message, summarise
 
 
 def status(dataset: Dataset, /, *, json: Json = False) -> None:

@@ -15,20 +15,20 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.table import Table
 
-from batchmill.allowed import refused_inputs
+from batchmill.allowlist import refused_inputs
 from batchmill.cli.console import console
 from batchmill.cli.options import Json, Params, ParamsFile, Step
 from batchmill.digests import input_id
 from batchmill.errors import OptionError
-from batchmill.execute import execute, make_dataset
+from batchmill.execution.run_input import execute, make_dataset
+from batchmill.execution.staging import Input, StagingArea, open_staging
 from batchmill.outcome import Outcome
-from batchmill.params import parse_params
-from batchmill.step import Step as LoadedStep
-from batchmill.step import load_step
+from batchmill.step.load import Step as LoadedStep
+from batchmill.step.load import load_step
+from batchmill.step.params import parse_params
 from batchmill.storage import FILES, LocalStore, is_url, remote
-from batchmill.storage.remote import Seen
+from batchmill.storage.remote import FileStat
 from batchmill.storage.urls import last_part
-from batchmill.workbench import Input, Workbench, open_bench
 
 SHOWN_ROWS = 20
 FAILED = 1
@@ -68,7 +68,7 @@ def try_one(
     loaded = load_step(step, parse_params(param, params), search=os.getcwd())
     with (
         tempfile.TemporaryDirectory(prefix="batchmill-") as folder,
-        open_bench(LocalStore(folder), "try", fetches=planned is not None) as bench,
+        open_staging(LocalStore(folder), "try", fetches=planned is not None) as bench,
     ):
         item = _item(input, parse_params(row), bench, planned)
         look_up = _looking_up(loaded, item, bench)
@@ -86,7 +86,7 @@ def try_one(
     return 0 if outcome.kind == "ok" else FAILED
 
 
-def _look(place: str) -> Seen | None:
+def _look(place: str) -> FileStat | None:
     """Return what a store says of an input by URL, None of a path. Raises OptionError."""
     for refused in refused_inputs([place]).values():
         raise OptionError(refused)
@@ -95,7 +95,7 @@ def _look(place: str) -> Seen | None:
         remote.check_bucket(place)
         seen = remote.look(place)
         if seen is None and place.startswith(("http://", "https://")):
-            return Seen(-1, remote.UNKNOWN_TIME, None)  # Fetching it will tell more.
+            return FileStat(-1, remote.UNKNOWN_TIME, None)  # Fetching it will tell more.
         if seen is None:
             raise OptionError(f"{place}: no such file. Check the URL.")
         return seen
@@ -105,7 +105,7 @@ def _look(place: str) -> Seen | None:
     return None
 
 
-def _item(place: str, row: dict[str, Any], bench: Workbench, planned: Seen | None) -> Input:
+def _item(place: str, row: dict[str, Any], bench: StagingArea, planned: FileStat | None) -> Input:
     name = last_part(place)
     if planned is None:
         return Input(name, input_id(name), os.path.abspath(place), row)
@@ -131,14 +131,14 @@ def _ctrl_c_ends_it() -> Iterator[None]:
             raise KeyboardInterrupt
 
 
-def _looking_up(step: LoadedStep, item: Input, bench: Workbench) -> Callable[[], Any]:
+def _looking_up(step: LoadedStep, item: Input, bench: StagingArea) -> Callable[[], Any]:
     if step.kind == "items":
         raise OptionError(
             f"step {step.ref}: has an item for each row of a manifest, and cannot be tried "
             "on a file. Look at its items in Python."
         )
     if step.is_batched:
-        from batchmill.batch_step import BatchRunner  # Brings torch along.
+        from batchmill.execution.batch_runner import BatchRunner  # Brings torch along.
 
         return lambda: BatchRunner.over(step, [item], bench).execute_one(0)
     return lambda: make_dataset(step, [item])[0]

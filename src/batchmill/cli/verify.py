@@ -9,8 +9,8 @@ from cyclopts import Parameter
 
 from batchmill.cli.console import console
 from batchmill.cli.options import Dataset, Json
-from batchmill.opening import open_ledger
-from batchmill.verify import Difference, examine
+from batchmill.ledger.open import open_ledger
+from batchmill.maintenance.verify import Difference, examine
 
 _SHOWN = 50
 

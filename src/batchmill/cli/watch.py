@@ -69,8 +69,8 @@ def watch(
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("DO_NOT_TRACK", "1")
     # Imported now, for this takes a second or two.
-    from batchmill.flows.arrivals.bell import Bell
-    from batchmill.flows.arrivals.watched import check_server, known_of, watched
+    from batchmill.flows.arrivals.folder_watcher import FolderWatcher
+    from batchmill.flows.arrivals.watch_target import check_server, known_of, watched
     from batchmill.flows.arrivals.watching import Watching
 
     check_server()
@@ -90,7 +90,7 @@ def watch(
         else:
             out.print(_line(payload, deployment))
 
-    bell = None if poll or is_url(found.source) else Bell(found.source)
+    bell = None if poll or is_url(found.source) else FolderWatcher(found.source)
     watching = Watching(
         found,
         every_seconds=every,
@@ -140,7 +140,7 @@ def watch(
 
 def _nobody_named(source: str) -> str:
     """Say what comes of announcements that name no deployment, and how to name one."""
-    from batchmill.flows.arrivals.announcement import ARRIVED
+    from batchmill.flows.arrivals.event import ARRIVED
     from batchmill.flows.resources import resource_id
 
     return (

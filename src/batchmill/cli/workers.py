@@ -4,9 +4,9 @@ from typing import Any
 
 from rich.console import Console
 
-from batchmill.batching import Batching
-from batchmill.job import Prepared
-from batchmill.params import arguments_for
+from batchmill.planning.batching import Batching
+from batchmill.planning.job import Prepared
+from batchmill.step.params import arguments_for
 
 AUTO = "auto"
 
@@ -26,7 +26,7 @@ def measured(
     if parameters.get("num_workers") != AUTO or not len(prepared.plan.pending):
         return _without_auto(parameters), ""
     # This imports torch.
-    from batchmill.sampling import measure_workers
+    from batchmill.runs.worker_trial import measure_workers
 
     if told:
         told.print("Trying a few inputs, of which nothing is kept ...")

@@ -14,10 +14,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.fingerprints import recordable
 from batchmill.manifest.source import Source
 from batchmill.storage import is_url, remote
-from batchmill.storage.remote import Seen
+from batchmill.storage.fingerprints import recordable
+from batchmill.storage.remote import FileStat
 from batchmill.storage.urls import (
     control_fault,
     is_web,
@@ -200,7 +200,7 @@ def _find_escapes(names: pa.StringArray, root: str, faults: dict[int, str]) -> N
 
 
 def _look(
-    names: pa.StringArray, root: str, faults: dict[int, str], seen: Mapping[str, Seen]
+    names: pa.StringArray, root: str, faults: dict[int, str], seen: Mapping[str, FileStat]
 ) -> tuple[np.ndarray, np.ndarray, pa.StringArray]:
     """Return each input's size, time and ETag; what is not there may be when its turn comes."""
     far = np.full(len(names), is_url(root))
@@ -257,7 +257,7 @@ def _look_here(
         return np.array(sizes, np.int64), np.array([recordable(time) for time in times], np.int64)
 
 
-def _ask_stores(places: Mapping[int, str], faults: dict[int, str]) -> list[Seen | None]:
+def _ask_stores(places: Mapping[int, str], faults: dict[int, str]) -> list[FileStat | None]:
     """Look at files by URL; where none of a kind can be opened, that is each one's fault."""
     unusable: dict[str, str] = {}
     for place in places.values():

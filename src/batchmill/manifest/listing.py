@@ -12,7 +12,7 @@ import pandas as pd
 from batchmill.manifest.dataset import read_dataset
 from batchmill.manifest.source import Source, fits, numbered
 from batchmill.storage import METADATA, is_url, remote
-from batchmill.storage.remote import Seen
+from batchmill.storage.remote import FileStat
 from batchmill.storage.urls import parent
 
 # Marks a folder as a dataset of ours, whose files are outputs and never inputs.
@@ -62,7 +62,7 @@ def read_url_glob(pattern: str) -> Source:
     return _listed(pattern, folder, list(seen), "no file fits it", seen)
 
 
-def _unmistakable(url: str, found: Mapping[str, Seen]) -> dict[str, Seen]:
+def _unmistakable(url: str, found: Mapping[str, FileStat]) -> dict[str, FileStat]:
     """Name by its whole URL what would be taken for a path of this machine, or for another URL."""
     return {
         f"{url}/{name}" if name.startswith("/") or is_url(name) else name: seen
@@ -70,7 +70,7 @@ def _unmistakable(url: str, found: Mapping[str, Seen]) -> dict[str, Seen]:
     }
 
 
-def _visible(found: Mapping[str, Seen], datasets: Collection[str]) -> dict[str, Seen]:
+def _visible(found: Mapping[str, FileStat], datasets: Collection[str]) -> dict[str, FileStat]:
     """Leave out what is hidden, and what lies in one of the `datasets`, named as `/a/b`."""
 
     def is_hidden(name: str) -> bool:
@@ -116,7 +116,7 @@ def _listed(
     folder: str,
     names: list[str],
     nothing: str,
-    seen: Mapping[str, Seen] | None = None,
+    seen: Mapping[str, FileStat] | None = None,
 ) -> Source:
     return Source(
         name=name,

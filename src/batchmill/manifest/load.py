@@ -12,16 +12,16 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.allowed import refused_inputs, restricts_inputs
+from batchmill.allowlist import refused_inputs, restricts_inputs
 from batchmill.errors import ManifestError, StoreError
 from batchmill.manifest.delimited import read_delimited, type_columns
-from batchmill.manifest.grouping import faults_of_groups, missing_columns, read_groups
+from batchmill.manifest.groups import faults_of_groups, missing_columns, read_groups
 from batchmill.manifest.inputs import check_inputs, is_missing
 from batchmill.manifest.listing import is_glob, read_folder, read_glob, read_prefix, read_url_glob
+from batchmill.manifest.min_age import check_settle, is_unsettled
 from batchmill.manifest.records import flat, read_json_lines, read_parquet
-from batchmill.manifest.settling import check_settle, is_unsettled
 from batchmill.manifest.source import Source, numbered
-from batchmill.partition import Groups, Partitioning
+from batchmill.partitioning import Groups, Partitioning
 from batchmill.storage import is_url, remote
 from batchmill.storage.urls import (
     is_web,

@@ -4,7 +4,7 @@ import os
 
 import pandas as pd
 
-from batchmill.ledger import FOLDER
+from batchmill.ledger.ledger import FOLDER
 from batchmill.manifest.load import Manifest
 from batchmill.manifest.records import ROOT_ATTRIBUTE
 from batchmill.storage import open_store

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pandas as pd
 
-from batchmill.storage.remote import Seen
+from batchmill.storage.remote import FileStat
 
 
 @dataclass(kw_only=True)
@@ -29,7 +29,7 @@ class Source:
     form: Literal["text", "typed", "listing", "dataset"]
     locate: Callable[[], Sequence[str]]
     faults: list[str] = field(default_factory=list)
-    seen: Mapping[str, Seen] = field(default_factory=dict)
+    seen: Mapping[str, FileStat] = field(default_factory=dict)
 
     @cached_property
     def places(self) -> Sequence[str]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from batchmill.allowed import refused_inputs
+from batchmill.allowlist import refused_inputs
 from batchmill.errors import BatchmillError, OptionError, StoreError
 from batchmill.storage import is_url, remote
 from batchmill.storage.scratch import scratch_folder

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchmill.errors import OptionError, StoreError
-from batchmill.fingerprints import hash_file
-from batchmill.opening import last_run, open_ledger
-from batchmill.plan_file import read_work
+from batchmill.ledger.open import last_run, open_ledger
+from batchmill.planning.run_spec import read_work
 from batchmill.storage import METADATA, Store, is_url, remote
+from batchmill.storage.fingerprints import hash_file
 from batchmill.storage.scratch import scratch_folder
 
 

@@ -12,17 +12,17 @@ import torch
 from pydantic import AfterValidator
 from torch.utils._pytree import tree_map
 
-from batchmill.allowed import refused_models
-from batchmill.batch_step import ResultError, results_of
-from batchmill.content import ContentCounts
+from batchmill.allowlist import refused_models
 from batchmill.digests import digest
 from batchmill.errors import StepError
-from batchmill.identity import sources_of
-from batchmill.inference import is_model_file
-from batchmill.models import choose_device, load_model
+from batchmill.execution.batch_runner import ResultError, results_of
+from batchmill.inference.model_step import is_model_file
+from batchmill.inference.models import choose_device, load_model
 from batchmill.reading import pad_collate
 from batchmill.reading.files import choose_load, open_by_suffix
-from batchmill.references import is_reference, resolve_reference
+from batchmill.step.fingerprint import sources_of
+from batchmill.step.import_reference import is_reference, resolve_reference
+from batchmill.step.tracked_file import ContentCounts
 
 COLLATES = ("default", "pad")
 
@@ -113,7 +113,7 @@ class PredictItems:
     to row i of the manifest.
 
     `weights` is the file of a model, or `model` the reference of one, or of what makes one of the
-    `weights`: see `batchmill.models.load_model`. `collate` makes a batch of samples: `default` is
+    `weights`: see `batchmill.inference.models.load_model`. `collate` makes a batch: `default` is
     the Dataset's own `collate_fn`, or torch's; `pad` pads to the longest (`pad_collate`); or a
     function.
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from batchmill.content import ContentCounts
 from batchmill.errors import StepError
+from batchmill.step.tracked_file import ContentCounts
 from batchmill.steps.annotations import SUFFIXES, annotations_of, label_columns
 from batchmill.steps.recordings import frames_of, open_recording, windows
 

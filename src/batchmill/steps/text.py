@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from batchmill.references import resolve_reference
+from batchmill.step.import_reference import resolve_reference
 from batchmill.steps.windows import windows
 
 Unit = Literal["characters", "words", "tokens"]
@@ -95,7 +95,7 @@ def chunk(
         }
 
 
-# What the tokenizer's module says is part of what this step is (see `batchmill.identity`).
+# What the tokenizer's module says is part of what this step is (see `batchmill.step.fingerprint`).
 chunk.__dict__["references"] = ("tokenizer",)
 
 

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from batchmill.errors import StoreError
-from batchmill.fingerprints import content_of
+from batchmill.storage.fingerprints import content_of
 from batchmill.storage.store import FILES, NO_ROOM, patient
 
 _TEMPORARY = re.compile(r"\..+\.part-[0-9a-f]{32}")

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from batchmill.errors import StoreError
-from batchmill.fingerprints import hash_file, recordable
 from batchmill.storage.connection import connected
+from batchmill.storage.fingerprints import hash_file, recordable
 from batchmill.storage.store import in_threads, patient_beyond_libraries
 from batchmill.storage.urls import is_url, shown_url, url_fault
 
@@ -26,7 +26,7 @@ _BLOCK_BYTES = 8 * 2**20
 UNKNOWN_TIME = -1
 
 
-class Seen(NamedTuple):
+class FileStat(NamedTuple):
     """A file as its store describes it: bytes, nanoseconds since 1970, the store's own mark.
 
     Where there is an ETag, the time says nothing, and is 0; else it is None. Of a store that gives
@@ -57,7 +57,7 @@ def why_unusable(url: str) -> str:
 
 
 @patient_beyond_libraries
-def look(url: str) -> Seen | None:
+def look(url: str) -> FileStat | None:
     """Return what a store says of a file; None if there is none."""
     try:
         with connected(url) as (files, path):
@@ -73,7 +73,7 @@ def look(url: str) -> Seen | None:
         raise
 
 
-def look_at(urls: Sequence[str]) -> list[Seen | None]:
+def look_at(urls: Sequence[str]) -> list[FileStat | None]:
     """Do as `look` does for many files: those of one folder by one listing."""
     if len(urls) <= FEW:
         return in_threads(look, urls, THREADS)
@@ -91,14 +91,14 @@ def look_at(urls: Sequence[str]) -> list[Seen | None]:
 
 
 @patient_beyond_libraries
-def find(url: str) -> dict[str, Seen]:
+def find(url: str) -> dict[str, FileStat]:
     """Return all files below a URL, by their names relative to it, in sorted order."""
     found = _listed(url, lambda files, path: files.find(path, detail=True).values())
     return dict(sorted(_files_in(found).items()))
 
 
 @patient_beyond_libraries
-def glob(pattern: str) -> dict[str, Seen]:
+def glob(pattern: str) -> dict[str, FileStat]:
     """Return the files that fit a pattern, by URL, in sorted order."""
     with connected(pattern) as (files, path):
         found = files.glob(path, detail=True)
@@ -208,7 +208,7 @@ def delete(url: str) -> None:
 
 
 @patient_beyond_libraries
-def _list_folder(url: str) -> dict[str, Seen]:
+def _list_folder(url: str) -> dict[str, FileStat]:
     """Return the files in a folder, by URL."""
     found = _listed(url, lambda files, path: files.ls(path, detail=True))
     return {f"{url}/{name}": seen for name, seen in _files_in(found).items()}
@@ -233,7 +233,7 @@ def _listed(
     }
 
 
-def _files_in(found: dict[str, dict[str, Any]]) -> dict[str, Seen]:
+def _files_in(found: dict[str, dict[str, Any]]) -> dict[str, FileStat]:
     return {
         name: _seen(details)
         for name, details in found.items()
@@ -241,10 +241,10 @@ def _files_in(found: dict[str, dict[str, Any]]) -> dict[str, Seen]:
     }
 
 
-def _seen(details: dict[str, Any]) -> Seen:
+def _seen(details: dict[str, Any]) -> FileStat:
     etag = str(details.get("ETag") or details.get("etag") or "").strip('"')
     size = details.get("size")
-    return Seen(-1 if size is None else int(size), 0 if etag else _time(details), etag or None)
+    return FileStat(-1 if size is None else int(size), 0 if etag else _time(details), etag or None)
 
 
 def _time(details: dict[str, Any]) -> int:

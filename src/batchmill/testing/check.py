@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from batchmill.errors import BatchmillError, OptionError
-from batchmill.identity import differences
-from batchmill.ledger import Ledger
+from batchmill.ledger.ledger import Ledger
+from batchmill.maintenance.verify import verify
 from batchmill.outcome import Outcome, WrittenFile
-from batchmill.step import reference_to
+from batchmill.step.fingerprint import differences
+from batchmill.step.load import reference_to
 from batchmill.storage import LocalStore
 from batchmill.testing.fresh import Fresh, run_fresh
 from batchmill.testing.trial import Result, Trial, result_of
-from batchmill.verify import verify
 
 Results = Mapping[str, Result]
 

@@ -82,10 +82,10 @@ def _main(task_file: str, answer_file: str) -> None:
 def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
     from batchmill.digests import input_id
     from batchmill.errors import BatchmillError
-    from batchmill.execute import execute, make_dataset
-    from batchmill.step import load_step
+    from batchmill.execution.run_input import execute, make_dataset
+    from batchmill.execution.staging import Input, open_staging
+    from batchmill.step.load import load_step
     from batchmill.storage import LocalStore
-    from batchmill.workbench import Input, open_bench
 
     try:
         step = load_step(task["step"], task["params"], search=task["search"])
@@ -93,7 +93,7 @@ def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
         made = make_dataset(step, inputs) if step.kind == "dataset" else step.target
     except BatchmillError as error:
         return {"outcomes": [], "description": {}, "fault": str(error)}
-    with open_bench(LocalStore(task["dataset"]), "fresh") as bench:
+    with open_staging(LocalStore(task["dataset"]), "fresh") as bench:
         look_up = _runner(step, made, inputs, bench) if step.is_batched else partial(_item, made)
         outcomes = [
             execute(step, item, bench, partial(look_up, index)) for index, item in enumerate(inputs)
@@ -111,7 +111,7 @@ def _item(made: Any, index: int) -> Any:
 
 
 def _runner(step: Any, made: Any, inputs: Any, bench: Any) -> Callable[[int], Any]:
-    from batchmill.batch_step import BatchRunner
+    from batchmill.execution.batch_runner import BatchRunner
 
     return BatchRunner(step=step, made=made, inputs=inputs, bench=bench).execute_one
 

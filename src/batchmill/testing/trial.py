@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from batchmill.batching import Batching, Cores
-from batchmill.fingerprints import Fingerprint, fingerprint
-from batchmill.job import Job, Prepared, make_job, prepare
+from batchmill.execution.run_shard import run_shard
 from batchmill.outcome import Outcome
+from batchmill.planning.batching import Batching, Cores
+from batchmill.planning.job import Job, Prepared, make_job, prepare
 from batchmill.policy import FailurePolicy
-from batchmill.publish import publish
-from batchmill.run import open_run
-from batchmill.run_shard import run_shard
+from batchmill.publishing.tables import publish
+from batchmill.runs.run import open_run
 from batchmill.storage import FILES
+from batchmill.storage.fingerprints import Fingerprint, fingerprint
 
 # A step that hangs fails its test, and not the patience of whoever waits for it.
 _TIMEOUT_SECONDS = 300.0

@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from batchmill.flows.arrivals.bell import Bell
-from batchmill.flows.arrivals.watched import Watched
+from batchmill.flows.arrivals.folder_watcher import FolderWatcher
+from batchmill.flows.arrivals.watch_target import WatchTarget
 from batchmill.flows.arrivals.watching import Watching
 from live import wait_for
 from object_store import upload
@@ -28,13 +28,13 @@ def source(tmp_path):
 
 @pytest.fixture
 def bell(source):
-    bell = Bell(str(source))
+    bell = FolderWatcher(str(source))
     yield bell
     bell.close()
 
 
 def watching(source, bell, tell, complain):
-    watched = Watched(source=str(source), pattern="*", settle_seconds=0)
+    watched = WatchTarget(source=str(source), pattern="*", settle_seconds=0)
     options = {"every_seconds": 0.2, "bell": bell, "known": {}}
     return Watching(watched, **options, tell=tell, complain=complain)
 

@@ -1,7 +1,7 @@
 """What is said of a Prefect server that cannot be used."""
 
 import pytest
-from batchmill.flows.arrivals.watched import watched
+from batchmill.flows.arrivals.watch_target import watched
 from batchmill.flows.services.api import shared_api
 from live import free_ports
 from prefect.settings import PREFECT_API_URL, temporary_settings

@@ -1,0 +1,97 @@
+"""What Prefect shows of a run besides its states: progress, failures, a summary, and events."""
+
+import json
+
+from batchmill.flows.display.live_artifact import LiveArtifact, artifact_key
+from batchmill.flows.display.summary_text import summary_text
+from batchmill.flows.resources import resource_id
+from prefect.artifacts import MarkdownArtifact, ProgressArtifact, TableArtifact
+from prefect.events import emit_event
+
+from batchmill.publishing.report import Report
+from batchmill.runs.progress import Progress
+from batchmill.runs.summary import Summary, failure_message
+
+STARTED, FINISHED = "batchmill.run.started", "batchmill.run.finished"
+INPUT_FAILED = "batchmill.input.failed"
+
+
+class RunReporter:
+    """Tells of one run over a dataset, while it goes on and at its end."""
+
+    def __init__(self, dataset: str, run: int) -> None:
+        self._dataset = dataset
+        self._run = run
+        self._progress, self._failures, self._summary = (LiveArtifact() for _ in range(3))
+        self._done = -1
+        self._failed = 0
+        self._told = 0
+
+    def begin(self, *, inputs: int, pending: int, step: str) -> None:
+        """Tell that the run holds the dataset, and how much there is to do."""
+        self._emit(STARTED, {"inputs": inputs, "pending": pending, "step": step})
+
+    def show(self, progress: Progress) -> None:
+        """Bring what is shown up to date, where there is something new."""
+        for failure in progress.failures[self._told :]:
+            self._emit(INPUT_FAILED, failure._asdict())
+        self._told = len(progress.failures)
+        if progress.done != self._done and self._show_progress(progress):
+            self._done = progress.done
+        if progress.failed != self._failed and self._show_failures(progress):
+            self._failed = progress.failed
+
+    def end(self, summary: Summary, state: str) -> None:
+        """Tell that the run has ended, in which of Prefect's states."""
+        message = failure_message(summary, self._dataset)
+        self._emit(
+            FINISHED,
+            summary.as_json() | {"state": state, "message": message},
+            # A trigger can match labels, but not a payload.
+            {"batchmill.state": state, "batchmill.not-ok": str(summary.failed)},
+        )
+
+    def sum_up(self, report: Report) -> None:
+        """Show a page about the dataset and the run."""
+        text = summary_text(report)
+        artifact = MarkdownArtifact(
+            key=artifact_key("summary", self._dataset),
+            markdown=text,
+            description=f"{report.facts.summary.sentence()}. Dataset: `{self._dataset}`",
+        )
+        self._summary.show(artifact, text)
+
+    def _show_progress(self, progress: Progress) -> bool:
+        share = 100.0 * progress.done / progress.total if progress.total else 100.0
+        failed = f", {progress.failed:,} not ok" if progress.failed else ""
+        artifact = ProgressArtifact(
+            key=artifact_key("progress", self._dataset),
+            progress=share,
+            description=f"{progress.done:,} of {progress.total:,} inputs{failed}",
+        )
+        return self._progress.show(artifact, share)
+
+    def _show_failures(self, progress: Progress) -> bool:
+        rows = [failure._asdict() for failure in progress.failures]
+        cut = f"; the first {len(rows):,}" if progress.failed > len(rows) else ""
+        artifact = TableArtifact(
+            key=artifact_key("failures", self._dataset),
+            table=rows,
+            description=f"{progress.failed:,} not ok in run {self._run} of `{self._dataset}`{cut}. "
+            f"With tracebacks: `batchmill failures {self._dataset}`",
+        )
+        return self._failures.show(artifact, json.dumps(rows))
+
+    def _emit(
+        self, event: str, payload: dict[str, object], labels: dict[str, str] | None = None
+    ) -> None:
+        # Prefect sends it from a thread of its own, and adds the flow run it belongs to.
+        emit_event(
+            event,
+            resource={
+                "prefect.resource.id": resource_id("dataset", self._dataset),
+                "prefect.resource.name": self._dataset,
+                **(labels or {}),
+            },
+            payload={"dataset": self._dataset, "run": self._run} | payload,
+        )

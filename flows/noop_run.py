@@ -1,0 +1,41 @@
+"""A run that has nothing to execute and nothing to report, which Prefect does not see.
+
+Importing Prefect takes longer than to see that a million inputs are unchanged.
+"""
+
+from typing import Any
+
+from batchmill.planning.job import Prepared
+from batchmill.policy import FailurePolicy
+from batchmill.publishing.publish import publish_changes
+from batchmill.publishing.report import write_report
+from batchmill.runs.run import open_run
+
+
+def is_idle(prepared: Prepared) -> bool:
+    """Return whether all inputs are ok already, and no earlier run has to be shown as crashed."""
+    runs = prepared.ledger.runs()
+    ended = bool(runs) and prepared.ledger.read_summary(runs[-1]) is not None
+    return ended and _is_done(prepared)
+
+
+def _is_done(prepared: Prepared) -> bool:
+    return not len(prepared.plan.pending) and not prepared.plan.counts["quarantined"]
+
+
+def finish(prepared: Prepared, *, prune: bool, wait: bool) -> dict[str, Any] | None:
+    """Update the tables of an idle run, and prune; returns its summary.
+
+    Returns None, with nothing done, if another run has left something to execute or to report.
+    Raises what `open_run` raises.
+    """
+    with open_run(prepared, wait=wait) as run:
+        if not _is_done(run.prepared):
+            return None
+        run.divide_nothing(FailurePolicy())
+        run.settle(prune=prune)
+        publish_changes(run.ledger, run.prepared.manifest)
+        run.end()
+        if run.report_is_stale:
+            write_report(run.ledger, run.number, run.prepared.job.output)
+    return prepared.ledger.read_summary(run.number)

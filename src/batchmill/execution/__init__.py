@@ -1,0 +1,1 @@
+"""One shard: inputs through a DataLoader, isolated from each other, into outcomes."""

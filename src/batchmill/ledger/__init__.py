@@ -1,0 +1,1 @@
+"""The committed outcomes of a dataset, and the lease that allows one writer."""

@@ -1,0 +1,1 @@
+"""What keeps a dataset true: verify, repair, cleanup, prune, leakage."""

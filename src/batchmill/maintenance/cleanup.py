@@ -1,0 +1,99 @@
+"""What a run does to a dataset besides recording outcomes. Only the holder of its lease may."""
+
+import time
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from batchmill.ledger.lease import LEASES
+from batchmill.ledger.ledger import PRUNED, Ledger
+from batchmill.maintenance.verify import recorded_files, unreferenced
+from batchmill.planning.plan import Plan
+from batchmill.storage import FILES, in_threads
+from batchmill.storage.local import STAGING
+
+# Reading a part takes a millisecond: with so many, a dataset opens in half a second.
+MANY_PARTS = 500
+
+
+def sweep(ledger: Ledger) -> None:
+    """Remove what a run that was killed has left: half-written files, and outputs of no record."""
+    store = ledger.store
+    store.remove(STAGING)
+    for name in list(store.leftovers()):
+        if not name.startswith(LEASES):  # Others may be trying to take it.
+            store.delete(name)
+    strays = list(unreferenced(store, recorded_files(ledger)))
+    in_threads(store.remove, strays, store.threads)
+
+
+def note_touched(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table) -> None:
+    """Record the new times and ETags of inputs with the same content, to not read them again."""
+    if len(plan.touched) == 0:
+        return
+    records = ledger.records()
+    records = records.filter(pc.is_in(records["input"], value_set=_one(plan.touched)))
+    place = pc.index_in(records["input"], value_set=_one(inputs["input"]))
+    for name in ("mtime_ns", "etag"):
+        column = records.schema.get_field_index(name)
+        records = records.set_column(column, name, inputs[name].take(place))
+    ledger.record_anew(run, records)
+
+
+def remove_replaced(ledger: Ledger, run: int) -> None:
+    """Remove the files that inputs had of earlier runs, or attempts, and have no more."""
+    store = ledger.store
+    now = ledger.records(["input", "input_id", "outcome", "attempts", "outputs"], run=run)
+    before = ledger.records(["input", "outputs"], before=run)
+    before = before.filter(pc.is_in(before["input"], value_set=_one(now["input"])))
+    named = set(_paths(now).to_pylist())
+    in_threads(store.delete, sorted(set(_paths(before).to_pylist()) - named), store.threads)
+    # An attempt may have ended between its outputs and its outcome.
+    odd = pc.or_(pc.not_equal(now["outcome"], "ok"), pc.greater(now["attempts"], 1))
+
+    def tidy(identifier: str) -> None:
+        for name in list(store.files(f"{FILES}/{identifier}")):
+            if name not in named:
+                store.remove(name)
+
+    in_threads(tidy, now["input_id"].filter(odd).to_pylist(), store.threads)
+
+
+def remove_withdrawn(ledger: Ledger, run: int, withdrawn: pa.Table) -> None:
+    """Remove the records and files of inputs that the manifest no longer lists."""
+    if len(withdrawn) == 0:
+        return
+    records = ledger.records()
+    records = records.filter(pc.is_in(records["input"], value_set=_one(withdrawn["input"])))
+    count = len(records)
+    changes = {
+        "outcome": pa.array([PRUNED] * count),
+        "rows": pa.array(["[]"] * count),
+        "outputs": pa.array([[]] * count, records.schema.field("outputs").type),
+        "finished_at": pa.array([time.time()] * count),
+        "run": pa.array([run] * count, pa.int32()),
+    }
+    for name, values in changes.items():
+        records = records.set_column(records.schema.get_field_index(name), name, values)
+    # The record first: files without a record are swept, a record without files would lie.
+    ledger.record_anew(run, records)
+    folders = [f"{FILES}/{name}" for name in withdrawn["input_id"].to_pylist()]
+    in_threads(ledger.store.remove, folders, ledger.store.threads)
+
+
+def compact(ledger: Ledger, run: int, many: int = MANY_PARTS) -> None:
+    """Put all parts into one, when there are many."""
+    names = ledger.part_names()
+    if len(names) < many:
+        return
+    ledger.record_anew(run, ledger.records())
+    ledger.drop_parts(names)
+
+
+def _paths(records: pa.Table) -> pa.Array:
+    """Return the outputs of some records."""
+    return records["outputs"].combine_chunks().flatten().field("path")
+
+
+def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column

@@ -1,0 +1,1 @@
+"""What a run has to do: job, change detection, plan, batches and shards."""

@@ -1,0 +1,188 @@
+"""Assignments in the ledger: which input is in which partition, and of which group it is.
+
+A file for each run that has changed something; the latest counts. With it, groups that were dealt
+within strata stay where they are, and a dataset can be checked without its manifest.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from batchmill.errors import LedgerError, OptionError
+from batchmill.ledger.ledger import PARTITIONS, Ledger
+from batchmill.manifest import Manifest
+from batchmill.partitioning import COLUMN, Partitioning, assign, given_by_key
+
+_VERSION = "1"
+_VERSION_KEY, _HOW_KEY = b"batchmill.partitions", b"batchmill.partitioning"
+_SCHEMA = pa.schema(
+    [
+        # Null for a group that the manifest no longer lists, and that may come back.
+        ("input", pa.string()),
+        ("group", pa.string()),
+        ("partition", pa.string()),
+        # Whether the manifest itself names the group's partition.
+        ("given", pa.bool_()),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """What is recorded: how it was divided, and the `rows` that came of it."""
+
+    partitioning: Partitioning
+    rows: pa.Table
+
+    def by_group(self) -> dict[str, str]:
+        """Return the partition of each group."""
+        columns = (self.rows["group"].to_pylist(), self.rows["partition"].to_pylist())
+        return dict(zip(*columns, strict=True))
+
+
+def divide_manifest(
+    ledger: Ledger, manifest: Manifest, partitioning: Partitioning
+) -> tuple[Manifest, list[str]]:
+    """Return the manifest with the partition of each row, and why groups are dealt anew, if so."""
+    if manifest.groups is None:
+        return manifest, []
+    known: Mapping[str, str] = {}
+    changes: list[str] = []
+    if partitioning.stratify is not None:
+        last, same = last_assignment(ledger), _last_of(ledger, partitioning)
+        known = same.by_group() if same else {}
+        changes = partitioning.changes_since(last.partitioning) if last and not same else []
+    return replace(manifest, partition=assign(manifest.groups, partitioning, known)), changes
+
+
+def record_assignment(
+    ledger: Ledger, run: int, manifest: Manifest, partitioning: Partitioning
+) -> None:
+    """Record which input is in which partition, unless that is recorded already.
+
+    Only the holder of the dataset's lease may.
+    """
+    if manifest.groups is None:
+        return
+    rows = _rows_of(manifest)
+    same = _last_of(ledger, partitioning)
+    if same and partitioning.stratify is not None:
+        rows = pa.concat_tables([rows, _gone(same.rows, rows)])
+    last = last_assignment(ledger)
+    if last and not partitioning.changes_since(last.partitioning) and rows.equals(last.rows):
+        return
+    described = {
+        _VERSION_KEY: _VERSION,
+        # The order of the shares counts, and JSON keeps it.
+        _HOW_KEY: json.dumps(asdict(partitioning)),
+    }
+    rows = rows.replace_schema_metadata(described)
+
+    def write(file: BinaryIO) -> None:
+        pq.write_table(rows, file, compression="zstd")
+
+    ledger.store.fill(f"{PARTITIONS}/{run:06d}.parquet", write)
+
+
+def _rows_of(manifest: Manifest) -> pa.Table:
+    groups = manifest.groups
+    if groups is None:
+        return _SCHEMA.empty_table()
+    given = pa.array(list(given_by_key(groups)), pa.string())
+    columns = [
+        pa.concat_arrays(manifest.inputs["input"].chunks),
+        groups.keys,
+        manifest.partition,
+        pc.is_in(groups.keys, value_set=given),
+    ]
+    return pa.table(columns, schema=_SCHEMA)
+
+
+def _gone(before: pa.Table, now: pa.Table) -> pa.Table:
+    """Return the groups that are recorded, and not listed now, once each, in the same order."""
+    groups = now["group"].combine_chunks()
+    gone = before.filter(pc.invert(pc.is_in(before["group"], value_set=groups)))
+    frame = gone.to_pandas().drop_duplicates("group").sort_values("group")
+    return pa.Table.from_pandas(
+        frame.assign(input=None, given=False), schema=_SCHEMA, preserve_index=False
+    )
+
+
+def last_assignment(ledger: Ledger, until: int | None = None) -> Assignment | None:
+    """Return what was recorded last, up to a run; None without any. Raises LedgerError."""
+    names = [name for name in _names(ledger) if until is None or _run_of(name) <= until]
+    return _read(ledger, f"{PARTITIONS}/{names[-1]}") if names else None
+
+
+def has_assigned(ledger: Ledger, run: int) -> bool:
+    """Whether a run has recorded another assignment than those before it."""
+    return any(_run_of(name) == run for name in _names(ledger))
+
+
+def _last_of(ledger: Ledger, partitioning: Partitioning) -> Assignment | None:
+    """Return the last that was divided like this.
+
+    There are several only after a run that was killed: its own may never have been published.
+    """
+    for name in reversed(_names(ledger)):
+        found = _read(ledger, f"{PARTITIONS}/{name}")
+        if not partitioning.changes_since(found.partitioning):
+            return found
+    return None
+
+
+def forget_earlier(ledger: Ledger) -> None:
+    """Remove what was recorded before the last time: a run has ended, and nobody needs it."""
+    for name in _names(ledger)[:-1]:
+        ledger.store.delete(f"{PARTITIONS}/{name}")
+
+
+def _names(ledger: Ledger) -> list[str]:
+    found = ledger.store.names(PARTITIONS)
+    return sorted((name for name in found if name.partition(".")[0].isdigit()), key=_run_of)
+
+
+def _run_of(name: str) -> int:
+    return int(name.partition(".")[0])
+
+
+def _read(ledger: Ledger, name: str) -> Assignment:
+    place = ledger.store.place(name)
+    try:
+        rows = pq.ParquetFile(ledger.store.open(name)).read()
+    except (OSError, pa.ArrowException) as error:
+        raise LedgerError(
+            f"{place}: cannot be read ({error}). Move it away, and run the same command again; "
+            "with --stratify, groups are then dealt to partitions anew."
+        ) from error
+    metadata = rows.schema.metadata or {}
+    version = metadata.get(_VERSION_KEY, b"none").decode()
+    if version != _VERSION:
+        raise LedgerError(
+            f"{place}: has version {version}, this batchmill knows version {_VERSION}. Install the "
+            "batchmill that made it, or a newer one."
+        )
+    partitioning = Partitioning(**json.loads(metadata[_HOW_KEY]))
+    return Assignment(partitioning=partitioning, rows=rows.replace_schema_metadata())
+
+
+def check_rows(ledger: Ledger, executed_anyway: pa.Array) -> None:
+    """Raise OptionError if an input that is done has rows with a partition of their own.
+
+    Those of inputs that are `executed_anyway` do not count: they are made anew, and then checked.
+    """
+    records = ledger.records(["input", "rows"])
+    suspects = records.filter(pc.match_substring(records["rows"], json.dumps(COLUMN) + ":"))
+    suspects = suspects.filter(pc.invert(pc.is_in(suspects["input"], value_set=executed_anyway)))
+    for record in suspects.sort_by("input").to_pylist():
+        # It may have been a key further down, or a value.
+        if any(COLUMN in row for row in json.loads(record["rows"])):
+            raise OptionError(
+                f"--partition: the step has given {record['input']} a row with the key {COLUMN!r}, "
+                "which batchmill fills in itself then. Rename it in the step, or drop --partition."
+            )

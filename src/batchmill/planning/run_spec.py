@@ -1,0 +1,194 @@
+"""The plan on disk: one Arrow file, of which each shard reads its own rows.
+
+A task is given the file and a range of rows, never a list of inputs: that costs the same for ten
+inputs as for ten million, and the file is mapped, not copied, into each process.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from batchmill.digests import input_id
+from batchmill.errors import LedgerError, StoreError
+from batchmill.ledger.ledger import Ledger
+from batchmill.outcome import Outcome
+from batchmill.partitioning import Partitioning, count_partitions
+from batchmill.planning.batching import Layout
+from batchmill.planning.job import Prepared
+from batchmill.policy import FailurePolicy
+from batchmill.storage.remote import FileStat
+from batchmill.storage.urls import join
+
+_KEY = b"batchmill.work"
+_CARRIED = "carried"
+_BATCH_ROWS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """What every shard of a run needs to know besides its inputs.
+
+    `root` is the folder or URL that inputs are relative to. `counts` are the plan's: how many of
+    the manifest's inputs were new, unchanged, and so on; `settled` has those that were not pending,
+    by outcome. `token` is that of the run's lease. `partitions` counts the manifest's inputs by
+    partition, if there is a `partitioning`.
+    """
+
+    run: int
+    counts: Mapping[str, int]
+    settled: Mapping[str, int]
+    step: str
+    params: Mapping[str, Any]
+    search: str
+    root: str
+    identity: str
+    batch_size: int
+    num_workers: int
+    policy: FailurePolicy
+    token: str = ""
+    partitioning: Partitioning | None = None
+    partitions: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> int:
+        """The number of the manifest's inputs."""
+        return sum(count for reason, count in self.counts.items() if reason != "withdrawn")
+
+    @property
+    def enough_failures(self) -> int | None:
+        """The number of failures beyond which the run stops early; None: it goes on."""
+        return self.policy.failures_allowed(self.inputs) if self.policy.fail_fast else None
+
+
+def write_run_plan(
+    prepared: Prepared,
+    run: int,
+    layout: Layout,
+    policy: FailurePolicy | None = None,
+    token: str = "",
+) -> None:
+    """Write a run's plan, its inputs in the order of the shards."""
+    job, plan, manifest, ledger = prepared.job, prepared.plan, prepared.manifest, prepared.ledger
+    work = RunSpec(
+        run=run,
+        counts=plan.counts,
+        settled=plan.settled,
+        step=job.step,
+        params=job.params,
+        search=job.search,
+        root=manifest.root,
+        identity=prepared.step.identity,
+        batch_size=layout.batch_size,
+        num_workers=layout.num_workers,
+        policy=policy or FailurePolicy(),
+        token=token,
+        partitioning=job.partitioning,
+        partitions=partitions_of(prepared),
+    )
+    order = pa.array(layout.order)
+    pending = plan.pending.take(order)
+    positions = pending.column("position")
+    names = pending.column("input").to_pylist()
+    table = pending.select(["position", "input", "size", "mtime_ns", "etag"])
+    table = table.append_column("input_id", pa.array([input_id(name) for name in names]))
+    if manifest.carried.num_columns:
+        carried = manifest.carried.take(positions)
+        arrays = [pa.concat_arrays(column.chunks) for column in carried.columns]
+        table = table.append_column(
+            _CARRIED, pa.StructArray.from_arrays(arrays, carried.column_names)
+        )
+    table = table.replace_schema_metadata({_KEY: json.dumps(asdict(work))})
+    ledger.store.fill(ledger.plan_name(run), lambda file: _write_arrow(table, file))
+
+
+def partitions_of(prepared: Prepared) -> dict[str, int]:
+    """Count a manifest's inputs by partition; empty without any."""
+    how, found = prepared.job.partitioning, prepared.manifest.partition
+    return count_partitions(found, how) if how and found is not None else {}
+
+
+def _write_arrow(table: pa.Table, file: BinaryIO) -> None:
+    with pa.ipc.new_file(file, table.schema) as writer:
+        # In one piece, it becomes batches of just so many rows: a range is found by its number.
+        writer.write_table(table.combine_chunks(), max_chunksize=_BATCH_ROWS)
+
+
+def read_work(ledger: Ledger, run: int) -> RunSpec:
+    """Read what every shard of a run needs to know."""
+    with _open(ledger, run) as source:
+        values = json.loads((source.schema.metadata or {})[_KEY])
+        how = values.get("partitioning")
+        return RunSpec(
+            **values
+            | {
+                "policy": FailurePolicy(**values["policy"]),
+                "partitioning": how and Partitioning(**how),
+            }
+        )
+
+
+def read_inputs(ledger: Ledger, run: int, start: int, stop: int) -> pa.Table:
+    """Read the rows `start` up to `stop` of a run's plan."""
+    with _open(ledger, run) as source:
+        first = start // _BATCH_ROWS
+        batches = [source.get_batch(number) for number in range(first, -(-stop // _BATCH_ROWS))]
+        table = pa.Table.from_batches(batches, source.schema)
+        return table.slice(start - first * _BATCH_ROWS, stop - start)
+
+
+def count_inputs(ledger: Ledger, run: int) -> int:
+    """Count the inputs that a run set out to execute."""
+    with _open(ledger, run) as source:
+        return sum(source.get_batch(i).num_rows for i in range(source.num_record_batches))
+
+
+def planned_names(ledger: Ledger, run: int) -> pa.ChunkedArray:
+    """Return the names of the inputs that a run set out to execute."""
+    with _open(ledger, run) as source:
+        return source.read_all().column("input")
+
+
+def first_input(ledger: Ledger, run: int) -> str | None:
+    """Return the path or URL of an input that there was when a run was planned; None: none was."""
+    with _open(ledger, run) as source:
+        work = read_work(ledger, run)
+        for number in range(source.num_record_batches):
+            batch = source.get_batch(number)
+            found = batch.filter(pc.greater_equal(batch["size"], 0))
+            if len(found):
+                return join(work.root, found["input"][0].as_py())
+    return None
+
+
+def carried_rows(inputs: pa.Table) -> list[dict[str, Any]]:
+    """Return the manifest's other columns of each input, as plain values."""
+    if _CARRIED not in inputs.column_names:
+        return [{} for _ in range(len(inputs))]
+    rows: list[dict[str, Any]] = inputs.column(_CARRIED).to_pylist()
+    return rows
+
+
+def looks_of(inputs: pa.Table) -> Iterator[FileStat]:
+    """Yield what each input's store said of it when the run was planned."""
+    return map(FileStat, *(inputs[name].to_pylist() for name in FileStat._fields))
+
+
+def as_planned(outcome: Outcome, inputs: pa.Table, row: int) -> Outcome:
+    """Return an outcome with what the input was when the run was planned; nothing else is known."""
+    (seen,) = looks_of(inputs.slice(row, 1))
+    return outcome._replace(**seen._asdict())
+
+
+def _open(ledger: Ledger, run: int) -> pa.ipc.RecordBatchFileReader:
+    name = ledger.plan_name(run)
+    try:
+        return pa.ipc.open_file(ledger.store.open(name))
+    except (OSError, pa.ArrowException, StoreError) as error:
+        raise LedgerError(
+            f"{ledger.store.place(name)}: the plan of run {run} cannot be read ({error}). "
+            "Is the dataset's folder there, on this machine too? Run the same command again."
+        ) from error

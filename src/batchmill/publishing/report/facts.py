@@ -1,0 +1,119 @@
+"""What there is to tell of a dataset and its last run, from the ledger alone."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from batchmill.ledger.ledger import Ledger
+from batchmill.outcome import one_line
+from batchmill.planning.run_spec import read_work
+from batchmill.publishing.tables import failure_records
+from batchmill.runs.summary import Contents, Summary, count_contents, summarise
+
+SHOWN_FAILURES, SHOWN_RUNS, SHOWN_SLOWEST, SHOWN_NAMES = 200, 20, 10, 5
+_RUN_COLUMNS = ("input", "outcome", "attempts", "seconds", "finished_at", "host", "size")
+
+
+class FailureKind(NamedTuple):
+    """Failures that have outcome and error in common: how many, one's message, the first names."""
+
+    outcome: str
+    error: str
+    inputs: int
+    message: str
+    names: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What there is to tell of a dataset.
+
+    `executed` are the records of the inputs that the last run with any has executed; `failures`
+    are all records of the dataset that are not ok; `runs` the summaries of the last runs, the
+    newest first.
+    """
+
+    dataset: str
+    step: str
+    params: Mapping[str, Any]
+    summary: Summary
+    contents: Contents
+    executed: pa.Table
+    executed_by: int
+    failures: pa.Table
+    runs: Sequence[Mapping[str, Any]]
+
+    @property
+    def begun(self) -> float:
+        """When the first of the executed inputs began, in seconds since 1970; 0 without any."""
+        if not len(self.executed):
+            return 0.0
+        began = pc.subtract(self.executed["finished_at"], self.executed["seconds"])
+        return float(pc.min(began).as_py())
+
+    @property
+    def seconds(self) -> float:
+        """How long executing them took, from the first one's beginning to the last one's end."""
+        if not len(self.executed):
+            return 0.0
+        return max(float(pc.max(self.executed["finished_at"]).as_py()) - self.begun, 1e-3)
+
+    @property
+    def throughput(self) -> float:
+        """Inputs executed in a second, while any was."""
+        return len(self.executed) / self.seconds if len(self.executed) else 0.0
+
+    def slowest(self) -> list[dict[str, Any]]:
+        """Return the inputs that took longest, the longest first."""
+        order = [("seconds", "descending"), ("input", "ascending")]
+        found: list[dict[str, Any]] = self.executed.sort_by(order)[:SHOWN_SLOWEST].to_pylist()
+        return found
+
+    def failure_kinds(self) -> list[FailureKind]:
+        """Group the failures by outcome and error, the most frequent first."""
+        columns = ["input", "outcome", "error", "message"]
+        groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+        for record in self.failures.select(columns).to_pylist():
+            groups[record["outcome"], record["error"]].append(record)
+        kinds = [
+            FailureKind(
+                outcome,
+                error,
+                len(records),
+                one_line("", records[0]["message"]).removeprefix(": "),
+                [record["input"] for record in records[:SHOWN_NAMES]],
+            )
+            for (outcome, error), records in groups.items()
+        ]
+        return sorted(kinds, key=lambda kind: (-kind.inputs, kind.outcome, kind.error))
+
+
+def gather(ledger: Ledger, run: int, dataset: str) -> Facts:
+    """Read what there is to tell after (or during) a run; `dataset` is what a user calls it."""
+    work = read_work(ledger, run)
+    executed, executed_by = _last_executed(ledger)
+    summaries = [(number, ledger.read_summary(number)) for number in ledger.runs()[-SHOWN_RUNS:]]
+    ended = {number: summary for number, summary in summaries if summary}
+    return Facts(
+        dataset=dataset,
+        step=work.step,
+        params=work.params,
+        summary=summarise(ledger, run),
+        contents=count_contents(ledger),
+        executed=executed,
+        executed_by=executed_by,
+        failures=failure_records(ledger),
+        runs=[ended[number] for number in sorted(ended, reverse=True)],
+    )
+
+
+def _last_executed(ledger: Ledger) -> tuple[pa.Table, int]:
+    """Return the records of the last run that has any in the ledger, and its number."""
+    records = ledger.records([*_RUN_COLUMNS, "run"])
+    records = records.filter(pc.greater(records["attempts"], 0))
+    last = pc.max(records["run"]).as_py() or 0
+    return records.filter(pc.equal(records["run"], last)).select(list(_RUN_COLUMNS)), last

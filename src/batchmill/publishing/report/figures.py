@@ -1,0 +1,146 @@
+"""Pictures of how the inputs of a run went: over time, by duration, by size."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from batchmill.publishing.report.charts import Axis, Chart, Series
+from batchmill.publishing.report.facts import Facts
+
+# Two colours of Okabe and Ito's palette, which colour-blind readers can tell apart.
+OK, NOT_OK = Series("ok", "#0072B2"), Series("not ok", "#D55E00")
+_NODES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#999999")
+_NAME_LENGTH = 16
+_POINTS = 2000
+_LEAST_SECONDS = 1e-5
+_TIME_UNITS = ((3 * 86400.0, 86400.0, "days"), (3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "min"))
+# Powers of ten, for axes that go by them.
+_SIZE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def figures(facts: Facts) -> Iterator[tuple[str, str]]:
+    """Draw what a run's records tell; yields what each picture shows in words, and its SVG.
+
+    Yields none if nothing was executed.
+    """
+    if not len(facts.executed):
+        return
+    seconds = np.maximum(_column(facts.executed, "seconds"), _LEAST_SECONDS)
+    ends = _column(facts.executed, "finished_at") - facts.begun
+    ok = np.array(facts.executed["outcome"].to_pylist()) == "ok"
+    sizes = _column(facts.executed, "size")
+    hosts = np.array(facts.executed["host"].to_pylist())
+    yield "Inputs that ended in each second, over the time of the run", _throughput(ends, ok)
+    yield "Inputs at work at the same time, by node", _parallelism(ends, seconds, hosts)
+    yield "How many inputs took how long", _durations(seconds, ok)
+    if (sizes > 0).any():
+        yield "How long inputs took, by their size", _sizes(sizes, seconds, ok)
+
+
+def _throughput(ends: Any, ok: Any) -> str:
+    edges = np.linspace(0.0, _whole(ends), int(np.clip(len(ends) / 10, 8, 60)) + 1)
+    rates = [np.histogram(ends[which], edges)[0] / edges[1] for which in (ok, ~ok)]
+    return _stacked_bars("Throughput", _time_axis(ends), "inputs/s", edges, rates)
+
+
+def _parallelism(ends: Any, seconds: Any, hosts: Any) -> str:
+    at = np.linspace(0.0, _whole(ends), 300)
+    names, counts = np.unique(hosts, return_counts=True)
+    first = names[np.argsort(-counts, kind="stable")]
+    groups = [(str(host)[:_NAME_LENGTH], hosts == host) for host in first[: len(_NODES) - 1]]
+    if len(first) >= len(_NODES):
+        rest = np.isin(hosts, first[len(_NODES) - 1 :])
+        groups.append((f"{len(first) - len(_NODES) + 1} more nodes", rest))
+    layers = np.cumsum([at_work(at, ends[which], seconds[which]) for _, which in groups], axis=0)
+    chart = Chart("Parallelism", _time_axis(ends), _count_axis("inputs at work", layers[-1].max()))
+    bottoms = np.zeros(len(at))
+    for (name, _), colour, tops in zip(groups, _NODES, layers, strict=False):
+        chart.area(Series(name, colour), at, bottoms, tops)
+        bottoms = tops
+    return chart.svg(legend=len(groups) > 1)
+
+
+def at_work(at: Any, ends: Any, seconds: Any) -> Any:
+    """Count the inputs that have begun and not ended, at each of some times."""
+    begun = np.searchsorted(np.sort(ends - seconds), at, side="right")
+    ended = np.searchsorted(np.sort(ends), at, side="right")
+    return np.maximum(begun - ended, 0)
+
+
+def _durations(seconds: Any, ok: Any) -> str:
+    low, high = np.log10(seconds.min()), np.log10(seconds.max())
+    middle = (low + high) / 2
+    # If all durations are alike, their noise must not fill the picture.
+    low, high = min(low, middle - 0.5), max(high, middle + 0.5)
+    edges = np.logspace(low, high, 36)
+    counts = [np.histogram(seconds[which], edges)[0] for which in (ok, ~ok)]
+    x = Axis(label="time of one input", low=edges[0], high=edges[-1], log=True, text=_duration)
+    return _stacked_bars("Durations", x, "inputs", edges, counts)
+
+
+def _sizes(sizes: Any, seconds: Any, ok: Any) -> str:
+    chosen = np.flatnonzero(sizes > 0)
+    if len(chosen) > _POINTS:
+        # The same ones each time.
+        chosen = np.random.default_rng(0).choice(chosen, _POINTS, replace=False)
+    chart = Chart(
+        "Sizes",
+        _log_axis("size of the input", sizes[chosen], _bytes),
+        _log_axis("time", seconds[chosen], _duration),
+    )
+    for series, which in ((OK, ok), (NOT_OK, ~ok)):
+        these = chosen[which[chosen]]
+        chart.points(series, sizes[these], seconds[these])
+    return chart.svg(legend=not ok.all())
+
+
+def _stacked_bars(title: str, x: Axis, y: str, edges: Any, heights: list[Any]) -> str:
+    """Draw bars of what is ok, and above them what is not."""
+    ok, not_ok = heights
+    chart = Chart(title, x, _count_axis(y, (ok + not_ok).max()))
+    chart.bars(OK, edges, np.zeros(len(ok)), ok)
+    chart.bars(NOT_OK, edges, ok, ok + not_ok)
+    return chart.svg(legend=bool(not_ok.any()))
+
+
+def _whole(ends: Any) -> float:
+    return max(float(ends.max()), 1e-3)
+
+
+def _time_axis(ends: Any) -> Axis:
+    whole = _whole(ends)
+    unit, name = next(((u, n) for least, u, n in _TIME_UNITS if whole >= least), (1.0, "s"))
+    label = f"{name} since the first input"
+    return Axis(label=label, low=0.0, high=whole, text=lambda value: f"{value / unit:,.4g}")
+
+
+def _count_axis(label: str, highest: float) -> Axis:
+    return Axis(label=label, low=0.0, high=max(1.0, 1.05 * float(highest)))
+
+
+def _log_axis(label: str, values: Any, text: Any) -> Axis:
+    """Return an axis with room around the values, and at least one power of ten."""
+    low, high = np.log10(values.min()) - 0.2, np.log10(values.max()) + 0.2
+    if np.floor(high) < np.ceil(low):
+        low, high = np.floor(low), np.ceil(high)
+    return Axis(label=label, low=10.0**low, high=10.0**high, log=True, text=text)
+
+
+def _column(table: pa.Table, name: str) -> Any:
+    return table[name].to_numpy().astype(float)
+
+
+def _duration(seconds: float) -> str:
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= unit * (1 - 1e-9):
+            return f"{seconds / unit:,.4g} {name}"
+    return f"{seconds:g} s"
+
+
+def _bytes(count: float) -> str:
+    for unit, name in _SIZE_UNITS:
+        if count >= unit:
+            return f"{count / unit:,.4g} {name}"
+    return f"{count:,.4g} B"

@@ -1,0 +1,88 @@
+"""The page `report.html`: self-contained, to be read offline."""
+
+import time
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any, NamedTuple
+
+import jinja2
+
+from batchmill import __version__
+from batchmill.ledger.ledger import Ledger
+from batchmill.maintenance.verify import REPORT
+from batchmill.publishing.report.facts import SHOWN_FAILURES, Facts, gather
+from batchmill.publishing.report.figures import figures
+from batchmill.sizes import readable_size
+
+
+class Report(NamedTuple):
+    """What a page says of a dataset: facts, and pictures (what each shows in words, its SVG)."""
+
+    facts: Facts
+    pictures: Sequence[tuple[str, str]]
+
+
+def make_report(ledger: Ledger, run: int, dataset: str) -> Report:
+    """Gather the facts of a dataset after (or during) a run, and draw the pictures."""
+    facts = gather(ledger, run, dataset)
+    return Report(facts, list(figures(facts)))
+
+
+def write_report(ledger: Ledger, run: int, dataset: str) -> Report:
+    """Write a dataset's report.html, replaced atomically; returns what it says.
+
+    Raises StoreError if it cannot be written.
+    """
+    report = make_report(ledger, run, dataset)
+    ledger.store.write(REPORT, render(report).encode())
+    return report
+
+
+def render(report: Report) -> str:
+    """Return the page. Whatever comes from inputs and steps is escaped."""
+    facts = report.facts
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=jinja2.FunctionLoader(_template),
+    )
+    environment.filters |= {"size": readable_size, "duration": duration, "moment": _moment}
+    return environment.get_template("page.html").render(
+        facts=facts,
+        summary=facts.summary,
+        figures=report.pictures,
+        shown_failures=facts.failures[:SHOWN_FAILURES].to_pylist(),
+        version=__version__,
+        now=time.time(),
+    )
+
+
+def duration(seconds: float) -> str:
+    """Write a duration for people.
+
+    >>> duration(0.0123), duration(3.21), duration(75), duration(7384)
+    ('12 ms', '3.2 s', '1 min 15 s', '2 h 03 min')
+    """
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def _template(name: str) -> str:
+    return (
+        resources.files(__package__ or "batchmill.publishing.report")
+        .joinpath(name)
+        .read_text("utf-8")
+    )
+
+
+def _moment(at: Any) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))

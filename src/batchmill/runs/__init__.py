@@ -1,0 +1,1 @@
+"""One run of a dataset, from its lease to its summary."""

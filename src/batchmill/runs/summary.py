@@ -1,0 +1,131 @@
+"""What came of a run, from its plan and the ledger alone."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pyarrow.compute as pc
+
+from batchmill.ledger.ledger import Ledger
+from batchmill.outcome import KINDS, one_line
+from batchmill.planning.run_spec import planned_names, read_work
+
+SHOWN_NAMES = 10
+RUN_AGAIN = "The same command, given again, runs what is pending."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The state of a dataset's inputs after (or during) a run.
+
+    `outcomes` counts the manifest's inputs by outcome, `pending` those that have none yet;
+    `executed` counts the inputs whose step was started in this run. `failures` has the first few
+    names with their reasons. `partitions` counts the manifest's inputs by partition, if there are
+    any.
+    """
+
+    run: int
+    inputs: int
+    outcomes: Mapping[str, int]
+    pending: int
+    executed: int
+    counts: Mapping[str, int] = field(default_factory=dict)
+    failures: tuple[tuple[str, str], ...] = ()
+    partitions: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> int:
+        """The number of inputs whose outcome is not ok."""
+        return sum(count for kind, count in self.outcomes.items() if kind != "ok")
+
+    def accepted(self, failures_allowed: int) -> bool:
+        """Tell whether every input is accounted for, and no more than so many are not ok."""
+        return self.pending == 0 and self.failed <= failures_allowed
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain values, for scripts."""
+        return {
+            "run": self.run,
+            "inputs": self.inputs,
+            "outcomes": dict(self.outcomes),
+            "pending": self.pending,
+            "executed": self.executed,
+            "plan": dict(self.counts),
+            **({"partitions": dict(self.partitions)} if self.partitions else {}),
+        }
+
+    def sentence(self) -> str:
+        """Say in one sentence how it ended."""
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.outcomes.items())
+        text = f"{self.inputs:,} inputs: {kinds or 'no outcome'}"
+        return f"{text}, {self.pending:,} pending" if self.pending else text
+
+
+def summarise(ledger: Ledger, run: int) -> Summary:
+    """Sum up a run; also one that is under way, or was killed."""
+    work = read_work(ledger, run)
+    planned = planned_names(ledger, run)
+    records = ledger.records(["input", "outcome", "attempts", "error", "message"], run=run)
+    outcomes = Counter(records["outcome"].to_pylist())
+    outcomes.update(work.settled)
+    failures = [
+        (record["input"], f"{record['outcome']}: {one_line(record['error'], record['message'])}")
+        for record in records.sort_by("input").to_pylist()
+        if record["outcome"] != "ok"
+    ]
+    return Summary(
+        run=run,
+        inputs=work.inputs,
+        outcomes={kind: outcomes[kind] for kind in KINDS if outcomes[kind]},
+        # Two sets are compared, not two numbers: each planned input, by its name, has a record.
+        pending=len(planned) - pc.sum(pc.is_in(planned, records["input"].combine_chunks())).as_py()
+        if len(planned)
+        else 0,
+        executed=pc.sum(pc.greater(records["attempts"], 0)).as_py() or 0,
+        counts=work.counts,
+        failures=tuple(failures[:SHOWN_NAMES]),
+        partitions=work.partitions,
+    )
+
+
+class Contents(NamedTuple):
+    """The number of a dataset's output files, and their size in bytes."""
+
+    outputs: int
+    bytes: int
+
+
+def count_contents(ledger: Ledger) -> Contents:
+    """Count what the ledger says is in the dataset."""
+    files = ledger.records(["outputs"])["outputs"].combine_chunks().flatten()
+    return Contents(len(files), pc.sum(files.field("size")).as_py() or 0)
+
+
+def count_released(ledger: Ledger) -> int:
+    """Count the inputs that were let go (`retry`, `verify --repair`) and not executed since."""
+    released = ledger.released()
+    if not released:
+        return 0
+    records = ledger.records(["input", "run"])
+    pairs = zip(records["input"].to_pylist(), records["run"].to_pylist(), strict=True)
+    return sum(run <= released.get(name, 0) for name, run in pairs)
+
+
+def failure_message(summary: Summary, dataset: str) -> str:
+    """Say how many inputs are not ok, of which kinds, the first names, and where the rest is."""
+    lines = [summary.sentence()]
+    lines += [f"  {name}: {why}" for name, why in summary.failures]
+    hidden = summary.failed - summary.counts.get("quarantined", 0) - len(summary.failures)
+    if hidden > 0:
+        lines.append(f"  ... and {hidden:,} more")
+    if summary.failed:
+        lines.append(f"Which, and why, with tracebacks: batchmill failures {dataset}")
+    if summary.counts.get("quarantined"):
+        lines.append(
+            f"{summary.counts['quarantined']:,} of them failed in an earlier run, and were not "
+            f"executed again; they will be after: batchmill retry {dataset}"
+        )
+    if summary.pending:
+        lines.append(RUN_AGAIN)
+    return "\n".join(lines)

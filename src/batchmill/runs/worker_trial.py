@@ -1,0 +1,137 @@
+"""How many DataLoader workers suit a step: seen on a few inputs, of which nothing is kept."""
+
+import resource
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from batchmill.allowlist import restrictions
+from batchmill.execution.run_shard import run_shard
+from batchmill.manifest.saved import listed_manifest, save_manifest
+from batchmill.outcome import Outcome
+from batchmill.planning.batching import MAX_AUTO_WORKERS, Batching, Cores
+from batchmill.planning.job import Prepared, prepare
+from batchmill.policy import FailurePolicy
+from batchmill.runs.run import open_run
+from batchmill.storage.scratch import scratch_folder
+
+# Enough to tell waiting from working; so long, for those that take long.
+_INPUTS, _SECONDS, _LONGEST_SECONDS = 64, 3.0, 20.0
+# What a worker takes of a core to begin and to end.
+_WORKER_SECONDS = 0.1
+# With less to go by, the worker's own beginning is all that is seen.
+_LEAST_SECONDS = 0.2
+# More workers than that for each core wait for each other, and each takes memory.
+_MOST_PER_CORE, _MOST = 8, 32
+# A step that works for this part of its time leaves nothing for another worker.
+_BUSY = 0.7
+
+
+class Workers(NamedTuple):
+    """A number of DataLoader workers for each shard, and why that many."""
+
+    number: int
+    reason: str
+
+
+def measure_workers(prepared: Prepared, cores: int) -> Workers:
+    """Execute a few pending inputs in a worker, and choose how many suit a machine of such cores.
+
+    What the step gives and writes is thrown away, and its outcomes are recorded nowhere. Raises
+    what `prepare` and `run_shard` raise.
+    """
+    usual = min(cores, MAX_AUTO_WORKERS)
+    if prepared.step.kind == "items":
+        return Workers(usual, "one for each core; its items cannot be tried by themselves")
+    if prepared.step.is_batched:
+        # It works in the process that drives the workers, which a batch that hangs would end.
+        return Workers(usual, "one for each core; a step on whole batches is not tried")
+    if not len(prepared.plan.pending):
+        return Workers(usual, "one for each core; there is nothing to execute")
+    if restrictions():
+        return Workers(usual, "one for each core; where limits are set, nothing is tried")
+    outcomes, busy_seconds = _execute_some(prepared)
+    ok = [outcome for outcome in outcomes if outcome.kind == "ok"]
+    return choose_workers(cores, [outcome.seconds for outcome in ok], busy_seconds)
+
+
+def choose_workers(cores: int, seconds: Sequence[float], busy_seconds: float) -> Workers:
+    """Choose for inputs that took so many seconds each, of which a core was busy for so many.
+
+    >>> choose_workers(2, [0.5] * 4, 0.2)
+    Workers(number=16, reason='4 inputs took 0.5 s each, and 10 % of it on a core')
+    """
+    usual = min(cores, MAX_AUTO_WORKERS)
+    whole = sum(seconds)
+    if whole < _LEAST_SECONDS:
+        return Workers(usual, "one for each core; what was tried took too short to tell more")
+    busy = min(1.0, busy_seconds / whole)
+    each = f"{len(seconds)} inputs took {whole / len(seconds):.2g} s each"
+    reason = f"{each}, and {busy:.0%} of it on a core".replace("%", " %")
+    if busy >= _BUSY:
+        return Workers(usual, reason)
+    wanted = round(cores / max(busy, 1 / _MOST_PER_CORE))
+    return Workers(max(usual, min(wanted, _MOST)), reason)
+
+
+def _execute_some(prepared: Prepared) -> tuple[list[Outcome], float]:
+    """Execute some inputs into a dataset that is thrown away; return the outcomes and CPU time."""
+    outcomes: list[Outcome] = []
+    with scratch_folder() as folder:
+        some = _some_of(prepared, folder)
+        with open_run(some) as run:
+            policy = FailurePolicy(retries=0, timeout_seconds=_LONGEST_SECONDS)
+            _, shards = run.divide(
+                Batching(batch_size=1, num_workers=1), Cores(total=1, node=1), policy
+            )
+            late = threading.Timer(_SECONDS, run.ledger.request_stop, [run.number])
+            late.start()
+            before = _cpu_seconds()
+            try:
+                for shard in shards:
+                    run_shard(shard, outcomes.append)
+            finally:
+                late.cancel()
+                late.join()
+            return outcomes, max(0.0, _cpu_seconds() - before - _WORKER_SECONDS)
+
+
+def _some_of(prepared: Prepared, folder: Path) -> Prepared:
+    """Prepare a job over inputs of all sizes but the largest, which would take all the time."""
+    pending = prepared.plan.pending
+    by_size = np.argsort(pending["size"].to_numpy(), kind="stable")
+    usual = by_size[: max(1, len(by_size) * 9 // 10)]
+    chosen = usual[np.linspace(0, len(usual) - 1, min(_INPUTS, len(usual))).astype(int)]
+    rows = pending["position"].take(pa.array(np.unique(chosen)))
+    manifest = replace(
+        prepared.manifest,
+        inputs=prepared.manifest.inputs.take(rows),
+        carried=prepared.manifest.carried.take(rows)
+        if prepared.manifest.carried.num_columns
+        else prepared.manifest.carried,
+        groups=None,
+        partition=None,
+    )
+    output = str(folder / "dataset")
+    job = replace(
+        prepared.job,
+        manifest=listed_manifest(output),
+        output=output,
+        input_column="input",
+        root=None,
+        settle_seconds=0,
+        partitioning=None,
+    )
+    save_manifest(manifest, job.manifest, job.input_column)
+    return prepare(job)
+
+
+def _cpu_seconds() -> float:
+    """Return what the children of this process that have ended took of a core."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

@@ -1,0 +1,36 @@
+"""Looks up what a parameter names as package.module:attribute, besides the step itself."""
+
+import re
+from pkgutil import resolve_name
+from typing import Any
+
+from batchmill.allowlist import check_origin, check_step
+from batchmill.errors import BatchmillError, StepError
+
+_REFERENCE = re.compile(r"[\w.]+:[\w.]+")
+
+
+def is_reference(text: str) -> bool:
+    """Tell whether a text has the form package.module:attribute."""
+    return _REFERENCE.fullmatch(text) is not None
+
+
+def resolve_reference(reference: str, what: str) -> Any:
+    """Import what a parameter names; `what` it is to be, for the error.
+
+    Raises StepError, or OptionError for what may not be run here.
+    """
+    if not is_reference(reference):
+        raise StepError(f"{what} {reference!r}: expected package.module:attribute.")
+    check_step(reference)
+    try:
+        found = resolve_name(reference)
+    except BatchmillError:
+        raise
+    except Exception as error:
+        raise StepError(
+            f"{what} {reference}: cannot be imported ({type(error).__name__}: {error}). "
+            "Check the spelling, install it, or go to its folder."
+        ) from error
+    check_origin(reference, found)
+    return found

@@ -1,0 +1,177 @@
+"""What an input costs, counted: a slow-down is seen on any machine, however fast or busy it is."""
+
+import ctypes
+import json
+import resource
+import socket
+
+import pytest
+from counting import assert_within, bytes_of, calls_of, for_each_input
+from jobs import run_job
+
+from batchmill.execution.run_shard import run_shard
+from batchmill.planning.batching import Batching, Cores
+from batchmill.planning.job import make_job, prepare
+from batchmill.policy import FailurePolicy
+from batchmill.runs.run import open_run
+
+STEPS = """
+import resource
+
+def nothing(source):
+    return {"n": 1}
+
+def one_file(source, out):
+    (out / "a.txt").write_text("word")
+    return {"output": "a.txt"}
+
+def arrays(source):
+    for _ in range(10):
+        held = [bytearray(3 * 2**20) for _ in range(4)]
+        del held
+    return {"pages": resource.getrusage(resource.RUSAGE_SELF).ru_minflt}
+"""
+FEW = 80
+# Of any number of inputs, so that what a batch costs drops out, too.
+BATCHES = 10
+# To read it and hash it, and to find its worker as the one before left it.
+READ = {"open": 1, "fstat": 1, "read": 2, "lseek": 3, "getcwd": 1}
+# `open` and `mkdir`, `list` and `rename`: the step's own file, its folder, what is in that, and to
+# where it belongs; once more `open`, `fstat` and `read` to hash it. Nothing is brought to the disk.
+WRITTEN = {**READ, "open": 3, "fstat": 2, "read": 4, "stat": 2, "mkdir": 1, "list": 1, "rename": 1}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_by_time(tmp_path, monkeypatch):
+    """Parts and heartbeats are for time; here there is one part, and no beat."""
+    monkeypatch.setattr("batchmill.ledger.committer.COMMIT_SECONDS", 3600.0)
+    monkeypatch.setattr("batchmill.ledger.lease.BEAT_SECONDS", 3600.0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "costs.py").write_text(STEPS)
+
+
+def folder_with(tmp_path, count):
+    """A folder of inputs with names of the same length, and their manifest."""
+    folder = tmp_path / f"in{count}"
+    folder.mkdir()
+    names = [f"{number:04d}.txt" for number in range(count)]
+    for name in names:
+        (folder / name).write_text("word")
+    (folder / "manifest.csv").write_text("\n".join(["input", *names]))
+    return folder
+
+
+def shard_of(tmp_path, step, count, counted):
+    """Run `count` inputs as one shard with two workers, and return what `counted` counts of it."""
+    job = make_job(
+        manifest=str(folder_with(tmp_path, count) / "manifest.csv"),
+        step=step,
+        output=str(tmp_path / f"out{count}"),
+    )
+    with open_run(prepare(job)) as run:
+        batching = Batching(batch_size=count // BATCHES, num_workers=2)
+        _, (shard,) = run.divide(batching, Cores(total=2, node=2), FailurePolicy())
+        return counted(lambda: run_shard(shard))
+
+
+@pytest.mark.parametrize(("step", "bounds"), [("nothing", READ), ("one_file", WRITTEN)])
+@pytest.mark.slow
+def test_what_an_input_asks_of_the_system(tmp_path, step, bounds):
+    slopes = for_each_input(lambda count: shard_of(tmp_path, f"costs:{step}", count, calls_of), FEW)
+    assert_within(bounds, slopes)
+    assert {"open", "read"} <= {key.what for key in slopes}, "calls are not seen any more"
+
+
+@pytest.mark.slow
+def test_what_an_input_sends_from_process_to_process(tmp_path):
+    slopes = for_each_input(
+        lambda count: shard_of(tmp_path, "costs:one_file", count, bytes_of), FEW
+    )
+    # Its index on the way there, its index as a receipt; all else goes through the journal.
+    bounds = {"queue": 2 * 2, "journal": 350 + len(socket.gethostname())}
+    assert_within(bounds, slopes)
+    assert {key.what for key in slopes} == set(bounds)
+
+
+@pytest.mark.parametrize(("step", "looks"), [("nothing", 1), ("one_file", 2)])
+@pytest.mark.slow
+def test_a_run_with_nothing_to_do_looks_at_each_file_once(tmp_path, step, looks):
+    def second_run(count):
+        job = (folder_with(tmp_path, count) / "manifest.csv", f"costs:{step}", f"out{count}")
+        run_job(*job)
+        return calls_of(lambda: run_job(*job))
+
+    slopes = for_each_input(second_run, FEW)
+    # At the input, and at the output that the ledger names; nothing is opened.
+    assert_within({"stat": looks}, slopes)
+    assert sum(slopes.values()) == looks, "a call is not seen any more"
+
+
+# Of what fits a glob, whether it is a file is asked before.
+@pytest.mark.parametrize(("manifest", "looks"), [("manifest.csv", 1), ("", 1), ("*.txt", 2)])
+def test_a_plan_opens_no_input(tmp_path, manifest, looks):
+    def plan(count):
+        source = folder_with(tmp_path, count) / manifest
+        job = make_job(manifest=str(source), step="costs:nothing", output=str(tmp_path / "out"))
+        return calls_of(lambda: prepare(job))
+
+    slopes = for_each_input(plan, FEW)
+    assert_within({"stat": looks}, slopes)
+    assert slopes, "calls are not seen any more"
+
+
+PAGES = 4 * 3 * 2**20 // resource.getpagesize()  # Of what the step `arrays` has at a time.
+
+
+@pytest.fixture
+def like_a_new_process():
+    """Memory is given back as glibc does at first: it learns, and this process has lived long."""
+    mallopt = ctypes.CDLL(None).mallopt
+    trim, mmap = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+    for what in (trim, mmap):
+        mallopt(what, 128 * 1024)
+    yield
+    mallopt(trim, 64 * 2**20)
+    mallopt(mmap, 32 * 2**20)
+
+
+def pages_of_an_input(tmp_path, memory_bytes=None):
+    """Return how many pages of memory a worker asks the kernel for, with its last input."""
+    outcomes = []
+    manifest = folder_with(tmp_path, 6) / "manifest.csv"
+    policy = FailurePolicy(memory_bytes=memory_bytes)
+    run_job(manifest, "costs:arrays", "out", num_workers=1, cores=1, seen=outcomes, policy=policy)
+    *_, before, last = sorted(json.loads(outcome.rows)[0]["pages"] for outcome in outcomes)
+    return last - before
+
+
+@pytest.mark.usefixtures("like_a_new_process")
+def test_what_a_step_frees_serves_its_next_arrays(tmp_path):
+    assert pages_of_an_input(tmp_path) < PAGES / 10
+
+
+@pytest.mark.usefixtures("like_a_new_process")
+def test_where_memory_is_counted_a_worker_keeps_none_for_others(tmp_path):
+    assert pages_of_an_input(tmp_path, memory_bytes=500 * 2**20) > PAGES
+
+
+@pytest.mark.usefixtures("like_a_new_process")
+def test_how_memory_is_freed_is_left_to_who_has_set_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    assert pages_of_an_input(tmp_path) > PAGES
+
+
+def test_what_a_run_brings_to_the_disk(tmp_path):
+    job = (folder_with(tmp_path, 10) / "manifest.csv", "costs:one_file", "out")
+    first, second = (
+        {
+            key: count
+            for key, count in calls_of(lambda: run_job(*job)).items()
+            if key.what == "fsync"
+        }
+        for _ in range(2)
+    )
+    # The format (tried twice), the step, the part; and as in each run the lease, at its begin and
+    # its end, the plan, the three tables, the summary.
+    assert sum(first.values()) <= 4 + 7, first
+    assert 0 < sum(second.values()) <= 7, second

@@ -1,0 +1,84 @@
+"""What steps give back, as rows; and what no table can hold."""
+
+import datetime
+import enum
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from steps_under_test import Clip, Colour, Page
+
+from batchmill.execution import rows
+from batchmill.execution.rows import encode_rows, rows_of
+
+
+def yields(*items):
+    yield from items
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (None, []),
+        ({"a": 1}, [{"a": 1}]),
+        ([{"a": 1}, {"a": 2}], [{"a": 1}, {"a": 2}]),
+        ([], []),
+        (Clip(0.0, 1.5), [{"start": 0.0, "end": 1.5}]),
+        ([Clip(0, 1), Page(1, "x")], [{"start": 0, "end": 1}, {"number": 1, "text": "x"}]),
+        (["sim", "imp"], [{"value": ["sim", "imp"]}]),
+        (("sim", 3), [{"value": ["sim", 3]}]),
+        (7, [{"value": 7}]),
+        (yields({"a": 1}, 2, None, Clip(0, 1)), [{"a": 1}, {"value": 2}, {"start": 0, "end": 1}]),
+        ({"n": np.int64(3), "x": np.float32(0.5)}, [{"n": 3, "x": 0.5}]),
+        ({"t": torch.tensor([[1, 2]]), "s": torch.tensor(2.0)}, [{"t": [[1, 2]], "s": 2.0}]),
+        ({"c": Colour.RED, "p": Path("a/b")}, [{"c": "red", "p": "a/b"}]),
+        ({"d": datetime.date(2026, 1, 2)}, [{"d": "2026-01-02"}]),
+        (
+            {"page": Page(2, "y"), "set": {2, 1}},
+            [{"page": {"number": 2, "text": "y"}, "set": [1, 2]}],
+        ),
+        ({1: True}, [{"1": True}]),
+        ({"lone": "a\ud800"}, [{"lone": "a?"}]),
+        (enum.IntEnum("Level", ["LOW"]).LOW, [{"value": 1}]),
+        (np.str_("text"), [{"value": "text"}]),
+    ],
+)
+def test_results_become_rows(result, expected):
+    assert json.loads(encode_rows(rows_of(result))) == expected
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(VALUES)
+@example(float("nan"))
+@example(2**64)
+@example("null and \u2028")
+def test_values_come_back_as_they_were(value):
+    # By repr: NaN is not equal to itself, and 1.0 is equal to 1.
+    assert repr(json.loads(encode_rows([{"value": value}]))) == repr([{"value": value}])
+
+
+def test_what_no_table_can_hold_is_told_with_its_key():
+    with pytest.raises(TypeError, match="the value of 'lock' is a object"):
+        encode_rows(rows_of({"lock": object()}))
+
+
+def test_a_key_of_batchmills_own_is_refused():
+    with pytest.raises(ValueError, match="the key 'input'"):
+        rows_of({"input": "x"})
+
+
+def test_metadata_of_one_input_is_bounded(monkeypatch):
+    monkeypatch.setattr(rows, "MAX_ROWS_BYTES", 1000)
+    assert encode_rows([{"a": "x" * 900}])
+    with pytest.raises(ValueError, match="metadata takes"):
+        encode_rows([{"a": "x" * 1000}])

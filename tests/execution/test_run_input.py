@@ -1,0 +1,238 @@
+"""One input through a step: its outcome, its files, and nothing else left."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from batchmill.execution.run_input import execute, make_dataset
+from batchmill.execution.staging import Input, open_staging
+from batchmill.step.load import Step, load_step
+from batchmill.storage import LocalStore
+
+HERE = str(Path(__file__).parents[1] / "support")
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    return tmp_path / "dataset"
+
+
+def run(dataset, source, step, row=None):
+    item = Input(source.name, f"id-{source.name}", str(source), row or {})
+    with open_staging(LocalStore(dataset), "one") as bench:
+        return execute(step, item, bench, lambda: make_dataset(step, [item])[0])
+
+
+def step_of(target, given=("out",)):
+    return Step(
+        ref="test:step",
+        kind="function",
+        target=target,
+        params={},
+        given=frozenset(given),
+        identity="",
+        description={},
+    )
+
+
+def files_in(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("simple")
+    return path
+
+
+def test_files_land_under_the_inputs_id_and_rows_name_them(dataset, source):
+    outcome = run(dataset, source, load_step("steps_under_test:copy", {"times": 2}, search=HERE))
+    assert outcome.kind == "ok"
+    assert outcome.rows == (
+        '[{"output":"files/id-a.txt/0.txt","copy":0},{"output":"files/id-a.txt/1.txt","copy":1}]'
+    )
+    assert [(file.path, file.size) for file in outcome.outputs] == [
+        ("files/id-a.txt/0.txt", 6),
+        ("files/id-a.txt/1.txt", 6),
+    ]
+    assert files_in(dataset) == ["files/id-a.txt/0.txt", "files/id-a.txt/1.txt"]
+
+
+def test_a_step_without_files_leaves_no_folder(dataset, source):
+    outcome = run(dataset, source, load_step("steps_under_test:length", search=HERE))
+    assert (outcome.kind, outcome.rows) == ("ok", '[{"length":6}]')
+    assert list((dataset / "files").iterdir()) == []
+    assert not (dataset / ".batchmill" / "staging").exists()
+
+
+def test_the_other_columns_reach_the_step(dataset, source):
+    step = load_step("steps_under_test:labelled", search=HERE)
+    assert run(dataset, source, step, {"label": "x"}).rows == '[{"twice":"xx"}]'
+
+
+def test_a_dataset_class_is_indexed(dataset, source):
+    step = load_step("steps_under_test:Splitter", {"size": 3}, search=HERE)
+    assert run(dataset, source, step).rows == '[{"value":"sim"}]'
+    step = load_step("steps_under_test:Labelled", search=HERE)
+    assert run(dataset, source, step, {"label": 7}).rows == '[{"label_of":7}]'
+
+
+def test_a_dataset_that_has_not_one_item_an_input_is_refused(dataset, source):
+    outcome = run(dataset, source, load_step("steps_under_test:OneShort", search=HERE))
+    assert outcome.error == "StepError"
+    assert "has 0 items for 1 inputs" in outcome.message
+
+
+def test_a_failure_leaves_no_files(dataset, tmp_path):
+    source = tmp_path / "b.txt"
+    source.write_text("x")
+    outcome = run(dataset, source, load_step("steps_under_test:fails_on_b", search=HERE))
+    assert (outcome.kind, outcome.error) == ("failed", "ValueError")
+    assert outcome.message == "bad header\nand more"
+    assert outcome.reason == "ValueError: bad header"
+    assert files_in(dataset) == []
+
+
+def test_the_traceback_begins_at_the_step(dataset, tmp_path):
+    source = tmp_path / "b.txt"
+    source.write_text("x")
+    outcome = run(dataset, source, load_step("steps_under_test:fails_on_b", search=HERE))
+    assert "in fails_on_b" in outcome.traceback
+    assert "execute.py" not in outcome.traceback
+
+
+def test_an_input_that_is_not_there_is_missing(dataset, tmp_path):
+    outcome = run(dataset, tmp_path / "gone.txt", load_step("steps_under_test:length", search=HERE))
+    assert outcome.kind == "missing"
+    assert "no such file" in outcome.message
+
+
+class UnprintableError(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("x"),
+        MemoryError(),
+        SystemExit(3),
+        KeyboardInterrupt(),
+        StopIteration(),
+        GeneratorExit(),
+        RecursionError(),
+        UnprintableError(),
+        BaseExceptionGroup("two", [ValueError("a"), KeyError("b")]),
+        OSError(5, "Input/output error"),
+    ],
+)
+def test_whatever_is_raised_is_a_failed_outcome(dataset, source, error):
+    def raises(source, out):
+        raise error
+
+    def yields_first(source, out):
+        yield {"a": 1}
+        raise error
+
+    for step in (step_of(raises), step_of(yields_first)):
+        outcome = run(dataset, source, step)
+        assert outcome.kind == "failed"
+        # Python itself makes a RuntimeError of a StopIteration that leaves a generator.
+        assert outcome.error in (type(error).__name__, "RuntimeError")
+        assert outcome.traceback
+
+
+def writes(*names, rows):
+    def step(source, out):
+        for name in names:
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            (out / name).write_text("x")
+        return [{"output": row} for row in rows]
+
+    return step_of(step)
+
+
+@pytest.mark.parametrize(
+    ("written", "named", "expected"),
+    [
+        (["a"], [], "written but not named: a"),
+        ([], ["a"], "named but not written: a"),
+        (["a"], ["b"], "named but not written: b; written but not named: a"),
+        (["a"], ["../a"], "'../a', which is not below its output folder"),
+        (["a"], ["/a"], "'/a', which is not below"),
+        (["a"], ["sub/../../a"], "not below its output folder"),
+        (["caf\udce9"], ["caf\udce9"], "whose name is not UTF-8"),
+        (["a"], [3], "output=3; expected a file's name"),
+        (["a"], [""], "output=''; expected a file's name"),
+    ],
+)
+def test_files_and_names_must_agree(dataset, source, written, named, expected):
+    outcome = run(dataset, source, writes(*written, rows=named))
+    assert outcome.kind == "failed"
+    assert expected in outcome.message
+    assert files_in(dataset) == []
+
+
+def test_folders_in_out_and_two_rows_for_a_file(dataset, source):
+    outcome = run(dataset, source, writes("a", "sub/b", rows=["a", "sub/b", "./a"]))
+    assert outcome.kind == "ok"
+    assert files_in(dataset) == ["files/id-a.txt/a", "files/id-a.txt/sub/b"]
+
+
+def test_a_link_is_no_output(dataset, source, tmp_path):
+    def step(source, out):
+        os.symlink(tmp_path / "a.txt", out / "link")
+        return {"output": "link"}
+
+    outcome = run(dataset, source, step_of(step))
+    assert "symbolic link" in outcome.message
+    assert files_in(dataset) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (["a", "b"], ["a"]),
+        (["a"], ["a", "b"]),
+        (["x"], ["x/y"]),
+        (["x/y"], ["x"]),
+        (["a", "x/y"], ["a", "x"]),
+        (["a"], []),
+    ],
+)
+def test_a_second_execution_replaces_the_files_of_the_first(dataset, source, before, after):
+    """Those that it did not write again are the dataset's holder's to remove."""
+    run(dataset, source, writes(*before, rows=before))
+    outcome = run(dataset, source, writes(*after, rows=after))
+    assert outcome.kind == "ok", outcome.message
+    assert {f"files/id-a.txt/{name}" for name in after} <= set(files_in(dataset))
+
+
+def test_a_failure_leaves_the_files_of_an_earlier_run_to_the_holder_of_the_dataset(dataset, source):
+    run(dataset, source, writes("a", rows=["a"]))
+    before = files_in(dataset)
+    assert run(dataset, source, writes("a", rows=["b"])).kind == "failed"
+    assert files_in(dataset) == before
+
+
+def test_texts_are_bounded_and_printable(dataset, source):
+    def step(source, out):
+        raise ValueError("x" * 10_000_000 + "\0\ud800")
+
+    outcome = run(dataset, source, step_of(step))
+    assert len(outcome.message) < 100_000
+    assert "characters left out" in outcome.message
+    outcome.message.encode()
+    assert "\0" not in outcome.message
+
+
+def test_an_absolute_path_below_out_is_as_good_as_a_relative_one(dataset, source):
+    def step(source, out):
+        (out / "a").write_text("x")
+        return {"output": out / "a"}
+
+    assert run(dataset, source, step_of(step)).kind == "ok"
+    assert files_in(dataset) == ["files/id-a.txt/a"]

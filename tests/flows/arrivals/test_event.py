@@ -1,0 +1,88 @@
+"""The event that tells of new data, and what is watched for it."""
+
+from itertools import pairwise
+
+import pytest
+from batchmill.flows.arrivals.event import announce, pauses, payload_of
+from batchmill.flows.arrivals.watch_target import WatchTarget, known_of, watched
+from batchmill.flows.resources import resource_id
+from live import free_ports
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from batchmill import BatchmillError, OptionError
+from batchmill.arrivals import Mark
+from batchmill.errors import ServiceError
+from batchmill.ledger.ledger import Ledger
+from batchmill.storage import LocalStore
+
+
+def test_pauses_between_attempts_grow_to_a_minute():
+    steps = [pause for pause, _ in zip(pauses(), range(10), strict=False)]
+    assert (steps[0], steps[-1]) == (1, 60)
+    assert all(later >= sooner for sooner, later in pairwise(steps))
+
+
+def test_the_event_names_source_files_and_deployment():
+    of = WatchTarget(source="/data/in", pattern="*.wav", settle_seconds=1, deployment="a/b")
+    payload = payload_of(of, {f"{number:02d}.wav": Mark(10, 0) for number in range(30)})
+    assert payload == {
+        "source": "/data/in",
+        "pattern": "*.wav",
+        "count": 30,
+        "bytes": 300,
+        "first": [f"{number:02d}.wav" for number in range(20)],
+    }
+    assert resource_id("source", "/data/in").startswith("batchmill.source.in-")
+    assert resource_id("source", "/data/in") != resource_id("source", "/other/in")
+
+
+@pytest.mark.slow
+def test_a_server_that_is_away_has_not_taken_it():
+    (port,) = free_ports()
+    of = WatchTarget(source="/data/in", pattern="*", settle_seconds=1)
+    with (
+        temporary_settings({PREFECT_API_URL: f"http://user:secret@127.0.0.1:{port}/api"}),
+        pytest.raises(ServiceError, match="has not taken") as error,
+    ):
+        announce(of, {})
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "expected"),
+    [
+        ("manifest.csv", {}, "is a file. Name the folder"),
+        ("*.txt", {}, "is a pattern"),
+        ("s3://bucket/*.txt", {}, "is a pattern"),
+        ("", {}, "has no name"),
+        ("s3://key:secret@bucket/in", {}, "holds a credential"),
+        ("bad\udcff", {}, "is not UTF-8"),
+        ("nosuch://bucket/in", {}, "no library knows"),
+        (".", {"settle_seconds": -1}, "is less than the minimum of 0"),
+        (".", {"settle_seconds": float("nan")}, "0 or more"),
+    ],
+)
+def test_what_cannot_be_watched_is_told(words, monkeypatch, bucket, source, options, expected):
+    monkeypatch.chdir(words)
+    source = source.replace("s3://bucket", bucket)
+    with pytest.raises(BatchmillError, match=expected) as error:
+        watched(source, **options)
+    assert "secret" not in str(error.value)
+
+
+def test_a_dataset_that_the_first_run_will_make_is_no_mistake(tmp_path):
+    out = tmp_path / "out"
+    of = WatchTarget(
+        source="/in", pattern="*", settle_seconds=1, deployment="a/b", dataset=str(out)
+    )
+    with pytest.raises(OptionError, match=f"^the dataset {out} is not made yet.$"):
+        known_of(of)
+    Ledger(LocalStore(out)).create()
+    assert known_of(of) == {}
+
+
+def test_a_source_becomes_absolute(words, monkeypatch):
+    monkeypatch.chdir(words.parent)
+    of = watched("words/", settle_seconds=0)
+    assert (of.source, of.pattern, of.settle_seconds) == (str(words), "*", 0)
+    assert watched("words", settle_seconds=5).settle_seconds > 5

@@ -1,0 +1,85 @@
+"""What is watched for a deployment is completed from it, or it is said why it cannot be."""
+
+from functools import partial
+from uuid import uuid4
+
+import pytest
+from batchmill.blocks import DatasetStore, SavedJob
+from batchmill.flows.arrivals.watch_target import watched
+from live import ask
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from batchmill import BatchmillError
+
+SECRET = "open-sesame"
+
+
+@pytest.fixture
+def api(prefect_server):
+    with temporary_settings({PREFECT_API_URL: prefect_server}):
+        yield partial(ask, prefect_server)
+
+
+@pytest.fixture
+def watch(api, tmp_path):
+    """Watches for a deployment with these parameters."""
+
+    def watch(**parameters):
+        flow = api("/flows/", {"name": "preprocess"})["id"]
+        name = f"watched-{uuid4().hex}"
+        made = {"name": name, "flow_id": flow, "parameters": parameters}
+        api("/deployments/", made | {"enforce_parameter_schema": False})
+        return watched(str(tmp_path), deployment=f"preprocess/{name}")
+
+    return watch
+
+
+def saved(block):
+    return {"$ref": {"block_document_id": str(block.save(f"b-{uuid4().hex}", _sync=True))}}
+
+
+@pytest.fixture
+def unfit(api):
+    """A saved store that is none any more: its URL is a number."""
+    block = DatasetStore(url="s3://lab/x", options={"secret": SECRET})
+    reference = saved(block)
+    place = f"/block_documents/{reference['$ref']['block_document_id']}"
+    api(place, {"data": {"url": 5, "options": {"secret": SECRET}}}, "PATCH")
+    return reference
+
+
+def test_a_deployments_blocks_tell_what_its_runs_make(watch, tmp_path):
+    store = DatasetStore(url=str(tmp_path / "sets"))
+    assert watch(output="a", store=saved(store)).dataset == str(tmp_path / "sets" / "a")
+    job = SavedJob(manifest="/x", step="a:b", output="b", pattern="*.wav", store=store)
+    found = watch(job=saved(job))
+    assert (found.dataset, found.pattern) == (str(tmp_path / "sets" / "b"), "*.wav")
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("store", {"$ref": {"block_document_slug": "batchmill-dataset-store/gone"}}),
+        ("store", {"$ref": {"block_document_id": str(uuid4())}}),
+        ("store", {"$ref": "x"}),
+        ("store", {"$ref": 5}),
+        ("store", {"$ref": {"block_document_slug": "x"}}),
+        ("store", {"url": "/data"}),
+        ("store", "block:gone"),
+        ("job", {"$ref": {"block_document_slug": "batchmill-saved-job/gone"}}),
+        ("job", {"manifest": "/x", "step": "a:b", "output": "/y"}),
+        ("job", ["x"]),
+    ],
+)
+def test_a_block_that_cannot_be_had_is_told(watch, name, given):
+    with pytest.raises(BatchmillError, match=rf"(--deployment preprocess/.*)?{name}"):
+        watch(output="ds", **{name: given})
+
+
+def test_a_block_that_does_not_fit_is_told_without_its_secrets(watch, unfit, tmp_path):
+    with pytest.raises(BatchmillError, match="its store is a block that is gone, or") as error:
+        watch(output="ds", store=unfit)
+    assert SECRET not in str(error.value)
+    assert error.value.__suppress_context__
+    with pytest.raises(BatchmillError, match="its job is no saved one"):
+        watch(job=saved(DatasetStore(url=str(tmp_path))))

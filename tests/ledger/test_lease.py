@@ -1,0 +1,177 @@
+"""One writer for each dataset, whoever dies, wherever."""
+
+import json
+import os
+import socket
+import time
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import pytest
+from contention import FORK, at_once
+
+from batchmill import LedgerError, StoreError
+from batchmill.ledger import lease as leases
+from batchmill.ledger.lease import holder, lease
+from batchmill.ledger.ledger import Ledger
+from batchmill.storage import open_store
+
+FOLDER = ".batchmill/lease"
+CONTENDERS = 8
+
+
+@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.end_to_end)])
+def ledger(request, tmp_path):
+    is_folder = request.param == "folder"
+    place = str(tmp_path) if is_folder else f"{request.getfixturevalue('bucket')}/dataset"
+    ledger = Ledger(open_store(place))
+    ledger.create()
+    return ledger
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Short times, so that a test need not wait."""
+    monkeypatch.setattr(leases, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(leases, "LAPSE_SECONDS", 0.5)
+    monkeypatch.setattr(leases, "_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(leases, "_LOOK_SECONDS", 0.05)
+
+
+def lease_of_another_machine(ledger, *, age, number=3, **changes):
+    """Write a lease as another machine's process would have."""
+    fields = {
+        "number": number,
+        "token": "another",
+        "host": "far-away",
+        "machine": "another boot",
+        "pid": 4711,
+        "started": "1",
+        "since": time.time() - age,
+        "beat": time.time() - age,
+        "ended": False,
+    }
+    ledger.store.write(f"{FOLDER}/{number:06d}.json", json.dumps(fields | changes).encode())
+
+
+def test_who_holds_it_is_named_and_nobody_else_gets_it(ledger):
+    with lease(ledger):
+        who = f"process {os.getpid()} on {socket.gethostname()}, since "
+        assert holder(ledger).startswith(who)
+        with pytest.raises(LedgerError, match=who), lease(ledger):
+            pass
+    assert holder(ledger) is None
+    with lease(ledger):
+        pass
+
+
+def test_a_process_that_died_holds_nothing(ledger):
+    pid = os.fork()
+    if pid == 0:
+        lease(ledger).__enter__()
+        os.kill(os.getpid(), 9)
+    os.waitpid(pid, 0)
+    assert holder(ledger) is None
+    with lease(ledger):
+        assert str(os.getpid()) in holder(ledger)
+    assert ledger.store.names(FOLDER) == ["000002.json"]
+
+
+def test_a_process_of_this_machine_holds_it_however_silent(ledger):
+    """A stopped one (SIGSTOP) comes back."""
+    with lease(ledger):
+        (name,) = ledger.store.names(FOLDER)
+        fields = json.loads(ledger.store.read(f"{FOLDER}/{name}"))
+        ledger.store.write(f"{FOLDER}/{name}", json.dumps(fields | {"beat": 0.0}).encode())
+        assert str(os.getpid()) in holder(ledger)
+
+
+def test_another_machines_lease_holds_while_it_beats(ledger):
+    lease_of_another_machine(ledger, age=0.0)
+    with pytest.raises(LedgerError, match="process 4711 on far-away"), lease(ledger):
+        pass
+
+
+def test_a_clock_that_is_behind_does_not_cost_the_lease(ledger, monkeypatch):
+    lease_of_another_machine(ledger, age=3600)
+
+    def sleep(seconds):
+        """The other beats, by its own clock, while we wait to see whether it does."""
+        lease_of_another_machine(ledger, age=3600 - seconds)
+
+    monkeypatch.setattr(leases, "time", SimpleNamespace(**vars(time) | {"sleep": sleep}))
+    with pytest.raises(LedgerError, match="process 4711"), lease(ledger):
+        pass
+
+
+def test_a_lapsed_lease_is_taken_over_by_exactly_one(ledger, quick):
+    lease_of_another_machine(ledger, age=3600)
+    losers = FORK.Semaphore(0)
+
+    def take(_):
+        """Take the lease, and hold it until all others have lost."""
+        try:
+            with lease(Ledger(open_store(ledger.store.url))):
+                for _ in range(CONTENDERS - 1):
+                    losers.acquire(timeout=30)
+        except LedgerError:
+            losers.release()
+            return False
+        return True
+
+    assert at_once(CONTENDERS, take) == 1
+
+
+def test_who_comes_too_late_does_not_get_a_number_that_is_over(ledger, monkeypatch):
+    lease_of_another_machine(ledger, age=0.0, number=7)
+    # As if it had looked long ago, when the third was over and the fourth not yet there.
+    early = [leases.Holder(**json.loads(ledger.store.read(f"{FOLDER}/000007.json")))]
+    early[0] = leases.replace(early[0], number=3, ended=True)
+    real = leases._latest
+    monkeypatch.setattr(leases, "_latest", lambda ledger: early.pop() if early else real(ledger))
+    with pytest.raises(LedgerError, match="process 4711"), lease(ledger):
+        pass
+    assert ledger.store.names(FOLDER) == ["000007.json"]
+
+
+def test_who_was_taken_over_is_told(ledger):
+    with lease(ledger) as held:
+        held.check()
+        lease_of_another_machine(ledger, age=0.0, number=9)
+        with pytest.raises(LedgerError, match="another has taken over"):
+            held.check()
+
+
+def test_it_waits_if_asked(ledger, quick, monkeypatch):
+    waiting = FORK.Event()
+
+    def sleep(seconds):
+        waiting.set()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(leases, "time", SimpleNamespace(**vars(time) | {"sleep": sleep}))
+    with ExitStack() as stack:
+        lease_of_another_machine(ledger, age=0.0)
+        pid = os.fork()
+        if pid == 0:
+            waiting.wait()
+            lease_of_another_machine(ledger, age=0.0, ended=True)
+            os._exit(0)
+        stack.callback(os.waitpid, pid, 0)
+        with lease(ledger, wait=True):
+            assert str(os.getpid()) in holder(ledger)
+
+
+def test_a_lease_of_another_version_is_refused_by_name(ledger):
+    ledger.store.write(f"{FOLDER}/000001.json", b'{"version": 99}')
+    with pytest.raises(LedgerError, match=r"000001\.json: is no lease of this version"):
+        holder(ledger)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nosuch" / "folder")
+    with (
+        pytest.raises(StoreError, match="link"),
+        lease(Ledger(open_store(str(tmp_path / "link")))),
+    ):
+        pytest.fail("it holds a lease")

@@ -1,0 +1,95 @@
+"""The ledger: what is committed, what wins, what is refused."""
+
+import pandas as pd
+import pytest
+
+from batchmill import LedgerError
+from batchmill.ledger.ledger import Ledger, Origin
+from batchmill.outcome import Outcome, WrittenFile
+from batchmill.storage import LocalStore
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    ledger = Ledger(LocalStore(tmp_path))
+    ledger.create()
+    return ledger
+
+
+def record(name, kind="ok", run=1, finished_at=1.0, **more):
+    seen = {"size": 5, "mtime_ns": 7, "content": "xxh128:1"}
+    outcome = Outcome(name, f"id-{name}", kind, 1, 0.5, finished_at, "host", **seen, **more)
+    return outcome, Origin("{}", "step", run)
+
+
+def outcomes(ledger, **options):
+    rows = ledger.records(["input", "outcome"], **options).to_pylist()
+    return {row["input"]: row["outcome"] for row in rows}
+
+
+def test_what_is_committed_can_be_read_with_pandas_alone(ledger, tmp_path):
+    files = (WrittenFile("files/id-a/0.wav", 44, "xxh128:0"),)
+    ledger.commit("000001-x-00000", [record("a", rows='[{"n":1}]', outputs=files)])
+    row = pd.read_parquet(tmp_path / ".batchmill/parts/000001-x-00000.parquet").iloc[0]
+    assert (row["input"], row["outcome"], row["rows"]) == ("a", "ok", '[{"n":1}]')
+    assert list(row["outputs"]) == [{"path": "files/id-a/0.wav", "size": 44, "content": "xxh128:0"}]
+    assert (row["size"], row["mtime_ns"], row["step"]) == (5, 7, "step")
+
+
+def test_an_empty_ledger_has_the_columns_all_the_same(ledger):
+    assert ledger.records().num_rows == 0
+    assert "outcome" in ledger.records().column_names
+
+
+def test_the_latest_run_wins_and_within_it_the_latest_record(ledger):
+    ledger.commit("000002-b-00000", [record("a", "ok", run=2, finished_at=1.0)])
+    ledger.commit("000001-a-00000", [record("a", "failed", run=1, finished_at=9.0)])
+    ledger.commit("000001-a-00001", [record("b", "crashed", run=1, finished_at=3.0)])
+    ledger.commit("000001-a-00002", [record("b", "failed", run=1, finished_at=2.0)])
+    assert outcomes(ledger) == {"a": "ok", "b": "crashed"}
+    assert outcomes(ledger, run=1) == {"a": "failed", "b": "crashed"}
+
+
+def test_within_a_run_a_late_failure_does_not_undo_what_is_ok(ledger):
+    ledger.commit("000001-a-00000", [record("a", "ok", run=1, finished_at=1.0)])
+    ledger.commit("000001-b-00000", [record("a", "failed", run=1, finished_at=2.0)])
+    assert outcomes(ledger) == {"a": "ok"}
+    ledger.commit("000002-c-00000", [record("a", "failed", run=2, finished_at=3.0)])
+    assert outcomes(ledger) == {"a": "failed"}
+
+
+def test_a_torn_part_is_refused_by_name(ledger, tmp_path):
+    ledger.commit("000001-a-00000", [record("a")])
+    part = tmp_path / ".batchmill/parts/000001-a-00000.parquet"
+    part.write_bytes(part.read_bytes()[:-20])
+    with pytest.raises(LedgerError, match=r"000001-a-00000\.parquet: cannot be read"):
+        ledger.records()
+
+
+def test_a_foreign_part_is_refused_by_name(ledger, tmp_path):
+    folder = tmp_path / ".batchmill/parts"
+    folder.mkdir()
+    pd.DataFrame({"input": ["a"]}).to_parquet(folder / "mine.parquet")
+    with pytest.raises(LedgerError, match=r"mine\.parquet: is no part of a ledger"):
+        ledger.records()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('{"ledger": 99}', "has version 99, this batchmill knows version 2"),
+        ("x", "is not a ledger"),
+    ],
+)
+def test_an_unknown_version_is_refused(ledger, tmp_path, content, expected):
+    (tmp_path / ".batchmill/format.json").write_text(content)
+    with pytest.raises(LedgerError, match=expected):
+        ledger.create()
+
+
+def test_summaries_of_runs(ledger):
+    assert ledger.runs() == []
+    ledger.write_summary(1, {"inputs": 4})
+    assert ledger.runs() == [1]
+    assert ledger.read_summary(1) == {"inputs": 4}
+    assert ledger.read_summary(2) is None

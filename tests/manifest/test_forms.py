@@ -1,0 +1,222 @@
+"""JSON Lines, Parquet, folders, globs, lists and DataFrames."""
+
+import os
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from batchmill import ManifestError, load_manifest
+from batchmill.manifest.saved import save_manifest
+from batchmill.planning.job import make_job, prepare
+
+
+@pytest.fixture
+def folder(tmp_path):
+    data = tmp_path / "data"
+    for name in ("a.wav", "sub/b.wav", "sub/c.txt", ".hidden/d.wav", "sub/.e.wav"):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).write_bytes(b"x")
+    return data
+
+
+def names(manifest) -> list[str]:
+    return manifest.inputs["input"].to_pylist()
+
+
+def test_json_lines(folder):
+    path = folder / "m.jsonl"
+    path.write_text(
+        '{"input": "a.wav", "label": "007", "tags": ["x", "y"]}\n\n{"input": "sub/b.wav"}\n'
+    )
+    manifest = load_manifest(str(path))
+    assert names(manifest) == ["a.wav", "sub/b.wav"]
+    assert manifest.carried["label"].to_pylist() == ["007", None]
+    assert manifest.carried["tags"].to_pylist() == ['["x", "y"]', None]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('{"input": "a.wav"}\n{"input": \n', "line 2: is not JSON"),
+        ('{"input": "a.wav"}\n["a.wav"]\n', "line 2: is no object"),
+        ("[1]\n", "line 1: is no object"),
+        ("", "is empty"),
+        ('{"input": "a.wav", "x": ' + "[" * 100_000, "line 1: is not JSON"),
+        ('{"input": 3}\n', "line 1: 3 in column 'input' is no path"),
+        ('{"input": "a.wav"}\n\n{"x": 1}\n', "line 3: no value in column 'input'"),
+    ],
+)
+def test_faults_of_json_lines_have_their_lines(folder, content, expected):
+    path = folder / "m.jsonl"
+    path.write_text(content)
+    with pytest.raises(ManifestError) as caught:
+        load_manifest(str(path))
+    assert caught.value.faults[0].startswith(expected)
+
+
+def test_parquet_keeps_types(folder):
+    path = folder / "m.parquet"
+    frame = pd.DataFrame(
+        {"input": ["a.wav", "sub/b.wav"], "day": pd.to_datetime(["2026-01-01", "2026-01-02"])}
+    )
+    frame.to_parquet(path)
+    manifest = load_manifest(str(path))
+    assert names(manifest) == ["a.wav", "sub/b.wav"]
+    assert pa.types.is_timestamp(manifest.carried.schema.field("day").type)
+
+
+def test_a_file_that_is_no_parquet(folder):
+    path = folder / "m.parquet"
+    path.write_bytes(b"PAR1 not really")
+    with pytest.raises(ManifestError, match="cannot be read as Parquet"):
+        load_manifest(str(path))
+
+
+def test_a_folder_is_searched_recursively_without_what_is_hidden(folder):
+    assert names(load_manifest(str(folder))) == ["a.wav", "sub/b.wav", "sub/c.txt"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [("*.wav", ["a.wav", "sub/b.wav"]), ("sub/*", ["sub/b.wav", "sub/c.txt"])],
+)
+def test_a_pattern_chooses_by_name_or_path(folder, pattern, expected):
+    assert names(load_manifest(str(folder), pattern=pattern)) == expected
+
+
+def test_a_dataset_inside_the_folder_is_passed_over(folder):
+    (folder / "out" / ".batchmill").mkdir(parents=True)
+    (folder / "out" / "files.wav").write_bytes(b"x")
+    assert "out/files.wav" not in names(load_manifest(str(folder)))
+
+
+def test_a_folder_where_nothing_fits(folder):
+    with pytest.raises(ManifestError, match=r"no file in it fits the pattern '\*.mp3'"):
+        load_manifest(str(folder), pattern="*.mp3")
+
+
+def test_a_glob(folder):
+    manifest = load_manifest(f"{folder}/**/*.wav")
+    assert names(manifest) == ["a.wav", "sub/b.wav"]
+    with pytest.raises(ManifestError, match="no file fits it"):
+        load_manifest(f"{folder}/*.mp3")
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_a_file(folder):
+    path = folder / "m[1].csv"
+    path.write_text("input\na.wav\n")
+    assert names(load_manifest(str(path))) == ["a.wav"]
+
+
+def test_a_name_that_is_not_utf8_is_a_fault(folder):
+    with open(os.fsencode(folder) + b"/caf\xe9.wav", "wb"):
+        pass
+    with pytest.raises(ManifestError, match="is not UTF-8"):
+        load_manifest(str(folder))
+
+
+def test_a_list_is_relative_to_the_working_directory(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert names(load_manifest(["sub/b.wav", folder / "a.wav"])) == ["sub/b.wav", "a.wav"]
+    with pytest.raises(ManifestError, match=r"row 1: 'a\.wav' is listed already on row 0"):
+        load_manifest(["a.wav", "a.wav"])
+    with pytest.raises(ManifestError, match="is empty"):
+        load_manifest([])
+
+
+def test_a_data_frame_carries_its_other_columns(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    frame = pd.DataFrame(
+        {"input": ["a.wav", "sub/b.wav"], "mixed": [1, "x"], "tags": [["x"], None]}, index=[5, 6]
+    )
+    manifest = load_manifest(frame)
+    assert manifest.carried["mixed"].to_pylist() == ["1", "x"]
+    assert manifest.carried["tags"].to_pylist() == ['["x"]', None]
+    with pytest.raises(ManifestError, match=r"row 1: no value in column 'input'"):
+        load_manifest(pd.DataFrame({"input": ["a.wav", None]}))
+
+
+@pytest.mark.parametrize("root", [None, "sub"])
+def test_a_saved_list_is_the_same_manifest(folder, monkeypatch, root):
+    monkeypatch.chdir(folder)
+    frame = pd.DataFrame({"file": ["b.wav"] if root else ["a.wav"], "n": [3]})
+    before = load_manifest(frame, input_column="file", root=root)
+    save_manifest(before, str(folder / "saved.parquet"), "file")
+    monkeypatch.chdir(folder.parent)
+    after = load_manifest(
+        str(folder / "saved.parquet"),
+        input_column="file",
+        root=None if root is None else folder / root,
+    )
+    assert after.inputs.equals(before.inputs)
+    assert after.carried.to_pylist() == before.carried.to_pylist()
+
+
+def test_columns_that_no_table_can_hold_become_text(folder):
+    path = folder / "m.jsonl"
+    big = '{"input": "a.wav", "n": 9223372036854775808, "s": "\\ud800", "d": {"a": [1]}}\n'
+    path.write_text(big + '{"input": "sub/b.wav", "n": 1}\n')
+    rows = load_manifest(str(path)).carried.to_pylist()
+    assert rows[0] == {"n": "9223372036854775808", "s": "?", "d": '{"a": [1]}'}
+    assert rows[1] == {"n": "1", "s": None, "d": None}
+
+
+def test_columns_of_parquet_that_no_csv_can_hold_become_text(folder):
+    path = folder / "m.parquet"
+    table = pa.table(
+        {
+            "input": ["a.wav"],
+            "raw": pa.array([b"\xff\x00a"], pa.binary()),
+            "view": pa.array(["x"], pa.string_view()),
+            "days": pa.array([[20000]], pa.list_(pa.date32())),
+        }
+    )
+    pa.parquet.write_table(table, path)
+    (row,) = load_manifest(str(path)).carried.to_pylist()
+    assert row == {"raw": "\\xff\x00a", "view": "x", "days": '["2024-10-04"]'}
+
+
+def test_an_index_with_a_name_is_a_column(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    frame = pd.DataFrame({"input": ["a.wav"], "speaker": ["x"]})
+    frame.set_index("speaker").to_parquet("m.parquet")
+    assert load_manifest("m.parquet").carried["speaker"].to_pylist() == ["x"]
+    assert names(load_manifest(frame.set_index("input"))) == ["a.wav"]
+
+
+def test_a_data_frame_with_a_column_twice_and_a_list_with_a_hole(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    frame = pd.DataFrame([["a.wav", 1, 2]], columns=["input", "x", "x"])
+    with pytest.raises(ManifestError, match="column 'x' stands there twice"):
+        load_manifest(frame)
+    with pytest.raises(ManifestError, match="row 1: no value"):
+        load_manifest(["a.wav", None])
+
+
+def test_a_glob_passes_datasets_over_and_a_folder_may_have_brackets(tmp_path, monkeypatch):
+    folder = tmp_path / "data [1]"
+    (folder / "out" / ".batchmill").mkdir(parents=True)
+    (folder / "out" / "files").mkdir()
+    for name in ("a.txt", "out/files/b.txt"):
+        (folder / name).write_text("x")
+    monkeypatch.chdir(folder)
+    job = make_job(manifest="**/*.txt", step="batchmill.steps.words:split", output="new")
+    assert names(prepare(job).manifest) == ["a.txt"]
+
+
+def test_what_is_neither_file_nor_folder(tmp_path):
+    os.mkfifo(tmp_path / "m.csv")
+    with pytest.raises(ManifestError, match="is no regular file"):
+        load_manifest(str(tmp_path / "m.csv"))
+    with pytest.raises(ManifestError, match="has no name"):
+        load_manifest("")
+
+
+@pytest.mark.parametrize("listed", ["http://host/in/.\t./secret", "in/.\n./secret", "in/a\x7f"])
+def test_what_a_web_server_is_asked_for_has_no_control_characters(listed):
+    with pytest.raises(ManifestError, match=r"row 0: .*control character"):
+        load_manifest([listed], root="http://host")
+    with pytest.raises(ManifestError, match="control character"):
+        load_manifest(f"http://host/{listed}.csv")

@@ -1,0 +1,120 @@
+"""What a run leaves out because somebody may be writing it still."""
+
+import os
+import time
+
+import pyarrow as pa
+import pytest
+from jobs import run_job
+from object_store import upload
+
+from batchmill.arrivals import look
+from batchmill.errors import ManifestError, OptionError
+from batchmill.manifest import load_manifest
+from batchmill.manifest.min_age import is_unsettled
+from batchmill.planning.job import check_prune, make_job, prepare
+
+SPLIT = "batchmill.steps.words:split"
+LONG_AGO = 7200
+LATEST = 2**63 - 1
+
+
+def write(folder, name, text="word", age=0.0):
+    path = folder / name
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text(text)
+    os.utime(path, (time.time() - age, time.time() - age))
+    return path
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A folder with two files of long ago, one of now, one of a wrong clock."""
+    folder = tmp_path / "in"
+    write(folder, "old.txt", age=LONG_AGO)
+    write(folder, "sub/old.txt", age=LONG_AGO)
+    write(folder, "new.txt")
+    write(folder, "ahead.txt", age=-LONG_AGO)
+    return folder
+
+
+def names(manifest):
+    return manifest.inputs["input"].to_pylist()
+
+
+def test_of_a_folder_or_glob_what_is_young_is_left_out(source):
+    for manifest in (source, str(source / "**" / "*.txt")):
+        loaded = load_manifest(manifest, settle_seconds=600)
+        assert names(loaded) == ["ahead.txt", "old.txt", "sub/old.txt"]
+        assert loaded.unsettled.to_pylist() == ["new.txt"]
+        assert loaded.carried_rows() == [{}, {}, {}]
+        assert len(load_manifest(manifest)) == 4
+
+
+def test_what_somebody_has_listed_is_taken(source):
+    (source / "manifest.csv").write_text("input\nnew.txt\nold.txt\n")
+    loaded = load_manifest(source / "manifest.csv", settle_seconds=600)
+    assert names(loaded) == ["new.txt", "old.txt"]
+    assert len(load_manifest([str(source / "new.txt")], settle_seconds=600)) == 1
+
+
+def test_objects_are_whole_when_they_appear(source, bucket):
+    upload(source, f"{bucket}/in")
+    assert len(load_manifest(f"{bucket}/in", settle_seconds=600)) == 4
+
+
+def test_all_left_out_is_a_fault_that_says_so(tmp_path):
+    write(tmp_path / "in", "a.txt")
+    write(tmp_path / "in", "b.txt")
+    with pytest.raises(ManifestError, match="2 files were left out, younger than --settle 600"):
+        load_manifest(tmp_path / "in", settle_seconds=600)
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])
+def test_a_time_that_is_none_is_refused(source, seconds):
+    with pytest.raises(OptionError, match="--settle"):
+        make_job(manifest=str(source), step=SPLIT, output="out", settle_seconds=seconds)
+    with pytest.raises(OptionError, match="--settle"):
+        load_manifest(source, settle_seconds=seconds)
+
+
+def test_it_changes_neither_the_step_nor_what_is_done(source, tmp_path):
+    out = tmp_path / "out"
+    run_job(source, SPLIT, out)
+    write(source, "new.txt", "another")
+    job = make_job(manifest=str(source), step=SPLIT, output=str(out), settle_seconds=600)
+    plan = prepare(job).plan
+    assert (plan.counts["unchanged"], len(plan.pending)) == (3, 0)
+    # It is there, and only being written to.
+    assert plan.counts["withdrawn"] == 0
+    all_of_it = prepare(make_job(manifest=str(source), step=SPLIT, output=str(out)))
+    assert all_of_it.plan.first("changed", 5) == ["new.txt"]
+
+
+def test_what_is_being_written_is_not_pruned(source):
+    job = make_job(manifest=str(source), step=SPLIT, output="out", settle_seconds=600)
+    with pytest.raises(OptionError, match="--prune and --settle"):
+        check_prune(job, prune=True)
+    check_prune(job, prune=False)
+    check_prune(make_job(manifest=str(source), step=SPLIT, output="out"), prune=True)
+
+
+def test_a_link_to_itself_is_no_file(tmp_path):
+    write(tmp_path / "in", "a.txt")
+    (tmp_path / "in" / "self").symlink_to(tmp_path / "in" / "self")
+    (tmp_path / "in" / "above").symlink_to(tmp_path / "in")
+    assert names(load_manifest(tmp_path / "in")) == ["a.txt"]
+
+
+def test_a_time_that_cannot_be_recorded_is_the_nearest_that_can(source, tmp_path):
+    for name in ("old.txt", "ahead.txt"):
+        os.utime(source / name, ns=(0, 12 * 10**18))
+    assert (source / "old.txt").stat().st_mtime_ns > LATEST, "the file system has no such times"
+    loaded = load_manifest(source, settle_seconds=600)
+    assert names(loaded) == ["ahead.txt", "old.txt", "sub/old.txt"]
+    assert loaded.inputs["mtime_ns"].to_pylist()[:2] == [LATEST, LATEST]
+    assert look(str(source))["old.txt"].mtime_ns == LATEST
+    assert run_job(source, SPLIT, tmp_path / "out").outcomes == {"ok": 4}
+    assert run_job(source, SPLIT, tmp_path / "out").executed == 0
+    early = pa.table({"mtime_ns": [-LATEST - 1], "size": [4]})
+    assert is_unsettled(early, 600).to_pylist() == [False]

@@ -1,0 +1,172 @@
+"""Batches and shards: nobody is left out, nobody works twice, the load is even."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchmill import OptionError
+from batchmill.planning.batching import (
+    MAX_SHARDS,
+    Batching,
+    Cores,
+    cut,
+    input_weights,
+    own_cores,
+    plan_shards,
+)
+
+sizes = st.lists(st.integers(-1, 10**9), min_size=1, max_size=300)
+
+
+@given(
+    sizes,
+    st.none() | st.integers(1, 400),
+    st.none() | st.integers(0, 9),
+    st.integers(1, 64),
+    st.integers(1, 16),
+)
+def test_every_input_is_in_just_one_shard(sizes, batch_size, num_workers, node, nodes):
+    batching = Batching(batch_size=batch_size, num_workers=num_workers)
+    layout = plan_shards(np.array(sizes), batching, Cores(total=node * nodes, node=node))
+    assert sorted(layout.order.tolist()) == list(range(len(sizes)))
+    assert layout.bounds[0] == 0
+    assert layout.bounds[-1] == len(sizes)
+    assert all(start < stop for start, stop in zip(layout.bounds, layout.bounds[1:], strict=False))
+    assert 1 <= layout.shards <= MAX_SHARDS
+    assert layout.slots >= 1
+
+
+def test_the_number_of_shards_is_bounded():
+    layout = plan_shards(np.ones(1_000_000, np.int64), Batching(), Cores(total=4096, node=8))
+    assert layout.shards == MAX_SHARDS
+
+
+def test_a_few_inputs_are_one_shard_that_uses_all_cores():
+    layout = plan_shards(np.ones(4, np.int64), Batching(), Cores(total=2, node=2))
+    assert (layout.shards, layout.batch_size, layout.num_workers) == (1, 1, 2)
+
+
+@pytest.mark.parametrize(("inputs", "shards"), [(100, 2), (768, 3), (1024, 4), (4000, 8)])
+def test_a_shard_is_worth_its_beginning_and_its_end(inputs, shards):
+    layout = plan_shards(np.ones(inputs, np.int64), Batching(), Cores(total=4, node=2))
+    assert (layout.slots, layout.shards) == (2, shards)
+
+
+@pytest.mark.parametrize(("inputs", "shards"), [(100, 1), (100_000, 1), (100_001, 2)])
+def test_where_one_runs_at_a_time_there_is_one(inputs, shards):
+    layout = plan_shards(np.ones(inputs, np.int64), Batching(), Cores(total=2, node=2))
+    assert (layout.slots, layout.shards) == (1, shards)
+
+
+def test_a_cluster_of_one_node_has_something_waiting_so_that_it_grows():
+    layout = plan_shards(np.ones(4000, np.int64), Batching(), Cores(total=2, node=2, may_grow=True))
+    assert (layout.slots, layout.shards) == (1, 4)
+
+
+def test_a_cluster_is_filled_where_there_are_inputs_enough():
+    layout = plan_shards(np.ones(500, np.int64), Batching(), Cores(total=128, node=8))
+    assert layout.slots == 16
+    assert layout.shards >= 16
+
+
+def test_shards_are_about_even_in_bytes():
+    spread = np.random.default_rng(0).integers(1_000, 10**9, 1000)
+    layout = plan_shards(spread, Batching(batch_size=1), Cores(total=8, node=1))
+    loads = [
+        spread[layout.order[start:stop]].sum()
+        for start, stop in zip(layout.bounds, layout.bounds[1:], strict=False)
+    ]
+    assert len(loads) > 1
+    assert max(loads) <= 1.1 * np.mean(loads)
+
+
+def lpt(weights, workers):
+    """Give batches in turn to the worker that is free first; return how long each is at work."""
+    busy = [0.0] * workers
+    for weight in weights:
+        first = busy.index(min(busy))
+        busy[first] += weight
+    return busy
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+@pytest.mark.parametrize("seed", range(5))
+def test_inputs_of_a_kilobyte_to_a_gigabyte_are_even_for_the_workers_of_a_shard(seed, workers):
+    exponents = np.random.default_rng(seed).uniform(3, 9, 3000)
+    weights = np.sort(input_weights((10**exponents).astype(np.int64)))[::-1]
+    batches = cut(weights, 256, workers)
+    assert [index for batch in batches for index in batch] == list(range(3000))
+    busy = lpt([weights[list(batch)].sum() for batch in batches], workers)
+    assert max(busy) <= 1.1 * np.mean(busy)
+
+
+def test_the_light_ones_share_batches():
+    batches = cut(input_weights(np.array([10**9, *[1] * 1000])), 256, 2)
+    assert len(batches[0]) == 1
+    assert len(batches) < 30
+
+
+def test_whole_batches_are_as_large_as_was_said():
+    batches = cut(input_weights(np.array([10**9, 10**8, *[1] * 8])), 4, 2, even=False)
+    assert [len(batch) for batch in batches] == [4, 4, 2]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_inputs_of_a_kilobyte_to_a_gigabyte_are_even_for_the_shards(seed):
+    exponents = np.random.default_rng(seed).uniform(3, 9, 50_000)
+    spread = (10**exponents).astype(np.int64)
+    layout = plan_shards(spread, Batching(), Cores(total=64, node=8))
+    loads = [
+        input_weights(spread[layout.order[start:stop]]).sum()
+        for start, stop in zip(layout.bounds, layout.bounds[1:], strict=False)
+    ]
+    assert len(loads) == 32
+    assert max(loads) <= 1.1 * np.mean(loads)
+
+
+def test_no_shard_holds_all_that_is_small():
+    sizes = np.array([10**12] * 15 + [1] * 400_000)
+    layout = plan_shards(sizes, Batching(), Cores(total=32, node=8))
+    counts = np.diff(layout.bounds)
+    assert len(counts) == 16
+    assert counts.max() <= 2.1 * counts.mean()
+
+
+def test_each_choice_has_its_reason():
+    layout = plan_shards(
+        np.ones(600_000, np.int64), Batching(num_workers=2), Cores(total=2, node=2)
+    )
+    assert layout.reasons == (
+        "num_workers 2: as you say",
+        "batch_size 256: 64 batches or more for each core where inputs suffice, 256 inputs at most",
+        "shards 6: 100,000 inputs each, at most",
+    )
+
+
+def test_what_the_user_gives_is_kept():
+    layout = plan_shards(
+        np.ones(100, np.int64), Batching(batch_size=7, num_workers=3), Cores(total=2, node=2)
+    )
+    assert (layout.batch_size, layout.num_workers) == (7, 3)
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"num_workers": -1}])
+def test_numbers_out_of_range_are_refused(wrong):
+    with pytest.raises(OptionError, match="is less than the minimum of"):
+        Batching(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [("max 100000", 2), ("50000 100000", 1), ("150000 100000", 2), ("800000 100000", 2)],
+)
+def test_a_container_has_the_cores_of_its_control_group(tmp_path, monkeypatch, quota, expected):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert own_cores(tmp_path) == expected
+
+
+def test_cores_without_a_control_group(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    assert own_cores(tmp_path) == 2

@@ -1,0 +1,436 @@
+"""A second run costs only what has changed; what it makes is what a run from scratch makes."""
+
+import errno
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from comparison import contents
+from jobs import run_job
+
+from batchmill import ManifestError, StoreError
+from batchmill.ledger.ledger import Ledger
+from batchmill.maintenance.cleanup import compact
+from batchmill.maintenance.verify import repair, verify
+from batchmill.manifest.saved import listed_manifest, save_manifest
+from batchmill.planning.job import make_job, prepare
+from batchmill.publishing.tables import publish
+from batchmill.runs.run import open_run
+from batchmill.step.load import load_step
+from batchmill.storage import LocalStore
+
+STEP = """
+from pathlib import Path
+import {helper}
+version = None
+def step(source, out, *, times=1):
+    (out / "copy.txt").write_text(source.read_text() * times)
+    with open(Path(__file__).parent / "executed", "a") as file: file.write(source.name + "\\n")
+    return {{"output": "copy.txt", "length": {helper}.measure(source)}}
+"""
+HELPER = "def measure(source):\n    return len(source.read_text())\n"
+
+
+class Job:
+    """A folder with inputs, a step of its own and its manifest; `run` counts the executions."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder = folder
+        self.names = [f"{number:05d}.txt" for number in range(count)]
+        self.labels = {}
+        self.module = f"step_{abs(hash(str(folder)))}"
+        self.helper = f"helper_{abs(hash(str(folder)))}"
+        (folder / "in").mkdir()
+        for name in self.names:
+            self.path(name).write_text(name)
+        self.edit(STEP.format(helper=self.helper), HELPER)
+        self.list()
+
+    @property
+    def dataset(self):
+        return self.folder / "out"
+
+    @property
+    def ledger(self):
+        return Ledger(LocalStore(self.dataset))
+
+    def path(self, name):
+        return self.folder / "in" / name
+
+    def output(self, name):
+        table = pd.read_parquet(self.dataset / "metadata.parquet").set_index("input")
+        return self.dataset / table.loc[f"in/{name}", "output"]
+
+    def edit(self, step=None, helper=None):
+        """Write the step's modules; forget what Python has imported of them."""
+        import sys
+
+        for name, text in ((self.module, step), (self.helper, helper)):
+            if text is not None:
+                (self.folder / f"{name}.py").write_text(text)
+        for name in (self.module, self.helper):
+            sys.modules.pop(name, None)
+        shutil.rmtree(self.folder / "__pycache__", ignore_errors=True)
+
+    def list(self):
+        rows = "".join(f"in/{name},{self.labels.get(name, 'none')}\n" for name in self.names)
+        (self.folder / "m.csv").write_text("input,label\n" + rows)
+
+    def job(self, **options):
+        return make_job(
+            manifest=str(self.folder / "m.csv"),
+            step=f"{self.module}:step",
+            output=str(self.dataset),
+            **options,
+        )
+
+    def run(self, **options):
+        """Run; return how many inputs were executed, by what they say themselves."""
+        log = self.folder / "executed"
+        log.unlink(missing_ok=True)
+        self.summary = run_job(
+            self.folder / "m.csv", f"{self.module}:step", self.dataset, **options
+        )
+        return len(log.read_text().splitlines()) if log.exists() else 0
+
+    def plan(self, **options):
+        before = snapshot(self.dataset)
+        prepared = prepare(self.job(**options))
+        assert snapshot(self.dataset) == before, "a plan writes nothing"
+        return prepared
+
+    def reasons(self, **options):
+        counts = self.plan(**options).plan.counts
+        return {reason: count for reason, count in counts.items() if count}
+
+
+def snapshot(folder):
+    """Every file's path, size and time."""
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return Job(tmp_path, 20)
+
+
+@pytest.mark.slow
+def test_thousands_of_inputs_cost_what_has_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job = Job(tmp_path, 2_000)
+    assert job.run() == 2_000
+    assert job.run() == 0
+    assert job.reasons() == {"unchanged": 2_000}
+
+    job.names.append("one more.txt")
+    job.path("one more.txt").write_text("one more")
+    job.list()
+    assert job.reasons() == {"unchanged": 2_000, "new": 1}
+    assert job.run() == 1
+
+    for name in job.names[:500]:
+        os.utime(job.path(name), (1, 1))
+    assert job.reasons() == {"unchanged": 2_001}
+    assert job.run() == 0
+    # Their times are known now: they need not be read again.
+    assert len(job.plan().plan.touched) == 0
+
+    job.path("00007.txt").write_text("00008.txt")
+    assert job.plan().plan.first("changed", 5) == ["in/00007.txt"]
+    assert job.run() == 1
+    assert job.output("00007.txt").read_text() == "00008.txt"
+
+    job.output("00003.txt").unlink()
+    job.output("00004.txt").write_text("half")
+    assert job.plan().plan.first("damaged", 5) == ["in/00003.txt", "in/00004.txt"]
+    assert job.run() == 2
+    assert job.output("00004.txt").read_text() == "00004.txt"
+
+    job.labels["00001.txt"] = "speech"
+    job.list()
+    assert job.run() == 0
+    table = pd.read_parquet(tmp_path / "out" / "metadata.parquet").set_index("input")
+    assert table.loc["in/00001.txt", "label"] == "speech"
+
+    assert job.reasons(params={"times": 2}) == {"changed": 2_001}
+    assert job.plan(params={"times": 2}).step_changes == ["the parameter times was 1, and is 2"]
+    assert job.reasons(force=True) == {"forced": 2_001}
+
+
+def test_an_edit_of_the_step_executes_all_and_says_why(job):
+    job.run()
+    job.edit(step=STEP.format(helper=job.helper) + "# a remark\n")
+    assert job.plan().step_changes == [f"the source of {job.module} has changed"]
+    assert job.run() == 20
+    job.edit(helper=HELPER.replace("len(", "1 + len("))
+    assert job.plan().step_changes == [f"the source of {job.helper} has changed"]
+    assert job.run() == 20
+    job.edit(step=STEP.format(helper=job.helper) + "step.version = '2'\n")
+    assert "its version was None, and is 2" in job.plan().step_changes
+    assert job.run() == 20
+    assert job.run() == 0
+
+
+def test_another_division_of_the_work_changes_nothing(job):
+    job.run(batch_size=1, num_workers=1, cores=1)
+    assert job.run(batch_size=7, num_workers=2, cores=8) == 0
+
+
+def test_a_withdrawn_row_stays_until_it_is_pruned(job):
+    job.run()
+    gone = job.output("00002.txt")
+    job.names.remove("00002.txt")
+    job.list()
+    assert job.plan().plan.withdrawn["input"].to_pylist() == ["in/00002.txt"]
+    assert job.run() == 0
+    assert gone.exists()
+    assert job.run(prune=True) == 0
+    assert not gone.parent.exists()
+    assert "in/00002.txt" not in set(pd.read_parquet(job.dataset / "metadata.parquet")["input"])
+    assert job.reasons() == {"unchanged": 19}
+    assert list(verify(job.ledger)) == []
+    job.names.append("00002.txt")
+    job.list()
+    assert job.reasons() == {"unchanged": 19, "new": 1}
+
+
+@pytest.fixture
+def over_a_folder(job):
+    """Prepares a job over the folder of inputs, or of a list of them."""
+
+    def over(listed=None):
+        place = str(job.folder / "in") if listed is None else listed_manifest(job.dataset)
+        made = make_job(manifest=place, step=f"{job.module}:step", output=str(job.dataset))
+        return prepare(made, listed)
+
+    return over
+
+
+def arrive_and_run(job, name="late.txt"):
+    """Put a new input into the folder, and let another run process it."""
+    job.path(name).write_text(name)
+    return run_job(job.folder / "in", f"{job.module}:step", job.dataset)
+
+
+def prune(prepared):
+    """Begin a run that executes nothing, and prune; return what was planned."""
+    with open_run(prepared) as run:
+        plan = run.prepared.plan
+        run.settle(prune=True)
+        publish(run.ledger, run.prepared.manifest)
+    return plan
+
+
+def test_what_another_run_made_while_this_one_waited_is_not_pruned(job, over_a_folder):
+    arrive_and_run(job)
+    prepared = over_a_folder()
+    arrive_and_run(job, "later.txt")
+    job.path("00003.txt").unlink()
+    plan = prune(prepared)
+    assert plan.withdrawn["input"].to_pylist() == ["00003.txt"]
+    assert plan.counts["unchanged"] == 21
+    table = pd.read_parquet(job.dataset / "metadata.parquet").set_index("input")
+    assert (job.dataset / table.loc["later.txt", "output"]).read_text() == "later.txt"
+    assert "00003.txt" not in table.index
+
+
+def test_what_is_recorded_between_a_look_and_its_plan_is_not_pruned(
+    job, over_a_folder, monkeypatch
+):
+    arrive_and_run(job)
+
+    def load(*args, **options):
+        monkeypatch.undo()
+        monkeypatch.chdir(job.folder)
+        arrive_and_run(job, "later.txt")
+        return load_step(*args, **options)
+
+    monkeypatch.setattr("batchmill.planning.job.load_step", load)
+    plan = prune(over_a_folder())
+    assert (len(plan.withdrawn), plan.counts["unchanged"]) == (0, 22)
+
+
+def test_a_list_stays_as_it_is_while_its_run_waits(job, over_a_folder):
+    names = [str(job.path(name)) for name in job.names]
+    prepared = over_a_folder(names)
+    save_manifest(prepared.manifest, prepared.job.manifest, "input")
+    run_job(prepared.job.manifest, f"{job.module}:step", job.dataset)
+    # Another run with a list of its own has come in between, and waits.
+    another = over_a_folder(names[:3])
+    save_manifest(another.manifest, another.job.manifest, "input")
+    assert prune(prepared).counts["unchanged"] == 20
+    assert len(prune(another).withdrawn) == 17
+
+
+def test_a_manifest_that_cannot_be_read_any_more_ends_the_run(job, over_a_folder):
+    arrive_and_run(job)
+    prepared = over_a_folder()
+    arrive_and_run(job, "later.txt")
+    shutil.move(job.folder / "in", job.folder / "away")
+    with pytest.raises(ManifestError, match="no such file or folder"):
+        prune(prepared)
+    assert len(job.ledger.records(["input"])) == 22
+
+
+def test_force_executes_all(job):
+    job.run()
+    before = contents(job.dataset)
+    assert job.run(force=True) == 20
+    assert contents(job.dataset) == before
+
+
+def test_an_input_that_fails_has_no_files_any_more(job):
+    job.run()
+    before = job.output("00009.txt")
+    job.path("00009.txt").write_bytes(b"\xff")
+    job.run()
+    assert job.summary.outcomes == {"ok": 19, "failed": 1}
+    assert not before.parent.exists()
+    assert list(verify(job.ledger)) == []
+
+
+def test_a_file_that_changes_between_plan_and_run_is_recorded_as_it_was_read(job):
+    def change():
+        job.path("00005.txt").write_text("later")
+
+    job.run(before=change)
+    assert job.output("00005.txt").read_text() == "later"
+    assert job.run() == 0
+
+
+def test_verify_finds_what_is_missing_changed_and_unreferenced(job):
+    job.run()
+    assert list(verify(job.ledger, hash_files=True)) == []
+    missing, changed, same_size = (job.output(f"0000{n}.txt") for n in range(3))
+    missing.unlink()
+    changed.write_text("longer than before")
+    same_size.write_text("00002.TXT")
+    (job.dataset / "files" / "stray").mkdir()
+    (job.dataset / "files" / "stray" / "x").touch()
+    (missing.parent / "left.txt").touch()
+    (job.dataset / "notes.txt").touch()
+    found = {(d.kind, Path(d.path).name, d.input) for d in verify(job.ledger)}
+    assert found == {
+        ("missing", "copy.txt", "in/00000.txt"),
+        ("changed", "copy.txt", "in/00001.txt"),
+        ("unreferenced", "left.txt", ""),
+        ("unreferenced", "stray", ""),
+        ("unreferenced", "notes.txt", ""),
+    }
+    with_hash = list(verify(job.ledger, hash_files=True))
+    assert ("changed", "in/00002.txt") in {(d.kind, d.input) for d in with_hash}
+    repair(job.ledger, with_hash)
+    assert job.run() == 3
+    assert list(verify(job.ledger, hash_files=True)) == []
+    assert same_size.read_text() == "00002.txt"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(["a", "b"], ["a"]), (["x"], ["x/y"]), (["x/y", "z"], ["x"]), (["a"], []), (["a/b/c"], ["d"])],
+)
+def test_files_that_a_step_writes_no_more_are_removed(job, before, after):
+    def writing(names):
+        return STEP.format(helper=job.helper) + (
+            f"def step(source, out):\n    for name in {names}:\n"
+            "        (out / name).parent.mkdir(parents=True, exist_ok=True)\n"
+            f"        (out / name).write_text('{len(names)}')\n"
+            "        yield {'output': name}\n"
+        )
+
+    for names in (before, after):
+        job.edit(step=writing(names))
+        job.run()
+    found = {str(path.relative_to(job.dataset / "files")) for path in outputs_below(job.dataset)}
+    assert {name.partition("/")[2] for name in found} == set(after)
+    assert list(verify(job.ledger, hash_files=True)) == []
+
+
+def outputs_below(dataset):
+    return [path for path in (dataset / "files").rglob("*") if path.is_file()]
+
+
+def test_a_folder_where_nothing_or_something_else_is_left_can_be_mended(job):
+    job.run()
+    emptied, replaced, linked = (job.output(f"0000{n}.txt").parent for n in range(3))
+    (emptied / "copy.txt").unlink()
+    for folder in (replaced, linked):
+        shutil.rmtree(folder)
+    replaced.write_text("a file")
+    linked.symlink_to(job.folder / "in")
+    (job.output("00003.txt")).unlink()
+    job.output("00003.txt").mkdir()
+    found = list(verify(job.ledger))
+    assert {d.input for d in found if d.kind == "missing"} == {f"in/0000{n}.txt" for n in range(4)}
+    repair(job.ledger, found)
+    assert job.run() == 4
+    assert list(verify(job.ledger, hash_files=True)) == []
+    assert len(list((job.folder / "in").iterdir())) == 20, "what the link led to is untouched"
+
+
+def test_what_fails_while_there_is_no_room_is_not_recorded(job, monkeypatch):
+    """Also where only the folder is full that steps write to."""
+    job.path("00003.txt").write_bytes(b"\xff")
+    with monkeypatch.context() as full:
+        full.setattr("batchmill.execution.failures.has_room", lambda folder: False)
+        with pytest.raises(StoreError, match="Make room"):
+            job.run()
+    assert "in/00003.txt" not in job.ledger.records(["input"])["input"].to_pylist()
+    job.run()
+    assert job.summary.outcomes == {"ok": 19, "failed": 1}
+
+
+def test_a_full_disk_is_nobodys_fault(job, monkeypatch):
+    """What fails while there is no room gets no outcome, and so is executed again."""
+    room = job.folder / "room"
+    monkeypatch.setattr(LocalStore, "is_full", property(lambda store: not room.exists()))
+    job.path("00003.txt").write_bytes(b"\xff")
+    with pytest.raises(StoreError, match="Make room"):
+        job.run()
+    room.touch()
+    job.path("00003.txt").write_text("mended")
+    job.run()
+    assert job.summary.outcomes == {"ok": 20}
+    assert list(verify(job.ledger)) == []
+
+
+@pytest.mark.slow
+def test_a_store_that_fails_now_and_then_loses_nothing(job, monkeypatch):
+    chance = random.Random(0)
+    replace, failures = Path.replace, []
+
+    def flaky(path, target):
+        if chance.random() < 0.1:
+            failures.append(path)
+            raise OSError(errno.EIO, "Input/output error")
+        return replace(path, target)
+
+    monkeypatch.setattr("batchmill.storage.store.patient.pauses", (0.0,) * 8)
+    monkeypatch.setattr(Path, "replace", flaky)
+    for number in range(12):
+        job.path("00000.txt").write_text(f"version {number}")
+        job.run(batch_size=1)
+    assert failures
+    assert job.output("00000.txt").read_text() == "version 11"
+    assert job.run() == 0
+    assert list(verify(job.ledger, hash_files=True)) == []
+
+
+@pytest.mark.slow
+def test_many_parts_become_one_and_say_the_same(job):
+    for number in range(6):
+        job.path("00000.txt").write_text(f"version {number}")
+        job.run()
+    before = job.ledger.records().sort_by("input")
+    assert len(job.ledger.part_names()) >= 6
+    with open_run(prepare(job.job())) as run:
+        compact(job.ledger, run.number, many=2)
+    assert len(job.ledger.part_names()) == 1
+    assert job.ledger.records().sort_by("input") == before
+    assert job.ledger.records(run=6)["input"].to_pylist() == ["in/00000.txt"]
+    assert job.run() == 0

@@ -1,0 +1,143 @@
+"""The plan is a pure function of manifest, ledger and step."""
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from batchmill.ledger.ledger import PART_SCHEMA
+from batchmill.manifest import Manifest
+from batchmill.planning.change_detection import Survey
+from batchmill.planning.plan import PLANNED_COLUMNS, make_plan
+
+
+def manifest_of(*names, size=5, mtime_ns=1, etag=None):
+    inputs = pa.table(
+        {
+            "input": list(names),
+            "size": [size] * len(names),
+            "mtime_ns": [mtime_ns] * len(names),
+            "etag": pa.array([etag] * len(names), pa.string()),
+        }
+    )
+    return Manifest(name="m.csv", root="/data", inputs=inputs, carried=pa.table({}))
+
+
+def records_of(**outcomes):
+    rows = [
+        {
+            "input": name,
+            "input_id": f"id-{name}",
+            "outcome": outcome,
+            "outputs": [],
+            "size": 5,
+            "mtime_ns": 1,
+            "etag": None,
+            "content": "xxh128:5",
+            "carried": "{}",
+            "step": "s",
+            "run": 1,
+        }
+        for name, outcome in outcomes.items()
+    ]
+    return pa.Table.from_pylist(rows, pa.schema([PART_SCHEMA.field(n) for n in PLANNED_COLUMNS]))
+
+
+def reasons(plan):
+    return dict(
+        zip(plan.pending["input"].to_pylist(), plan.pending["reason"].to_pylist(), strict=True)
+    )
+
+
+def test_without_a_ledger_all_is_new_in_the_manifests_order():
+    plan = make_plan(manifest_of("b", "a"), records_of(), "s")
+    assert plan.pending["input"].to_pylist() == ["b", "a"]
+    assert plan.pending["position"].to_pylist() == [0, 1]
+    assert plan.counts["new"] == 2
+
+
+def test_each_input_has_one_reason():
+    records = records_of(a="ok", b="failed", d="oom", gone="ok")
+    plan = make_plan(manifest_of("a", "b", "c", "d"), records, "s", released={"b": 1})
+    assert reasons(plan) == {"b": "retry", "c": "new"}
+    assert plan.settled == {"ok": 1, "oom": 1}
+    assert plan.counts == {
+        "new": 1,
+        "changed": 0,
+        "damaged": 0,
+        "retry": 1,
+        "forced": 0,
+        "quarantined": 1,
+        "unchanged": 1,
+        "withdrawn": 1,
+    }
+    assert plan.stale_steps == {}
+
+
+@pytest.mark.parametrize("change", [{"size": 6}, {"mtime_ns": 2}])
+def test_a_file_that_changed_runs_again(change):
+    plan = make_plan(manifest_of("a", **change), records_of(a="ok"), "s")
+    assert reasons(plan) == {"a": "changed"}
+    assert plan.stale_steps == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [("xxh128:5", {}), ("xxh128:6", {"a": "changed"}), ("", {"a": "changed"})],
+)
+def test_a_file_with_another_time_is_compared_by_its_content(content, expected):
+    found = Survey(contents={"a": content})
+    plan = make_plan(manifest_of("a", mtime_ns=2), records_of(a="ok"), "s", found=found)
+    assert reasons(plan) == expected
+    assert plan.touched.to_pylist() == ([] if expected else ["a"])
+
+
+def test_an_input_whose_outputs_are_damaged_runs_again():
+    found = Survey(damaged=frozenset({"b"}))
+    plan = make_plan(manifest_of("a", "b"), records_of(a="ok", b="ok"), "s", found=found)
+    assert reasons(plan) == {"b": "damaged"}
+
+
+def test_force_executes_all_also_what_is_in_quarantine():
+    plan = make_plan(manifest_of("a", "b", "c"), records_of(a="ok", b="failed"), "s", force=True)
+    assert reasons(plan) == {"a": "forced", "b": "forced", "c": "new"}
+
+
+def test_an_ok_input_that_is_released_runs_again():
+    plan = make_plan(manifest_of("a"), records_of(a="ok"), "s", released={"a": 1})
+    assert reasons(plan) == {"a": "retry"}
+
+
+def test_withdrawn_inputs_are_named():
+    plan = make_plan(manifest_of("a"), records_of(a="ok", gone="failed"), "s")
+    assert plan.withdrawn.to_pylist() == [{"input": "gone", "input_id": "id-gone"}]
+
+
+def test_another_step_runs_all_again_and_says_so():
+    plan = make_plan(manifest_of("a", "b"), records_of(a="ok", b="failed"), "other")
+    assert reasons(plan) == {"a": "changed", "b": "changed"}
+    assert plan.stale_steps == {"s": 2}
+
+
+@pytest.mark.parametrize(
+    ("released", "expected"), [({}, {}), ({"a": 0}, {}), ({"a": 1}, {"a": "retry"}), ({"b": 9}, {})]
+)
+def test_a_failed_input_waits_until_it_is_released_after_its_failure(released, expected):
+    plan = make_plan(manifest_of("a"), records_of(a="failed"), "s", released=released)
+    assert reasons(plan) == expected
+
+
+def test_a_row_that_changed_runs_again_where_the_step_sees_it():
+    manifest = manifest_of("a", "b")
+    manifest = replace(manifest, carried=pa.table({"label": ["x", "y"]}))
+    records = records_of(a="ok", b="ok")
+    column = records.schema.get_field_index("carried")
+    records = records.set_column(column, "carried", [['{"label": "x"}', '{"label": "z"}']])
+    assert reasons(make_plan(manifest, records, "s", takes_rows=True)) == {"b": "changed"}
+    assert reasons(make_plan(manifest, records, "s")) == {}
+
+
+def test_the_first_names_of_a_reason():
+    plan = make_plan(manifest_of("a", "b", "c"), records_of(b="ok"), "s")
+    assert plan.first("new", 1) == ["a"]
+    assert plan.first("changed", 5) == []

@@ -1,0 +1,169 @@
+"""The report tells what the ledger says, whatever inputs and steps are called."""
+
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from jobs import run_job
+
+from batchmill.ledger.open import open_ledger
+from batchmill.maintenance.verify import verify
+from batchmill.planning.batching import Batching, Cores
+from batchmill.planning.job import make_job, prepare
+from batchmill.policy import FailurePolicy
+from batchmill.publishing.report import gather, write_report
+from batchmill.publishing.report.charts import Axis, Chart, Series, as_data_url
+from batchmill.publishing.report.figures import at_work, figures
+from batchmill.runs.run import open_run
+
+STEP = """
+def step(source, out):
+    text = source.read_text()
+    if "bad" in text:
+        print("<i>about to fail</i>")
+        raise ValueError(f"<b>{text}</b>")
+    if "odd" in text:
+        raise KeyError(text)
+    (out / "copy").write_text(text)
+    return {"output": "copy"}
+"""
+
+
+class Page(HTMLParser):
+    """The tags of a page, what they refer to, and its text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.references, self.text = [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.references += [value for name, value in attributes if name in ("src", "href")]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs the step over inputs with these contents; gives the facts and the page."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "telling.py").write_text(STEP)
+
+    def run(contents):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        for name, content in contents.items():
+            (tmp_path / "in" / name).write_text(content)
+        summary = run_job("in", "telling:step", "out", policy=FailurePolicy(retries=0))
+        facts, _ = write_report(open_ledger("out"), summary.run, "out")
+        return facts, Page((tmp_path / "out" / "report.html").read_text())
+
+    return run
+
+
+def test_it_says_what_failed_and_why_and_refers_to_nothing_outside(run):
+    names = {f"{number}.txt": "good" for number in range(8)}
+    facts, page = run(names | {"<script>.txt": "bad", "b.txt": "bad", "c.txt": "odd"})
+    assert [(kind.inputs, kind.outcome, kind.error) for kind in facts.failure_kinds()] == [
+        (2, "failed", "ValueError"),
+        (1, "failed", "KeyError"),
+    ]
+    assert "3 of 11 inputs" in page.text
+    assert "<script>.txt" in page.text
+    assert "<b>bad</b>" in page.text
+    assert "<i>about to fail</i>" in page.text
+    assert 'raise ValueError(f"<b>{text}</b>")' in page.text
+    assert not {"script", "link", "iframe", "img"} & set(page.tags)
+    assert all(reference.startswith(("#", "data:")) for reference in page.references)
+    assert page.tags.count("svg") == 4
+    assert len(facts.slowest()) == 10
+    assert facts.seconds > 0
+    assert list(verify(open_ledger("out"), hash_files=True)) == []
+
+
+def test_of_a_run_that_executes_nothing_it_tells_the_last_that_did(run):
+    run({"a.txt": "good", "b.txt": "good"})
+    facts, page = run({})
+    assert (facts.summary.run, facts.executed_by, len(facts.executed)) == (2, 1, 2)
+    assert [summary["run"] for summary in facts.runs] == [2, 1]
+    assert "All 2 inputs are ok" in page.text
+    assert "run 1, the last that" in page.text
+
+
+def stop_early():
+    """Begin a run, and end it before anything is executed."""
+    job = make_job(manifest="in", step="telling:step", output="out")
+    with open_run(prepare(job)) as run:
+        run.divide(Batching(), Cores(total=1, node=1), FailurePolicy())
+
+
+def test_of_a_run_that_was_stopped_it_tells_what_is_pending(run, tmp_path):
+    run({"a.txt": "good"})
+    (tmp_path / "in" / "b.txt").write_text("new")
+    stop_early()
+    facts, _ = write_report(open_ledger("out"), 2, "out")
+    assert facts.summary.pending == 1
+    page = Page((tmp_path / "out" / "report.html").read_text())
+    assert "1 of 2 inputs are pending" in " ".join(page.text.split())
+
+
+def test_where_nothing_was_executed_yet_there_is_a_report_without_pictures(run, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("good")
+    stop_early()
+    facts, pictures = write_report(open_ledger("out"), 1, "out")
+    assert (facts.begun, facts.seconds, facts.throughput) == (0.0, 0.0, 0.0)
+    assert pictures == []
+    assert "svg" not in Page((tmp_path / "out" / "report.html").read_text()).tags
+
+
+def test_one_input_is_enough_for_pictures(run):
+    facts, page = run({"a.txt": "good"})
+    assert page.tags.count("svg") == 4
+    for _, svg in figures(facts):
+        assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
+        assert as_data_url(svg).startswith("data:image/svg+xml;base64,PHN2Zy")
+
+
+def test_names_of_nodes_are_escaped_in_pictures():
+    axis = Axis(label="a < b", low=0, high=4)
+    chart = Chart("1 & 2", axis, axis)
+    chart.area(Series("<node>", "red"), np.array([0, 4]), np.zeros(2), np.array([0, 4]))
+    texts = [element.text for element in ElementTree.fromstring(chart.svg(legend=True)).iter()]
+    assert {"a < b", "1 & 2", "<node>"} <= set(texts)
+
+
+def test_bars_are_as_high_as_their_values():
+    axis = Axis(label="", low=0, high=4)
+    chart = Chart("", axis, axis)
+    chart.bars(Series("", "red"), np.array([0, 1, 2]), np.zeros(2), np.array([2, 0]))
+    (path,) = re.findall(r'd="(M[^"]+Z)"', chart.svg(legend=False))
+    # One bar: the other has no height. The plot is 192 pixels high, and ends at 226.
+    assert path == "M70.0 226.0V130.0H199.5V226.0Z"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "log", "ticks"),
+    [
+        (0, 1, False, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (0, 1234567, False, [0, 500000, 1000000]),
+        (1e-5, 1e4, True, [1e-5, 1e-3, 1e-1, 1e1, 1e3]),
+    ],
+)
+def test_ticks_are_round_and_few(low, high, log, ticks):
+    assert Axis(label="", low=low, high=high, log=log).ticks() == pytest.approx(ticks)
+
+
+def test_inputs_at_work_are_counted_from_their_beginning_to_their_end():
+    ends, seconds = np.array([2.0, 3.0, 5.0]), np.array([2.0, 2.0, 1.0])
+    assert at_work(np.array([0.5, 1.5, 2.5, 3.5, 4.5]), ends, seconds).tolist() == [1, 2, 1, 0, 1]
+
+
+def test_facts_are_of_the_ledger_alone(run, tmp_path):
+    facts, _ = run({"a.txt": "good", "b.txt": "odd"})
+    again = gather(open_ledger("out"), 1, "out")
+    assert again.summary == facts.summary
+    assert again.executed.equals(facts.executed)

@@ -1,0 +1,152 @@
+"""The tables: their order, columns and types come from manifest and rows, never from execution."""
+
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from batchmill.ledger.ledger import Ledger, Origin
+from batchmill.manifest import Manifest
+from batchmill.outcome import Outcome
+from batchmill.publishing import tables as publishing
+from batchmill.publishing.tables import publish
+from batchmill.storage import LocalStore
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    ledger = Ledger(LocalStore(tmp_path))
+    ledger.create()
+    return ledger
+
+
+def manifest_of(names, **carried):
+    count = len(names)
+    inputs = pa.table({"input": names, "size": [1] * count, "mtime_ns": [1] * count})
+    columns = pa.table(carried) if carried else pa.table({"": pa.nulls(count)}).select([])
+    return Manifest(name="m", root=Path("/"), inputs=inputs, carried=columns)
+
+
+def commit(ledger, part, **rows):
+    ledger.commit(
+        part,
+        [
+            (
+                Outcome(
+                    name,
+                    name,
+                    "ok" if text.startswith("[") else "failed",
+                    1,
+                    0.1,
+                    1.0,
+                    "h",
+                    rows=text if text.startswith("[") else "[]",
+                    error="" if text.startswith("[") else text,
+                ),
+                Origin('{"label":"old"}', "s", 1),
+            )
+            for name, text in rows.items()
+        ],
+    )
+
+
+def table(tmp_path):
+    return pd.read_parquet(tmp_path / "metadata.parquet").to_dict("list")
+
+
+def test_rows_are_in_the_manifests_order_whatever_the_order_of_execution(ledger, tmp_path):
+    commit(ledger, "000001-a-0", b='[{"n":3}]', c='[{"n":4},{"n":5}]')
+    commit(ledger, "000001-b-0", a='[{"n":1},{"n":2}]')
+    publish(ledger, manifest_of(["c", "a", "b"], label=["x", "y", "z"]))
+    assert table(tmp_path) == {
+        "input": ["c", "c", "a", "a", "b"],
+        "label": ["x", "x", "y", "y", "z"],
+        "n": [4, 5, 1, 2, 3],
+    }
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 1000])
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["1", "2", "3"], pa.int64()),
+        (["1", "2.5", "null"], pa.float64()),
+        (["true", "null", "false"], pa.bool_()),
+        (["1", '"x"', "true"], pa.string()),
+        (["[1]", '{"a":1}', "null"], pa.string()),
+        (["NaN", "1.5", "Infinity"], pa.float64()),
+        (["123456789012345678901", "1", "2"], pa.string()),
+        (["9007199254740993", "0.5", "1"], pa.string()),
+        (["9223372036854775808", "0.5", "1"], pa.string()),
+    ],
+)
+def test_a_columns_type_holds_all_its_values(
+    ledger, tmp_path, monkeypatch, chunk, values, expected
+):
+    monkeypatch.setattr(publishing, "_CHUNK", chunk)
+    commit(
+        ledger, "000001-a-0", **{n: f'[{{"v":{v}}}]' for n, v in zip("abc", values, strict=True)}
+    )
+    publish(ledger, manifest_of(["a", "b", "c"]))
+    assert pq.read_schema(tmp_path / "metadata.parquet").field("v").type == expected
+
+
+def test_types_of_the_manifest_are_kept(ledger, tmp_path):
+    commit(ledger, "000001-a-0", a='[{"n":1}]')
+    day = pa.array([20000], pa.date32())
+    publish(ledger, manifest_of(["a"], day=day, count=pa.array([None], pa.int64())))
+    schema = pq.read_schema(tmp_path / "metadata.parquet")
+    assert schema.field("day").type == pa.date32()
+    assert schema.field("count").type == pa.int64()
+    assert schema.names == ["input", "day", "count", "n"]
+
+
+def test_output_comes_second(ledger, tmp_path):
+    commit(ledger, "000001-a-0", a='[{"n":1,"output":"files/a/x"}]')
+    publish(ledger, manifest_of(["a"], label=["x"]))
+    assert list(table(tmp_path)) == ["input", "output", "label", "n"]
+
+
+def test_what_a_step_says_goes_before_the_manifest(ledger, tmp_path):
+    commit(ledger, "000001-a-0", a='[{"label":"mine"},{"n":1}]')
+    publish(ledger, manifest_of(["a"], label=["x"]))
+    assert table(tmp_path)["label"] == ["mine", "x"]
+
+
+def test_withdrawn_inputs_come_last_with_their_own_columns(ledger, tmp_path):
+    commit(ledger, "000001-a-0", a='[{"n":1}]', z='[{"n":2}]', b='[{"n":3}]')
+    publish(ledger, manifest_of(["z"], label=["new"]))
+    assert table(tmp_path)["input"] == ["z", "a", "b"]
+    assert table(tmp_path)["label"] == ["new", "old", "old"]
+
+
+def test_failures_have_a_table_of_their_own(ledger, tmp_path):
+    commit(ledger, "000001-a-0", a='[{"n":1}]', b="ValueError")
+    publish(ledger, manifest_of(["a", "b"]))
+    failures = pd.read_csv(tmp_path / "failures.csv")
+    assert failures[["input", "outcome", "error"]].to_numpy().tolist() == [
+        ["b", "failed", "ValueError"]
+    ]
+    assert table(tmp_path)["input"] == ["a"]
+
+
+def test_a_dataset_without_rows_has_empty_tables(ledger, tmp_path):
+    publish(ledger, manifest_of(["a"], label=["x"]))
+    assert table(tmp_path) == {"input": [], "label": []}
+    assert (tmp_path / "failures.csv").read_text().startswith('"input","outcome"')
+
+
+def test_csv_has_the_same_rows(ledger, tmp_path):
+    commit(ledger, "000001-a-0", a='[{"text":"one, \\"two\\"\\nthree","n":1.5}]', b="[{}]")
+    publish(ledger, manifest_of(["a", "b"]))
+    frame = pd.read_csv(tmp_path / "metadata.csv")
+    assert frame["text"].tolist()[0] == 'one, "two"\nthree'
+    assert len(frame) == 2
+
+
+def test_a_key_beside_a_column_of_dates(ledger, tmp_path):
+    commit(ledger, "000001-a-0", a='[{"day":"now"}]', b='[{"n":1}]')
+    publish(ledger, manifest_of(["a", "b"], day=pa.array([1, 2], pa.timestamp("s"))))
+    assert table(tmp_path)["day"] == ["now", '"1970-01-01 00:00:02"']

@@ -1,0 +1,228 @@
+"""Stop a run right before and after a change that it makes to a dataset, and run it again.
+
+At every change in the long version, at some of them otherwise.
+"""
+
+import os
+import shutil
+import signal
+from functools import partial
+
+import fsspec
+import pytest
+from comparison import contents
+from comparison import faults as faults_of
+from crashing import CrashPoints, in_child
+from jobs import run_job
+from object_store import forget_connections
+
+import batchmill.runs.run
+
+# Imported here, once, and not in every child.
+from batchmill import LedgerError
+from batchmill.execution import (
+    isolation,  # noqa: F401
+    outputs,  # noqa: F401
+)
+from batchmill.ledger.ledger import Ledger
+from batchmill.maintenance.cleanup import compact
+from batchmill.storage import LocalStore, open_store
+
+pytestmark = pytest.mark.slow
+
+STEP = """
+from pathlib import Path
+def step(source, out):
+    with open(Path(__file__).parent / "executed", "a") as file: file.write(source.name + "\\n")
+    word = source.read_text()
+    names = word.split()[1:] if word.startswith("names ") else ["0.txt", "1.txt"][: len(word)]
+    for name, letter in zip(names, word):
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text(letter)
+        yield {"output": name, "word": word}
+"""
+
+
+# So many points are tried of each scenario, in a folder and in a bucket, unless all are.
+SAMPLE = 3
+BUCKET_SAMPLE = 1
+
+
+class Place:
+    """Where the inputs and the dataset of one run are: the latter in the folder, or in a bucket."""
+
+    def __init__(self, folder, bucket=None):
+        self.folder = folder
+        self.dataset = f"{bucket}/{folder.name}" if bucket else str(folder / "out")
+
+
+def prepare_inputs(place, scenario):
+    """Write inputs and manifest; for a second run, make the first, and change things."""
+    folder = place.folder
+    folder.mkdir()
+    (folder / "letters.py").write_text(STEP)
+    (folder / "in").mkdir()
+    names = ["a", "b", "c", "d"]
+    for name in names:
+        (folder / "in" / name).write_text(f"{name}xyz")
+    write_manifest(folder, names)
+    if scenario == "shapes":
+        # What is a file becomes a folder, and the other way round.
+        before = {"a": "names p q", "b": "names p/x q", "c": "names p/x q/y"}
+        after = {"a": "names p/x q", "b": "names p r", "c": "names q"}
+        for words in (before, after):
+            for name, word in words.items():
+                (folder / "in" / name).write_text(word)
+            if words is before:
+                assert in_child(lambda: run(place)) == 0
+    if scenario == "again":
+        assert in_child(lambda: run(place)) == 0
+        (folder / "in" / "a").write_text("q")  # One output less.
+        os.utime(folder / "in" / "d", (1, 1))
+        (folder / "in" / "e").write_text("new")
+        store = open_store(place.dataset)
+        store.remove(next(name for name in store.files("files") if "-b-" in name))
+        write_manifest(folder, ["a", "b", "d", "e"])
+    (folder / "executed").unlink(missing_ok=True)
+
+
+def copy(place, to):
+    """Copy a place with all that was prepared there: quicker than to prepare it anew."""
+    shutil.copytree(place.folder, to.folder)
+    if to.dataset.startswith("s3://"):
+        forget_connections()
+        files = fsspec.filesystem("s3")
+        for key in files.find(place.dataset):
+            files.copy(key, f"{to.dataset}/{key.partition('/prepared/')[2]}")
+
+
+def write_manifest(folder, names):
+    rows = "".join(f"in/{name},any\n" for name in names)
+    (folder / "m.csv").write_text("input,kind\n" + rows)
+
+
+def run(place, points=None, broken=None):
+    """One run, as the flow makes it; parts are put together each time."""
+    os.chdir(place.folder)
+    forget_connections()
+    batchmill.runs.run.compact = lambda ledger, run: compact(ledger, run, many=2)
+    if broken:
+        broken(points)
+    if points:
+        points.watch()
+    job = ("m.csv", "letters:step", place.dataset)
+    divided = {"partition": "a=0.5,b=0.5", "stratify": "kind"}
+    run_job(*job, prune=True, batch_size=1, num_workers=1, cores=1, options=divided)
+
+
+def recorded(dataset):
+    """The inputs that are ok, by the ledger, and when each was executed."""
+    ledger = Ledger(open_store(dataset))
+    rows = ledger.records(["input", "run", "finished_at"]).to_pylist() if ledger.exists else []
+    return {row["input"].removeprefix("in/"): (row["run"], row["finished_at"]) for row in rows}
+
+
+def executed(folder):
+    log = folder / "executed"
+    return log.read_text().split() if log.exists() else []
+
+
+@pytest.fixture
+def crashes(tmp_path, sample):
+    """Kills a run at a sample of its points; returns what was wrong after it was run again."""
+    return partial(crash_at_points, tmp_path, sample)
+
+
+def crash_at_points(tmp_path, sample, scenario, broken=None, bucket=None):
+    counting = Place(tmp_path / "counting", bucket)
+    prepare_inputs(counting, scenario)
+    points = CrashPoints(counting.dataset)
+    assert in_child(lambda: run(counting, points, broken)) == 0
+    undisturbed = Place(tmp_path / "undisturbed", bucket)
+    prepare_inputs(undisturbed, scenario)
+    assert in_child(lambda: run(undisturbed)) == 0
+    expected = contents(undisturbed.dataset)
+    count = points.count
+    faults = []
+    prepared = Place(tmp_path / "prepared", bucket)
+    prepare_inputs(prepared, scenario)
+    assert count >= 20
+    chosen = sample(range(1, count + 1), BUCKET_SAMPLE if bucket else SAMPLE)
+    print(f"points {chosen} of {count}")
+    for at in chosen:
+        place = Place(tmp_path / f"{at}", bucket)
+        folder = place.folder
+        copy(prepared, place)
+        before = recorded(place.dataset)
+        points = CrashPoints(place.dataset, at)
+        code = in_child(partial(run, place, points, broken))
+        assert code == -signal.SIGKILL, at
+        # What this run has recorded is done, and is not to be executed again.
+        after = recorded_or_torn(place.dataset)
+        done = {name for name, record in after.items() if before.get(name) != record}
+        earlier = executed(folder)
+        if in_child(partial(run, place)) != 0:
+            faults.append((at, "it cannot be run again"))
+            continue
+        if contents(place.dataset) != expected:
+            faults.append((at, "another dataset"))
+        if set(executed(folder)[len(earlier) :]) & done:
+            faults.append((at, "committed, and executed again"))
+        if faults_of(place.dataset):
+            faults.append((at, faults_of(place.dataset)))
+        shutil.rmtree(folder)
+    return faults
+
+
+def recorded_or_torn(dataset):
+    try:
+        return recorded(dataset)
+    except LedgerError:
+        return {}
+
+
+@pytest.mark.parametrize("scenario", ["first", "again", "shapes"])
+def test_a_run_that_is_stopped_anywhere_can_be_run_again(crashes, scenario):
+    assert crashes(scenario) == []
+
+
+@pytest.mark.parametrize("scenario", [pytest.param("first", marks=pytest.mark.long), "again"])
+def test_a_run_over_a_bucket_can_be_stopped_anywhere_too(crashes, bucket, scenario):
+    assert crashes(scenario, bucket=bucket) == []
+
+
+def record_before_outputs(points):
+    """Break the protocol: an input's files are put in place only when the next one begins."""
+    waiting = []
+    put = LocalStore.put_folder
+
+    def later(store, staged, name, files):
+        if waiting:
+            put(*waiting.pop())
+        aside = staged.with_name(staged.name + "-aside")
+        os.rename(staged, aside)
+        waiting.append((store, aside, name, files))
+
+    LocalStore.put_folder = later
+
+
+def write_in_place(points):
+    """Break the protocol: files are written under their names, and may be seen half-written."""
+
+    def fill(store, name, writer):
+        target = store.root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb", buffering=0) as file:
+            file.write(b"half of it")
+            points.reach() if points else None
+            file.seek(0)
+            writer(file)
+            file.truncate()
+
+    LocalStore.fill = fill
+
+
+@pytest.mark.long  # Only some of the points show that it is broken.
+@pytest.mark.parametrize("broken", [record_before_outputs, write_in_place])
+def test_a_broken_protocol_does_not_pass(crashes, broken):
+    assert crashes("first", broken)

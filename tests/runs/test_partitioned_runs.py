@@ -1,0 +1,361 @@
+"""Runs that divide their inputs: what is published, what is remembered, what verify finds."""
+
+from pathlib import Path
+
+import jobs
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from comparison import contents
+from jobs import run_job
+
+from batchmill import ManifestError, OptionError
+from batchmill.ledger.open import open_ledger
+from batchmill.maintenance.verify import verify
+from batchmill.planning.batching import Batching, Cores
+from batchmill.planning.job import make_job, prepare
+from batchmill.planning.partition_assignment import last_assignment
+from batchmill.policy import FailurePolicy
+from batchmill.publishing.report import write_report
+from batchmill.runs.run import open_run
+
+STEP = """
+def step(source, out):
+    (out / "copy").write_text(source.read_text())
+    yield {"output": "copy", "part": 1}
+    yield {"output": "copy", "part": 2}
+def own(source):
+    return {"partition": "mine"}
+"""
+SHARES = {"partition": "train=0.6,validation=0.2,test=0.2"}
+STRATIFIED = SHARES | {"group_by": "who", "stratify": "kind"}
+
+
+class Job:
+    """A folder with inputs of some speakers, two each, and runs over them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rows, self.speakers = [], 0
+        (folder / "in").mkdir()
+        (folder / "dividing.py").write_text(STEP)
+
+    def add(self, count, kind="x"):
+        """Add speakers with two inputs each."""
+        numbers = range(self.speakers, self.speakers + count)
+        self.speakers += count
+        for number in numbers:
+            for take in (1, 2):
+                name = f"in/{number:03d}-{take}"
+                (self.folder / name).write_text(name)
+                self.rows.append({"input": name, "who": f"speaker {number}", "kind": kind})
+        return self
+
+    def run(self, step="dividing:step", **options):
+        """Run; return the summary."""
+        pd.DataFrame(self.rows).to_csv("m.csv", index=False)
+        return run_job("m.csv", step, "out", options=options)
+
+    def plan(self, step="dividing:step", **options):
+        pd.DataFrame(self.rows).to_csv("m.csv", index=False)
+        job = make_job(manifest="m.csv", step=step, output="out", **options)
+        return prepare(job)
+
+    @property
+    def table(self):
+        return pd.read_parquet("out/metadata.parquet")
+
+    @property
+    def by_speaker(self):
+        """Each speaker's partition, of which there must be one."""
+        pairs = self.table[["who", "partition"]].dropna().drop_duplicates()
+        assert pairs["who"].is_unique
+        return dict(pairs.itertuples(index=False))
+
+    def rewrite(self, change):
+        """Change the published table behind batchmill's back."""
+        frame = self.table
+        change(frame)
+        frame.to_parquet("out/metadata.parquet", index=False)
+
+    @property
+    def found(self):
+        return [(one.kind, one.message) for one in verify(open_ledger("out"))]
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return Job(tmp_path).add(20)
+
+
+def test_the_table_tells_each_rows_partition(job):
+    summary = job.run(**SHARES, group_by="who")
+    assert list(job.table.columns) == ["input", "output", "partition", "who", "kind", "part"]
+    assert set(job.by_speaker.values()) == {"train", "validation", "test"}
+    assert pd.read_csv("out/metadata.csv")["partition"].tolist() == job.table["partition"].tolist()
+    counts = job.table.drop_duplicates("input")["partition"].value_counts().to_dict()
+    assert summary.partitions == counts
+    assert summary.as_json()["partitions"] == counts
+    assert job.found == []
+
+
+def test_without_shares_a_column_of_that_name_is_carried_as_it_is(job):
+    for row in job.rows:
+        row["partition"] = "any"
+    summary = job.run()
+    assert list(job.table.columns) == ["input", "output", "who", "kind", "partition", "part"]
+    assert set(job.table["partition"]) == {"any"}
+    assert "partitions" not in summary.as_json()
+    assert job.run(step="dividing:own").outcomes == {"ok": 40}
+
+
+def test_what_the_manifest_names_goes_in_its_place_and_takes_the_group_along(job):
+    job.rows[0]["partition"] = "held"
+    with pytest.raises(ManifestError, match="line 2: partition 'held' is none of"):
+        job.plan(**SHARES, group_by="who")
+    job.run(partition=SHARES["partition"] + ",held=0", group_by="who")
+    assert list(job.table.columns) == ["input", "output", "who", "kind", "partition", "part"]
+    assert job.by_speaker["speaker 0"] == "held"
+    assert list(job.by_speaker.values()).count("held") == 1
+    assert job.found == []
+
+
+def test_other_shares_execute_nothing_and_publish_anew(job):
+    job.run()
+    assert "partition" not in job.table.columns
+    before = job.table
+    seen = []
+    for options in (SHARES, {"partition": "a=0.5,b=0.5"}, {"partition": "a=0.5,b=0.5", "seed": 1}):
+        assert job.plan(**options).plan.counts["unchanged"] == 40
+        assert job.run(**options).executed == 0
+        assert job.table.drop(columns="partition").equals(before)
+        assert job.found == []
+        seen.append(job.table["partition"].tolist())
+    assert len(set(map(tuple, seen))) == 3
+    assert job.run().executed == 0
+    assert job.table.equals(before)
+    assert job.found == []
+
+
+def test_the_report_is_stale_when_the_partitions_are_others(job):
+    def is_stale(**options):
+        with open_run(job.plan(**options)) as run:
+            run.divide(Batching(), Cores(total=1, node=1), FailurePolicy())
+            run.settle()
+            jobs.publish(run.ledger, run.prepared.manifest)
+            run.end()
+            return run.report_is_stale
+
+    summary = job.run(**SHARES)
+    facts, _ = write_report(open_ledger("out"), summary.run, "out")
+    assert facts.summary.partitions == summary.partitions
+    assert "Its partitions" in Path("out/report.html").read_text()
+    assert not is_stale(**SHARES)
+    assert is_stale(partition="a=0.5,b=0.5")
+    assert not is_stale(partition="a=0.5,b=0.5")
+    assert is_stale()
+
+
+def test_of_what_is_listed_no_more_the_partition_is_unknown(job):
+    job.run(**SHARES)
+    gone = job.rows.pop()["input"]
+    job.run(**SHARES)
+    table = job.table.set_index("input")
+    assert table.loc[gone, "partition"].isna().all()
+    assert table.drop(gone)["partition"].notna().all()
+    assert job.found == []
+
+
+def test_strata_come_near_the_shares_and_speakers_stay_where_they_were(job):
+    job.add(10, kind="y")
+    summary = job.run(**STRATIFIED)
+    assert summary.partitions == {"train": 36, "validation": 12, "test": 12}
+    before = job.by_speaker
+    late = job.rows[:8]
+    del job.rows[:8]
+    job.add(5).add(5, kind="y")
+    assert job.plan(**STRATIFIED).partition_changes == []
+    job.run(**STRATIFIED)
+    assert all(job.by_speaker.get(who, where) == where for who, where in before.items())
+    # Who was away, too, comes back to where he was.
+    job.rows[:0] = late
+    job.run(**STRATIFIED)
+    assert before.items() <= job.by_speaker.items()
+    kinds = job.table.drop_duplicates("who").groupby("kind")["partition"].value_counts()
+    assert kinds["y"].to_dict() == {"train": 9, "validation": 3, "test": 3}
+    assert job.found == []
+
+
+def test_with_other_settings_all_is_dealt_anew_and_that_is_said(job):
+    job.run(**STRATIFIED)
+    before = job.by_speaker
+    assert job.plan(**STRATIFIED | {"seed": 1}).partition_changes == ["--seed was 0, and is 1"]
+    other = STRATIFIED | {"partition": "test=0.2,train=0.6,validation=0.2", "stratify": "who"}
+    was, now = SHARES["partition"], other["partition"]
+    assert job.plan(**other).partition_changes == [
+        f"--partition was {was}, and is {now}",
+        "--stratify was kind, and is who",
+    ]
+    job.run(**STRATIFIED | {"seed": 1})
+    assert job.by_speaker != before
+    assert job.found == []
+
+
+def test_the_ledger_keeps_one_record_and_writes_none_that_says_the_same(job):
+    names = []
+    for options in (STRATIFIED, STRATIFIED, {}, STRATIFIED, SHARES, SHARES):
+        job.run(**options)
+        names.append([path.name for path in Path("out/.batchmill/partitions").iterdir()])
+    assert names == [["000001.parquet"]] * 4 + [["000005.parquet"]] * 2
+
+
+def test_a_run_that_ends_before_its_tables_is_completed_by_the_next(job, tmp_path, monkeypatch):
+    class EndedError(Exception):
+        pass
+
+    def end(*_):
+        raise EndedError
+
+    job.run(**STRATIFIED)
+    job.add(10)
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "publish", end)
+        with pytest.raises(EndedError):
+            job.run(**STRATIFIED)
+    recorded = last_assignment(open_ledger("out")).by_group()
+    assert job.found == [], "the tables are the first run's still"
+    late = job.rows[-4:]
+    del job.rows[-4:]
+    job.run(**STRATIFIED)
+    assert job.found == []
+    job.rows += late
+    job.run(**STRATIFIED)
+    assert {f"group:{who}": where for who, where in job.by_speaker.items()} == recorded
+
+    # As if it had not been stopped.
+    job.folder = tmp_path
+    stopped = contents("out")
+    Path("out").rename("stopped")
+    rows, job.rows = job.rows, job.rows[:40]
+    job.run(**STRATIFIED)
+    job.rows = rows
+    job.run(**STRATIFIED)
+    assert contents("out") == stopped
+
+
+def test_what_was_never_published_is_no_reason_to_deal_anew(job, monkeypatch):
+    job.run(**STRATIFIED)
+    before = job.by_speaker
+    job.add(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "publish", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            job.run(**STRATIFIED | {"seed": 1})
+    assert job.found == [], "the tables are the first run's still"
+    assert job.plan(**STRATIFIED).partition_changes == []
+    job.run(**STRATIFIED)
+    assert before.items() <= job.by_speaker.items()
+    assert job.found == []
+
+
+def test_a_steps_own_partition_is_told_and_hides_nothing(job):
+    summary = job.run(step="dividing:own", **SHARES)
+    assert summary.outcomes == {"failed": 40}
+    assert "has the key 'partition', which batchmill fills in itself" in summary.failures[0][1]
+
+
+def test_a_partition_that_the_step_has_given_already_is_told_before_the_run(job):
+    job.run(step="dividing:own")
+    with pytest.raises(OptionError, match="--partition: the step has given in/000-1 a row with"):
+        job.plan(step="dividing:own", **SHARES)
+    # Another step makes them anew.
+    assert job.plan(**SHARES).plan.counts["changed"] == 40
+    job.run(**SHARES)
+    assert job.found == []
+
+
+def other_than(partition):
+    return "test" if partition == "train" else "train"
+
+
+def test_verify_finds_a_group_that_spans_partitions(job):
+    job.run(**SHARES, group_by="who")
+    where = job.by_speaker["speaker 3"]
+
+    def move(frame):
+        frame.loc[frame["input"] == "in/003-2", "partition"] = other_than(where)
+
+    job.rewrite(move)
+    both = f"in/003-1 ({where}) and in/003-2 ({other_than(where)})"
+    assert job.found == [
+        ("leak", f"group 'speaker 3' is in several partitions: {both}"),
+        ("leak", f"in/003-2 is in {other_than(where)}, and was assigned to {where}"),
+    ]
+    job.run(**SHARES, group_by="who")
+    assert job.found == []
+
+
+def test_verify_finds_rows_of_one_input_in_two_partitions(job):
+    job.run(**SHARES)
+    job.rewrite(lambda frame: frame.__setitem__("partition", ["train", "test"] * 40))
+    kinds = {message.partition("'")[0] for _, message in job.found}
+    assert "input " in kinds
+    assert sum(message.startswith("input ") for _, message in job.found) == 40
+
+
+def test_verify_finds_a_whole_group_elsewhere_and_a_column_that_is_gone(job):
+    job.run(**STRATIFIED)
+    where = job.by_speaker["speaker 3"]
+
+    def move(frame):
+        frame.loc[frame["who"] == "speaker 3", "partition"] = other_than(where)
+
+    job.rewrite(move)
+    assert [message for _, message in job.found] == [
+        f"in/003-{take} is in {other_than(where)}, and was assigned to {where}" for take in (1, 2)
+    ]
+    job.rewrite(lambda frame: frame.pop("partition"))
+    assert job.found == [("leak", "has no column 'partition'")]
+
+
+def test_verify_checks_the_record_itself_against_the_hash(job):
+    job.rows[0]["partition"] = "test"  # Nobody's hash has a say in that.
+    job.run(**SHARES, group_by="who")
+    assert job.found == []
+    (path,) = Path("out/.batchmill/partitions").iterdir()
+    table = pq.read_table(path)
+    places = table["partition"].to_pylist()
+    places[6:8] = [other_than(places[6])] * 2
+    changed = table.set_column(2, "partition", pa.array(places))
+    pq.write_table(changed.replace_schema_metadata(table.schema.metadata), path)
+
+    def move(frame):
+        frame.loc[frame["who"] == "speaker 3", "partition"] = places[6]
+
+    job.rewrite(move)
+    ((kind, message),) = job.found
+    assert kind == "leak"
+    assert message.startswith(f"group 'speaker 3' was assigned to {places[6]}, and its hash says")
+
+
+def test_verify_warns_of_the_same_content_in_different_partitions(job):
+    for name in ("in/004-1", "in/005-1", "in/006-1", "in/007-1"):
+        (job.folder / name).write_text("the same")
+    job.rows[8]["partition"] = job.rows[10]["partition"] = "train"
+    job.rows[12]["partition"] = job.rows[14]["partition"] = "test"
+    job.run(**SHARES, group_by="who")
+    (found,) = verify(open_ledger("out"))
+    assert (found.kind, found.is_warning) == ("duplicate", True)
+    assert found.message == "in/004-1 (train) and in/006-1 (test) have the same content"
+
+
+def test_a_record_of_another_version_is_refused_by_name(job):
+    job.run(**STRATIFIED)
+    (path,) = Path("out/.batchmill/partitions").iterdir()
+    table = pq.read_table(path)
+    metadata = table.schema.metadata | {b"batchmill.partitions": b"2"}
+    pq.write_table(table.replace_schema_metadata(metadata), path)
+    with pytest.raises(Exception, match=r"000001\.parquet: has version 2, this batchmill knows"):
+        job.plan(**STRATIFIED)

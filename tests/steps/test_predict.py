@@ -1,0 +1,273 @@
+"""A model over files: by every kind of reference, on what comes out of every kind of file."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import samples
+import torch
+from jobs import run_job
+from models import Mean
+
+from batchmill.errors import OptionError, StepError
+from batchmill.inference.model_step import make_inference
+from batchmill.inference.models import choose_device, load_model
+from batchmill.steps.predict import PredictItems
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def arrays(tmp_path):
+    """Five arrays; number i is full of i."""
+    folder = tmp_path / "arrays"
+    folder.mkdir()
+    for number in range(5):
+        np.save(folder / f"{number}.npy", np.full((2, 3), number, np.float32))
+    return folder
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Return a function that saves the model in one of the forms, and returns its reference."""
+
+    def save(form):
+        if form == "reference":
+            return "models:mean"
+        path = tmp_path / f"mean.{form}"
+        if form == "pt2":
+            batch = {0: torch.export.Dim("batch")}
+            example = torch.zeros(2, 2, 3)
+            torch.export.save(
+                torch.export.export(Mean(), (example,), dynamic_shapes=(batch,)), path
+            )
+        else:
+            torch.jit.script(Mean()).save(path)
+        return str(path)
+
+    return save
+
+
+def infer(manifest, output, *, batch_size=2, force=False, **options):
+    """Run a model over a manifest; return the summary and the table."""
+    work = make_inference(**options)
+    summary = run_job(
+        manifest, work.step, output, batch_size=batch_size, force=force, **work.params
+    )
+    return summary, pd.read_parquet(output / "metadata.parquet")
+
+
+@pytest.mark.parametrize("form", ["pt2", "pt", "reference"])
+@pytest.mark.slow
+def test_every_form_of_a_model_gives_the_same(arrays, saved, tmp_path, form):
+    summary, table = infer(arrays, tmp_path / "out", model=saved(form))
+    assert summary.outcomes == {"ok": 5}
+    assert [[*row] for row in map(eval, table["prediction"])] == [[n, 2 * n, 1] for n in range(5)]
+
+
+def test_classes_name_the_highest_score(arrays, tmp_path):
+    _, table = infer(arrays, tmp_path / "out", model="models:mean", classes=["a", "b", "one"])
+    assert table["predicted"].tolist() == ["one", "b", "b", "b", "b"]
+    expected = [torch.tensor([n, 2 * n, 1.0]).softmax(0).max().item() for n in range(5)]
+    assert table["probability"].tolist() == pytest.approx(expected)
+
+
+def test_as_many_classes_as_the_model_gives_scores(arrays, tmp_path):
+    summary, _ = infer(arrays, tmp_path / "out", model="models:mean", classes=["a", "b"])
+    assert summary.outcomes == {"failed": 5}
+
+
+def test_predictions_as_files(arrays, tmp_path):
+    output = tmp_path / "out"
+    _, table = infer(
+        arrays, output, model="models:mean", predictions="files", classes=["a", "b", "c"]
+    )
+    assert table["predicted"].tolist() == ["c", "b", "b", "b", "b"]
+    for number, name in enumerate(table["output"]):
+        assert np.load(output / name).tolist() == [number, 2 * number, 1]
+
+
+def test_a_loader_of_ones_own_and_samples_with_names(tmp_path):
+    folder = tmp_path / "numbers"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.txt").write_text(str(number))
+    _, table = infer(folder, tmp_path / "a", model="models:mean", load="models:half")
+    assert [eval(row)[0] for row in table["prediction"]] == [0, 0.5, 1]
+    _, table = infer(folder, tmp_path / "b", model="models:Named", load="models:pair")
+    assert table["prediction"].tolist() == [0, -1, -2]
+
+
+def test_samples_of_different_lengths_are_padded(tmp_path):
+    folder = tmp_path / "lines"
+    folder.mkdir()
+    for number in range(1, 4):
+        np.save(folder / f"{number}.npy", np.ones(number, np.float32))
+    _, table = infer(folder, tmp_path / "a", model="models:PerSample", collate="pad", batch_size=3)
+    assert table["sum"].tolist() == table["length"].tolist() == [1, 2, 3]
+
+
+def test_a_file_that_cannot_be_opened_costs_itself(arrays, tmp_path):
+    (arrays / "5.npy").write_bytes(b"no array")
+    (arrays / "6.xyz").write_bytes(b"who knows")
+    summary, table = infer(arrays, tmp_path / "out", model="models:mean")
+    assert summary.outcomes == {"ok": 5, "failed": 2}
+    assert len(table) == 5
+
+
+def test_another_model_in_the_file_is_another_step(arrays, saved, tmp_path):
+    path = saved("pt")
+    infer(arrays, tmp_path / "out", model=path)
+    assert infer(arrays, tmp_path / "out", model=path)[0].executed == 0
+    torch.jit.script(torch.nn.Flatten()).save(path)
+    summary, table = infer(arrays, tmp_path / "out", model=path)
+    assert summary.executed == 5
+    assert eval(table["prediction"][4]) == [4] * 6
+
+
+@pytest.mark.parametrize("predictions", ["rows", "files"])
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("models:Pair", "a tuple of 2, which says nothing"),
+        ("models:TimeFirst", "has the shape (7,"),
+    ],
+)
+def test_what_belongs_to_no_sample_is_nobodys_prediction(
+    arrays, tmp_path, predictions, model, message
+):
+    seen = []
+    work = make_inference(model=model, predictions=predictions)
+    run_job(arrays, work.step, tmp_path / "out", batch_size=2, seen=seen, **work.params)
+    assert {outcome.kind for outcome in seen} == {"failed"}
+    assert all(message in outcome.message for outcome in seen)
+
+
+def test_a_detectors_list_has_a_dict_for_each_sample(arrays, tmp_path):
+    output = tmp_path / "out"
+    _, table = infer(arrays, output, model="models:Boxes", predictions="files", batch_size=2)
+    for number, name in enumerate(table["output"]):
+        assert torch.load(output / name)["boxes"].tolist() == [[number] * 4] * 2
+
+
+def test_where_steps_are_limited_files_of_models_are_too(arrays, saved, tmp_path, monkeypatch):
+    path = saved("pt2")
+    monkeypatch.setenv("BATCHMILL_ALLOWED_STEPS", "batchmill.steps")
+    with pytest.raises(OptionError, match="BATCHMILL_ALLOWED_MODELS: none"):
+        infer(arrays, tmp_path / "out", model=path)
+    with pytest.raises(OptionError, match=r"BATCHMILL_ALLOWED_STEPS: batchmill\.steps"):
+        infer(arrays, tmp_path / "out", model="models:mean")
+    with pytest.raises(OptionError, match="BATCHMILL_ALLOWED_MODELS: none"):
+        load_model(path, CPU)
+    monkeypatch.setenv("BATCHMILL_ALLOWED_MODELS", str(tmp_path))
+    assert infer(arrays, tmp_path / "out", model=path)[0].outcomes == {"ok": 5}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "models:nothing"}, "model models:nothing: cannot be imported"),
+        ({"model": "models:mean", "collate": "paad"}, "expected default, pad or"),
+        ({"model": "models:mean", "load": "models:nothing"}, "load models:nothing: cannot"),
+        ({"model": "models:mean", "load": "adio"}, "is no kind of file"),
+        ({"model": "nowhere.pt2"}, "No such file"),
+    ],
+)
+def test_what_is_not_there_is_told_before_anything_starts(arrays, tmp_path, options, message):
+    with pytest.raises((OptionError, StepError), match=message):
+        infer(arrays, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "options", [{"model": "models:broken"}, {"model": "models:mean", "device": "quantum"}]
+)
+def test_a_model_that_cannot_be_loaded_is_no_inputs_fault(arrays, tmp_path, options):
+    with pytest.raises(StepError):
+        infer(arrays, tmp_path / "out", **options)
+
+
+def test_another_model_of_an_object_is_another_step(saved):
+    path = saved("pt")
+    before = PredictItems([], weights=path).version
+    assert PredictItems([], weights=path).version == before
+    torch.jit.script(torch.nn.Flatten()).save(path)
+    assert PredictItems([], weights=path).version != before
+    assert PredictItems([], model="models:mean").version
+
+
+@pytest.mark.parametrize("items", ["by_ids", "a_list", "concatenated"])
+def test_whatever_is_a_dataset_has_samples_for_a_model(arrays, tmp_path, items):
+    summary = run_job(arrays, f"samples:{items}", tmp_path / "out", batch_size=3)
+    assert summary.outcomes == {"ok": 5}
+    table = pd.read_parquet(tmp_path / "out" / "metadata.parquet")
+    assert [eval(row)[0] for row in table["prediction"]] == [0, 1, 2, 3, 4]
+
+
+def test_parts_of_a_random_split_too(arrays, tmp_path):
+    run_job(arrays, "samples:put_together", tmp_path / "out", batch_size=2)
+    table = pd.read_parquet(tmp_path / "out" / "metadata.parquet")
+    order = [*samples.parts[0].indices, *samples.parts[1].indices]
+    assert [eval(row)[0] for row in table["prediction"]] == order
+
+
+def test_named_tuples_give_the_model_their_fields(arrays, tmp_path):
+    run_job(arrays, "samples:nested", tmp_path / "out", batch_size=4)
+    table = pd.read_parquet(tmp_path / "out" / "metadata.parquet")
+    assert table["prediction"].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_a_dataset_class_opens_the_inputs_and_makes_the_batches(tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number, text in enumerate(["a", "az", "abc"]):
+        (folder / f"{number}.txt").write_text(text)
+    _, table = infer(folder, tmp_path / "out", model="samples:maximum", load="samples:Texts")
+    assert [chr(int(value)) for value in table["prediction"]] == ["a", "z", "c"]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("model", "expected a file"),
+        ("models:nothing", "cannot be imported"),
+        ("models:number", "is a int"),
+        ("models:broken", "calling it failed with RuntimeError: no weights here"),
+        ("nowhere.pt2", "No such file"),
+    ],
+)
+def test_what_is_no_model_is_told(arrays, tmp_path, model, message):
+    with pytest.raises((OptionError, StepError), match=message):
+        load_model(make_inference(model=model).params.get("weights", model), CPU)
+
+
+def test_saved_weights_are_no_model_but_a_function_makes_one_of_them(arrays, tmp_path):
+    weights = tmp_path / "weights.pt"
+    torch.save({"factor": torch.tensor(2.0)}, weights)
+    with pytest.raises(OptionError, match=r"--model package\.module:function --weights FILE"):
+        infer(arrays, tmp_path / "out", model=str(weights))
+    with pytest.raises(StepError, match="for saved weights, name a function that makes the model"):
+        load_model(str(weights), CPU)
+    _, table = infer(arrays, tmp_path / "out", model="models:scaled", weights=str(weights))
+    assert table["prediction"].tolist() == [0, 2, 4, 6, 8]
+    torch.save({"factor": torch.tensor(3.0)}, weights)
+    summary, table = infer(arrays, tmp_path / "out", model="models:scaled", weights=str(weights))
+    assert (summary.executed, table["prediction"].tolist()) == (5, [0, 3, 6, 9, 12])
+    with pytest.raises(OptionError, match="is for a function that makes a model"):
+        make_inference(model="a.pt2", weights=str(weights))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+def test_a_gpu_gives_what_the_cpu_gives(arrays, tmp_path):
+    tables = [
+        infer(arrays, tmp_path / device, model="models:mean", device=device)[1]
+        for device in ("cpu", "cuda")
+    ]
+    values = [[eval(row) for row in table["prediction"]] for table in tables]
+    assert values[0] == pytest.approx(values[1])
+
+
+def test_devices():
+    assert choose_device("cpu") == CPU
+    assert choose_device("auto").type in ("cpu", "cuda")
+    with pytest.raises(StepError, match="is none"):
+        choose_device("quantum")

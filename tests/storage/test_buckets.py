@@ -1,0 +1,427 @@
+"""Manifests, inputs and datasets in an S3 bucket: what a folder does, a bucket does."""
+
+import os
+import random
+import socket
+import subprocess
+import sys
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import fsspec
+import pandas as pd
+import pytest
+from comparison import contents, faults
+from crashing import in_child
+from jobs import run_job
+from live import serving
+from object_store import SECRET, forget_connections, upload, upload_in_parts
+
+from batchmill import LedgerError, ManifestError, OptionError, StoreError, load_manifest
+from batchmill.ledger.lease import holder, lease
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.open import open_ledger
+from batchmill.planning.job import make_job, prepare
+from batchmill.storage import open_store, remote
+from batchmill.storage.scratch import scratch_folder
+
+HERE = Path(__file__).parents[1] / "support"
+COPY = "steps_under_test:copy"
+
+
+@pytest.fixture
+def inputs(tmp_path, monkeypatch):
+    """Ten inputs and their manifest in a folder, with the steps at hand."""
+    monkeypatch.chdir(HERE)
+    folder = tmp_path / "data"
+    (folder / "in").mkdir(parents=True)
+    names = [f"in/{number}.txt" for number in range(10)]
+    for name in names:
+        (folder / name).write_text(f"content of {name}")
+    pd.DataFrame({"input": names, "label": range(10)}).to_csv(folder / "m.csv", index=False)
+    return folder
+
+
+@pytest.fixture
+def data(inputs, bucket):
+    """The same in a bucket; gives its URL."""
+    upload(inputs, f"{bucket}/data")
+    return f"{bucket}/data"
+
+
+@pytest.fixture
+def store(data):
+    return open_store(data)
+
+
+@pytest.fixture
+def job(data, bucket):
+    """Runs the job; gives the summary."""
+
+    def run(manifest=f"{data}/m.csv", output=f"{bucket}/out", step=COPY, **options):
+        # Each worker has connections of its own, which take half a second.
+        return run_job(manifest, step, output, **{"num_workers": 1} | options)
+
+    return run
+
+
+def executed(job, **options):
+    return job(**options).executed
+
+
+def test_a_dataset_in_a_bucket_has_the_same_bytes_as_one_in_a_folder(job, inputs, bucket, tmp_path):
+    assert job().outcomes == {"ok": 10}
+    run_job(inputs / "m.csv", COPY, tmp_path / "out")
+    assert contents(f"{bucket}/out") == contents(tmp_path / "out")
+    assert faults(f"{bucket}/out") == []
+    assert executed(job) == 0
+
+
+def test_only_what_has_changed_is_executed(job, store, bucket):
+    job()
+    store.write("in/1.txt", store.read("in/1.txt"))
+    assert executed(job) == 0, "written again, and the same"
+    store.write("in/1.txt", b"another ....")
+    store.write("in/2.txt", b"CONTENT of in/2.txt")
+    assert executed(job) == 2
+    out = open_store(f"{bucket}/out")
+    out.remove(next(name for name in out.files("files") if "in-3-" in name))
+    assert executed(job) == 1
+    store.write("m.csv", b"input,label\nin/0.txt,zero\n")
+    summary = job(prune=True)
+    assert (summary.executed, summary.counts["withdrawn"]) == (0, 9)
+    assert len([*out.files("files")]) == 1
+    assert b"zero" in out.read("metadata.csv")
+    assert faults(f"{bucket}/out") == []
+
+
+def test_another_etag_of_the_same_content_is_read_once_and_executes_nothing(job, data, bucket):
+    """As after a copy in parts: the ETag says how many there were."""
+    job()
+    before = remote.look(f"{data}/in/0.txt").etag
+    upload_in_parts(f"{data}/in/0.txt", b"content of in/0.txt")
+    assert remote.look(f"{data}/in/0.txt").etag != before
+    plan = prepare(make_job(manifest=f"{data}/m.csv", step=COPY, output=f"{bucket}/out")).plan
+    assert (plan.counts["unchanged"], len(plan.touched)) == (10, 1)
+    assert executed(job) == 0
+    plan = prepare(make_job(manifest=f"{data}/m.csv", step=COPY, output=f"{bucket}/out")).plan
+    assert len(plan.touched) == 0
+
+
+def test_inputs_come_from_wherever_the_manifest_says(inputs, data, bucket, tmp_path):
+    urls = [f"{data}/in/0.txt", f"{data}/in/nosuch.txt", str(inputs / "in" / "1.txt")]
+    summary = run_job_of(urls, tmp_path)
+    assert summary.outcomes == {"ok": 2, "missing": 1}
+    table = pd.read_csv(tmp_path / "out" / "metadata.csv")
+    assert table["input"].tolist() == [urls[0], "data/in/1.txt"]
+    # When it comes, it is executed.
+    open_store(data).write("in/nosuch.txt", b"here")
+    assert run_job_of(urls, tmp_path).executed == 1
+    assert run_job_of(urls, tmp_path).executed == 0
+
+
+def run_job_of(urls, folder):
+    (folder / "urls.csv").write_text("input\n" + "".join(f"{url}\n" for url in urls))
+    return run_job(folder / "urls.csv", COPY, folder / "out")
+
+
+def test_an_input_of_a_store_without_etags(inputs, tmp_path):
+    folder = f"memory://{tmp_path.name}"
+    upload(inputs, folder)
+    assert run_job(f"{folder}/m.csv", COPY, tmp_path / "out").outcomes == {"ok": 10}
+    assert run_job(f"{folder}/m.csv", COPY, tmp_path / "out").executed == 0
+    open_store(folder).write("in/1.txt", b"CONTENT of in/1.txt")
+    assert run_job(f"{folder}/m.csv", COPY, tmp_path / "out").executed == 1
+
+
+@pytest.mark.parametrize("step", ["steps_under_test:Splitter", "steps_under_test:length"])
+def test_steps_of_every_kind_are_given_local_copies(job, step, bucket):
+    assert job(step=step).outcomes == {"ok": 10}
+
+
+def test_a_prefix_and_a_pattern_list_files_but_no_dataset(job, data, store):
+    store.write("in/deeper/x.txt", b"x")
+    store.write("in/deeper/x.bin", b"x")
+    store.write("in/.hidden.txt", b"x")
+    store.write("in/old/.batchmill/format.json", b"{}")
+    store.write("in/old/files/y.txt", b"x")
+    texts = [f"{number}.txt" for number in range(10)]
+    listed = load_manifest(f"{data}/in/", pattern="*.txt")
+    assert listed.inputs["input"].to_pylist() == [*texts, "deeper/x.txt"]
+    assert set(listed.inputs["size"].to_pylist()) == {1, 19}
+    assert load_manifest(f"{data}/in/*.txt").inputs["input"].to_pylist() == texts
+    globbed = load_manifest(f"{data}/in/**/*.txt").inputs["input"].to_pylist()
+    assert globbed == [*texts, "deeper/x.txt"]
+    assert job(manifest=f"{data}/in/*/*.bin").outcomes == {"ok": 1}
+
+
+def test_many_inputs_are_looked_at_by_listing(data, monkeypatch):
+    files = fsspec.filesystem("s3")
+    urls = [f"{data}/many/{number:03d}" for number in range(300)]
+    for url in urls:
+        files.pipe_file(url, b"x" * 3)
+    alone = []
+    look = remote.look
+    monkeypatch.setattr(remote, "look", lambda url: alone.append(url) or look(url))
+    seen = remote.look_at([*urls, f"{data}/in/0.txt", f"{data}/many/none"])
+    assert [found and found.size for found in seen] == [3] * 300 + [19, None]
+    assert alone == [f"{data}/in/0.txt"]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "expected"),
+    [
+        ("m.csv/", "no such file, and none below it"),
+        ("nosuch.csv", "no such file, and none below it"),
+        ("in/0.txt", "of what form is it"),
+        ("../m.csv", "no such file, and none below it"),
+    ],
+)
+def test_a_manifest_that_is_none(data, manifest, expected):
+    with pytest.raises(ManifestError, match=expected):
+        load_manifest(f"{data}/{manifest}")
+
+
+def test_keys_are_names_as_they_stand(data, store):
+    names = ["in/a b.txt", "in/é.txt", "in/x//y.txt", "in/#1.txt", "in/..b.txt"]
+    for name in names:
+        store.write(name, b"x")
+    store.write("odd.jsonl", b"\n".join(b'{"input": "%s"}' % name.encode() for name in names))
+    manifest = load_manifest(f"{data}/odd.jsonl")
+    assert manifest.inputs["input"].to_pylist() == names
+    assert manifest.inputs["size"].to_pylist() == [1] * 5
+    store.write("bad.csv", b"input\nin/../in/0.txt\n./in/0.txt\nin/0.txt\n")
+    with pytest.raises(ManifestError) as caught:
+        load_manifest(f"{data}/bad.csv")
+    assert caught.value.faults[0].startswith("line 2: 'in/../in/0.txt' has '..' in it")
+    assert "listed already on line 3" in caught.value.faults[1]
+
+
+def test_a_root_keeps_inputs_below_it(data, store):
+    store.write("rooted.csv", f"input\n0.txt\n{data}/in/1.txt\n{data}/m.csv\n".encode())
+    with pytest.raises(ManifestError, match="leaves the root"):
+        load_manifest(f"{data}/rooted.csv", root=f"{data}/in")
+    store.write("rooted.csv", f"input\n0.txt\n{data}/in/1.txt\n".encode())
+    manifest = load_manifest(f"{data}/rooted.csv", root=f"{data}/in/")
+    assert manifest.inputs["input"].to_pylist() == ["0.txt", "1.txt"]
+
+
+def test_one_writer(job, bucket):
+    job()
+    ledger = Ledger(open_store(f"{bucket}/out"))
+    assert holder(ledger) is None
+    with lease(ledger):
+        assert str(os.getpid()) in holder(ledger)
+        with pytest.raises(LedgerError, match="a run is going on"):
+            job()
+
+
+def test_a_bucket_that_is_not_there_or_has_something_else_in_it(job, data):
+    with pytest.raises(StoreError, match="no bucket 'no-such-bucket'"):
+        job(output="s3://no-such-bucket/out")
+    with pytest.raises(OptionError, match="holds files that are not a dataset's"):
+        job(output=data)
+    with pytest.raises(OptionError, match="is no dataset"):
+        open_ledger(f"{data}/nosuch")
+
+
+@pytest.fixture
+def unsteady(monkeypatch):
+    """Make the store fail: every so many calls, or all after so many until a file is there."""
+    import s3fs
+
+    call = s3fs.S3FileSystem._call_s3
+    state = {"chance": 0.0, "calls": 0, "dies_after": None, "mended": None}
+
+    async def flaky(self, method, *arguments, **options):
+        state["calls"] += 1
+        dead = state["dies_after"] is not None and state["calls"] > state["dies_after"]
+        if (dead and not state["mended"].exists()) or random.random() < state["chance"]:
+            raise ConnectionError("the line is down")
+        return await call(self, method, *arguments, **options)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", flaky)
+    pauses = "batchmill.storage.store.patient_beyond_libraries.pauses"
+    monkeypatch.setattr(pauses, (0.0,) * 6)
+    return state
+
+
+def test_a_store_that_fails_now_and_then_loses_nothing(job, bucket, unsteady):
+    unsteady["chance"] = 0.1
+    assert job(num_workers=1).outcomes == {"ok": 10}
+    unsteady["chance"] = 0.0
+    assert unsteady["calls"] > 30
+    assert executed(job) == 0
+    assert faults(f"{bucket}/out") == []
+
+
+def test_a_store_that_goes_away_fails_no_input(job, bucket, unsteady, tmp_path):
+    unsteady["mended"] = tmp_path / "mended"
+    unsteady["chance"] = 0.0
+    with pytest.raises(StoreError, match="the line is down"):
+        job(before=lambda: unsteady.update(dies_after=unsteady["calls"] + 20), num_workers=1)
+    unsteady["mended"].touch()
+    summary = job()
+    assert summary.outcomes == {"ok": 10}
+    assert faults(f"{bucket}/out") == []
+
+
+def test_errors_have_no_secret_in_them(data, monkeypatch):
+    """Whatever a library puts into its error."""
+    import s3fs
+
+    async def tell(self, method, *arguments, **options):
+        raise PermissionError(f"{SECRET} at s3://{SECRET}:x@bucket?X-Amz-Signature={SECRET}")
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", tell)
+    with pytest.raises(StoreError, match="access is refused") as caught:
+        remote.read(f"{data}/m.csv")
+    assert SECRET not in str(caught.value)
+
+
+def test_without_credentials_that_is_what_is_said(data, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    forget_connections()
+    with pytest.raises(ManifestError, match=r"Unable to locate credentials.*in the environment"):
+        load_manifest(f"{data}/m.csv")
+
+
+def test_a_missing_library_is_named_with_its_extra(tmp_path):
+    script = (
+        "import sys; sys.modules['s3fs'] = None\n"
+        "from batchmill.storage import remote\n"
+        "try: remote.check_url('s3://bucket/x')\n"
+        "except Exception as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "pip install 'batchmill[s3]'" in done.stdout, done.stderr
+
+
+def test_a_killed_process_leaves_its_scratch_folder_to_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def die():
+        with scratch_folder() as folder:
+            (folder / "large").write_text("x")
+            os.kill(os.getpid(), 9)
+
+    assert in_child(die) == -9
+    (base,) = tmp_path.iterdir()
+    (left,) = base.iterdir()
+    with scratch_folder() as mine:
+        assert not left.exists()
+        with scratch_folder() as other:
+            assert mine.exists()
+            assert other != mine
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_key_is_no_path_of_this_machine(data, store, bucket, tmp_path):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("of this machine")
+    keys = ["0.txt", f"/{secret}".replace("//", "/"), "https://host/p.txt", "/x.txt"]
+    for key in keys:
+        fsspec.filesystem("s3").pipe_file(f"{data}/odd/{key}", b"in the bucket")
+    run_job(f"{data}/odd", COPY, f"{bucket}/out")
+    out = open_store(f"{bucket}/out")
+    found = {out.read(name) for name in out.files("files")}
+    assert found == {b"in the bucket"}
+    assert len([*out.files("files")]) == 4
+
+
+def test_a_manifest_below_two_slashes_names_what_is_there(data, bucket):
+    files = fsspec.filesystem("s3")
+    files.pipe_file(f"{data}/x//m.csv", b"input\na.txt\n")
+    files.pipe_file(f"{data}/x//a.txt", b"right")
+    files.pipe_file(f"{data}/x/a.txt", b"wrong")
+    run_job(f"{data}/x//m.csv", COPY, f"{bucket}/out")
+    out = open_store(f"{bucket}/out")
+    assert [out.read(name) for name in out.files("files")] == [b"right"]
+
+
+def test_an_input_that_is_replaced_and_put_back_is_executed_again(job, store):
+    before = store.read("in/1.txt")
+    job(before=lambda: store.write("in/1.txt", b"CONTENT of in/1.txt"))
+    store.write("in/1.txt", before)
+    assert executed(job) == 1
+
+
+def test_markers_of_folders_are_no_files(job, data, bucket):
+    files = fsspec.filesystem("s3")
+    for marker in ("out/", "out/.batchmill/lease/", "out/.batchmill/released/", "data/in/"):
+        files.call_s3("put_object", Bucket=bucket.removeprefix("s3://"), Key=marker, Body=b"")
+    assert job(manifest=f"{data}/in").outcomes == {"ok": 10}
+    assert executed(job, manifest=f"{data}/in") == 0
+    assert faults(f"{bucket}/out") == []
+
+
+def test_a_pattern_does_not_take_a_datasets_tables(job, data):
+    manifest, output = f"{data}/**/*.*", f"{data}/sub/out"
+    assert job(manifest=manifest, output=output).outcomes == {"ok": 11}
+    assert executed(job, manifest=manifest, output=output) == 0
+
+
+def test_a_dataset_in_a_bucket_is_a_manifest_of_its_outputs(job, bucket):
+    job()
+    manifest = load_manifest(f"{bucket}/out")
+    rows = pd.read_parquet(f"{bucket}/out/metadata.parquet")
+    assert manifest.inputs["input"].to_pylist() == rows["output"].tolist()
+    assert manifest.inputs["size"].to_pylist() != [-1] * len(rows)
+    assert manifest.carried["made_from"].to_pylist() == rows["input"].tolist()
+
+
+def test_brackets_may_be_a_name(data, store):
+    store.write("in [2024]/a.txt", b"x")
+    assert load_manifest(f"{data}/in [2024]").inputs["input"].to_pylist() == ["a.txt"]
+
+
+@pytest.fixture
+def web(inputs):
+    """A web server over the inputs, which gives no ETag; gives its URL."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(inputs))
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
+
+
+def test_inputs_of_a_web_server_are_told_by_their_content(web, inputs, tmp_path):
+    urls = [f"{web}/in/{name}.txt" for name in (0, 1, "nosuch")]
+    assert run_job_of(urls, tmp_path).outcomes == {"ok": 2, "missing": 1}
+    assert run_job_of(urls, tmp_path).executed == 0
+    (inputs / "in" / "1.txt").write_text("CONTENT of in/1.txt")
+    assert run_job_of(urls, tmp_path).executed == 1
+
+
+def test_a_web_server_that_is_gone_costs_its_own_inputs_alone(web, tmp_path, unsteady):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}/x.txt"
+        summary = run_job_of([f"{web}/in/0.txt", url], tmp_path)
+    assert summary.outcomes["ok"] == 1
+    assert summary.pending == 0
+
+
+def test_an_input_that_is_refused_alone_fails_alone(job, data, monkeypatch):
+    import s3fs
+
+    call = s3fs.S3FileSystem._call_s3
+
+    async def refuse(self, method, *arguments, **options):
+        if method == "get_object" and options.get("Key", "").endswith("in/2.txt"):
+            raise PermissionError("in the archive")
+        return await call(self, method, *arguments, **options)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", refuse)
+    summary = job()
+    assert summary.outcomes == {"ok": 9, "failed": 1}
+    assert "in the archive" in summary.failures[0][1]
+
+
+def test_a_torn_list_of_released_inputs_is_named(job, bucket):
+    job()
+    open_store(f"{bucket}/out").write(".batchmill/released/x.json", b'{"run"')
+    with pytest.raises(LedgerError, match=r"released/x.json: is no file of this ledger"):
+        job()

@@ -1,0 +1,172 @@
+"""What every store promises, of each kind: a folder, memory, S3."""
+
+import os
+import signal
+import uuid
+
+import pytest
+from contention import FORK, at_once
+
+from batchmill import StoreError
+from batchmill.storage import LocalStore, ObjectStore, open_store
+from batchmill.storage.fingerprints import content_of
+
+
+def make_store(kind, request, tmp_path):
+    if kind == "local":
+        return open_store(str(tmp_path / "store"))
+    if kind == "memory":
+        return open_store(f"memory://{uuid.uuid4().hex}")
+    return open_store(f"{request.getfixturevalue('bucket')}/some/where")
+
+
+S3 = pytest.param("s3", marks=pytest.mark.end_to_end)
+
+
+@pytest.fixture(params=["local", "memory", S3])
+def store(request, tmp_path):
+    return make_store(request.param, request, tmp_path)
+
+
+@pytest.fixture(params=["local", S3])
+def shared_store(request, tmp_path):
+    """One that several processes see: memory is of one."""
+    return make_store(request.param, request, tmp_path)
+
+
+def test_a_url_is_an_object_store_and_a_path_a_folder(store):
+    assert isinstance(store, LocalStore if "://" not in store.url else ObjectStore)
+    assert store.place("a/b") == f"{store.url}/a/b"
+
+
+def test_a_file_is_replaced_when_the_new_one_is_whole(store):
+    store.write("a/b", b"old")
+
+    def writer(file):
+        file.write(b"new")
+        assert store.read("a/b") == b"old"
+        assert store.names("a") == ["b"]
+
+    store.fill("a/b", writer)
+    assert store.read("a/b") == b"new"
+    assert store.names("a") == ["b"]
+    assert list(store.leftovers()) == []
+
+
+def test_a_writer_that_fails_changes_nothing(store):
+    store.write("a", b"old")
+
+    def stop_half_way(file):
+        file.write(b"new")
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        store.fill("a", stop_half_way)
+    assert store.names("") == ["a"]
+    assert store.read("a") == b"old"
+
+
+def test_of_several_that_create_a_file_one_succeeds(store):
+    assert [store.create("a/b", text) for text in (b"first", b"second")] == [True, False]
+    assert store.read("a/b") == b"first"
+    assert store.names("a") == ["b"]
+
+
+def test_of_several_processes_that_create_a_file_one_succeeds(shared_store):
+    assert at_once(8, lambda number: shared_store.create("a", str(number).encode())) == 1
+
+
+def test_what_is_not_there(store):
+    assert not store.exists("x")
+    assert store.names("x") == []
+    assert list(store.files("x")) == []
+    assert list(store.sizes(["x", "y/z"])) == [None, None]
+    store.delete("x")
+    store.remove("x")
+    for call in (store.read, store.open, store.content_of):
+        with pytest.raises(StoreError, match="x: "):
+            call("x")
+
+
+def test_names_and_files_and_sizes(store):
+    names = ["a", "f/a", "f/b/c", "f/b/d e#%?*.txt", "g/.hidden", "f/é"]
+    for number, name in enumerate(names):
+        store.write(name, b"x" * number)
+    assert store.names("") == ["a", "f", "g"]
+    assert store.names("f") == ["a", "b", "é"]
+    assert sorted(store.files("f")) == sorted(name for name in names if name.startswith("f/"))
+    assert list(store.sizes([*names, "f/zz"])) == [0, 1, 2, 3, 4, 5, None]
+    assert all(store.exists(name) for name in names)
+
+
+def test_the_sizes_of_very_many(store):
+    names = [f"files/{number:04d}/x" for number in range(300)]
+    for number, name in enumerate(names):
+        store.write(name, b"x" * (number % 7))
+    assert list(store.sizes([*names, "files/0000/y"])) == [n % 7 for n in range(300)] + [None]
+
+
+def test_content_is_hashed_alike_everywhere(store, tmp_path):
+    data = os.urandom(3_000_000)
+    (tmp_path / "x").write_bytes(data)
+    store.write("x", data)
+    assert store.content_of("x") == content_of(str(tmp_path / "x"))
+    assert store.open("x").read() == data
+
+
+def test_what_is_removed_is_gone_and_nothing_else(store):
+    for name in ("files/a/1", "files/a/2/3", "files/ab/1", "files/b"):
+        store.write(name, b"x")
+    store.remove("files/a")
+    store.remove("files/b")
+    assert list(store.files("files")) == ["files/ab/1"]
+    store.delete("files/ab/1")
+    assert store.names("files") == []
+
+
+def test_a_folder_is_put_over_another(store):
+    with store.staging("one") as folder:
+        for names in (["a", "b/c"], ["a", "d"]):
+            staged = folder / "x"
+            for name in names:
+                (staged / name).parent.mkdir(parents=True, exist_ok=True)
+                (staged / name).write_text(f"{names}")
+            store.put_folder(staged, "files/x", names)
+    assert sorted(store.files("files")) == ["files/x/a", "files/x/b/c", "files/x/d"]
+    assert store.read("files/x/a") == store.read("files/x/d") == b"['a', 'd']"
+    assert not folder.exists()
+
+
+def test_a_large_file_arrives_whole_or_not_at_all(shared_store):
+    """Larger than what S3's library sends in one piece."""
+    block = os.urandom(2**20)
+
+    def write(file, count=120):
+        for _ in range(count):
+            file.write(block)
+
+    shared_store.fill("large", write)
+    assert list(shared_store.sizes(["large"])) == [120 * 2**20]
+    before = shared_store.content_of("large")
+
+    def die(file):
+        write(file, 1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process = FORK.Process(target=shared_store.fill, args=("large", die))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert shared_store.content_of("large") == before
+
+
+def test_every_process_has_a_connection_of_its_own(shared_store):
+    """A DataLoader's workers are forked from a process that has used the store."""
+    shared_store.write("a", b"x")
+
+    def use(number):
+        assert shared_store.read("a") == b"x"
+        shared_store.write(f"b/{number}", b"y")
+
+    at_once(4, use)
+    assert shared_store.names("b") == ["0", "1", "2", "3"]
