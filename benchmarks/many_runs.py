@@ -17,7 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from batchmill.digests import input_id
-from batchmill.ledger.ledger import Ledger, Origin
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import Origin
 from batchmill.maintenance.cleanup import compact
 from batchmill.outcome import Outcome, WrittenFile
 from batchmill.planning.plan import PLANNED_COLUMNS

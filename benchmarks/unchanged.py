@@ -22,7 +22,8 @@ from pathlib import Path
 import pandas as pd
 
 from batchmill.digests import input_id
-from batchmill.ledger.ledger import Ledger, Origin
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import Origin
 from batchmill.manifest import load_manifest
 from batchmill.outcome import Outcome
 from batchmill.planning.job import Job, make_job, prepare

@@ -126,3 +126,8 @@ def _loaded(store: object) -> Any:
 Store = Annotated[
     DatasetStore | RemoteFileSystem | None, BeforeValidator(_loaded), AfterValidator(as_store)
 ]
+
+
+def place_of_dataset(store: DatasetStore | None, output: str | os.PathLike[str]) -> str:
+    """Return a dataset's path or URL; in a store, `output` may be a name."""
+    return store.place_of(os.fspath(output)) if store else os.fspath(output)

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from batchmill.blocks.dataset_store import DatasetStore
+from batchmill.blocks.ray_cluster import RayCluster
+from batchmill.blocks.saved import check_saved
 from prefect.context import FlowRunContext
 
 from batchmill.errors import OptionError, StepError
@@ -52,6 +55,14 @@ def finding_step(step: str) -> Iterator[None]:
             "install it there, have its folder on the worker's PYTHONPATH, or a `pull` step that "
             "goes to its folder, as in examples/project."
         ) from cause  # What it says of folders is not for here.
+
+
+def check_blocks(store: DatasetStore | None, cluster: RayCluster | None) -> None:
+    """Raise OptionError for a store or cluster that may not be used here."""
+    check_saved(store, "store")
+    # A Ray on this machine with an empty runtime environment runs nothing but the step.
+    if cluster and not (cluster.is_local and not cluster.runtime_env):
+        check_saved(cluster, "cluster")
 
 
 def _is_deployed() -> bool:

@@ -1,4 +1,4 @@
-"""What the form in Prefect's UI is to know of a flow's parameters: titles, bounds, patterns."""
+"""What the form in Prefect's UI needs to know about a flow's parameters: titles and bounds."""
 
 import inspect
 from collections.abc import Callable
@@ -11,10 +11,6 @@ R = TypeVar("R")
 
 # An object that may also be null is a field that cannot be filled in: this one is a JSON editor.
 JSON_OBJECT = WithJsonSchema({"type": "object"})
-
-# What the engine takes. Without backslashes, which a refusal would print doubled.
-SIZE = "^ *[0-9]+([.][0-9]+)? *[KMGTkmgt]?[Ii]?[Bb]? *$"
-NUMBER_OR_SHARE = "^ *([0-9]+|[0-9]+([.][0-9]+)?%) *$"
 
 
 def titled(**titles: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -40,16 +36,6 @@ def titled(**titles: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def at_least(least: int) -> Any:
     """Let the form and the API refuse a smaller number, in the words of the engine's error."""
     return _in_schema(minimum=least)
-
-
-def more_than(number: int) -> Any:
-    """Let the form and the API refuse this number and smaller ones, as `at_least` does."""
-    return _in_schema(exclusiveMinimum=number)
-
-
-def of_form(pattern: str) -> Any:
-    """Let the form and the API refuse text of another form; what they print is the pattern."""
-    return _in_schema(pattern=pattern)
 
 
 def _in_schema(**entries: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A flow that runs a saved job: the form has no more to fill in than its name."""
+"""A flow that runs a saved job: the form asks only for its name."""
 
 from typing import Annotated, Any
 
@@ -10,6 +10,8 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import BeforeValidator
 
+from batchmill.options import RunOptions
+
 
 def _run_name() -> str:
     job = flow_run.get_parameters()["job"]
@@ -17,20 +19,15 @@ def _run_name() -> str:
 
 
 @flow(name="saved-job", flow_run_name=_run_name)
-@titled(job="Saved job", wait="Wait for another run")
+@titled(job="Saved job", run="This run")
 def run_saved_job(
-    job: Annotated[SavedJob, BeforeValidator(as_job)],
-    force: bool = False,
-    prune: bool = False,
-    wait: bool = False,
+    job: Annotated[SavedJob, BeforeValidator(as_job)], run: RunOptions = RunOptions()
 ) -> Any:
-    """Run a saved job, just as it was saved.
+    """Run a saved job as it was saved.
 
     Args:
-        job: The saved job: manifest, step, dataset and settings.
-        force: Execute all inputs, also those that are done.
-        prune: Remove the files and rows of inputs that the manifest no longer lists.
-        wait: If another run is going on over the dataset, wait for its end.
+        job: The saved job: manifest, step, dataset and options.
+        run: What this run does differently.
     """
     check_saved(job, "job")
-    return preprocess.fn(**job.parameters(), force=force, prune=prune, wait=wait)
+    return preprocess.fn(**job.parameters(), run=run)

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 from uuid import UUID
 
-from batchmill.flows.arrivals.event import announce_patiently, payload_of
-from batchmill.flows.arrivals.watch_target import known_of, watched
+from batchmill.flows.arrivals.event import announce_with_retries, make_payload
+from batchmill.flows.arrivals.watch_target import read_recorded_files, watched
 from batchmill.flows.deployment_checks import refuse_relative
 from batchmill.flows.parameter_schema import at_least, titled
 from prefect import flow
@@ -23,7 +23,7 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from batchmill.arrivals import not_known, settled
+from batchmill.arrivals import new_or_changed, settled
 from batchmill.errors import OptionError
 from batchmill.storage import is_url
 
@@ -62,12 +62,12 @@ def watch_source(
             "tells what is new. Give its output as a full path or URL."
         )
     try:
-        known = known_of(found)
+        known = read_recorded_files(found)
     except OptionError as error:
         get_run_logger().warning("All that is there is new: %s", error)
         known = {}
     wall = time.time()
-    new = not_known(found.look(), known)
+    new = new_or_changed(found.list_files(), known)
     batch = new if is_url(found.source) else settled(new, found.settle_seconds, wall)
     left = f"; {len(new) - len(batch):,} are being written" if len(batch) < len(new) else ""
     if not batch:
@@ -75,7 +75,7 @@ def watch_source(
     files = "1 new file" if len(batch) == 1 else f"{len(batch):,} new files"
     if found.deployment_id and _is_waiting(found.deployment_id, found.source):
         return Completed(message=f"{files}, which a run takes that is waiting already{left}")
-    announce_patiently(found, payload_of(found, batch))
+    announce_with_retries(found, make_payload(found, batch))
     return Completed(message=f"{files} announced{left}")
 
 

@@ -92,9 +92,23 @@ def _table(schema: Mapping[str, Any], what: str) -> str:
         if name not in schema.get("required", ()):
             default = f"default `{json.dumps(field.get('default'))}`"
         kind = f"{_type(field)}, secret" if _is_secret(name, field, schema) else _type(field)
-        description = " ".join(field.get("description", "").split()).replace("|", "\\|")
-        lines.append(f"| `{name}` | {description} *{kind}, {default}* |")
+        group = _group(field, schema)
+        described = field.get("description") or (group or {}).get("description", "")
+        description = " ".join(described.split()).replace("|", "\\|")
+        note = "" if group else f" *{kind}, {default}*"
+        lines.append(f"| `{name}` | {description}{note} |")
+        if group:
+            options = {f"{name}.{option}": entry for option, entry in group["properties"].items()}
+            lines += _table({**group, "properties": options}, what).splitlines()[2:]
     return "\n".join(lines)
+
+
+def _group(field: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the schema of an option group that a field has; None for any other field."""
+    known = schema.get("definitions") or schema.get("$defs") or {}
+    name = str(field.get("$ref", "")).rpartition("/")[2]
+    found: Mapping[str, Any] | None = known.get(name)
+    return found if found and found.get("additionalProperties") is False else None
 
 
 def _is_secret(name: str, field: Mapping[str, Any], schema: Mapping[str, Any]) -> bool:

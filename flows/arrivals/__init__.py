@@ -1,1 +1,1 @@
-"""New data: what is watched, what rings, and what is announced."""
+"""New data: what is watched, which file-system events there are, and what is announced."""

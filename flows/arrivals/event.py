@@ -1,4 +1,4 @@
-"""The event that tells of new data. It is sent until the server has taken it."""
+"""Send the event about new data to the Prefect server, and retry until the server accepts it."""
 
 import json
 import time
@@ -14,37 +14,52 @@ from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from batchmill.arrivals import Mark
+from batchmill.arrivals import FileVersion
 from batchmill.errors import ServiceError
 
 ARRIVED = "batchmill.data.arrived"
 _FIRST_NAMES = 20
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
-_PATIENCE_SECONDS = 900.0
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
+_RETRY_SECONDS = 900.0
 
 
-def payload_of(watched: WatchTarget, batch: Mapping[str, Mark]) -> dict[str, Any]:
-    """Return what the event says of a batch of new files."""
+def make_payload(target: WatchTarget, batch: Mapping[str, FileVersion]) -> dict[str, Any]:
+    """Return the event's payload for a batch of new files.
+
+    Args:
+        target: The source of the files.
+        batch: The files by name.
+
+    Returns:
+        The source, the pattern, the number of files, their bytes and the first names.
+    """
     return {
-        "source": watched.source,
-        "pattern": watched.pattern,
+        "source": target.source,
+        "pattern": target.pattern,
         "count": len(batch),
-        "bytes": sum(max(mark.size, 0) for mark in batch.values()),
+        "bytes": sum(max(file.size, 0) for file in batch.values()),
         "first": sorted(batch)[:_FIRST_NAMES],
     }
 
 
-def announce(watched: WatchTarget, payload: Mapping[str, Any]) -> None:
-    """Send the event, once. Raises ServiceError if the server has not taken it.
+def announce(target: WatchTarget, payload: Mapping[str, Any]) -> None:
+    """Send the event once.
 
-    Prefect's own `emit_event` would lose it without a word while the server is away.
+    Prefect's own `emit_event` would lose it silently while the server is away.
+
+    Args:
+        target: The source of the new files, and the deployment to run.
+        payload: What `make_payload` returned.
+
+    Raises:
+        ServiceError: The server did not accept the event.
     """
     labels = {
-        "prefect.resource.id": resource_id("source", watched.source),
-        "prefect.resource.name": watched.source,
+        "prefect.resource.id": resource_id("source", target.source),
+        "prefect.resource.name": target.source,
     }
-    if watched.deployment:
-        labels["batchmill.deployment"] = watched.deployment
+    if target.deployment:
+        labels["batchmill.deployment"] = target.deployment
     event = Event(event=ARRIVED, resource=Resource.model_validate(labels), payload=dict(payload))
     try:
         with (
@@ -55,30 +70,37 @@ def announce(watched: WatchTarget, payload: Mapping[str, Any]) -> None:
             answer.raise_for_status()
     except (httpx.HTTPError, PrefectException) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ServiceError(f"{server()} has not taken the event ({reason}).") from error
+        raise ServiceError(f"{server()} did not accept the event ({reason}).") from error
 
 
-def pauses() -> Iterator[float]:
-    """Yield how many seconds to wait before the next attempt: 1, 2, 4 and so on, at most 60."""
-    pause = _FIRST_PAUSE
+def retry_pauses() -> Iterator[float]:
+    """Yield the seconds to wait before each retry: 1, 2, 4 and so on, at most 60."""
+    pause = _FIRST_PAUSE_SECONDS
     while True:
         yield pause
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-def announce_patiently(watched: WatchTarget, payload: Mapping[str, Any]) -> None:
-    """Send the event until the server has taken it. Raises ServiceError after a quarter of an hour.
+def announce_with_retries(target: WatchTarget, payload: Mapping[str, Any]) -> None:
+    """Send the event, and retry for a quarter of an hour. Call it within a flow run.
 
-    Who is called again, by a schedule, need not wait longer.
+    A scheduled flow announces the same files at its next run, so it need not retry longer.
+
+    Args:
+        target: The source of the new files, and the deployment to run.
+        payload: What `make_payload` returned.
+
+    Raises:
+        ServiceError: The server did not accept the event.
     """
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    for pause in pauses():
+    deadline = time.monotonic() + _RETRY_SECONDS
+    for pause in retry_pauses():
         try:
-            announce(watched, payload)
+            announce(target, payload)
         except ServiceError as error:
             if time.monotonic() + pause > deadline:
                 raise
-            get_run_logger().warning("%s It is tried again.", error)
+            get_run_logger().warning("%s Retrying in %g s.", error, pause)
             time.sleep(pause)
         else:
             return

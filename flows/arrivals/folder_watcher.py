@@ -1,94 +1,113 @@
-"""Rings when something changes in a folder of this machine."""
+"""Wait for file-system events in a folder of this machine."""
 
 import os
 import threading
 
 import watchfiles
 
-_NONE, _GONE = (-1, -1), (-2, -2)
-_LAST_EVENTS_SECONDS = 5.0
+# Values of `_watched_folder` that are not the identity of a folder.
+_UNKNOWN, _MISSING = (-1, -1), (-2, -2)
+_THREAD_END_SECONDS = 5.0
+_POLL_MILLISECONDS = 500
 
 
 class FolderWatcher:
-    """Waits for file-system events below a folder, or for as long as it is told.
+    """Waits for file-system events below a folder.
 
-    The folder may go and come back: what is there then is listened to. Where there are no events,
-    `silent` says why.
+    The folder may vanish and come back. Then the new folder of this name is watched.
+
+    Attributes:
+        failure: Why there are no file-system events. Empty while they work.
     """
 
     def __init__(self, folder: str) -> None:
+        """Watch nothing until `wait` is called.
+
+        Args:
+            folder: The absolute path of the folder.
+        """
         self._folder = folder
-        self._rung = threading.Event()
+        self._changed = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        # Which folder is listened to: its device and inode, _GONE, or _NONE.
-        self._heard = _NONE
-        self.silent = ""
+        # The device and inode of the folder that is watched, _MISSING, or _UNKNOWN.
+        self._watched_folder = _UNKNOWN
+        self.failure = ""
 
     def wait(self, seconds: float) -> bool:
-        """Return True as soon as something has changed; False after so many seconds."""
-        self._listen()
-        rung = self._rung.wait(seconds)
-        self._rung.clear()
-        return rung
+        """Wait for a change.
 
-    def ring(self) -> None:
-        """Let who waits go on."""
-        self._rung.set()
+        Args:
+            seconds: The longest time to wait.
+
+        Returns:
+            True as soon as something changed, False after `seconds` without a change.
+        """
+        self._watch_current_folder()
+        changed = self._changed.wait(seconds)
+        self._changed.clear()
+        return changed
+
+    def wake(self) -> None:
+        """Make `wait` return now."""
+        self._changed.set()
 
     def close(self) -> None:
-        """Listen no more, until somebody waits again."""
-        self._heard = _NONE
+        """Stop watching. The next call of `wait` starts again."""
+        self._watched_folder = _UNKNOWN
         if self._thread:
             self._stop.set()
-            # It looks every half a second; if it hangs, nobody need wait for it.
-            self._thread.join(_LAST_EVENTS_SECONDS)
+            # The thread checks for the stop twice a second. A thread that hangs is abandoned.
+            self._thread.join(_THREAD_END_SECONDS)
             self._thread = None
 
-    def _listen(self) -> None:
-        """Listen to the folder that has this name now: another disk may be mounted there."""
+    def _watch_current_folder(self) -> None:
+        """Watch the folder that has this name now: another disk may have been mounted there."""
         folder = _identity(self._folder)
-        if folder == self._heard:
+        if folder == self._watched_folder:
             return
         self.close()
-        self._heard = folder
-        # It has come, gone or been exchanged.
-        self._rung.set()
-        if folder != _GONE:
+        self._watched_folder = folder
+        # The folder appeared, vanished or was replaced.
+        self._changed.set()
+        if folder != _MISSING:
             self._stop = threading.Event()
-            self._thread = threading.Thread(target=self._hear, args=[self._stop], daemon=True)
+            self._thread = threading.Thread(
+                target=self._receive_events, args=[self._stop], daemon=True
+            )
             self._thread.start()
 
-    def _hear(self, stop: threading.Event) -> None:
+    def _receive_events(self, stop: threading.Event) -> None:
         events = watchfiles.watch(
             self._folder,
             watch_filter=None,
             stop_event=stop,
-            rust_timeout=500,
+            rust_timeout=_POLL_MILLISECONDS,
             yield_on_timeout=True,
             ignore_permission_denied=True,
             raise_interrupt=False,
         )
-        hears = False
+        is_receiving = False
         try:
             for changes in events:
-                # The first says that it hears from now on: what was seen before may be old.
-                if changes or not hears:
-                    self._rung.set()
-                hears = True
+                # The first yield means that watching has started. Files may have changed before, so
+                # the folder has to be listed again.
+                if changes or not is_receiving:
+                    self._changed.set()
+                is_receiving = True
         except (OSError, RuntimeError, ValueError) as error:
-            if hears or isinstance(error, FileNotFoundError):
-                # By a name that is not UTF-8, or a folder that has just gone: it is begun anew.
-                self._heard = _NONE
+            if is_receiving or isinstance(error, FileNotFoundError):
+                # A file name that is not UTF-8, or a folder that just vanished: start again.
+                self._watched_folder = _UNKNOWN
             else:
-                # Most of all: more folders than the kernel watches for one user.
-                self.silent = str(error)
-            self._rung.set()
+                # The usual cause: more folders than the kernel watches for one user.
+                self.failure = str(error)
+            self._changed.set()
 
 
 def _identity(folder: str) -> tuple[int, int]:
     try:
         found = os.stat(folder)
     except OSError:
-        return _GONE
+        return _MISSING
     return found.st_dev, found.st_ino

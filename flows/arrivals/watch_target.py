@@ -1,4 +1,4 @@
-"""What is watched for new data, and for which deployment: checked, and completed from it."""
+"""Check what is watched for new data, and complete it from the parameters of the deployment."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import httpx
-from batchmill.blocks.dataset_store import as_store
+from batchmill.blocks.dataset_store import DatasetStore, as_store
 from batchmill.blocks.saved_job import SavedJob, as_job
 from batchmill.flows.services.api import trouble_with_server
 from prefect.blocks.core import Block
@@ -17,7 +17,7 @@ from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.settings import PREFECT_API_URL
 
 from batchmill.allowlist import check_dataset
-from batchmill.arrivals import Mark, look, recorded
+from batchmill.arrivals import FileVersion, list_files, recorded_files
 from batchmill.errors import OptionError, ServiceError
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_ledger
@@ -27,18 +27,25 @@ from batchmill.storage import is_url, open_store, remote
 from batchmill.storage.access import Access, access_to
 from batchmill.storage.urls import absolute, hide_secrets
 
-# The run that follows judges by a clock that may be another machine's.
+# The run that follows may compare file times with the clock of another machine.
 _MARGIN_SECONDS = 1.0
-_REFER = "See what there is with: prefect block ls. Deploy it again with one of these."
+_LIST_BLOCKS = "List the blocks: prefect block ls. Deploy again with one of them."
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchTarget:
-    """A source of new data: `source` is absolute, or a URL.
+    """A source of new data, and the deployment to run on it.
 
-    A file has settled after `settle_seconds`. `deployment` is FLOW/NAME, or empty; `dataset` is
-    what its runs make, empty if it does not say. `access` opens what is in its store.
-    Nobody `listens` where no automation runs it.
+    Attributes:
+        source: An absolute path or a URL.
+        pattern: What a file's relative path or name must match.
+        settle_seconds: How long a file must be unchanged before it is announced.
+        deployment: FLOW/NAME, or empty.
+        deployment_id: Its ID. None without a deployment.
+        dataset: The dataset that its runs write. Empty if its parameters do not name one that this
+            process can find.
+        access: Credentials of its store.
+        has_automation: Whether an automation runs the deployment. True without a deployment.
     """
 
     source: str
@@ -48,70 +55,95 @@ class WatchTarget:
     deployment_id: UUID | None = None
     dataset: str = ""
     access: Sequence[Access] = ()
-    listens: bool = True
+    has_automation: bool = True
 
-    def look(self) -> dict[str, Mark]:
-        """Return the files that are there now, by name. Raises ManifestError, StoreError."""
+    def list_files(self) -> dict[str, FileVersion]:
+        """List the files that exist now, by name.
+
+        Returns:
+            The files that match the pattern.
+
+        Raises:
+            ManifestError: The source cannot be read, or a run would reject it.
+            StoreError: The store cannot be opened.
+        """
         with access_to(self.access):
-            return look(self.source, self.pattern)
+            return list_files(self.source, self.pattern)
 
 
 def watched(
     source: str, *, deployment: str = "", pattern: str | None = None, settle_seconds: float = 60
 ) -> WatchTarget:
-    """Check what is to be watched.
+    """Check a source and a deployment.
 
-    `pattern` is by default the deployment's; a file settles no sooner than the deployment's runs
-    take it. Raises OptionError, ServiceError if the server is not there, StoreError.
+    Args:
+        source: A folder, or the URL of a bucket prefix.
+        deployment: The deployment to run, as FLOW/NAME. Empty: none.
+        pattern: What a file's relative path or name must match. Default: the deployment's pattern.
+        settle_seconds: How long a file must be unchanged. It is raised to the deployment's value,
+            because its runs leave out younger files.
+
+    Returns:
+        The source and the deployment.
+
+    Raises:
+        OptionError: An option cannot be used, or there is no such deployment.
+        ServiceError: The Prefect server does not respond.
+        StoreError: The URL cannot be used.
     """
     check_settle(settle_seconds)
-    found, listens = _find(deployment) if deployment else (None, True)
+    found, has_automation = _find_deployment(deployment) if deployment else (None, True)
     parameters = _parameters_of(deployment, found) if found else {}
     settle = max(settle_seconds, _number(parameters.get("settle_seconds")))
-    output, store = parameters.get("output"), _block(deployment, parameters, "store", as_store)
-    if isinstance(output, str):
-        output = os.path.expanduser(store.place_of(output) if store else output)
+    store = _block(deployment, parameters, "store", as_store)
+    dataset = _dataset(parameters.get("output"), store)
     return WatchTarget(
         source=_checked_source(source),
         pattern=pattern if pattern is not None else str(parameters.get("pattern") or "*"),
         settle_seconds=settle + _MARGIN_SECONDS if settle else 0,
         deployment=deployment,
         deployment_id=found.id if found else None,
-        # A relative one is of another process's working directory.
-        dataset=output
-        if isinstance(output, str) and (is_url(output) or os.path.isabs(output))
-        else "",
+        dataset=dataset,
         access=store.access if store else [],
-        listens=listens,
+        has_automation=has_automation,
     )
 
 
+def _dataset(output: object, store: DatasetStore | None) -> str:
+    """Return the dataset of a deployment's runs. Empty if its place is unknown."""
+    if not isinstance(output, str):
+        return ""
+    place = os.path.expanduser(store.place_of(output) if store else output)
+    # A relative path depends on the working directory of the process that runs the deployment.
+    return place if is_url(place) or os.path.isabs(place) else ""
+
+
 def _parameters_of(name: str, deployment: DeploymentResponse) -> dict[str, Any]:
-    """Return what a deployment's runs are given; a saved job's, where it is one."""
+    """Return the parameters of a deployment's runs, or those of its saved job."""
     job = _block(name, deployment.parameters, "job", as_job)
     if job is None:
         return deployment.parameters
     if not isinstance(job, SavedJob):
-        raise OptionError(f"--deployment {name}: its job is no saved one. {_REFER}")
+        raise OptionError(f"--deployment {name}: its job is not a saved job. {_LIST_BLOCKS}")
     return job.parameters()
 
 
 def _block(
     deployment: str, parameters: Mapping[str, Any], name: str, make: Callable[[Any], Any]
 ) -> Any:
-    """Return the block that a deployment's parameter is, or refers to; None if there is none."""
+    """Return the block that a deployment's parameter holds or refers to. None without one."""
     given = parameters.get(name)
     try:
         if isinstance(given, dict) and "$ref" in given:
             given = Block.load_from_ref(given["$ref"], _sync=True)  # type: ignore[call-arg]
         return make(given) if given else None
     except httpx.HTTPError as error:
-        raise _no_answer(error) from error
+        raise _server_trouble(error) from error
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, PrefectException):
-        # What it says may have all that was saved in it, secrets too.
+        # The message of the original error may contain the block's secrets.
         raise OptionError(
-            f"--deployment {deployment}: its {name} is a block that is gone, or does not fit this "
-            f"version of batchmill. {_REFER}"
+            f"--deployment {deployment}: its {name} is a block that does not exist, or that this "
+            f"version of batchmill cannot read. {_LIST_BLOCKS}"
         ) from None
 
 
@@ -121,7 +153,7 @@ def _number(value: object) -> float:
 
 def _checked_source(source: str) -> str:
     if not source:
-        raise OptionError("SOURCE has no name. Name a folder, or a bucket's prefix.")
+        raise OptionError("SOURCE has no name. Name a folder or a bucket prefix.")
     try:
         source.encode()
     except UnicodeEncodeError as error:
@@ -134,66 +166,79 @@ def _checked_source(source: str) -> str:
     else:
         is_file = os.path.exists(place) and not os.path.isdir(place)
     if is_file:
-        raise OptionError(f"{source}: is a file. Name the folder that new files come into.")
+        raise OptionError(f"{source}: is a file. Name the folder that new files arrive in.")
     if is_glob(place) and (is_url(place) or not os.path.exists(place)):
-        raise OptionError(f"{source}: is a pattern. Name the folder, and give --pattern.")
+        raise OptionError(f"{source}: is a pattern. Name the folder, and use --pattern.")
     return place.rstrip("/") or "/"
 
 
-def _find(deployment: str) -> tuple[DeploymentResponse, bool]:
-    """Return a deployment, and whether there is an automation about it."""
+def _find_deployment(deployment: str) -> tuple[DeploymentResponse, bool]:
+    """Return a deployment, and whether an enabled automation refers to it."""
     try:
         with get_client(sync_client=True) as client:
             try:
                 found = client.read_deployment_by_name(deployment)
-                about_it = client.read_resource_related_automations(
+                automations = client.read_resource_related_automations(
                     f"prefect.deployment.{found.id}"
                 )
-                return found, any(automation.enabled for automation in about_it)
+                return found, any(automation.enabled for automation in automations)
             except (ObjectNotFound, ValueError):
-                there = client.read_deployments()
-                flows = {flow: client.read_flow(flow).name for flow in {d.flow_id for d in there}}
+                others = client.read_deployments()
+                flows = {flow: client.read_flow(flow).name for flow in {d.flow_id for d in others}}
     except httpx.HTTPError as error:
-        raise _no_answer(error) from error
-    names = sorted(f"{flows[made.flow_id]}/{made.name}" for made in there)
+        raise _server_trouble(error) from error
+    names = sorted(f"{flows[made.flow_id]}/{made.name}" for made in others)
     raise OptionError(
-        f"--deployment {deployment}: {server()} has no such one (found: "
-        f"{', '.join(names) or 'none'}). Give one of them as FLOW/NAME, or deploy it: "
+        f"--deployment {deployment}: {server()} has no such deployment (found: "
+        f"{', '.join(names) or 'none'}). Name one of them as FLOW/NAME, or create it: "
         "prefect deploy --all"
     )
 
 
-def _no_answer(error: httpx.HTTPError) -> ServiceError:
+def _server_trouble(error: httpx.HTTPError) -> ServiceError:
     what, remedy = trouble_with_server(error)
     return ServiceError(f"{server()} {what}. {remedy}.")
 
 
 def check_server() -> None:
-    """Raise OptionError unless a Prefect server is named: a temporary one has no deployments."""
+    """Check that a Prefect server is configured. A temporary server has no deployments.
+
+    Raises:
+        OptionError: PREFECT_API_URL is not set.
+    """
     if not PREFECT_API_URL.value():
         raise OptionError(
-            "no Prefect server is named, and a temporary one would have no deployments. Start one "
-            "(prefect server start), and set PREFECT_API_URL to its address, which ends in /api."
+            "no Prefect server is configured, and a temporary one would have no deployments. Start "
+            "one (prefect server start), and set PREFECT_API_URL to its address, which ends in "
+            "/api."
         )
 
 
 def server() -> str:
-    """Name the Prefect server for a message."""
+    """Return the name of the Prefect server for a message."""
     return f"The Prefect server at {hide_secrets(str(PREFECT_API_URL.value()))}"
 
 
-def known_of(watched: WatchTarget) -> dict[str, Mark]:
-    """Return what the ledger of a deployment's dataset knows.
+def read_recorded_files(target: WatchTarget) -> dict[str, FileVersion]:
+    """Return the inputs that the dataset of a deployment records.
 
-    Raises OptionError if there is no dataset, or none that can be seen from here, LedgerError,
-    StoreError.
+    Args:
+        target: The deployment and its dataset.
+
+    Returns:
+        The recorded inputs by name.
+
+    Raises:
+        OptionError: There is no dataset, or this process cannot find it.
+        LedgerError: The ledger cannot be read.
+        StoreError: The store cannot be read.
     """
-    if not watched.dataset:
-        raise OptionError(f"{watched.deployment or 'no deployment'}: names no dataset.")
-    place = absolute(watched.dataset)
-    with access_to(watched.access):
+    if not target.dataset:
+        raise OptionError(f"{target.deployment or 'no deployment'}: names no dataset.")
+    place = absolute(target.dataset)
+    with access_to(target.access):
         check_dataset(place)
         if not Ledger(open_store(place)).exists:
-            # Nothing is wrong with that: the first run makes it.
-            raise OptionError(f"the dataset {watched.dataset} is not made yet.")
-        return recorded(open_ledger(place))
+            # This is normal: the first run creates the dataset.
+            raise OptionError(f"the dataset {target.dataset} does not exist yet.")
+        return recorded_files(open_ledger(place))

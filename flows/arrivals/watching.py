@@ -1,140 +1,154 @@
-"""Watch a source, and announce what has arrived, until somebody ends it."""
+"""Watch a source, and announce the files that arrive in it, until the watcher is stopped."""
 
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from batchmill.flows.arrivals.event import announce, pauses, payload_of
+from batchmill.flows.arrivals.event import announce, make_payload, retry_pauses
 from batchmill.flows.arrivals.folder_watcher import FolderWatcher
 from batchmill.flows.arrivals.watch_target import WatchTarget
 
-from batchmill.arrivals import Arrivals, Mark
+from batchmill.arrivals import Arrivals, FileVersion
 from batchmill.errors import BatchmillError, ServiceError
 from batchmill.storage import is_url
 
-# Events may be lost: a full look every so often all the same.
-_FULL_LOOK_SECONDS = 300.0
-_SOONEST_LOOK_SECONDS = 0.5
-# Of the time that a file needs to settle, so much may pass until it is looked at again.
-_LOOKS_WHILE_SETTLING = 8
-# Looks take no more than a fifth of the time, however many files there are.
-_PAUSE_PER_LOOK = 4
+# File-system events can be lost, so the source is also listed at this interval.
+_LONGEST_PAUSE_SECONDS = 300.0
+_SHORTEST_PAUSE_SECONDS = 0.5
+# While files are settling, the source is listed this many times per settle time.
+_LISTINGS_WHILE_SETTLING = 8
+# Pause per second of listing: listings take at most a fifth of the time, for any number of files.
+_PAUSE_PER_LISTING = 4
+# What can be wrong: the keys of `_problems`.
+_SERVER, _SOURCE = "server", "source"
 
 
-class Watching:
-    """Looks at a source, and announces what has arrived in it.
-
-    `tell` is called with the payload of each announcement, `complain` with what is wrong, once.
-    """
+class SourceWatcher:
+    """Lists a source again and again, and announces the files that arrive in it."""
 
     def __init__(
         self,
-        watched: WatchTarget,
+        target: WatchTarget,
         *,
         every_seconds: float,
-        bell: FolderWatcher | None,
-        known: Mapping[str, Mark],
-        tell: Callable[[dict[str, Any]], None],
-        complain: Callable[[str], None],
+        folder_watcher: FolderWatcher | None,
+        known: Mapping[str, FileVersion],
+        report: Callable[[dict[str, Any]], None],
+        warn: Callable[[str], None],
     ) -> None:
-        self._watched = watched
-        self._every = every_seconds
-        self._bell = bell
-        self._tell = tell
-        self._complain = complain
-        self._complaints: dict[str, str] = {}
-        self._arrivals = Arrivals(
-            watched.settle_seconds, local=not is_url(watched.source), known=known
-        )
-        self._looked_at = self._look_took = 0.0
-        self._pauses = pauses()
-        self._not_before = 0.0
-        self._ended = threading.Event()
+        """Prepare to watch. Nothing is listed yet.
 
-    def begin(self) -> None:
-        """Take a first look. Raises ManifestError where the source cannot be read."""
-        self._look(patient=False)
+        Args:
+            target: The source, and the deployment to run.
+            every_seconds: The pause between two listings without file-system events.
+            folder_watcher: Reports file-system events. None: list at regular intervals.
+            known: Files that need no announcement.
+            report: Called with the payload of each announcement.
+            warn: Called once with each problem, and when the source can be read again.
+        """
+        self._target = target
+        self._every = every_seconds
+        self._folder_watcher = folder_watcher
+        self._report = report
+        self._warn = warn
+        self._problems: dict[str, str] = {}
+        self._arrivals = Arrivals(
+            target.settle_seconds, local=not is_url(target.source), known=known
+        )
+        self._listed_at = self._listing_took = 0.0
+        self._pauses = retry_pauses()
+        self._retry_at = 0.0
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """List the source for the first time.
+
+        Raises:
+            BatchmillError: The source cannot be read.
+        """
+        self._list_files(is_first=True)
 
     def run(self) -> None:
-        """Watch until it is told to `end`."""
-        while not self._ended.is_set():
-            self._announce_what_is_due()
+        """Watch until `stop` is called."""
+        while not self._stopped.is_set():
+            self._announce_due_files()
             self._wait()
-            if not self._ended.is_set():
-                self._look()
+            if not self._stopped.is_set():
+                self._list_files()
 
-    def end(self) -> None:
-        """Have `run` return when it has done what it is at; a signal's handler may say so."""
-        self._ended.set()
-        if self._bell:
-            self._bell.ring()
+    def stop(self) -> None:
+        """Make `run` return after its current action. A signal handler may call this."""
+        self._stopped.set()
+        if self._folder_watcher:
+            self._folder_watcher.wake()
 
-    def _announce_what_is_due(self) -> None:
+    def _announce_due_files(self) -> None:
         now = time.monotonic()
         batch = self._arrivals.due(now)
-        if not batch or now < self._not_before:
+        if not batch or now < self._retry_at:
             return
-        payload = payload_of(self._watched, batch)
+        payload = make_payload(self._target, batch)
         try:
-            announce(self._watched, payload)
+            announce(self._target, payload)
         except ServiceError as error:
-            self._not_before = time.monotonic() + next(self._pauses)
-            self._say("server", f"{error} It is tried again until it has.")
+            self._retry_at = time.monotonic() + next(self._pauses)
+            self._set_problem(_SERVER, f"{error} Retrying until the server accepts it.")
             return
-        self._arrivals.announced(batch)
-        self._pauses, self._not_before = pauses(), 0.0
-        self._say("server", "")
-        self._tell(payload)
+        self._arrivals.mark_announced(batch)
+        self._pauses, self._retry_at = retry_pauses(), 0.0
+        self._problems.pop(_SERVER, None)
+        self._report(payload)
 
-    def _look(self, *, patient: bool = True) -> None:
-        begun, wall = time.monotonic(), time.time()
+    def _list_files(self, *, is_first: bool = False) -> None:
+        started, wall = time.monotonic(), time.time()
         try:
-            seen = self._watched.look()
+            files = self._target.list_files()
         except BatchmillError as error:
-            if not patient:
+            if is_first:
                 raise
-            if self._bell:
-                # What was renamed or mounted anew is another folder, even if it looks the same.
-                self._bell.close()
-            self._say("source", f"{error}\nIt is waited for.")
+            if self._folder_watcher:
+                # A renamed or remounted folder is another folder, even if it looks the same.
+                self._folder_watcher.close()
+            self._set_problem(_SOURCE, f"{error}\nWaiting until it can be read again.")
             return
         finally:
-            self._looked_at = time.monotonic()
-            self._look_took = self._looked_at - begun
-        if "source" in self._complaints:
-            self._say("source", "")
-            self._complain(f"{self._watched.source}: can be read again.")
-        self._arrivals.see(seen, begun, wall)
+            self._listed_at = time.monotonic()
+            self._listing_took = self._listed_at - started
+        if self._problems.pop(_SOURCE, None):
+            self._warn(f"{self._target.source}: can be read again.")
+        self._arrivals.update(files, started, wall)
 
     def _wait(self) -> None:
-        """Wait until it is worth while to look again."""
-        pause = self._every
-        if self._arrivals.waiting:
-            pause = min(pause, self._watched.settle_seconds / _LOOKS_WHILE_SETTLING)
-        pause = max(pause, _SOONEST_LOOK_SECONDS, _PAUSE_PER_LOOK * self._look_took)
-        if self._bell is None or self._arrivals.waiting or self._complaints:
-            self._ended.wait(pause)
-            return
-        while not self._bell.wait(self._every) and not self._bell.silent:
-            if time.monotonic() - self._looked_at > _FULL_LOOK_SECONDS:
-                return
-        if self._bell.silent:
-            self._complain(
-                f"{self._watched.source}: no file-system events ({self._bell.silent}). "
-                f"It is listed every {self._every:g} seconds."
-            )
-            self._bell.close()
-            self._bell = None
-            return
-        # What has come is seldom alone.
-        self._ended.wait(max(_SOONEST_LOOK_SECONDS, _PAUSE_PER_LOOK * self._look_took))
-
-    def _say(self, about: str, what: str) -> None:
-        """Complain about something, but not twice in the same words; or take it back."""
-        if what and self._complaints.get(about) != what:
-            self._complain(what)
-        if what:
-            self._complaints[about] = what
+        """Wait until the source should be listed again."""
+        if self._folder_watcher is None or self._arrivals.waiting or self._problems:
+            pause = self._every
+            if self._arrivals.waiting:
+                pause = min(pause, self._target.settle_seconds / _LISTINGS_WHILE_SETTLING)
+            self._stopped.wait(max(pause, self._shortest_pause()))
         else:
-            self._complaints.pop(about, None)
+            self._wait_for_events(self._folder_watcher)
+
+    def _wait_for_events(self, folder_watcher: FolderWatcher) -> None:
+        while not folder_watcher.wait(self._every) and not folder_watcher.failure:
+            if time.monotonic() - self._listed_at > _LONGEST_PAUSE_SECONDS:
+                return
+        if folder_watcher.failure:
+            self._warn(
+                f"{self._target.source}: no file-system events ({folder_watcher.failure}). "
+                f"The folder is listed every {self._every:g} seconds instead."
+            )
+            folder_watcher.close()
+            self._folder_watcher = None
+            return
+        # More files usually follow the first one.
+        self._stopped.wait(self._shortest_pause())
+
+    def _shortest_pause(self) -> float:
+        return max(_SHORTEST_PAUSE_SECONDS, _PAUSE_PER_LISTING * self._listing_took)
+
+    def _set_problem(self, about: str, text: str) -> None:
+        """Record a problem, and warn about it unless the previous warning was the same."""
+        if self._problems.get(about) != text:
+            self._warn(text)
+        self._problems[about] = text

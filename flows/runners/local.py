@@ -1,4 +1,4 @@
-"""Shards in processes of their own on this machine, without Ray."""
+"""Runs each shard in a separate process on this machine, without Ray."""
 
 import concurrent.futures
 from collections.abc import Collection, Sequence
@@ -18,7 +18,11 @@ from batchmill.storage.access import Access
 
 
 class LocalRunner(ShardRunner):
-    """Each shard is a Prefect task in a thread, which waits for the shard's process."""
+    """Runs a Prefect task in a thread for each shard. The task waits for the shard's process.
+
+    Args:
+        access: The credentials that the shards need.
+    """
 
     def __init__(self, access: Sequence[Access]) -> None:
         self._access = access
@@ -32,7 +36,8 @@ class LocalRunner(ShardRunner):
 
     def __exit__(self, *exception: Any) -> None:
         for future in self._submitted:
-            self.kill(future)  # None has a process by now, unless there was an error.
+            # After an error, shard processes may still run.
+            self.kill(future)
         self._held.close()
 
     @property
@@ -41,25 +46,25 @@ class LocalRunner(ShardRunner):
         return Cores(total=own_cores(), node=own_cores())
 
     def prepare(self, num_workers: int) -> None:
-        """Let so many shards run at a time that each worker has a core."""
+        """Limit the shards that run at a time, so that each DataLoader worker has a core."""
         self._slots = self.cores.slots_for(num_workers)
         tasks: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=self._slots)
         self._tasks = self._held.enter_context(tasks)
 
     def slots(self) -> int:
-        """Count the shards that run at a time: it does not change."""
+        """Return how many shards can run at a time. The number does not change."""
         return self._slots
 
     def submit(self, shard: Shard) -> ShardFuture:
-        """Run the shard's task in a thread, when there is one for it."""
-        running: Any = opaque(self._running)  # Prefect need not look into it for futures.
+        """Run the shard's task in the next free thread."""
+        running: Any = opaque(self._running)  # Keeps Prefect from searching it for futures.
         parameters = {"shard": shard, "access": self._access, "running": running}
         future = self._tasks.submit(run_local_shard, parameters)
         self._submitted.append(future)
         return future
 
     def wait(self, futures: Sequence[ShardFuture], seconds: float) -> Collection[ShardFuture]:
-        """Wait for the threads of some task runs."""
+        """Wait until the thread of one of the task runs has ended."""
         threads = {cast("PrefectConcurrentFuture[Any]", f).wrapped_future: f for f in futures}
         ended, _ = concurrent.futures.wait(
             threads, seconds, return_when=concurrent.futures.FIRST_COMPLETED
@@ -67,13 +72,13 @@ class LocalRunner(ShardRunner):
         return [threads[thread] for thread in ended]
 
     def release(self) -> None:
-        """Have the processes end, which takes a moment, while the caller goes on."""
+        """Begin to end the processes. The call returns before they have ended."""
         self._running.processes.release()
 
     def kill(self, future: ShardFuture) -> None:
-        """Kill the shard's process; a shard that has none yet will not begin."""
+        """Kill the shard's process. A shard without a process does not begin."""
         self._running.kill(future.task_run_id)
 
     def is_lost(self, reason: str) -> bool:  # noqa: ARG002
-        """Tell that this machine is there as long as this process is."""
+        """Return False: this machine exists as long as this process runs."""
         return False

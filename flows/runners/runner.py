@@ -1,4 +1,4 @@
-"""What a run needs of the place where its shards run."""
+"""The interface to the place where the shards of a run execute."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
@@ -14,10 +14,12 @@ ShardFuture = PrefectFuture[Any]
 
 
 class ShardRunner(AbstractContextManager["ShardRunner"], ABC):
-    """Runs shards as Prefect task runs; `local` and `ray` are the two there are.
+    """Runs shards as Prefect task runs. The implementations are `local` and `ray`.
 
-    `nodes` are the ids of the machines that were there when `slots` was called last; `is_elastic`
-    tells whether others may come. `lost_message` is what to say when no more shards can run.
+    Attributes:
+        nodes: The ids of the machines that were there at the last call of `slots`.
+        is_elastic: Whether other machines may join later.
+        lost_message: The message for the user when no more shards can run.
     """
 
     nodes: frozenset[str] = frozenset()
@@ -27,38 +29,59 @@ class ShardRunner(AbstractContextManager["ShardRunner"], ABC):
     @property
     @abstractmethod
     def cores(self) -> Cores:
-        """The cores that the plan is made for. Raises OptionError if no shard can run."""
+        """The cores that the plan is made for.
+
+        Raises:
+            OptionError: No machine can run a shard.
+        """
 
     @abstractmethod
     def prepare(self, num_workers: int) -> None:
-        """Get ready for shards with so many DataLoader workers, whose plan has been written.
+        """Prepare for the shards of a run whose plan has been written.
 
-        Raises ServiceError if they cannot run.
+        Args:
+            num_workers: The number of DataLoader workers in each shard.
+
+        Raises:
+            ServiceError: The shards cannot run.
         """
 
     @abstractmethod
     def slots(self) -> int | None:
-        """Count the shards that run at a time, now; None while that cannot be known.
+        """Return how many shards can run at a time now; None while that is unknown.
 
-        Raises RunError when the runner is lost.
+        Raises:
+            RunError: The runner is lost.
         """
 
     @abstractmethod
     def submit(self, shard: Shard) -> ShardFuture:
-        """Start a task run for a shard, or have it wait until there is a slot for it."""
+        """Start a task run for a shard. It waits in the runner until a slot is free."""
 
     @abstractmethod
     def wait(self, futures: Sequence[ShardFuture], seconds: float) -> Collection[ShardFuture]:
-        """Wait until one of some task runs has ended, but no longer than so; returns the ended."""
+        """Wait until one of the task runs has ended.
+
+        Args:
+            futures: The task runs to wait for.
+            seconds: The longest time to wait.
+
+        Returns:
+            The task runs that have ended; empty if none has.
+        """
 
     @abstractmethod
     def kill(self, future: ShardFuture) -> None:
-        """Kill the process of a task run, which then ends soon."""
+        """Kill the process of a task run. The task run ends soon after."""
 
     @abstractmethod
     def release(self) -> None:
-        """Begin to give back what shards needed: no more will be submitted."""
+        """Begin to free the resources of the shards. No shard is submitted afterwards."""
 
     @abstractmethod
     def is_lost(self, reason: str) -> bool:
-        """Tell from the reason why a task run crashed whether no more shards can be submitted."""
+        """Return whether a crash means that no more shards can be submitted.
+
+        Args:
+            reason: The message of the crashed task run.
+        """

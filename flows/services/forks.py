@@ -1,11 +1,21 @@
-"""Repairs forks of a process that has used Prefect, such as a DataLoader's workers after a run.
+"""Lets forks of a process that has used Prefect exit with 0.
 
-This is the only file that uses a private name of the interpreter. A fork calls at its end what the
-parent's threads have registered, and Prefect's services raise an AssertionError there since
-https://github.com/PrefectHQ/prefect/pull/19116: they forget their state in a fork, but not their
-registration. The fork then exits with 1, and a DataLoader raises in the middle of an epoch.
-batchmill's own shards are not affected: they run in processes that are started with exec. This file
-goes when `tests/flows/services/test_forks.py` passes without it.
+A training loop after a run forks such a process: a torch DataLoader starts its workers this way.
+
+The fault: a Prefect service registers a function that runs when the process exits. A fork inherits
+the registration. Since https://github.com/PrefectHQ/prefect/pull/19116, Prefect resets its services
+in a fork, but keeps the registration. The function then fails with an AssertionError, the fork
+exits with 1, and the DataLoader raises an error. The shards of batchmill are not affected, because
+their processes start with exec.
+
+The private name: Python keeps the registered functions in `threading._threading_atexits`. There is
+no public way to remove one. https://github.com/python/cpython/issues/86128 asks for a public
+function that registers, and none removes. Prefect has no setting that skips the registration.
+No other file uses a private name of Python.
+
+When to remove this file: when `tests/flows/services/test_forks.py` passes without it. This needs a
+Prefect release that ignores the exit of a reset service, or a Python release that clears the list
+in forks.
 """
 
 import os
@@ -13,14 +23,14 @@ import threading
 from typing import Any
 
 
-def _forget_services() -> None:
+def _remove_exit_calls_of_prefect() -> None:
     calls: list[Any] = threading._threading_atexits  # type: ignore[attr-defined]
-    calls[:] = [call for call in calls if not _is_prefects(call)]
+    calls[:] = [call for call in calls if not _is_of_prefect(call)]
 
 
-def _is_prefects(call: Any) -> bool:
+def _is_of_prefect(call: Any) -> bool:
     owner = getattr(getattr(call, "func", call), "__self__", None)
     return type(owner).__module__.partition(".")[0] == "prefect"
 
 
-os.register_at_fork(after_in_child=_forget_services)
+os.register_at_fork(after_in_child=_remove_exit_calls_of_prefect)

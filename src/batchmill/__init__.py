@@ -1,9 +1,26 @@
-"""batchmill: one function over every file of a manifest, whatever happens on the way."""
+"""batchmill: one function over every file of a manifest. One bad file costs one file.
+
+    run            run a step over every input of a manifest, and write the dataset
+    infer          run a model over every input
+    try_one        run a step on one input in this process, for debugging
+    plan           what a run would do
+    failures       the inputs of a dataset that are not ok, as a DataFrame
+    retry          release failed inputs, so that the next run executes them
+    verify         compare a dataset's files with its ledger
+    open_dataset   a dataset as a torch Dataset, for training
+    load_manifest  read and check a manifest
+
+Each has a docstring: `help(batchmill.run)`. Errors are subclasses of `BatchmillError`.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from batchmill import version
+
 if TYPE_CHECKING:
+    from batchmill.api.datasets import failures, retry, try_one, verify
+    from batchmill.api.jobs import PlanResult, RunResult, infer, plan, run
     from batchmill.errors import (
         BatchmillError,
         CancelledError,
@@ -22,26 +39,26 @@ if TYPE_CHECKING:
 
 # Looked up when they are used: `import batchmill` loads no torch, pandas, prefect or ray.
 _HOMES = {
-    "BatchmillError": "batchmill.errors",
-    "CancelledError": "batchmill.errors",
-    "LedgerError": "batchmill.errors",
-    "Manifest": "batchmill.manifest",
-    "ManifestError": "batchmill.errors",
-    "OptionError": "batchmill.errors",
-    "Outcome": "batchmill.outcome",
-    "Padded": "batchmill.reading",
-    "RunError": "batchmill.errors",
-    "SampleDataset": "batchmill.reading",
-    "ServiceError": "batchmill.errors",
-    "StepError": "batchmill.errors",
-    "StoreError": "batchmill.errors",
-    "WorkerError": "batchmill.errors",
-    "load_manifest": "batchmill.manifest",
-    "open_dataset": "batchmill.reading",
-    "pad_collate": "batchmill.reading",
+    "batchmill.api.datasets": ("failures", "retry", "try_one", "verify"),
+    "batchmill.api.jobs": ("PlanResult", "RunResult", "infer", "plan", "run"),
+    "batchmill.errors": (
+        "BatchmillError",
+        "CancelledError",
+        "LedgerError",
+        "ManifestError",
+        "OptionError",
+        "RunError",
+        "ServiceError",
+        "StepError",
+        "StoreError",
+        "WorkerError",
+    ),
+    "batchmill.manifest": ("Manifest", "load_manifest"),
+    "batchmill.outcome": ("Outcome",),
+    "batchmill.reading": ("Padded", "SampleDataset", "open_dataset", "pad_collate"),
 }
 
-__version__ = "0.1.0"
+__version__ = version.VERSION
 __all__ = [
     "BatchmillError",
     "CancelledError",
@@ -51,19 +68,33 @@ __all__ = [
     "OptionError",
     "Outcome",
     "Padded",
+    "PlanResult",
     "RunError",
+    "RunResult",
     "SampleDataset",
     "ServiceError",
     "StepError",
     "StoreError",
     "WorkerError",
+    "failures",
+    "infer",
     "load_manifest",
     "open_dataset",
     "pad_collate",
+    "plan",
+    "retry",
+    "run",
+    "try_one",
+    "verify",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
     raise AttributeError(f"module 'batchmill' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,4 +1,4 @@
-"""What has arrived in a folder or bucket prefix, and when it may be announced."""
+"""Find files that arrived in a folder or bucket prefix, and decide when to announce them."""
 
 import os
 from collections.abc import Mapping
@@ -12,156 +12,221 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.manifest import load_manifest
 from batchmill.storage import is_url
 
-# How the ledger calls what a look shows.
+# The ledger's columns for the fields of FileVersion.
 _COLUMNS = ("size", "mtime_ns", "etag")
 _NANOSECONDS = 1_000_000_000
-# A file's time may be so far ahead before it is somebody's wrong clock, and says nothing.
-_AHEAD_SECONDS = 600.0
+# A file whose time is further in the future comes from a wrong clock. Its time is ignored.
+_CLOCK_SKEW_SECONDS = 600.0
 
 
-class Mark(NamedTuple):
-    """A file as one look showed it: bytes, nanoseconds since 1970, a store's own mark of it."""
+class FileVersion(NamedTuple):
+    """What a listing says about a file: bytes, nanoseconds since 1970, the store's ETag."""
 
     size: int
     mtime_ns: int
     etag: str | None = None
 
 
-Look = Mapping[str, Mark]
+Listing = Mapping[str, FileVersion]
 
 
-def look(source: str, pattern: str = "*") -> dict[str, Mark]:
-    """Return the files below a folder or URL that a run over it would have as inputs, by name.
+def list_files(source: str, pattern: str = "*") -> dict[str, FileVersion]:
+    """List the files below a folder or URL that a run over it would have as inputs.
 
-    There may be none. Raises ManifestError where it cannot be read, or a run would refuse it.
+    Args:
+        source: The folder, or the URL of a bucket prefix.
+        pattern: What a file's relative path or name must match.
+
+    Returns:
+        The files by name. There may be none.
+
+    Raises:
+        ManifestError: The source cannot be read, or a run would reject it.
     """
     if is_url(source):
-        # With a slash at its end, it is not asked for as a file.
+        # With a slash at its end, the URL is never looked up as a file.
         source = f"{source.rstrip('/')}/"
     elif not os.path.isdir(source):
         raise ManifestError(source, ["no such folder. Check the path, and whether it is mounted."])
-    return _marks(load_manifest(source, pattern=pattern, may_be_empty=True).inputs)
+    return _versions(load_manifest(source, pattern=pattern, may_be_empty=True).inputs)
 
 
-def recorded(ledger: Ledger) -> dict[str, Mark]:
-    """Return what a dataset's ledger knows, ok or not, with any step. Raises LedgerError."""
-    return _marks(ledger.records(("input", *_COLUMNS)))
+def recorded_files(ledger: Ledger) -> dict[str, FileVersion]:
+    """Return the inputs that a dataset's ledger records, with any outcome and any step.
+
+    Args:
+        ledger: The dataset's ledger.
+
+    Returns:
+        The recorded inputs by name.
+
+    Raises:
+        LedgerError: The ledger cannot be read.
+    """
+    return _versions(ledger.records(("input", *_COLUMNS)))
 
 
-def _marks(table: pa.Table) -> dict[str, Mark]:
+def _versions(table: pa.Table) -> dict[str, FileVersion]:
     rows = zip(*(table[name].to_pylist() for name in _COLUMNS), strict=True)
-    return dict(zip(table["input"].to_pylist(), map(Mark._make, rows), strict=True))
+    return dict(zip(table["input"].to_pylist(), map(FileVersion._make, rows), strict=True))
 
 
-def not_known(seen: Look, known: Look) -> dict[str, Mark]:
-    """Return what is new or changed.
+def new_or_changed(files: Listing, known: Listing) -> dict[str, FileVersion]:
+    """Return the files that are new or changed.
 
-    >>> known = {"a": Mark(1, 5), "b": Mark(1, 5)}
-    >>> sorted(not_known({"a": Mark(1, 5), "b": Mark(2, 5), "c": Mark(3, 5)}, known))
+    Args:
+        files: The files that exist now.
+        known: The files that are known already.
+
+    Returns:
+        The files that are not known in this version.
+
+    >>> known = {"a": FileVersion(1, 5), "b": FileVersion(1, 5)}
+    >>> now = {"a": FileVersion(1, 5), "b": FileVersion(2, 5), "c": FileVersion(3, 5)}
+    >>> sorted(new_or_changed(now, known))
     ['b', 'c']
     """
-    return {name: mark for name, mark in seen.items() if not _is_same(mark, known.get(name))}
+    return {name: file for name, file in files.items() if not _is_same(file, known.get(name))}
 
 
-def _is_same(mark: Mark, known: Mark | None) -> bool:
-    """Tell whether a file is the one that is known; an ETag that is missing says nothing."""
-    if known is None or mark[:2] != known[:2]:
+def _is_same(file: FileVersion, known: FileVersion | None) -> bool:
+    """Return whether a file is the known version. A missing ETag is not compared."""
+    if known is None or file[:2] != known[:2]:
         return False
-    return mark.etag is None or known.etag is None or mark.etag == known.etag
+    return file.etag is None or known.etag is None or file.etag == known.etag
 
 
-def age(mark: Mark, wall: float) -> float:
-    """Return how many seconds before `wall` a file was last written to, by its own time."""
-    return wall - mark.mtime_ns / _NANOSECONDS
+def age_seconds(file: FileVersion, wall: float) -> float:
+    """Return how many seconds before `wall` a file was last changed, by its own time."""
+    return wall - file.mtime_ns / _NANOSECONDS
 
 
-def settled(seen: Look, settle_seconds: float, wall: float) -> dict[str, Mark]:
-    """Return the files that have settled, as far as one look at `wall` can tell: by their times."""
+def settled(files: Listing, settle_seconds: float, wall: float) -> dict[str, FileVersion]:
+    """Return the files that have settled, judged by one listing and the files' own times.
+
+    Args:
+        files: The files that exist now.
+        settle_seconds: How long a file must be unchanged.
+        wall: When they were listed, by time.time().
+
+    Returns:
+        The files that are old enough, and those whose time is too far in the future to be right.
+    """
     return {
-        name: mark
-        for name, mark in seen.items()
-        if age(mark, wall) >= settle_seconds
-        or age(mark, wall) <= -max(_AHEAD_SECONDS, settle_seconds)
+        name: file
+        for name, file in files.items()
+        if age_seconds(file, wall) >= settle_seconds
+        or age_seconds(file, wall) <= -max(_CLOCK_SKEW_SECONDS, settle_seconds)
     }
 
 
 @dataclass(kw_only=True)
 class _Waiting:
-    """A file that is not announced: as it is, and since when it is so, or is settled."""
+    """A file that is not announced yet.
 
-    mark: Mark
+    Attributes:
+        version: Its version in the latest listing.
+        since: When this version was first seen, by the steady clock.
+        settled: When it settled. None if it has not settled yet.
+    """
+
+    version: FileVersion
     since: float
     settled: float | None = None
 
 
 class Arrivals:
-    """Is told what looks at a source show, and decides what is to be announced.
+    """Decide from successive listings of a source which files to announce, and when.
 
-    A file has settled when it has been seen unchanged for `settle_seconds`; or, if it is `local`,
-    when its time was so long ago already as it was first seen. `known` needs no announcement, as
-    long as it stays: what vanishes is announced again when it is back, and has settled.
+    A file has settled when it was seen unchanged for `settle_seconds`. A `local` file has also
+    settled if its time was that long ago when it was first seen. A file that vanishes and comes
+    back is announced again after it has settled.
     """
 
-    def __init__(self, settle_seconds: float, *, local: bool, known: Look | None = None) -> None:
+    def __init__(self, settle_seconds: float, *, local: bool, known: Listing | None = None) -> None:
+        """Start without any listing.
+
+        Args:
+            settle_seconds: How long a file must be unchanged.
+            local: Whether the files' times come from this machine's file systems.
+            known: Files that need no announcement unless they change or vanish.
+        """
         self._settle = settle_seconds
         self._local = local
-        self._announced: dict[str, Mark] = dict(known or {})
-        # The run that it was announced for may have missed it: when it is back, it is new. But not
-        # at once: a listing that has it now and then would have it announced all the time.
+        self._announced: dict[str, FileVersion] = dict(known or {})
+        # The run for the earlier announcement may have missed a vanished file, so the file is new
+        # when it comes back. It must settle first, because an unreliable listing that omits it now
+        # and then would cause an announcement each time.
         self._vanished: set[str] = set()
         self._waiting: dict[str, _Waiting] = {}
 
     @property
     def waiting(self) -> int:
-        """How many files are not announced."""
+        """The number of files that are not announced yet."""
         return len(self._waiting)
 
-    def see(self, seen: Look, now: float, wall: float) -> None:
-        """Take in what a look showed, at `now` of a steady clock, at `wall` of time.time()."""
-        for gone in self._waiting.keys() - seen.keys():
+    def update(self, files: Listing, now: float, wall: float) -> None:
+        """Process a listing.
+
+        Args:
+            files: The files that exist now.
+            now: When they were listed, by a steady clock.
+            wall: When they were listed, by time.time().
+        """
+        for gone in self._waiting.keys() - files.keys():
             del self._waiting[gone]
-        for gone in self._announced.keys() - seen.keys():
+        for gone in self._announced.keys() - files.keys():
             del self._announced[gone]
             self._vanished.add(gone)
-        for name, mark in seen.items():
+        for name, file in files.items():
             waiting = self._waiting.get(name)
-            if waiting and waiting.mark == mark:
+            if waiting and waiting.version == file:
                 if waiting.settled is None and self._has_settled(waiting, now, wall):
                     waiting.settled = now
-            elif _is_same(mark, self._announced.get(name)):
+            elif _is_same(file, self._announced.get(name)):
                 self._waiting.pop(name, None)
             else:
                 is_first = waiting is None and name not in self._vanished
-                is_old_news = self._local and is_first and age(mark, wall) >= self._settle
-                settled = now if is_old_news or not self._settle else None
-                self._waiting[name] = _Waiting(mark=mark, since=now, settled=settled)
+                is_old = self._local and is_first and age_seconds(file, wall) >= self._settle
+                settled_at = now if is_old or not self._settle else None
+                self._waiting[name] = _Waiting(version=file, since=now, settled=settled_at)
 
     def _has_settled(self, waiting: _Waiting, now: float, wall: float) -> bool:
         if now - waiting.since < self._settle:
             return False
-        # The run judges by a file's time alone, which may be of a clock that is ahead.
-        return not (
-            self._local
-            and -max(_AHEAD_SECONDS, self._settle) < age(waiting.mark, wall) < self._settle
-        )
+        # The run that follows checks only the file's time, which a fast clock may have set.
+        earliest = -max(_CLOCK_SKEW_SECONDS, self._settle)
+        return not (self._local and earliest < age_seconds(waiting.version, wall) < self._settle)
 
-    def due(self, now: float) -> dict[str, Mark]:
-        """Return what is to be announced now, all in one; most of the time, nothing.
+    def due(self, now: float) -> dict[str, FileVersion]:
+        """Return the files to announce now, as one batch.
 
-        That is what has settled, as soon as nothing else is on its way, or the first of it has
-        waited for another `settle_seconds`: a file that grows for ever holds up no other.
+        Settled files are due when no other file is still changing, or when the first of them has
+        waited for another `settle_seconds`. So a file that never stops growing delays no other.
+
+        Args:
+            now: The current time, by the steady clock.
+
+        Returns:
+            The files by name. Usually there are none.
         """
-        settled = {name: w for name, w in self._waiting.items() if w.settled is not None}
-        first = min((w.settled for w in settled.values() if w.settled is not None), default=now)
-        if len(settled) < len(self._waiting) and now - first < self._settle:
+        settled_files = {name: w for name, w in self._waiting.items() if w.settled is not None}
+        first = min(
+            (w.settled for w in settled_files.values() if w.settled is not None), default=now
+        )
+        if len(settled_files) < len(self._waiting) and now - first < self._settle:
             return {}
-        return {name: w.mark for name, w in settled.items()}
+        return {name: w.version for name, w in settled_files.items()}
 
-    def announced(self, batch: Look) -> None:
-        """Take note that these are announced; until then, they stay due."""
+    def mark_announced(self, batch: Listing) -> None:
+        """Record that a batch was announced. Without this call, its files stay due.
+
+        Args:
+            batch: What `due` returned.
+        """
         self._announced.update(batch)
         self._vanished -= batch.keys()
-        for name, mark in batch.items():
+        for name, file in batch.items():
             waiting = self._waiting.get(name)
-            if waiting and waiting.mark == mark:
+            if waiting and waiting.version == file:
                 del self._waiting[name]

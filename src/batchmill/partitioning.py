@@ -18,6 +18,7 @@ import pyarrow as pa
 import xxhash
 
 from batchmill.errors import OptionError
+from batchmill.options import PartitionOptions, option_name
 
 # The column of the manifest that says it by hand, and that of the table that a run publishes.
 COLUMN = "partition"
@@ -73,25 +74,24 @@ class Groups:
         return Groups(keys=keys, strata=strata, given=given)
 
 
-def make_partitioning(
-    partition: str | None, group_by: str | None = None, stratify: str | None = None, seed: int = 0
-) -> Partitioning | None:
-    """Make it of what a user gives; None without a partition. Raises OptionError.
+def make_partitioning(options: PartitionOptions) -> Partitioning | None:
+    """Return the partitioning that options describe; None without partitions.
 
-    >>> make_partitioning("train=80,test=20").shares
+    Raises OptionError.
+
+    >>> make_partitioning(PartitionOptions(partition="train=80,test=20")).shares
     {'train': 0.8, 'test': 0.2}
     """
-    if partition is None:
-        others = {"--group-by": group_by, "--stratify": stratify, "--seed": seed}
-        lonely = [name for name, given in others.items() if given]
-        if lonely:
-            raise OptionError(f"{lonely[0]}: is of no use without --partition. {_EXAMPLE}")
+    if not options.partition:
+        others = [name for name in type(options).model_fields if getattr(options, name)]
+        if others:
+            raise OptionError(f"{option_name(others[0])} needs --partition. {_EXAMPLE}")
         return None
     return Partitioning(
-        shares=_parse_shares(partition),
-        group_by=group_by or None,
-        stratify=stratify or None,
-        seed=seed,
+        shares=_parse_shares(options.partition),
+        group_by=options.group_by or None,
+        stratify=options.stratify or None,
+        seed=options.seed,
     )
 
 
@@ -105,7 +105,7 @@ def _parse_shares(text: str) -> dict[str, float]:
                 f"{_EXAMPLE}"
             )
         if name in shares:
-            raise OptionError(f"--partition {text}: {name!r} stands there twice. Drop one.")
+            raise OptionError(f"--partition {text}: {name!r} is listed twice. Drop one.")
         try:
             shares[name] = float(number)
         except ValueError:
@@ -119,7 +119,8 @@ def _parse_shares(text: str) -> dict[str, float]:
     whole = next((whole for whole in (1, 100) if abs(total - whole) <= _NEAR * whole), None)
     if whole is None:
         raise OptionError(
-            f"--partition {text}: the shares sum to {total:g}, and must to 1 or to 100. {_EXAMPLE}"
+            f"--partition {text}: the shares sum to {total:g}; they must sum to 1 or to 100. "
+            f"{_EXAMPLE}"
         )
     return {name: share / whole for name, share in shares.items()}
 

@@ -1,52 +1,91 @@
-"""What a run does about inputs that fail: how long it waits, how often it tries again."""
+"""What a run does about inputs that fail: time limit, memory limit, retries, failures allowed."""
 
 import re
-from dataclasses import dataclass
+from typing import Annotated, Self
+
+from pydantic import BeforeValidator, Field, model_validator
 
 from batchmill.errors import OptionError
+from batchmill.options import Options, Text
 
-# A run that nobody watches must end; the longest steps of a sound job take less than an hour.
+# A run without a watching user must end. The longest steps of a healthy job take less than an hour.
 DEFAULT_TIMEOUT_SECONDS = 3600.0
-DEFAULT_RETRIES = 1
 
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+# Patterns without backslashes: Prefect's refusals print them doubled.
+_SIZE_PATTERN = "^ *([0-9]+([.][0-9]+)? *[KMGTkmgt]?[Ii]?[Bb]?)? *$"
+_SHARE_PATTERN = "^ *([0-9]+|[0-9]+([.][0-9]+)?%) *$"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", re.IGNORECASE)
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-@dataclass(frozen=True, kw_only=True)
-class FailurePolicy:
-    """What a run does about inputs that fail.
+def _no_limit(value: object) -> object:
+    return 0 if value is None else value
 
-    An input is executed at most 1 + `retries` times for its own faults, each time for at most
-    `timeout_seconds` and in at most `memory_bytes`, those of its child processes included; None is
-    no limit. A run with more than `max_failures` inputs that are not ok, a number ("3") or a share
-    ("2%"), is Failed; with `fail_fast` it stops then. Raises OptionError.
+
+class FailurePolicy(Options):
+    """What to do about inputs that fail.
+
+    An input is executed at most 1 + `retries` times for its own faults. Raises OptionError.
     """
 
-    retries: int = DEFAULT_RETRIES
-    timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS
-    memory_bytes: int | None = None
-    max_failures: str = "0"
-    fail_fast: bool = False
+    retries: int = Field(
+        default=1,
+        ge=0,
+        title="Retries",
+        description="How many times an input that fails is executed again.",
+    )
+    timeout: Annotated[float, BeforeValidator(_no_limit)] = Field(
+        default=DEFAULT_TIMEOUT_SECONDS,
+        ge=0,
+        allow_inf_nan=False,
+        title="Time limit in seconds",
+        description="Seconds that one input may take. Then its worker process is killed. 0: no "
+        "limit.",
+    )
+    memory_limit: Text = Field(
+        default="",
+        title="Memory limit",
+        description="Memory that one input may use, for example 2G or 500M. Then its worker "
+        "process is killed. Default: the machine's memory.",
+        json_schema_extra={"pattern": _SIZE_PATTERN},
+    )
+    max_failures: Text = Field(
+        default="0",
+        title="Failures allowed",
+        description="How many inputs may fail before the run counts as failed: a number or a "
+        "percentage, for example 3 or 2%.",
+        json_schema_extra={"pattern": _SHARE_PATTERN},
+    )
+    fail_fast: bool = Field(
+        default=False,
+        title="Fail fast",
+        description="Stop the run as soon as more inputs have failed than allowed. The other "
+        "inputs stay pending.",
+    )
 
-    def __post_init__(self) -> None:
-        # In the words of JSON Schema, by which a form refuses the same.
-        if self.retries < 0:
-            raise OptionError(f"--retries: {self.retries} is less than the minimum of 0.")
-        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
-            raise OptionError(
-                f"--timeout: {self.timeout_seconds:g} is less than or equal to the minimum of 0."
-            )
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if self.memory_bytes is not None and self.memory_bytes < 2**20:
             raise OptionError(
                 f"--memory-limit: {self.memory_bytes} bytes is less than any step needs. "
-                "Give a size as 2G or 500M."
+                "Give a size such as 2G or 500M."
             )
         self.failures_allowed(1)
+        return self
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        """The time limit in seconds; None for no limit."""
+        return self.timeout or None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory limit in bytes; None for no limit."""
+        return parse_size(self.memory_limit) if self.memory_limit.strip() else None
 
     def failures_allowed(self, inputs: int) -> int:
-        """Return how many of so many inputs may be not ok.
+        """Return how many of `inputs` inputs may fail.
 
         >>> [FailurePolicy(max_failures=text).failures_allowed(250) for text in ("0", "3", "2%")]
         [0, 3, 5]
@@ -57,34 +96,18 @@ class FailurePolicy:
             return int(inputs * float(share[1]) / 100)
         if text.isdigit():
             return int(text)
-        raise OptionError(f"--max-failures {text}: expected a number, as 3, or a share, as 2%.")
-
-
-def make_policy(
-    *,
-    retries: int = DEFAULT_RETRIES,
-    timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS,
-    memory_limit: str | None = None,
-    max_failures: str = "0",
-    fail_fast: bool = False,
-) -> FailurePolicy:
-    """Make a policy of what a user gives; `memory_limit` is a size, as 2G. Raises OptionError."""
-    return FailurePolicy(
-        retries=retries,
-        timeout_seconds=timeout_seconds,
-        memory_bytes=parse_size(memory_limit) if memory_limit else None,
-        max_failures=max_failures,
-        fail_fast=fail_fast,
-    )
+        raise OptionError(
+            f"--max-failures {text}: expected a number such as 3, or a percentage such as 2%."
+        )
 
 
 def parse_size(text: str, option: str = "--memory-limit") -> int:
-    """Turn a size as people write it into bytes. Raises OptionError, which names the option.
+    """Turn a size with a unit into bytes. Raises OptionError, which names the option.
 
     >>> [parse_size(text) for text in ("500M", "2G", "1.5 GiB", "1048576")]
     [524288000, 2147483648, 1610612736, 1048576]
     """
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise OptionError(f"{option} {text}: expected a size, as 2G or 500M.")
+        raise OptionError(f"{option} {text}: expected a size such as 2G or 500M.")
     return int(float(match[1]) * _UNITS[match[2].upper()])

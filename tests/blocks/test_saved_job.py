@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 from batchmill.blocks import DatasetStore, RayCluster, SavedJob
 from batchmill.blocks.dataset_store import as_store
-from batchmill.flows.checked_flow import check_blocks
+from batchmill.flows.deployment_checks import check_blocks
 from batchmill.flows.preprocess import preprocess
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 from pydantic import ValidationError
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from batchmill.errors import OptionError
 
 # What is decided when a run is started, not when a job is saved.
-OF_A_RUN = {"force", "prune", "wait"}
+OF_A_RUN = {"run"}
 JOB = {"manifest": "/in", "step": "package.module:step", "output": "/out"}
 
 
@@ -31,9 +31,10 @@ def test_a_saved_job_has_the_parameters_of_the_flow_and_their_defaults():
     ("given", "told"),
     [
         ({"step": " "}, "saved job: step is empty"),
-        ({"max_failures": "a lot"}, "--max-failures a lot"),
-        ({"memory_limit": "much"}, "--memory-limit much"),
-        ({"partition": "train=2"}, "--partition train=2"),
+        ({"failures": {"max_failures": "a lot"}}, "--max-failures a lot"),
+        ({"failures": {"memory_limit": "much"}}, "--memory-limit much"),
+        ({"failures": {"retry": 3}}, "retry: no such option. Did you mean retries"),
+        ({"partitions": {"partition": "train=2"}}, "--partition train=2"),
     ],
 )
 def test_a_job_that_cannot_run_is_refused(given, told):

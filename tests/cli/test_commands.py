@@ -129,9 +129,9 @@ def test_plan_says_that_groups_are_dealt_anew(command, words, tmp_path):
     run_job(words / "manifest.csv", SPLIT, tmp_path / "out", options=divided)
     job = ("plan", words / "manifest.csv", "--step", SPLIT, "--output", tmp_path / "out")
     again = (*job, "--partition", "a=0.5,b=0.5", "--stratify", "input")
-    assert "anew" not in command(*again)[1]
+    assert "Re-assigning" not in command(*again)[1]
     _, out, _ = command(*again, "--seed", "1")
-    assert "All groups are dealt to partitions anew: --seed was 0, and is 1." in out
+    assert "Re-assigning all groups to partitions: --seed was 0, and is 1." in out
 
 
 def test_verify_fails_for_a_leak_and_only_warns_of_duplicates(
@@ -186,13 +186,20 @@ def test_verify_fails_for_a_leak_and_only_warns_of_duplicates(
             "no column 'who', for --group-by (found: 'input')",
         ),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--bogus"], "--bogus"),
-        (["plan", "manifest.csv", "--step", SPLIT, "-o", "out", "--cores", "0"], "1 or more"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--retries", "x"], "whole number"),
+        (["plan", "manifest.csv", "--step", SPLIT, "-o", "out", "--cores", "-1"], "1 or more"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--ray", "x"], "expected ray://"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--ray", "127.0.0.1:9"], "nobody"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--retries", "-1"], "less than"),
-        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--timeout", "0"], "or equal to"),
-        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--memory-limit", "x"], "as 2G"),
-        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--max-failures", "x"], "a share"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--timeout", "-1"], "minimum of 0"),
+        (
+            ["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--memory-limit", "x"],
+            "such as 2G",
+        ),
+        (
+            ["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--max-failures", "x"],
+            "a percentage",
+        ),
         (["try", ".", "--step", SPLIT], "is a folder"),
         (["status", "nosuch"], "is no dataset"),
         (["failures", "."], "is no dataset"),
@@ -200,11 +207,14 @@ def test_verify_fails_for_a_leak_and_only_warns_of_duplicates(
         (["watch", ".", "--every", "0"], "more than 0"),
         (["watch", "."], "set PREFECT_API_URL"),
         (
-            ["run", ".", "--step", SPLIT, "-o", "out", "--settle", "-1"],
+            ["run", ".", "--step", SPLIT, "-o", "out", "--min-age", "-1"],
             "is less than the minimum of 0",
         ),
-        (["run", ".", "--step", SPLIT, "-o", "out", "--settle", "9", "--prune"], "give one of"),
-        (["plan", ".", "--step", SPLIT, "-o", "out", "--settle", "999"], "5 files were left out"),
+        (
+            ["run", ".", "--step", SPLIT, "-o", "out", "--min-age", "9", "--prune"],
+            "cannot be combined",
+        ),
+        (["plan", ".", "--step", SPLIT, "-o", "out", "--min-age", "999"], "left out"),
         (["nosuch"], "nosuch"),
     ],
 )

@@ -83,7 +83,9 @@ def test_the_page_about_training_has_python_to_run():
 @pytest.mark.end_to_end
 def test_the_readmes_python_runs(shell, work):
     shutil.copytree(ROOT / "examples", work / "examples")
-    (script,) = (block for block in blocks(ROOT / "README.md", "python") if "preprocess(" in block)
+    (script,) = (
+        block for block in blocks(ROOT / "README.md", "python") if "batchmill.run(" in block
+    )
     done = shell.run(sys.executable, "-c", script)
     assert done.returncode == 0, done.stderr
     assert (work / "dataset" / "metadata.csv").exists()

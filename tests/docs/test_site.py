@@ -138,7 +138,7 @@ def test_flows_and_blocks_have_their_entries(site, pages):
     assert {"preprocess", "saved-job", "verify-dataset", "watch-source"} <= pages[
         site / "reference" / "flows.html"
     ].anchors
-    assert "<code>settle_seconds</code>" in pages[site / "reference" / "flows.html"].text
+    assert "<code>inputs.min_age</code>" in pages[site / "reference" / "flows.html"].text
     blocks = pages[site / "reference" / "blocks.html"]
     assert {name.lower() for name in batchmill.blocks.__all__} <= blocks.anchors
     assert "object, secret" in blocks.text

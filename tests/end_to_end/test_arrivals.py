@@ -60,7 +60,11 @@ class Arrivals:
         self.shell = shell
         self.source = str(source)
         self.output = str(output)
-        made = LETTERS | {"output": self.output, "settle_seconds": SETTLE, "wait": True}
+        made = LETTERS | {
+            "output": self.output,
+            "inputs": {"min_age": SETTLE},
+            "run": {"wait": True},
+        }
         deployments.set_parameters(ON_ARRIVAL, **made | parameters)
 
     def watch(self, *options):
@@ -115,11 +119,11 @@ def test_a_burst_is_one_run_and_a_killed_watcher_s_successor_loses_nothing(arriv
 @pytest.mark.long
 def test_who_is_told_and_from_when_on_is_said_at_the_beginning(arrivals, work):
     watcher = arrivals.watch()
-    expected = f"All that is there is announced: the dataset {work / 'out'} is not made yet.\n"
+    expected = f"All existing files are announced: the dataset {work / 'out'} does not exist yet.\n"
     wait_for(lambda: expected in watcher.said(), "what is said of the dataset")
     assert "no deployment is named" not in watcher.said()
     assert watcher.stop() == 0
-    assert "What is not announced yet will be when it is started again." in watcher.said()
+    assert "Files that are not announced yet are announced at the next start." in watcher.said()
 
 
 def test_a_watcher_that_names_no_deployment_says_that_nothing_may_run(bare_shell, work):
@@ -181,7 +185,7 @@ def test_what_a_server_that_was_away_has_missed_is_told_when_it_is_back(bare_she
     (work / "in").mkdir()
     (work / "in" / "a.txt").write_text("a")
     watcher = Watcher(bare_shell, "in", "--settle", "1")
-    wait_for(lambda: "has not taken the event" in watcher.said(), "a complaint")
+    wait_for(lambda: "did not accept the event" in watcher.said(), "a complaint")
     assert watcher.announced() == []
     with prefect_server_in(tmp_path / "late-home", port=port):
         (announced,) = watcher.wait(1)
@@ -191,7 +195,7 @@ def test_what_a_server_that_was_away_has_missed_is_told_when_it_is_back(bare_she
     assert announced["first"] == ["a.txt"]
     assert [event["payload"]["source"] for event in found] == [str(work / "in")]
     # It was said once.
-    assert watcher.said().count("has not taken the event") == 1
+    assert watcher.said().count("did not accept the event") == 1
 
 
 @pytest.mark.long

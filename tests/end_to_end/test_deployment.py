@@ -120,7 +120,9 @@ def test_a_run_that_is_cancelled_says_so_itself_and_can_be_completed(deployed, s
     log = str(work / "out.log")
     job = {"manifest": str(work / "in"), "step": "slow:step", "output": str(work / "out")}
     params = {"log": log, "go": str(work / "go"), "first": 50}
-    flow_run = deployed.start("preprocess/manual", **job, params=params, batch_size=1)
+    flow_run = deployed.start(
+        "preprocess/manual", **job, params=params, execution={"batch_size": 1}
+    )
     wait_for(lambda: len(committed(work / "out")) >= 4, "some to be committed", 180)
     done = shell.run("prefect", "flow-run", "cancel", flow_run)
     assert done.returncode == 0, done.stderr

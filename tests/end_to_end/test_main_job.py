@@ -130,34 +130,37 @@ def test_the_same_bytes_for_any_division(shell, recordings, work):
     }
 
 
-@pytest.mark.long
-def test_the_flow_from_python_takes_a_data_frame_and_a_function(shell, words, work):
+def test_the_call_from_python_takes_a_data_frame_and_a_function(shell, words, work):
     (work / "mine.py").write_text(
         "def shout(source, row, *, mark='!'):\n"
         "    return {'shout': source.read_text().upper() + mark * row['times']}\n"
     )
     done = shell.python(
-        "import pandas as pd\n"
+        "import batchmill, pandas as pd\n"
         "from mine import shout\n"
-        "from batchmill.flows.preprocess import preprocess\n"
         f"frame = pd.DataFrame({{'path': [{str(words / 'a.txt')!r}, {str(words / 'd.txt')!r}],"
         " 'times': [1, 2]})\n"
         "for _ in range(2):\n"
-        "    summary = preprocess(frame, shout, 'out', input_column='path', params={'mark': '?'})\n"
-        "    print(summary['executed'], summary['outcomes'])\n"
+        "    result = batchmill.run(\n"
+        "        frame, shout, 'out', input_column='path', params={'mark': '?'}, max_failures=1)\n"
+        "    print(result.executed, result.counts, len(result.outcomes), len(result.failures))\n"
+        "    print(result.metadata['shout'].tolist())\n"
+        "print(result)\n"
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-2:] == ["2 {'ok': 2}", "0 {'ok': 2}"]
-    assert pd.read_parquet(work / "out" / "metadata.parquet")["shout"].tolist() == [
-        "SIMPLE?",
-        "PYTORCH??",
+    assert done.stdout.splitlines() == [
+        "2 {'ok': 2} 2 0",
+        "['SIMPLE?', 'PYTORCH??']",
+        "0 {'ok': 2} 2 0",
+        "['SIMPLE?', 'PYTORCH??']",
+        "2 inputs: 2 ok",
+        f"0 executed. Dataset: {work}/out",
     ]
 
 
-def test_the_flow_from_python_raises_before_and_after(shell, words, work):
+def test_the_call_from_python_raises_before_and_after(shell, words, work):
     done = shell.python(
         "import batchmill\n"
-        "from batchmill.flows.preprocess import preprocess\n"
         f"words = {str(words)!r}\n"
         "split = 'batchmill.steps.words:split'\n"
         "for manifest, step, params in (\n"
@@ -166,7 +169,7 @@ def test_the_flow_from_python_raises_before_and_after(shell, words, work):
         "    (words + '/manifest.csv', split, {'num_chars': 2, 'overlap': 2}),\n"
         "):\n"
         "    try:\n"
-        "        preprocess(manifest, step, 'out', params=params)\n"
+        "        batchmill.run(manifest, step, 'out', params=params)\n"
         "    except batchmill.BatchmillError as error:\n"
         "        import os; print(type(error).__name__, os.path.exists('out'))\n"
     )

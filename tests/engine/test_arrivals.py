@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from jobs import run_job
 from object_store import upload
 
-from batchmill.arrivals import Arrivals, Mark, look, not_known, recorded, settled
+from batchmill.arrivals import (
+    Arrivals,
+    FileVersion,
+    list_files,
+    new_or_changed,
+    recorded_files,
+    settled,
+)
 from batchmill.errors import ManifestError
 from batchmill.ledger.open import open_ledger
 
@@ -18,7 +25,7 @@ EPOCH = 1_700_000_000  # Where the clock of the test begins.
 
 def mark(size, at=0.0, etag=None):
     """A file of a size, last written to at a second of the test's clock."""
-    return Mark(size, int((EPOCH + at) * 1e9), etag)
+    return FileVersion(size, int((EPOCH + at) * 1e9), etag)
 
 
 class Clock:
@@ -29,10 +36,10 @@ class Clock:
         self.announced = []
 
     def see(self, at, **files):
-        self.arrivals.see(files, at, EPOCH + at)
+        self.arrivals.update(files, at, EPOCH + at)
         batch = self.arrivals.due(at)
         if batch:
-            self.arrivals.announced(batch)
+            self.arrivals.mark_announced(batch)
             self.announced.append((at, sorted(batch)))
 
 
@@ -120,15 +127,15 @@ def test_what_is_removed_before_it_has_settled_is_forgotten():
 
 def test_what_could_not_be_announced_stays_due():
     arrivals = Arrivals(SETTLE, local=True)
-    arrivals.see({"a": mark(1, at=-100)}, 0, EPOCH)
+    arrivals.update({"a": mark(1, at=-100)}, 0, EPOCH)
     assert set(arrivals.due(0)) == {"a"}
     files = {"a": mark(1, at=-100), "b": mark(1, at=-99)}
-    arrivals.see(files, 50, EPOCH + 50)
+    arrivals.update(files, 50, EPOCH + 50)
     batch = arrivals.due(50)
     assert set(batch) == {"a", "b"}
     # While it was announced, one of them has changed.
-    arrivals.see(files | {"b": mark(2, at=51)}, 51, EPOCH + 51)
-    arrivals.announced(batch)
+    arrivals.update(files | {"b": mark(2, at=51)}, 51, EPOCH + 51)
+    arrivals.mark_announced(batch)
     assert (arrivals.due(51), arrivals.waiting) == ({}, 1)
 
 
@@ -151,14 +158,19 @@ def test_a_file_of_a_clock_that_is_wrong_does_not_wait_for_its_time():
 def test_the_times_of_a_bucket_say_nothing():
     clock = Clock(local=False)
     for at in range(20):
-        clock.see(at, a=Mark(1, 0, "etag"))
+        clock.see(at, a=FileVersion(1, 0, "etag"))
     assert clock.announced == [(SETTLE, ["a"])]
 
 
 def test_what_is_known_from_before_is_not_announced():
-    known = {"a": mark(1, at=-100), "b": mark(1, at=-100), "c": Mark(1, 0, "x"), "d": mark(1, 1)}
+    known = {
+        "a": mark(1, at=-100),
+        "b": mark(1, at=-100),
+        "c": FileVersion(1, 0, "x"),
+        "d": mark(1, 1),
+    }
     clock = Clock(known=known, local=False)
-    now = {"a": known["a"], "b": mark(2, at=-100), "c": Mark(1, 0, "y"), "d": mark(1, 2)}
+    now = {"a": known["a"], "b": mark(2, at=-100), "c": FileVersion(1, 0, "y"), "d": mark(1, 2)}
     for at in range(20):
         clock.see(at, **now)
     assert clock.announced == [(SETTLE, ["b", "c", "d"])]
@@ -177,9 +189,9 @@ def test_nothing_is_lost_early_or_twice(writes, step):
         done = [(when, name) for when, name in writes if when <= at]
         seen = {name: mark(sum(n == name for _, n in done), max(w for w, n in done if n == name))
                 for name in {name for _, name in done}}  # fmt: skip
-        clock.arrivals.see(seen, at, EPOCH + at)
+        clock.arrivals.update(seen, at, EPOCH + at)
         batch = clock.arrivals.due(at)
-        clock.arrivals.announced(batch)
+        clock.arrivals.mark_announced(batch)
         for name, what in batch.items():
             written = max(when for when, n in done if n == name)
             assert at - written >= SETTLE
@@ -194,7 +206,7 @@ def test_nothing_is_lost_early_or_twice(writes, step):
 def test_a_look_shows_what_a_run_would_take(tmp_path):
     source = tmp_path / "in"
     source.mkdir()
-    assert look(str(source)) == {}
+    assert list_files(str(source)) == {}
     for name in ("a.wav", "b.txt", ".hidden.wav"):
         (source / name).write_text(name)
     for folder in ("sub", ".git", "out/.batchmill"):
@@ -202,29 +214,29 @@ def test_a_look_shows_what_a_run_would_take(tmp_path):
     (source / "sub" / "new\nline.wav").write_text("c")
     (source / ".git" / "d.wav").write_text("d")
     (source / "out" / "e.wav").write_text("e")
-    seen = look(str(source), "*.wav")
+    seen = list_files(str(source), "*.wav")
     assert sorted(seen) == ["a.wav", "sub/new\nline.wav"]
-    assert seen["a.wav"] == Mark(5, (source / "a.wav").stat().st_mtime_ns)
+    assert seen["a.wav"] == FileVersion(5, (source / "a.wav").stat().st_mtime_ns)
     with pytest.raises(ManifestError, match="no such folder"):
-        look(str(tmp_path / "nosuch"))
+        list_files(str(tmp_path / "nosuch"))
 
 
 def test_a_look_at_a_bucket_may_show_nothing(bucket, words):
-    assert look(f"{bucket}/in") == {}
+    assert list_files(f"{bucket}/in") == {}
     upload(words, f"{bucket}/in")
-    before = look(f"{bucket}/in", "*.txt")
+    before = list_files(f"{bucket}/in", "*.txt")
     assert sorted(before) == ["a.txt", "b.txt", "c.txt", "d.txt"]
     (words / "a.txt").write_text("elpmis")
     upload(words, f"{bucket}/in")
-    assert set(not_known(look(f"{bucket}/in", "*.txt"), before)) == {"a.txt"}
+    assert set(new_or_changed(list_files(f"{bucket}/in", "*.txt"), before)) == {"a.txt"}
 
 
 def test_what_a_dataset_knows_is_not_new(words, tmp_path, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[1] / "support")
     run_job(words / "manifest.csv", "steps_under_test:fails_on_b", tmp_path / "out")
-    known = recorded(open_ledger(str(tmp_path / "out")))
+    known = recorded_files(open_ledger(str(tmp_path / "out")))
     # The manifest itself is no input of that run; what failed is known, too.
-    assert set(not_known(look(str(words)), known)) == {"manifest.csv"}
+    assert set(new_or_changed(list_files(str(words)), known)) == {"manifest.csv"}
     (words / "c.txt").write_text("another")
     (words / "e.txt").write_text("new")
-    assert set(not_known(look(str(words), "*.txt"), known)) == {"c.txt", "e.txt"}
+    assert set(new_or_changed(list_files(str(words), "*.txt"), known)) == {"c.txt", "e.txt"}

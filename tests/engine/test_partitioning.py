@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchmill import ManifestError, OptionError, load_manifest
+from batchmill.options import PartitionOptions
 from batchmill.partitioning import Groups, assign, make_partitioning
 
 SHARES = "train=0.8,validation=0.1,test=0.1"
@@ -25,6 +26,10 @@ def groups_of(keys, strata=None, given=None):
     )
 
 
+def make(partition="", **options):
+    return make_partitioning(PartitionOptions(partition=partition, **options))
+
+
 def assigned(keys, partitioning, strata=None, given=None, known=None):
     found = assign(groups_of(keys, strata, given), partitioning, known).to_pylist()
     by_key = dict(zip(keys, found, strict=True))
@@ -34,7 +39,7 @@ def assigned(keys, partitioning, strata=None, given=None, known=None):
 
 def partitioning_of(numbers, **options):
     parts = ",".join(f"p{index}={n / sum(numbers)!r}" for index, n in enumerate(numbers))
-    return make_partitioning(parts, **options)
+    return make(parts, **options)
 
 
 # By hash
@@ -56,12 +61,12 @@ def test_a_groups_partition_depends_on_its_key_the_seed_and_the_shares_alone(
 def test_the_places_of_today_are_those_of_tomorrow():
     # Whoever changes this moves the inputs of every dataset that there is.
     keys = ["group:anna", "group:ben", "input:a.wav", "input:Grüße.wav", "group:7", "group:8"]
-    found = assigned(keys, make_partitioning("a=0.25,b=0.25,c=0.25,d=0.25", seed=7))
+    found = assigned(keys, make("a=0.25,b=0.25,c=0.25,d=0.25", seed=7))
     assert "".join(found.values()) == "bdbcbb"
 
 
 def test_a_fifth_more_data_moves_nobody():
-    partitioning = make_partitioning(SHARES)
+    partitioning = make(SHARES)
     keys = [f"group:{number}" for number in range(6_000)]
     before, after = assigned(keys[:5_000], partitioning), assigned(keys[::-1], partitioning)
     assert before.items() <= after.items()
@@ -69,7 +74,7 @@ def test_a_fifth_more_data_moves_nobody():
 
 def test_the_groups_come_near_the_shares_and_another_seed_divides_otherwise():
     keys = [f"group:{number}" for number in range(10_000)]
-    found = [assigned(keys, make_partitioning(SHARES, seed=seed)) for seed in (0, 1)]
+    found = [assigned(keys, make(SHARES, seed=seed)) for seed in (0, 1)]
     for by_key in found:
         counts = Counter(by_key.values())
         assert counts["train"] == pytest.approx(8_000, rel=0.03)
@@ -79,7 +84,7 @@ def test_the_groups_come_near_the_shares_and_another_seed_divides_otherwise():
 
 def test_other_shares_move_only_those_between_the_old_bounds_and_the_new():
     keys = [f"group:{number}" for number in range(10_000)]
-    old, new = (assigned(keys, make_partitioning(f"train={n},test={100 - n}")) for n in (80, 90))
+    old, new = (assigned(keys, make(f"train={n},test={100 - n}")) for n in (80, 90))
     assert {key for key in keys if old[key] == "train"} <= {k for k in keys if new[k] == "train"}
     assert sum(old[key] != new[key] for key in keys) == pytest.approx(1_000, rel=0.1)
 
@@ -91,7 +96,7 @@ def test_a_share_of_nothing_gets_nothing(keys, seed):
         options = {"seed": seed, "stratify": "label" if strata else None}
         first, last = "none=0,all=1", "all=1,none=0"
         for text in (first, last):
-            found = assigned(keys, make_partitioning(text, **options), strata)
+            found = assigned(keys, make(text, **options), strata)
             assert set(found.values()) == {"all"}
 
 
@@ -138,7 +143,7 @@ def test_what_was_dealt_stays_and_what_is_new_goes_where_most_is_lacking(labels,
 
 
 def test_a_group_counts_for_what_most_of_its_rows_are():
-    partitioning = make_partitioning("a=0.5,b=0.5", stratify="label")
+    partitioning = make("a=0.5,b=0.5", stratify="label")
     keys, strata = [], []
     # Of equals, the first by name: torn groups are x, too.
     for kind, labels in {"most x": "yxx", "torn": "yx", "all y": "y"}.items():
@@ -158,9 +163,7 @@ def test_a_group_counts_for_what_most_of_its_rows_are():
 @settings(max_examples=50, deadline=None)
 @given(st.lists(names, min_size=1, max_size=30), seeds, st.booleans(), st.data())
 def test_what_the_manifest_names_counts_for_the_whole_group(keys, seed, stratified, data):
-    partitioning = make_partitioning(
-        "a=0.5,b=0.5,c=0", seed=seed, stratify="s" if stratified else None
-    )
+    partitioning = make("a=0.5,b=0.5,c=0", seed=seed, stratify="s" if stratified else None)
     strata = ["x"] * len(keys) if stratified else None
     named = data.draw(st.dictionaries(st.sampled_from(keys), st.sampled_from("abc")))
     row_of = {key: row for row, key in enumerate(keys)}  # One row of the group says it.
@@ -175,7 +178,7 @@ def test_what_the_manifest_names_counts_for_the_whole_group(keys, seed, stratifi
 
 def manifest_of(tmp_path, text, partition=SHARES, **options):
     (tmp_path / "m.csv").write_text(text)
-    how = make_partitioning(partition, **options)
+    how = make(partition, **options)
     return load_manifest(tmp_path / "m.csv", partitioning=how)
 
 
@@ -189,8 +192,8 @@ def test_a_group_that_is_named_in_two_partitions_is_refused_with_both_lines(tmp_
     text = "input,who,partition\na,anna,train\nb,ben,\nc,anna,\nd,anna,test\n"
     (fault,) = faults_of(tmp_path, text, group_by="who")
     assert fault == (
-        "line 5: is in the partition 'test', but of one group ('anna') with line 2, which is in "
-        "'train'. Give a group one partition."
+        "line 5: has the partition 'test', but line 2, of the same group 'anna', has 'train'. "
+        "Give a group one partition."
     )
     # Each for itself, they tear nothing up.
     assert len(manifest_of(tmp_path, text)) == 4
@@ -200,7 +203,7 @@ def test_a_partition_that_has_no_share_is_refused_unless_it_is_given_none(tmp_pa
     text = "input,partition\na,holdout\nb,\nc,tran\n"
     assert [fault.split(":")[0] for fault in faults_of(tmp_path, text)] == ["line 2", "line 4"]
     (fault,) = faults_of(tmp_path, text, SHARES + ",holdout=0")
-    assert "'tran' is none of --partition's (train, validation, test, holdout)" in fault
+    assert "'tran' is not in --partition (train, validation, test, holdout)" in fault
 
 
 def test_columns_that_are_not_there_are_told_with_those_that_are(tmp_path):
@@ -239,7 +242,7 @@ def test_a_groups_key_is_the_same_in_all_forms_of_manifest(tmp_path, monkeypatch
     (tmp_path / "m.jsonl").write_text(
         '{"input": "a", "who": 7}\n{"input": "b", "who": null}\n{"input": "c", "who": "8"}\n'
     )
-    how = make_partitioning(SHARES, group_by="who")
+    how = make(SHARES, group_by="who")
     for source in (frame, "m.parquet", "m.csv", "n.csv", "m.jsonl"):
         found = load_manifest(source, partitioning=how).groups.keys.to_pylist()
         assert found == ["group:7", "input:b", "group:8"], source
@@ -259,29 +262,28 @@ def test_a_groups_key_is_the_same_in_all_forms_of_manifest(tmp_path, monkeypatch
     ],
 )
 def test_shares_are_parts_of_one_or_of_a_hundred(text, expected):
-    assert make_partitioning(text).shares == expected
+    assert make(text).shares == expected
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("train=0.8,test=0.1", "sum to 0.9, and must to 1 or to 100"),
+        ("train=0.8,test=0.1", "sum to 0.9; they must sum to 1 or to 100"),
         ("train=0.8,test=0.2001", "sum to 1.0001"),
-        ("train=8,test=2", "sum to 10,"),
+        ("train=8,test=2", "sum to 10;"),
         ("train", "share of 'train' is ''"),
         ("train=much", "share of 'train' is 'much'"),
         ("train=nan", "share of 'train' is 'nan'"),
         ("train=inf", "share of 'train' is 'inf'"),
         ("train=1.5,test=-0.5", "share of 'test' is '-0.5'"),
-        ("", "'' is no name"),
         ("train=1,", "'' is no name"),
         ("the rest=1", "'the rest' is no name"),
-        ("a=0.5,a=0.5", "'a' stands there twice"),
+        ("a=0.5,a=0.5", "'a' is listed twice"),
     ],
 )
 def test_shares_that_are_none_are_refused(text, expected):
     with pytest.raises(OptionError, match=r"^--partition ") as refused:
-        make_partitioning(text)
+        make(text)
     assert expected in str(refused.value)
 
 
@@ -290,6 +292,6 @@ def test_shares_that_are_none_are_refused(text, expected):
     [({"group_by": "who"}, "--group-by"), ({"stratify": "x"}, "--stratify"), ({"seed": 3}, "--se")],
 )
 def test_what_divides_nothing_is_refused(others, name):
-    assert make_partitioning(None) is None
+    assert make() is None
     with pytest.raises(OptionError, match=name):
-        make_partitioning(None, **others)
+        make(**others)

@@ -139,7 +139,7 @@ def pages_of_an_input(tmp_path, memory_bytes=None):
     """Return how many pages of memory a worker asks the kernel for, with its last input."""
     outcomes = []
     manifest = folder_with(tmp_path, 6) / "manifest.csv"
-    policy = FailurePolicy(memory_bytes=memory_bytes)
+    policy = FailurePolicy(memory_limit=memory_bytes)
     run_job(manifest, "costs:arrays", "out", num_workers=1, cores=1, seen=outcomes, policy=policy)
     *_, before, last = sorted(json.loads(outcome.rows)[0]["pages"] for outcome in outcomes)
     return last - before

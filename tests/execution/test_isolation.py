@@ -21,16 +21,11 @@ from poison import FILE_POISONS, HOARD_BYTES, POISONS, kind_of
 
 from batchmill.errors import WorkerError
 from batchmill.execution.isolation import IsolatedExecutor, Limits, RetryPolicy, Stop
-from batchmill.execution.isolation.dataloader import Batches
 from batchmill.execution.isolation.memory import Headroom, resident_bytes
+from batchmill.execution.isolation.private_api import LoaderIterator
 from batchmill.execution.isolation.processes import descendants
-from batchmill.execution.isolation.worker import (
-    SKIPPED,
-    DrainFlag,
-    GuardedInputs,
-    StopIndex,
-    begin_worker,
-)
+from batchmill.execution.isolation.shared_flags import DrainFlag, StopIndex
+from batchmill.execution.isolation.worker import SKIPPED, GuardedInputs, begin_worker
 from batchmill.execution.isolation.worker_channel import WorkerChannel
 from batchmill.outcome import Outcome
 from batchmill.policy import FailurePolicy
@@ -39,8 +34,8 @@ SUPPORT = Path(__file__).parents[1] / "support"
 # A machine that is busy, or slow to give memory, must not make a timeout of what is none.
 TIMEOUT = 5.0
 MEMORY_BYTES = 300 * 2**20
-POLICY = FailurePolicy(retries=1, timeout_seconds=TIMEOUT, memory_bytes=MEMORY_BYTES)
-PATIENT = FailurePolicy(retries=0, timeout_seconds=60, memory_bytes=MEMORY_BYTES)
+POLICY = FailurePolicy(retries=1, timeout=TIMEOUT, memory_limit=MEMORY_BYTES)
+PATIENT = FailurePolicy(retries=0, timeout=60, memory_limit=MEMORY_BYTES)
 # Executed again alone, or again with others, before they count; a timeout is not.
 EXECUTIONS = {"ok": 1, "timeout": 1, "failed": 2, "crashed": 2, "oom": 2}
 
@@ -229,7 +224,7 @@ def test_an_input_that_ends_at_its_deadline_is_executed_once(tmp_path):
     )
     os.chdir(tmp_path)
     seen = []
-    policy = FailurePolicy(retries=1, timeout_seconds=0.2)
+    policy = FailurePolicy(retries=1, timeout=0.2)
     log = str(tmp_path / "log")
     run_job(tmp_path / "in", "dozing:step", tmp_path / "out", seen=seen, policy=policy, log=log)
     assert sorted(outcome.input for outcome in seen) == names
@@ -311,7 +306,7 @@ def test_an_input_is_executed_at_most_once_more_than_its_retries(
 @pytest.mark.parametrize("poison", ["segfault", "kill", "allocate"])
 @pytest.mark.slow
 def test_without_retries_a_crash_is_final_at_once(tmp_path, poison):
-    policy = FailurePolicy(retries=0, timeout_seconds=TIMEOUT, memory_bytes=MEMORY_BYTES)
+    policy = FailurePolicy(retries=0, timeout=TIMEOUT, memory_limit=MEMORY_BYTES)
     outcomes, executions = run_poisons(tmp_path, [poison, "healthy"], 2, policy=policy)
     assert outcomes[f"00-{poison}"].kind == POISONS[poison][1]
     assert executions[f"00-{poison}"] == 1
@@ -338,7 +333,7 @@ def test_a_crashed_input_leaves_no_files(tmp_path):
 def test_a_kill_by_the_kernel_for_want_of_memory_is_oom(tmp_path, monkeypatch):
     kills = iter(range(1000))
     monkeypatch.setattr(
-        "batchmill.execution.isolation.executor.kernel_oom_kills", lambda: next(kills)
+        "batchmill.execution.isolation.loader_driver.kernel_oom_kills", lambda: next(kills)
     )
     outcomes, executions = run_poisons(tmp_path, ["kill", "healthy"], 1)
     assert (outcomes["00-kill"].kind, outcomes["01-healthy"].kind) == ("oom", "ok")
@@ -348,8 +343,8 @@ def test_a_kill_by_the_kernel_for_want_of_memory_is_oom(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_over_its_memory_and_its_time_is_oom(tmp_path, monkeypatch):
     """Swapping makes it late, and so does a busy machine the look at it."""
-    monkeypatch.setattr("batchmill.execution.isolation.watchdog._LOOK_SECONDS", 1.0)
-    policy = FailurePolicy(retries=0, timeout_seconds=0.5, memory_bytes=MEMORY_BYTES)
+    monkeypatch.setattr("batchmill.execution.isolation.watchdog._CHECK_SECONDS", 1.0)
+    policy = FailurePolicy(retries=0, timeout=0.5, memory_limit=MEMORY_BYTES)
     outcomes, _ = run_poisons(tmp_path, ["hoard"], 1, policy=policy)
     assert outcomes["00-hoard"].kind == "oom"
 
@@ -365,7 +360,7 @@ def test_when_memory_runs_low_the_largest_worker_is_killed(tmp_path, monkeypatch
         return low if greedy > resident_bytes(os.getpid()) + HOARD_BYTES // 2 else plenty
 
     monkeypatch.setattr("batchmill.execution.isolation.watchdog.headroom", room)
-    policy = FailurePolicy(retries=0, timeout_seconds=60)
+    policy = FailurePolicy(retries=0, timeout=60)
     kinds = ["healthy", "hoard", "nap", "healthy"]
     outcomes, _ = run_poisons(tmp_path, kinds, 4, policy=policy)
     kinds = {kind_of(name): outcome.kind for name, outcome in outcomes.items()}
@@ -508,8 +503,8 @@ def test_a_worker_may_die_while_work_is_handed_out(monkeypatch):
         put(self)
         handed_out.append("whole")
 
-    put = Batches._try_put_index
-    monkeypatch.setattr(Batches, "_try_put_index", put_slowly)
+    put = LoaderIterator._try_put_index
+    monkeypatch.setattr(LoaderIterator, "_try_put_index", put_slowly)
     seen = run_without_blame(40, num_workers=2)
     assert sorted(int(outcome.input) for outcome in seen) == list(range(40))
     assert handed_out.count("whole") == len(handed_out) // 2 > 20
@@ -519,34 +514,36 @@ def test_a_worker_that_is_told_to_drain_in_the_last_moment_begins_nothing(monkey
     """It has seemed idle to whoever told it, and is about to be killed."""
 
     class LateDrain(DrainFlag):
-        looks = 0
+        checks = 0
 
         def is_set(self):
-            self.looks += 1
-            return self.looks > 1
+            self.checks += 1
+            return self.checks > 1
 
-    station, begun = WorkerChannel(), []
+    channel, begun = WorkerChannel(), []
     worker = "batchmill.execution.isolation.worker._worker"
-    monkeypatch.setattr(f"{worker}.station", station, raising=False)
-    monkeypatch.setattr(f"{worker}.give_up", lambda: None)
-    inputs = GuardedInputs(indices=[0], run=begun.append, drain=LateDrain(), horizon=StopIndex(1))
+    monkeypatch.setattr(f"{worker}.channel", channel, raising=False)
+    monkeypatch.setattr(f"{worker}.exit_broken", lambda: None)
+    inputs = GuardedInputs(
+        indices=[0], run=begun.append, drain=LateDrain(), stop_index=StopIndex(1)
+    )
     assert inputs[0] == SKIPPED
     assert begun == []
-    assert station.occupied is None
-    station.close()
+    assert channel.occupied is None
+    channel.close()
 
 
 def test_a_worker_that_never_begins_is_replaced(tmp_path, monkeypatch):
     """As one that was forked while another thread held a lock that it needs."""
     first = tmp_path / "first"
 
-    def begin_late(number, **station):
+    def begin_late(number, **options):
         if not first.exists():
             first.touch()
             threading.Event().wait()
-        begin_worker(number, **station)
+        begin_worker(number, **options)
 
-    monkeypatch.setattr("batchmill.execution.isolation.executor.begin_worker", begin_late)
-    monkeypatch.setattr("batchmill.execution.isolation.watchdog._MAX_QUIET_LOOKS", 3)
+    monkeypatch.setattr("batchmill.execution.isolation.loader_driver.begin_worker", begin_late)
+    monkeypatch.setattr("batchmill.execution.isolation.watchdog._MAX_QUIET_CHECKS", 3)
     seen = run_without_blame(4, num_workers=1)
     assert sorted(outcome.input for outcome in seen) == ["0", "1", "2", "3"]

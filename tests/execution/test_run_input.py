@@ -20,8 +20,8 @@ def dataset(tmp_path):
 
 def run(dataset, source, step, row=None):
     item = Input(source.name, f"id-{source.name}", str(source), row or {})
-    with open_staging(LocalStore(dataset), "one") as bench:
-        return execute(step, item, bench, lambda: make_dataset(step, [item])[0])
+    with open_staging(LocalStore(dataset), "one") as staging:
+        return execute(step, item, staging, lambda: make_dataset(step, [item])[0])
 
 
 def step_of(target, given=("out",)):

@@ -16,7 +16,8 @@ from batchmill import LedgerError, StepError
 from batchmill.execution.run_shard import run_shard
 from batchmill.execution.shard import ask_to_split, split, unfinished
 from batchmill.ledger.lease import check_free, holder, lease
-from batchmill.ledger.ledger import Ledger, Origin
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import Origin
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Batching, Cores, plan_shards
 from batchmill.planning.job import make_job, prepare

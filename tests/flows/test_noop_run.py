@@ -3,9 +3,9 @@
 import pandas as pd
 import pytest
 from batchmill.flows.noop_run import finish, is_idle
-from jobs import run_job
+from jobs import job_of, run_job
 
-from batchmill.planning.job import make_job, prepare
+from batchmill.planning.job import prepare
 from batchmill.policy import FailurePolicy
 from batchmill.runs.run import open_run
 
@@ -13,7 +13,7 @@ STEP = "batchmill.steps.words:split"
 
 
 def prepared_in(folder, **options):
-    job = make_job(manifest=str(folder / "in"), step=STEP, output=str(folder / "out"), **options)
+    job = job_of(folder / "in", STEP, folder / "out", **options)
     return prepare(job)
 
 

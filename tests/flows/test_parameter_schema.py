@@ -1,4 +1,4 @@
-"""What Prefect's form is told of the flows' parameters."""
+"""What Prefect's form gets to know of the flows' parameters and option groups."""
 
 import importlib
 import pkgutil
@@ -11,7 +11,7 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 
 from batchmill import OptionError
-from batchmill.policy import make_policy
+from batchmill.policy import FailurePolicy
 
 FLOWS = {
     thing.name: thing
@@ -25,16 +25,41 @@ PARAMETERS = [
     for flow, schema in SCHEMAS.items()
     for name in schema["properties"]
 ]
-LEAST = {
-    name: described.get("minimum", described.get("exclusiveMinimum"))
-    for name, described in SCHEMAS["preprocess"]["properties"].items()
-    if "minimum" in described or "exclusiveMinimum" in described
-}
+GROUPS = ("inputs", "partitions", "execution", "failures", "run")
+PREPROCESS = SCHEMAS["preprocess"]
+
+
+def group_schema(name):
+    """The schema of an option group of the flow `preprocess`."""
+    reference = PREPROCESS["properties"][name]["$ref"].rpartition("/")[2]
+    return PREPROCESS["definitions"][reference]
+
+
+OPTIONS = [
+    pytest.param(group, name, id=f"{group}-{name}")
+    for group in GROUPS
+    for name in group_schema(group)["properties"]
+]
+BOUNDED = [
+    (group, name, described["minimum"])
+    for group in GROUPS
+    for name, described in group_schema(group)["properties"].items()
+    if "minimum" in described
+]
+
+
+def job(words, tmp_path, **more):
+    return {
+        "manifest": str(words / "manifest.csv"),
+        "step": "batchmill.steps.words:split",
+        "output": str(tmp_path / "out"),
+        **more,
+    }
 
 
 def test_the_flows_are_found():
-    assert {"preprocess", "verify-dataset"} <= set(FLOWS)
-    assert SCHEMAS["preprocess"]["required"] == ["manifest", "step", "output"]
+    assert {"preprocess", "infer", "saved-job", "verify-dataset"} <= set(FLOWS)
+    assert PREPROCESS["required"] == ["manifest", "step", "output"]
 
 
 @pytest.mark.parametrize(("schema", "name"), PARAMETERS)
@@ -42,7 +67,9 @@ def test_a_parameter_has_a_title_a_sentence_and_a_default(schema, name):
     described = schema["properties"][name]
     assert described["title"][0].isupper()
     assert "_" not in described["title"]
-    assert described["description"].endswith(".")
+    # The description of a group may be that of its model.
+    model = schema["definitions"].get(described.get("$ref", "").rpartition("/")[2], {})
+    assert described.get("description", model.get("description", "")).endswith(".")
     assert ("default" in described) != (name in schema["required"])
     if name in schema["required"]:
         needed = ("manifest", "step", "model", "output", "dataset", "job", "source", "deployment")
@@ -56,42 +83,71 @@ def test_a_parameter_can_be_filled_in(schema, name):
     assert not any(kind.get("type") == "object" and "properties" not in kind for kind in kinds)
 
 
+@pytest.mark.parametrize(("group", "name"), OPTIONS)
+def test_an_option_has_a_title_a_sentence_and_no_null(group, name):
+    described = group_schema(group)["properties"][name]
+    assert described["title"][0].isupper()
+    assert "_" not in described["title"]
+    assert described["description"].endswith(".")
+    # The form shows null as a field of its own, which cannot be filled in.
+    assert {"type": "null"} not in described.get("anyOf", [])
+    assert described.get("default", "") is not None
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_defaults_of_a_group_fit_its_schema(words, tmp_path, group):
+    default = PREPROCESS["properties"][group]["default"]
+    validate(job(words, tmp_path, **{group: default}), PREPROCESS, raise_on_error=True)
+
+
+def test_infer_has_the_option_groups_of_preprocess():
+    found, expected = (SCHEMAS[name]["definitions"] for name in ("infer", "preprocess"))
+    names = [group_schema(group)["title"] for group in GROUPS]
+    assert {name: found[name] for name in names} == {name: expected[name] for name in names}
+
+
 def test_there_are_bounds():
-    assert {"batch_size": 1, "retries": 0, "timeout_seconds": 0}.items() <= LEAST.items()
+    assert {("execution", "batch_size", 1), ("failures", "retries", 0)} <= set(BOUNDED)
+    assert ("failures", "timeout", 0) in BOUNDED
 
 
-@pytest.mark.parametrize("name", LEAST)
-def test_a_number_out_of_bounds_is_refused_in_the_same_words(words, tmp_path, name):
-    described = SCHEMAS["preprocess"]["properties"][name]
-    number = LEAST[name] - (1 if "minimum" in described else 0)
-    job = {
-        "manifest": str(words / "manifest.csv"),
-        "step": "batchmill.steps.words:split",
-        "output": str(tmp_path / "out"),
-        name: number,
-    }
+@pytest.mark.parametrize(("group", "name", "least"), BOUNDED)
+def test_a_number_out_of_bounds_is_refused_in_the_same_words(words, tmp_path, group, name, least):
+    parameters = job(words, tmp_path, **{group: {name: least - 1}})
     with pytest.raises(ValidationError) as refused:
-        validate(job, SCHEMAS["preprocess"], raise_on_error=True)
+        validate(parameters, PREPROCESS, raise_on_error=True)
     reason = str(refused.value).partition("Failure reason: ")[2]
     with pytest.raises(OptionError, match=reason):
-        preprocess(**job)
+        preprocess.validate_parameters(parameters)
 
 
 @pytest.mark.parametrize(
     ("name", "taken", "refused"),
     [
-        ("memory_limit", ["2G", "1.5 GiB", " 500m ", "1048576", "2TB"], ["lots", "2X", "-2G", "%"]),
+        (
+            "memory_limit",
+            ["", "2G", "1.5 GiB", " 500m ", "1048576", "2TB"],
+            ["lots", "2X", "-2G", "%"],
+        ),
         ("max_failures", ["0", "3", "2%", " 0.5% ", "100%"], ["lots", "-1", "1.5", "% 2", "3 %"]),
     ],
 )
-def test_text_is_refused_by_the_form_where_the_engine_refuses_it(name, taken, refused):
-    schema = {"type": "object", "properties": SCHEMAS["preprocess"]["properties"]}
+def test_text_is_refused_by_the_form_where_the_engine_refuses_it(
+    words, tmp_path, name, taken, refused
+):
     for text in taken:
-        validate({name: text}, schema, raise_on_error=True)
-        make_policy(**{name: text})
+        parameters = job(words, tmp_path, failures={name: text})
+        validate(parameters, PREPROCESS, raise_on_error=True)
+        FailurePolicy(**{name: text})
     for text in refused:
+        parameters = job(words, tmp_path, failures={name: text})
         with pytest.raises(ValidationError, match=f"'{text}' does not match"):
-            validate({name: text}, schema, raise_on_error=True)
+            validate(parameters, PREPROCESS, raise_on_error=True)
         with pytest.raises(OptionError):
-            make_policy(**{name: text})
-    validate({"memory_limit": None}, schema, raise_on_error=True)
+            FailurePolicy(**{name: text})
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_name(words, tmp_path):
+    parameters = job(words, tmp_path, failures={"retry": 3})
+    with pytest.raises(OptionError, match=r"retry: no such option\. Did you mean retries"):
+        preprocess.validate_parameters(parameters)

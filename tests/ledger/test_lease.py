@@ -35,7 +35,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(leases, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr(leases, "LAPSE_SECONDS", 0.5)
     monkeypatch.setattr(leases, "_WAIT_SECONDS", 0.05)
-    monkeypatch.setattr(leases, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(leases, "_POLL_SECONDS", 0.05)
 
 
 def lease_of_another_machine(ledger, *, age, number=3, **changes):

@@ -4,7 +4,8 @@ import pandas as pd
 import pytest
 
 from batchmill import LedgerError
-from batchmill.ledger.ledger import Ledger, Origin
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import Origin
 from batchmill.outcome import Outcome, WrittenFile
 from batchmill.storage import LocalStore
 

@@ -65,13 +65,13 @@ def test_with_root_a_path_that_leaves_it_is_a_fault(write, tmp_path):
 
 def test_tab_separated(write):
     manifest = load_manifest(str(write("input\tlabel\na.wav\tx,y\n", "m.tsv")))
-    assert manifest.carried["label"].to_pylist() == ["x,y"]
+    assert manifest.manifest_columns["label"].to_pylist() == ["x,y"]
 
 
 def test_another_column_can_be_the_input(write):
     manifest = load_manifest(str(write("file,label\na.wav,1\n")), input_column="file")
     assert manifest.inputs["input"].to_pylist() == ["a.wav"]
-    assert manifest.carried.column_names == ["label"]
+    assert manifest.manifest_columns.column_names == ["label"]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_another_column_can_be_the_input(write):
 )
 def test_columns_get_types_that_lose_nothing(write, cells, expected):
     manifest = load_manifest(str(write(f"input,x\na.wav,{cells[0]}\nb.wav,{cells[1]}\n")))
-    assert manifest.carried["x"].to_pylist() == expected
+    assert manifest.manifest_columns["x"].to_pylist() == expected
 
 
 def test_numbers_in_the_input_column_stay_text(write, tmp_path):
@@ -104,7 +104,7 @@ def test_numbers_in_the_input_column_stay_text(write, tmp_path):
 
 def test_quoted_fields_may_hold_separators_and_line_breaks(write):
     manifest = load_manifest(str(write('input,note\na.wav,"one, two\nthree"\nb.wav,x\n')))
-    assert manifest.carried["note"].to_pylist() == ["one, two\nthree", "x"]
+    assert manifest.manifest_columns["note"].to_pylist() == ["one, two\nthree", "x"]
 
 
 def test_lines_are_counted_across_quoted_line_breaks(write):
@@ -149,8 +149,8 @@ def test_a_row_that_is_too_long_is_found_in_the_first_line_too(write):
         (b"  \n\n", "is empty"),
         (b"input\n", "has a header, but no inputs"),
         (b"file\na.wav\n", "line 1: no column 'input' (found: 'file')"),
-        (b"input,output\na.wav,x\n", "line 1: the column 'output' would hide"),
-        (b"input,x,x\na.wav,1,2\n", "line 1: column 'x' stands there twice"),
+        (b"input,output\na.wav,x\n", "line 1: column 'output' has the name of a column"),
+        (b"input,x,x\na.wav,1,2\n", "line 1: duplicate column 'x'"),
     ],
 )
 def test_what_no_table_can_be(write, content, expected):
@@ -166,7 +166,7 @@ def test_where_a_relative_manifest_was_looked_for_is_told(tmp_path, monkeypatch)
 
 
 def test_a_form_that_is_not_known(write):
-    assert "of what form is it?" in faults_of(write("a.wav\n", "m.list"))[0]
+    assert "unknown manifest format" in faults_of(write("a.wav\n", "m.list"))[0]
 
 
 def test_an_input_that_is_not_there_is_no_fault_of_the_manifest(write):
@@ -230,7 +230,7 @@ def test_a_line_of_blanks_is_a_blank_line(write):
 def test_line_ends_of_every_system(write, end):
     manifest = load_manifest(str(write(end.join(["input,x", "a.wav,1", "b.wav,2", ""]))))
     assert manifest.inputs["input"].to_pylist() == ["a.wav", "b.wav"]
-    assert manifest.carried["x"].to_pylist() == [1, 2]
+    assert manifest.manifest_columns["x"].to_pylist() == [1, 2]
 
 
 @pytest.mark.parametrize("content", ["input\na.wav\r ", "input,x,y\n\ra.wav,1,2\n"])

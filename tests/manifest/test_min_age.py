@@ -5,14 +5,14 @@ import time
 
 import pyarrow as pa
 import pytest
-from jobs import run_job
+from jobs import job_of, run_job
 from object_store import upload
 
-from batchmill.arrivals import look
+from batchmill.arrivals import list_files
 from batchmill.errors import ManifestError, OptionError
 from batchmill.manifest import load_manifest
 from batchmill.manifest.min_age import is_unsettled
-from batchmill.planning.job import check_prune, make_job, prepare
+from batchmill.planning.job import check_prune, prepare
 
 SPLIT = "batchmill.steps.words:split"
 LONG_AGO = 7200
@@ -47,7 +47,7 @@ def test_of_a_folder_or_glob_what_is_young_is_left_out(source):
         loaded = load_manifest(manifest, settle_seconds=600)
         assert names(loaded) == ["ahead.txt", "old.txt", "sub/old.txt"]
         assert loaded.unsettled.to_pylist() == ["new.txt"]
-        assert loaded.carried_rows() == [{}, {}, {}]
+        assert loaded.manifest_rows() == [{}, {}, {}]
         assert len(load_manifest(manifest)) == 4
 
 
@@ -72,8 +72,8 @@ def test_all_left_out_is_a_fault_that_says_so(tmp_path):
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])
 def test_a_time_that_is_none_is_refused(source, seconds):
-    with pytest.raises(OptionError, match="--settle"):
-        make_job(manifest=str(source), step=SPLIT, output="out", settle_seconds=seconds)
+    with pytest.raises(OptionError, match="--min-age"):
+        job_of(source, SPLIT, "out", min_age=seconds)
     with pytest.raises(OptionError, match="--settle"):
         load_manifest(source, settle_seconds=seconds)
 
@@ -82,21 +82,21 @@ def test_it_changes_neither_the_step_nor_what_is_done(source, tmp_path):
     out = tmp_path / "out"
     run_job(source, SPLIT, out)
     write(source, "new.txt", "another")
-    job = make_job(manifest=str(source), step=SPLIT, output=str(out), settle_seconds=600)
+    job = job_of(source, SPLIT, out, min_age=600)
     plan = prepare(job).plan
     assert (plan.counts["unchanged"], len(plan.pending)) == (3, 0)
     # It is there, and only being written to.
     assert plan.counts["withdrawn"] == 0
-    all_of_it = prepare(make_job(manifest=str(source), step=SPLIT, output=str(out)))
+    all_of_it = prepare(job_of(source, SPLIT, out))
     assert all_of_it.plan.first("changed", 5) == ["new.txt"]
 
 
 def test_what_is_being_written_is_not_pruned(source):
-    job = make_job(manifest=str(source), step=SPLIT, output="out", settle_seconds=600)
-    with pytest.raises(OptionError, match="--prune and --settle"):
+    job = job_of(source, SPLIT, "out", min_age=600)
+    with pytest.raises(OptionError, match="--prune and --min-age"):
         check_prune(job, prune=True)
     check_prune(job, prune=False)
-    check_prune(make_job(manifest=str(source), step=SPLIT, output="out"), prune=True)
+    check_prune(job_of(source, SPLIT, "out"), prune=True)
 
 
 def test_a_link_to_itself_is_no_file(tmp_path):
@@ -113,7 +113,7 @@ def test_a_time_that_cannot_be_recorded_is_the_nearest_that_can(source, tmp_path
     loaded = load_manifest(source, settle_seconds=600)
     assert names(loaded) == ["ahead.txt", "old.txt", "sub/old.txt"]
     assert loaded.inputs["mtime_ns"].to_pylist()[:2] == [LATEST, LATEST]
-    assert look(str(source))["old.txt"].mtime_ns == LATEST
+    assert list_files(str(source))["old.txt"].mtime_ns == LATEST
     assert run_job(source, SPLIT, tmp_path / "out").outcomes == {"ok": 4}
     assert run_job(source, SPLIT, tmp_path / "out").executed == 0
     early = pa.table({"mtime_ns": [-LATEST - 1], "size": [4]})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from comparison import contents
-from jobs import run_job
+from jobs import job_of, run_job
 
 from batchmill import ManifestError, StoreError
 from batchmill.ledger.ledger import Ledger
@@ -80,12 +80,8 @@ class Job:
         (self.folder / "m.csv").write_text("input,label\n" + rows)
 
     def job(self, **options):
-        return make_job(
-            manifest=str(self.folder / "m.csv"),
-            step=f"{self.module}:step",
-            output=str(self.dataset),
-            **options,
-        )
+        step = f"{self.module}:step"
+        return job_of(self.folder / "m.csv", step, self.dataset, **options)
 
     def run(self, **options):
         """Run; return how many inputs were executed, by what they say themselves."""

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from batchmill.ledger.ledger import PART_SCHEMA
+from batchmill.ledger.parts import PART_SCHEMA
 from batchmill.manifest import Manifest
-from batchmill.planning.change_detection import Survey
+from batchmill.planning.change_detection import FileChanges
 from batchmill.planning.plan import PLANNED_COLUMNS, make_plan
 
 
@@ -20,7 +20,7 @@ def manifest_of(*names, size=5, mtime_ns=1, etag=None):
             "etag": pa.array([etag] * len(names), pa.string()),
         }
     )
-    return Manifest(name="m.csv", root="/data", inputs=inputs, carried=pa.table({}))
+    return Manifest(name="m.csv", root="/data", inputs=inputs, manifest_columns=pa.table({}))
 
 
 def records_of(**outcomes):
@@ -86,15 +86,15 @@ def test_a_file_that_changed_runs_again(change):
     [("xxh128:5", {}), ("xxh128:6", {"a": "changed"}), ("", {"a": "changed"})],
 )
 def test_a_file_with_another_time_is_compared_by_its_content(content, expected):
-    found = Survey(contents={"a": content})
-    plan = make_plan(manifest_of("a", mtime_ns=2), records_of(a="ok"), "s", found=found)
+    changes = FileChanges(contents={"a": content})
+    plan = make_plan(manifest_of("a", mtime_ns=2), records_of(a="ok"), "s", changes=changes)
     assert reasons(plan) == expected
     assert plan.touched.to_pylist() == ([] if expected else ["a"])
 
 
 def test_an_input_whose_outputs_are_damaged_runs_again():
-    found = Survey(damaged=frozenset({"b"}))
-    plan = make_plan(manifest_of("a", "b"), records_of(a="ok", b="ok"), "s", found=found)
+    changes = FileChanges(damaged=frozenset({"b"}))
+    plan = make_plan(manifest_of("a", "b"), records_of(a="ok", b="ok"), "s", changes=changes)
     assert reasons(plan) == {"b": "damaged"}
 
 
@@ -129,7 +129,7 @@ def test_a_failed_input_waits_until_it_is_released_after_its_failure(released, e
 
 def test_a_row_that_changed_runs_again_where_the_step_sees_it():
     manifest = manifest_of("a", "b")
-    manifest = replace(manifest, carried=pa.table({"label": ["x", "y"]}))
+    manifest = replace(manifest, manifest_columns=pa.table({"label": ["x", "y"]}))
     records = records_of(a="ok", b="ok")
     column = records.schema.get_field_index("carried")
     records = records.set_column(column, "carried", [['{"label": "x"}', '{"label": "z"}']])

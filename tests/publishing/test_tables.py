@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchmill.ledger.ledger import Ledger, Origin
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import Origin
 from batchmill.manifest import Manifest
 from batchmill.outcome import Outcome
 from batchmill.publishing import tables as publishing
@@ -26,7 +27,7 @@ def manifest_of(names, **carried):
     count = len(names)
     inputs = pa.table({"input": names, "size": [1] * count, "mtime_ns": [1] * count})
     columns = pa.table(carried) if carried else pa.table({"": pa.nulls(count)}).select([])
-    return Manifest(name="m", root=Path("/"), inputs=inputs, carried=columns)
+    return Manifest(name="m", root=Path("/"), inputs=inputs, manifest_columns=columns)
 
 
 def commit(ledger, part, **rows):

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from comparison import contents
-from jobs import run_job
+from jobs import job_of, run_job
 
 from batchmill import ManifestError, OptionError
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import verify
 from batchmill.planning.batching import Batching, Cores
-from batchmill.planning.job import make_job, prepare
+from batchmill.planning.job import prepare
 from batchmill.planning.partition_assignment import last_assignment
 from batchmill.policy import FailurePolicy
 from batchmill.publishing.report import write_report
@@ -59,7 +59,7 @@ class Job:
 
     def plan(self, step="dividing:step", **options):
         pd.DataFrame(self.rows).to_csv("m.csv", index=False)
-        job = make_job(manifest="m.csv", step=step, output="out", **options)
+        job = job_of("m.csv", step, "out", **options)
         return prepare(job)
 
     @property
@@ -113,7 +113,7 @@ def test_without_shares_a_column_of_that_name_is_carried_as_it_is(job):
 
 def test_what_the_manifest_names_goes_in_its_place_and_takes_the_group_along(job):
     job.rows[0]["partition"] = "held"
-    with pytest.raises(ManifestError, match="line 2: partition 'held' is none of"):
+    with pytest.raises(ManifestError, match="line 2: partition 'held' is not in --partition"):
         job.plan(**SHARES, group_by="who")
     job.run(partition=SHARES["partition"] + ",held=0", group_by="who")
     assert list(job.table.columns) == ["input", "output", "who", "kind", "partition", "part"]

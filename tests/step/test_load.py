@@ -39,7 +39,7 @@ def test_the_kind_is_seen_from_what_it_has(name, kind, given):
     [
         ("words", "expected package.module:attribute"),
         (":x", "expected package.module:attribute"),
-        ("dir/mine.py:split", "expected a module, as in dir.mine:split"),
+        ("dir/mine.py:split", "expected a module, such as dir.mine:split"),
         ("no_such_module:x", "no module 'no_such_module'"),
         (f"{STEPS}:nope", "has no 'nope'. It has: Clip, Colour, Labelled"),
         (f"{STEPS}:NoDataset", "has no __getitem__ and __len__"),
@@ -166,9 +166,9 @@ def test_a_params_file_that_is_none(tmp_path, content, expected):
 def test_a_module_that_starts_a_run_when_it_is_imported_is_refused(tmp_path, words, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "starts.py").write_text(
-        "from batchmill.flows.preprocess import preprocess\n"
+        "import batchmill\n"
         "def count(source): return {}\n"
-        f"preprocess({str(words)!r}, count, 'out')\n"
+        f"batchmill.run({str(words)!r}, count, 'out')\n"
     )
     with pytest.raises(StepError, match="if __name__ == '__main__'"):
         load_step("starts:count", {}, search=str(tmp_path))

@@ -7,13 +7,8 @@ from jobs import run_job
 
 from batchmill.errors import OptionError, StepError
 from batchmill.planning.job import make_job, prepare
-from batchmill.steps.annotations import (
-    Annotation,
-    AnnotationError,
-    Labels,
-    annotations_of,
-    parse_annotations,
-)
+from batchmill.steps.annotation_tables import Annotation, AnnotationError, parse_annotations
+from batchmill.steps.annotations import Labels, read_labels
 from batchmill.steps.audio import split
 from batchmill.steps.spectrogram import log_mel
 
@@ -74,15 +69,15 @@ def test_a_table_of_nothing_has_no_annotations(text):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("start,end,label\n0,1,a\nx,2,b\n", "t, line 3: 'x' is no number of seconds"),
-        ("start,end,label\n0,nan,a\n", "t, line 2: 'nan' is no number"),
+        ("start,end,label\n0,1,a\nx,2,b\n", "t, line 3: 'x' is not a number of seconds"),
+        ("start,end,label\n0,nan,a\n", "t, line 2: 'nan' is not a number"),
         ("start,end,label\n3,1,a\n", "t, line 2: ends .* before it starts"),
         ("start,end,label\n0,1,a,b\n", "t, line 2: has 4 fields, its header 3"),
         ("start,end,sex\n0,1,f\n", r"t, line 1: no column with the label \(found: .*'sex'\)"),
         ("end,label\n1,a\n", "t, line 1: no column with the start"),
         ("a table\nof something\n", "t, line 1: no column with the start"),
-        ("0.5\t1.5\twren\n1,5\t2\towl\n", "t, line 2: '1,5' is no number"),
-        ('start,end,label\n0,1,"a\n1,2,b\n', "t: is no table"),
+        ("0.5\t1.5\twren\n1,5\t2\towl\n", "t, line 2: '1,5' is not a number"),
+        ('start,end,label\n0,1,"a\n1,2,b\n', "t: is not a table"),
     ],
 )
 def test_a_fault_has_its_line_and_a_remedy(text, fault):
@@ -122,7 +117,7 @@ def recordings(tmp_path):
 
 
 def labels_of(place, recording, **options):
-    found = annotations_of(recording, str(place), **options)
+    found = read_labels(recording, str(place), **options)
     return found.within(0, 4)
 
 
@@ -257,7 +252,9 @@ def test_what_a_built_in_step_imports_of_its_kind_is_part_of_it():
 
     sources = load_step("batchmill.steps.audio:split").description["sources"]
     assert set(sources) == {
+        "batchmill.steps.annotation_tables",
         "batchmill.steps.annotations",
         "batchmill.steps.audio",
+        "batchmill.steps.clips",
         "batchmill.steps.recordings",
     }

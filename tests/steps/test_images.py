@@ -264,7 +264,7 @@ def test_floating_point_samples_are_kept_or_refused(tmp_path, out):
         with pytest.raises(ValueError, match="floating-point"):
             step(source, out, **options)
     samples[1, 1] = np.nan
-    with pytest.raises(ValueError, match="no finite numbers"):
+    with pytest.raises(ValueError, match="not finite numbers"):
         to_tensor(saved(source, samples), out, dtype="float32")
 
 
@@ -463,7 +463,7 @@ def test_an_array_is_channels_height_width(tmp_path, out):
         (b"", "it is empty"),
         (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "begins with b'<svg xmlns="),
         (b"<!DOCTYPE html><html>", "begins with b'<!DOCTYPE html>"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "is no picture"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "is not a picture"),
         (b"GIF89a\x01\x00\x01\x00\x00\x00\x00;", "header is damaged"),
         (png(0, 2, 8, 0, b"\0\0"), "header is damaged"),
         (b"P5 0 5 255\n", "header is damaged"),

@@ -9,7 +9,7 @@ from jobs import run_job
 from models import Mean
 
 from batchmill.errors import OptionError, StepError
-from batchmill.inference.model_step import make_inference
+from batchmill.inference.model_step import ModelOptions, make_inference
 from batchmill.inference.models import choose_device, load_model
 from batchmill.steps.predict import PredictItems
 
@@ -49,7 +49,7 @@ def saved(tmp_path):
 
 def infer(manifest, output, *, batch_size=2, force=False, **options):
     """Run a model over a manifest; return the summary and the table."""
-    work = make_inference(**options)
+    work = make_inference(options.pop("model"), ModelOptions(**options))
     summary = run_job(
         manifest, work.step, output, batch_size=batch_size, force=force, **work.params
     )
@@ -128,7 +128,7 @@ def test_another_model_in_the_file_is_another_step(arrays, saved, tmp_path):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("models:Pair", "a tuple of 2, which says nothing"),
+        ("models:Pair", "a tuple of 2 values without names"),
         ("models:TimeFirst", "has the shape (7,"),
     ],
 )
@@ -136,7 +136,7 @@ def test_what_belongs_to_no_sample_is_nobodys_prediction(
     arrays, tmp_path, predictions, model, message
 ):
     seen = []
-    work = make_inference(model=model, predictions=predictions)
+    work = make_inference(model, ModelOptions(predictions=predictions))
     run_job(arrays, work.step, tmp_path / "out", batch_size=2, seen=seen, **work.params)
     assert {outcome.kind for outcome in seen} == {"failed"}
     assert all(message in outcome.message for outcome in seen)
@@ -237,7 +237,7 @@ def test_a_dataset_class_opens_the_inputs_and_makes_the_batches(tmp_path):
 )
 def test_what_is_no_model_is_told(arrays, tmp_path, model, message):
     with pytest.raises((OptionError, StepError), match=message):
-        load_model(make_inference(model=model).params.get("weights", model), CPU)
+        load_model(make_inference(model, ModelOptions()).params.get("weights", model), CPU)
 
 
 def test_saved_weights_are_no_model_but_a_function_makes_one_of_them(arrays, tmp_path):
@@ -252,8 +252,8 @@ def test_saved_weights_are_no_model_but_a_function_makes_one_of_them(arrays, tmp
     torch.save({"factor": torch.tensor(3.0)}, weights)
     summary, table = infer(arrays, tmp_path / "out", model="models:scaled", weights=str(weights))
     assert (summary.executed, table["prediction"].tolist()) == (5, [0, 3, 6, 9, 12])
-    with pytest.raises(OptionError, match="is for a function that makes a model"):
-        make_inference(model="a.pt2", weights=str(weights))
+    with pytest.raises(OptionError, match="only a function that makes a model takes weights"):
+        make_inference("a.pt2", ModelOptions(weights=weights))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")

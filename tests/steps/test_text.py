@@ -141,11 +141,11 @@ def test_a_tokenizer_may_leave_out_what_is_no_letter(out):
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("upper", "One", "gives 'ONE' where the text has 'One' \\(character 0\\)"),
-        ("special", "One", r"gives '\[CLS\]' where the text has 'One'"),
-        ("first_only", "One two", "ends where the text has ' two' \\(character 3\\)"),
-        ("none_at_all", "One", "ends where the text has 'One'"),
-        ("numbers", "One", "gives a int: expected text"),
+        ("upper", "One", "returned 'ONE' where the text has 'One' \\(character 0\\)"),
+        ("special", "One", r"returned '\[CLS\]' where the text has 'One'"),
+        ("first_only", "One two", "ended where the text has ' two' \\(character 3\\)"),
+        ("none_at_all", "One", "ended where the text has 'One'"),
+        ("numbers", "One", "returned a int: expected text"),
     ],
 )
 def test_tokens_that_are_not_the_texts(out, name, text, says):

@@ -172,10 +172,10 @@ def test_many_inputs_are_looked_at_by_listing(data, monkeypatch):
 @pytest.mark.parametrize(
     ("manifest", "expected"),
     [
-        ("m.csv/", "no such file, and none below it"),
-        ("nosuch.csv", "no such file, and none below it"),
-        ("in/0.txt", "of what form is it"),
-        ("../m.csv", "no such file, and none below it"),
+        ("m.csv/", "no such file, and no files below it"),
+        ("nosuch.csv", "no such file, and no files below it"),
+        ("in/0.txt", "unknown manifest format"),
+        ("../m.csv", "no such file, and no files below it"),
     ],
 )
 def test_a_manifest_that_is_none(data, manifest, expected):
@@ -371,7 +371,7 @@ def test_a_dataset_in_a_bucket_is_a_manifest_of_its_outputs(job, bucket):
     rows = pd.read_parquet(f"{bucket}/out/metadata.parquet")
     assert manifest.inputs["input"].to_pylist() == rows["output"].tolist()
     assert manifest.inputs["size"].to_pylist() != [-1] * len(rows)
-    assert manifest.carried["made_from"].to_pylist() == rows["input"].tolist()
+    assert manifest.manifest_columns["made_from"].to_pylist() == rows["input"].tolist()
 
 
 def test_brackets_may_be_a_name(data, store):

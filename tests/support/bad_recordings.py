@@ -81,7 +81,7 @@ DAMAGED = {
     "fast.wav": (lambda path: wav(PLAIN, rate=4_000_000_000), ""),
     "many-channels.wav": (lambda path: wav(PLAIN, channels=60_000), ""),
     "nan.wav": (lambda path: with_odd_sample(path, np.nan), "sample 8100, at 1.012 s"),
-    "infinite.wav": (lambda path: with_odd_sample(path, np.inf), "no number"),
+    "infinite.wav": (lambda path: with_odd_sample(path, np.inf), "not a number"),
     "huge-length.flac": (lambda path: flac_of_length(path, 2**36 - 1), "ends after 16000 of"),
     "long-length.flac": (lambda path: flac_of_length(path, 5 * RATE), "ends after 16000 of"),
     "garbage-within.mp3": (lambda path: mp3_with(path, GARBAGE, 0.5), ""),

@@ -3,9 +3,24 @@
 from batchmill.execution.run_shard import run_shard
 from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.job import make_job, prepare
+from batchmill.planning.option_groups import OptionGroups
 from batchmill.policy import FailurePolicy
 from batchmill.publishing.tables import publish
 from batchmill.runs.run import open_run
+
+
+def job_of(manifest, step, output, *, params=None, **options):
+    """Make a job; `options` are the flat options of a user."""
+    groups = OptionGroups.from_flat(options)
+    return make_job(
+        manifest=str(manifest),
+        step=step,
+        output=str(output),
+        params=params,
+        inputs=groups.inputs,
+        partitions=groups.partitions,
+        force=groups.run.force,
+    )
 
 
 def run_job(
@@ -28,14 +43,7 @@ def run_job(
 
     `before` is called between the plan and the run; `options` are others of the job.
     """
-    job = make_job(
-        manifest=str(manifest),
-        step=step,
-        output=str(output),
-        params=params,
-        force=force,
-        **(options or {}),
-    )
+    job = job_of(manifest, step, output, params=params, force=force, **(options or {}))
     with open_run(prepare(job)) as run:
         batching = Batching(batch_size=batch_size, num_workers=num_workers)
         cores = Cores(total=cores, node=cores)

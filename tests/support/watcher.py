@@ -20,7 +20,7 @@ class Watcher:
 
     def _begun(self):
         assert self.process.poll() is None, self.said()
-        return "Ctrl-C ends it" in self.said()
+        return "Press Ctrl-C to stop" in self.said()
 
     def said(self):
         """What it has complained of, and the like."""

@@ -3,6 +3,8 @@
 from rich.console import Console
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Return a console on stdout, for what a command is asked for, or on stderr, for the rest."""
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
+def console(*, stderr: bool = False, quiet: bool = False) -> Console:
+    """Return a console on stdout, for results, or on stderr, for messages; `quiet` prints none."""
+    return Console(
+        stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False, soft_wrap=True
+    )

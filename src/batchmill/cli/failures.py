@@ -3,26 +3,21 @@
 import json as json_text
 from typing import Annotated
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from cyclopts import Parameter
 
 from batchmill.cli.console import console
 from batchmill.cli.options import Dataset, Json
 from batchmill.errors import OptionError
-from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_ledger
-from batchmill.outcome import KINDS, one_line, visible
-from batchmill.publishing.tables import failure_records
+from batchmill.outcome import one_line, visible
+from batchmill.publishing.failures import failure_table
 
 Inputs = Annotated[str, Parameter(help="Only these inputs, as `failures` names them.")]
 FailureKinds = Annotated[
     tuple[str, ...],
     Parameter(
         name="--kind",
-        negative=(),
-        show_default=False,
-        help="Only this outcome, as crashed; may be given again.",
+        help="Only this outcome, for example crashed. Repeatable.",
     ),
 ]
 _SHOWN_LINES = 20
@@ -34,9 +29,7 @@ def failures(
     *inputs: Inputs,
     kind: FailureKinds = (),
     json: Json = False,
-    csv: Annotated[
-        bool, Parameter(negative=(), show_default=False, help="Print CSV, for tables.")
-    ] = False,
+    csv: Annotated[bool, Parameter(help="Print CSV.")] = False,
 ) -> None:
     """List the inputs of a dataset that are not ok: outcome, reason, traceback, what was printed.
 
@@ -47,7 +40,7 @@ def failures(
     """
     if json and csv:
         raise OptionError("--json and --csv: give one of them.")
-    table = choose_failures(open_ledger(dataset), dataset, inputs, kind)
+    table = failure_table(open_ledger(dataset), dataset, inputs, kind)
     if csv:
         print(table.to_pandas().to_csv(index=False), end="")
         return
@@ -80,28 +73,6 @@ def _most_telling(lines: list[str]) -> tuple[list[str], str]:
     if len(lines) > _SHOWN_LINES:
         return lines[-_SHOWN_LINES:], f", its last {_SHOWN_LINES} lines"
     return lines, ""
-
-
-def choose_failures(
-    ledger: Ledger, dataset: str, inputs: tuple[str, ...], kinds: tuple[str, ...]
-) -> pa.Table:
-    """Return the failed inputs of these names and kinds; by default all. Raises OptionError."""
-    known = [name for name in KINDS if name not in ("ok", "cancelled")]
-    unknown = sorted(set(kinds) - set(known))
-    if unknown:
-        raise OptionError(f"--kind {unknown[0]}: expected one of {', '.join(known)}.")
-    failed = failure_records(ledger)
-    missing = sorted(set(inputs) - set(failed["input"].to_pylist()))
-    if missing:
-        raise OptionError(
-            f"{missing[0]}: is none of the failed inputs of {dataset}. "
-            f"They are listed by: batchmill failures {dataset}"
-        )
-    if inputs:
-        failed = failed.filter(pc.is_in(failed["input"], value_set=pa.array(inputs, pa.string())))
-    if kinds:
-        failed = failed.filter(pc.is_in(failed["outcome"], value_set=pa.array(kinds, pa.string())))
-    return failed
 
 
 def count_inputs(number: int) -> str:

@@ -1,84 +1,48 @@
 """`batchmill infer`: a model over every input of a manifest."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Group, Parameter
 
 from batchmill.cli.options import (
-    AS_USUAL,
-    NO_DATASET_OPTIONS,
-    DatasetOptions,
+    ClusterOptions,
+    JobOptions,
+    Json,
     Manifest,
-    RunOptions,
+    Model,
+    Output,
+    StoreName,
+    Verbose,
+    check_given,
 )
-from batchmill.cli.running import run_job
-from batchmill.errors import OptionError
-from batchmill.inference.model_step import make_inference
-
-MODEL = Group("Which model", sort_key=0)
+from batchmill.cli.run_console import run_and_show
+from batchmill.flows.run_job import JobRequest
+from batchmill.inference.model_step import ModelOptions
 
 
 def infer(
-    manifest: Manifest | None = None,
+    manifest: Manifest = "",
     /,
     *,
     model: Annotated[
-        str | None,
+        str,
         Parameter(
-            group=MODEL,
+            group=Group("Model", sort_key=0),
             help="A file (.pt2 of torch.export; .pt, .pth, .ts of TorchScript), or "
             "package.module:function, which makes the model. Required.",
         ),
-    ] = None,
-    weights: Annotated[
-        str | None,
-        Parameter(
-            group=MODEL,
-            help="A file that the function which makes the model is called with; what it holds "
-            "is part of what is done.",
-        ),
-    ] = None,
-    load: Annotated[
-        str | None,
-        Parameter(
-            group=MODEL,
-            help="How inputs are opened: tensor, array, audio, image, text, json, or "
-            "package.module:function of a path. Default: by their suffix.",
-        ),
-    ] = None,
-    collate: Annotated[
-        str,
-        Parameter(
-            group=MODEL,
-            help="How samples become a batch: default (torch's), pad (to the longest), or "
-            "package.module:function.",
-        ),
-    ] = "default",
-    device: Annotated[
-        str, Parameter(group=MODEL, help="Where the model runs: auto, cpu, cuda, cuda:1.")
-    ] = "auto",
-    classes: Annotated[
-        str,
-        Parameter(
-            group=MODEL,
-            show_default=False,
-            help="Names of the model's outputs, with commas between; rows then have `predicted` "
-            "and `probability`.",
-        ),
     ] = "",
-    predictions: Annotated[
-        Literal["rows", "files"],
-        Parameter(
-            group=MODEL,
-            help="Predictions as rows of the table, or as a file for each input (.npy, .pt).",
-        ),
-    ] = "rows",
-    options: DatasetOptions = NO_DATASET_OPTIONS,
-    running: RunOptions = AS_USUAL,
+    model_options: Model = ModelOptions(),
+    output: Output = "",
+    store: StoreName = "",
+    options: JobOptions = JobOptions(),
+    cluster: ClusterOptions = ClusterOptions(),
+    json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
     """Run a model over every input of a manifest, and write its predictions as a dataset.
 
-    A dataset is a manifest, too: its outputs are the inputs. Examples:
+    A dataset can be the manifest: its outputs are then the inputs. Examples:
 
     ```
     batchmill infer clips --model classifier.pt2 --output predictions --classes cat,dog
@@ -86,17 +50,14 @@ def infer(
         --predictions files
     ```
     """
-    parameters = options.parameters(manifest, {"--model": model})
-    names = [name.strip() for name in classes.split(",")] if classes else []
-    if not all(names) or len({*names}) < len(names):
-        raise OptionError(f"--classes {classes}: a name is empty, or there twice.")
-    work = make_inference(
-        model=str(model),
-        weights=weights,
-        load=load,
-        collate=collate,
-        device=device,
-        classes=names,
-        predictions=predictions,
+    check_given(manifest=manifest, model=model, output=output)
+    request = JobRequest(
+        manifest=manifest,
+        model=model,
+        model_options=model_options,
+        output=output,
+        options=options,
+        cluster=cluster.cluster(),
+        store=store or None,
     )
-    run_job(parameters | work._asdict(), running)
+    run_and_show(request, json=json, verbose=verbose)

@@ -8,11 +8,11 @@ import gc
 import sys
 from typing import NoReturn
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
-import batchmill
 from batchmill.cli.console import console
 from batchmill.errors import BatchmillError, CancelledError, RunError
+from batchmill.version import VERSION
 
 DONE, INCOMPLETE, NOT_STARTED, CANCELLED = 0, 1, 2, 130
 _STAYS = " What is committed stays; the same command goes on from there."
@@ -34,17 +34,25 @@ _OVERVIEW = (
 )
 
 
+def _shown_default(value: object) -> str | None:
+    """Return a default as the help shows it; None for a default that says nothing."""
+    if not value:
+        return None
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def make_app(called: str = "") -> App:
     """Make the application; the docstring of the command that is `called` is its help."""
     app = App(
         name="batchmill",
         help="Run one function over every file of a manifest: nothing is lost, one bad file costs "
         "one file.",
-        version=batchmill.__version__,
+        version=VERSION,
         version_flags=["--version"],
         help_flags=["--help", "-h"],
         help_format="markdown",
-        suppress_keyboard_interrupt=False,  # main() has something to say, then.
+        suppress_keyboard_interrupt=False,  # main() prints a message then.
+        default_parameter=Parameter(negative=(), show_default=_shown_default),
     )
     for name, where, what in _OVERVIEW:
         app.command(where, name=name, help=None if name == called else what)

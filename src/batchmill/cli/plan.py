@@ -1,63 +1,81 @@
-"""`batchmill plan`: what a run would do."""
+"""`batchmill plan`: shows what a run would do."""
 
 import json as json_text
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.table import Table
 
 from batchmill.cli.console import console
-from batchmill.cli.options import NO_OPTIONS, JobOptions, Json, Manifest
-from batchmill.cli.workers import batching_of, measured
+from batchmill.cli.options import (
+    JobOptions,
+    Json,
+    Manifest,
+    Output,
+    Params,
+    ParamsFile,
+    Step,
+    check_given,
+)
 from batchmill.errors import OptionError
+from batchmill.flows.run_job import JobRequest, plan_run
 from batchmill.partitioning import count_strata
-from batchmill.planning.batching import Cores, Layout, own_cores, parallelism, plan_shards
-from batchmill.planning.job import Prepared, make_job, prepare
+from batchmill.planning.batching import Layout, parallelism
+from batchmill.planning.job import Prepared
 from batchmill.planning.plan import REASONS
 from batchmill.planning.run_spec import partitions_of
-from batchmill.step.params import arguments_for
+from batchmill.step.params import parse_params
 
 SHOWN_NAMES = 5
 
 
 def plan(
-    manifest: Manifest | None = None,
+    manifest: Manifest = "",
     /,
     *,
-    options: JobOptions = NO_OPTIONS,
+    step: Step = "",
+    output: Output = "",
+    param: Params = (),
+    params: ParamsFile = None,
+    options: JobOptions = JobOptions(),
     cores: Annotated[
-        int | None, Parameter(help="Cores to plan for, as of a cluster. Default: this machine's.")
-    ] = None,
+        int,
+        Parameter(
+            help="Cores to plan for, for example those of a cluster. Default: this machine's."
+        ),
+    ] = 0,
     json: Json = False,
 ) -> None:
-    """Tell what `batchmill run` would do, and how many cores the batch size lets it use.
+    """Show what `batchmill run` would do, and how many cores the batch size lets it use.
 
-    Starts nothing and writes nothing; with `--num-workers auto`, it executes a few inputs, of which
-    nothing is kept. Example:
+    Starts nothing and writes nothing. With `--num-workers auto`, a few inputs are executed; their
+    results are not kept. Example:
 
     ```
     batchmill plan words.csv --step batchmill.steps.words:split --output dataset --batch-size 2
     ```
     """
-    parameters = options.job_parameters(manifest)
-    batching_of(parameters)
-    prepared = prepare(make_job(**arguments_for(make_job, parameters)))
-    if cores is not None and cores < 1:
+    check_given(manifest=manifest, step=step, output=output)
+    if cores < 0:
         raise OptionError(f"--cores {cores}: expected 1 or more.")
-    available = cores or own_cores()
-    told = None if json else console(stderr=True)
-    parameters, why = measured(parameters, prepared, available, told)
-    batching = batching_of(parameters)
-    batching = replace(batching, why_workers=why) if why else batching
-    sizes = prepared.plan.pending["size"].to_numpy()
-    own = Cores(total=available, node=available)
-    layout = plan_shards(sizes, batching, own, whole_batches=prepared.step.is_batched)
+    request = JobRequest(
+        manifest=manifest,
+        step=step,
+        output=output,
+        params=parse_params(param, params),
+        options=options,
+    )
+    messages = console(stderr=True, quiet=json)
+    planned = plan_run(
+        request,
+        cores,
+        on_trial=lambda: messages.print("Measuring a few inputs. Their results are not kept."),
+    )
     if json:
-        print(json_text.dumps(_as_json(prepared, layout, available)))
+        print(json_text.dumps(_as_json(planned.prepared, planned.layout, planned.cores)))
     else:
-        _show(prepared, layout, available)
+        _show(planned.prepared, planned.layout, planned.cores)
 
 
 def _batch_sizes(pending: int, chosen: int) -> list[int]:
@@ -99,13 +117,13 @@ def partitions_as_json(prepared: Prepared) -> dict[str, object]:
 
 
 def partition_lines(prepared: Prepared) -> list[str]:
-    """Say how many inputs are in which partition, and why groups are dealt anew, if they are."""
+    """Say how many inputs each partition has, and why groups are assigned again, if so."""
     counts = partitions_of(prepared)
     listed = ", ".join(f"{name} {count:,}" for name, count in counts.items())
     changes = "; ".join(prepared.partition_changes)
     return [
         *([f"Partitions: {listed}."] if counts else []),
-        *([f"All groups are dealt to partitions anew: {changes}."] if changes else []),
+        *([f"Re-assigning all groups to partitions: {changes}."] if changes else []),
     ]
 
 
@@ -128,9 +146,9 @@ def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
     unsettled = prepared.manifest.unsettled
     if len(unsettled):
         names = unsettled.slice(0, SHOWN_NAMES).to_pylist()
-        out.print(_line("left out, younger than --settle", len(unsettled), names))
+        out.print(_line("skipped, younger than --min-age", len(unsettled), names))
     for line in prepared.step_changes:
-        out.print(f"All is executed again, for {line}.")
+        out.print(f"Re-running all inputs: {line}.")
     for line in partition_lines(prepared):
         out.print(line)
     pending = len(prepared.plan.pending)

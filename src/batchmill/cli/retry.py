@@ -1,20 +1,19 @@
-"""`batchmill retry`: let failed inputs run again."""
+"""`batchmill retry`: releases failed inputs, so that the next run executes them."""
 
 import json as json_text
 
 from batchmill.cli.console import console
-from batchmill.cli.failures import FailureKinds, Inputs, choose_failures, count_inputs
+from batchmill.cli.failures import FailureKinds, Inputs, count_inputs
 from batchmill.cli.options import Dataset, Json
-from batchmill.ledger.lease import check_free
-from batchmill.ledger.open import open_ledger
+from batchmill.publishing.failures import release_failures
 
 
 def retry(
     dataset: Dataset, /, *inputs: Inputs, kind: FailureKinds = (), json: Json = False
 ) -> None:
-    """Let inputs that failed run again: the next `batchmill run` over the dataset executes them.
+    """Release failed inputs: the next `batchmill run` over the dataset executes them.
 
-    Without it, a run passes them over until the file, the step or its params change.
+    Otherwise a run skips them until the file, the step or its params change.
 
     ```
     batchmill retry dataset
@@ -22,14 +21,11 @@ def retry(
     batchmill retry dataset recordings/a.wav
     ```
     """
-    ledger = open_ledger(dataset)
-    check_free(ledger)
-    chosen = choose_failures(ledger, dataset, inputs, kind)["input"].to_pylist()
-    if chosen:
-        ledger.release(chosen)
+    chosen = release_failures(dataset, inputs, kind)
     if json:
         print(json_text.dumps({"released": chosen}, ensure_ascii=False))
     elif chosen:
-        console().print(f"{count_inputs(len(chosen))} let go, for the next batchmill run.")
+        count = count_inputs(len(chosen))
+        console().print(f"{count} released. The next batchmill run executes them.")
     else:
         console().print("There are no such failed inputs.")

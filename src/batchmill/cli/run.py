@@ -1,63 +1,84 @@
 """`batchmill run`: the main job."""
 
-from contextlib import ExitStack
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from batchmill.cli.options import AS_USUAL, NO_OPTIONS, WORK, JobOptions, Manifest, RunOptions
-from batchmill.cli.running import run_job
+from batchmill.cli.options import (
+    WORK,
+    ClusterOptions,
+    JobOptions,
+    Json,
+    Manifest,
+    Output,
+    Params,
+    ParamsFile,
+    Step,
+    StoreName,
+    Verbose,
+    check_given,
+)
+from batchmill.cli.run_console import run_and_show
 from batchmill.errors import OptionError
+from batchmill.flows.run_job import JobRequest
+from batchmill.step.params import parse_params
 
 
 def run(
-    manifest: Manifest | None = None,
+    manifest: Manifest = "",
     /,
     *,
-    options: JobOptions = NO_OPTIONS,
+    step: Step = "",
+    output: Output = "",
+    param: Params = (),
+    params: ParamsFile = None,
+    store: StoreName = "",
     job: Annotated[
-        str | None,
+        str,
         Parameter(
-            group=WORK,
-            help="A saved job, instead of MANIFEST and all other options about the work.",
+            group=WORK, help="A saved job, instead of MANIFEST and all other options of the job."
         ),
-    ] = None,
-    running: RunOptions = AS_USUAL,
+    ] = "",
+    options: JobOptions = JobOptions(),
+    cluster: ClusterOptions = ClusterOptions(),
+    json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
     """Run a step over every input of a manifest, and write the dataset.
 
-    Inputs that are done already are not executed again. Examples:
+    Inputs that are already done are not executed again. Examples:
 
     ```
     batchmill run words.csv --step batchmill.steps.words:split --output dataset --param num_chars=3
     batchmill run recordings/ --pattern '*.flac' --step batchmill.steps.audio:split -o clips
     ```
     """
-    if job is None:
-        run_job(options.job_parameters(manifest), running)
-        return
-    where = replace(
-        running,
-        prune=AS_USUAL.prune,
-        wait=AS_USUAL.wait,
-        json=AS_USUAL.json,
-        verbose=AS_USUAL.verbose,
-    )
-    if manifest is not None or where != AS_USUAL or replace(options, force=False) != NO_OPTIONS:
-        raise OptionError(
-            f"--job {job}: what to do, where and how is saved with it. Drop the other "
-            "options but --force, --prune and --wait, or change the saved job."
+    if not job:
+        _check_job(manifest, step, output)
+        request = JobRequest(
+            manifest=manifest,
+            step=step,
+            output=output,
+            params=parse_params(param, params),
+            options=options,
+            cluster=cluster.cluster(),
+            store=store or None,
         )
-    with ExitStack() as held:
-        run_job(_load_job(job, held) | {"force": options.force}, running)
+        run_and_show(request, json=json, verbose=verbose)
+        return
+    job_options = replace(options, run=JobOptions().run)
+    given = (manifest, step, output, param, params, store)
+    if any(given) or job_options != JobOptions() or cluster != ClusterOptions():
+        raise OptionError(
+            f"--job {job}: the saved job contains all options of the job. Drop the other options "
+            "(--force, --prune and --wait are allowed), or change the saved job."
+        )
+    run_and_show(job, run_options=options.run, json=json, verbose=verbose)
 
 
-def _load_job(name: str, held: ExitStack) -> dict[str, Any]:
-    """Return the parameters of a saved job; the Prefect API stays at hand as long as `held`."""
-    from batchmill.blocks.saved_job import as_job
-    from batchmill.flows.services.api import shared_api
-
-    held.enter_context(shared_api())
-    parameters: dict[str, Any] = as_job(name).parameters()
-    return parameters
+def _check_job(manifest: str, step: str, output: str) -> None:
+    try:
+        check_given(manifest=manifest, step=step, output=output)
+    except OptionError as error:
+        raise OptionError(f"{error} Give all three, or a saved job: --job NAME.") from error

@@ -1,34 +1,19 @@
 """`batchmill try`: a step on one input, in this process."""
 
-import faulthandler
 import json as json_text
 import os
-import shutil
-import signal
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.table import Table
 
-from batchmill.allowlist import refused_inputs
 from batchmill.cli.console import console
-from batchmill.cli.options import Json, Params, ParamsFile, Step
-from batchmill.digests import input_id
-from batchmill.errors import OptionError
-from batchmill.execution.run_input import execute, make_dataset
-from batchmill.execution.staging import Input, StagingArea, open_staging
+from batchmill.cli.options import Json, Params, ParamsFile, Step, check_given
+from batchmill.execution.single_input import run_single_input
 from batchmill.outcome import Outcome
-from batchmill.step.load import Step as LoadedStep
 from batchmill.step.load import load_step
 from batchmill.step.params import parse_params
-from batchmill.storage import FILES, LocalStore, is_url, remote
-from batchmill.storage.remote import FileStat
-from batchmill.storage.urls import last_part
 
 SHOWN_ROWS = 20
 FAILED = 1
@@ -38,15 +23,13 @@ def try_one(
     input: Annotated[str, Parameter(help="One file.")],
     /,
     *,
-    step: Step,
+    step: Step = "",
     param: Params = (),
     params: ParamsFile = None,
     row: Annotated[
         tuple[str, ...],
         Parameter(
-            negative=(),
-            show_default=False,
-            help="Another column of the manifest, key=value; may be repeated.",
+            help="Another column of the manifest: key=value. Repeatable.",
         ),
     ] = (),
     keep: Annotated[
@@ -54,105 +37,22 @@ def try_one(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Run a step on one input, here and now, without Prefect and Ray; show what it gives.
+    """Run a step on one input in this process, without Prefect and Ray; show its result.
 
-    In this process, so that a debugger works: without limits, and what crashes it ends the command.
+    A debugger works. There are no limits: a step that crashes ends the command.
 
     ```
     batchmill try recording.flac --step batchmill.steps.audio:split --param seconds=2 --keep clips
     ```
     """
-    planned = _look(input)
-    if keep and keep.exists() and not keep.is_dir():
-        raise OptionError(f"--keep {keep}: is a file. Name a folder.")
+    check_given(step=step)
     loaded = load_step(step, parse_params(param, params), search=os.getcwd())
-    with (
-        tempfile.TemporaryDirectory(prefix="batchmill-") as folder,
-        open_staging(LocalStore(folder), "try", fetches=planned is not None) as bench,
-    ):
-        item = _item(input, parse_params(row), bench, planned)
-        look_up = _looking_up(loaded, item, bench)
-        with suppress(ValueError):  # Standard error may be no file.
-            faulthandler.enable()
-        with _ctrl_c_ends_it():
-            outcome = execute(loaded, item, bench, look_up)
-        outcome = _in_own_folder(outcome)
-        if keep and outcome.outputs:
-            shutil.copytree(Path(folder, FILES, item.input_id), keep, dirs_exist_ok=True)
+    outcome = run_single_input(loaded, input, parse_params(row), keep)
     if json:
         print(json_text.dumps(_as_json(outcome), ensure_ascii=False))
     else:
         _show(outcome, keep)
     return 0 if outcome.kind == "ok" else FAILED
-
-
-def _look(place: str) -> FileStat | None:
-    """Return what a store says of an input by URL, None of a path. Raises OptionError."""
-    for refused in refused_inputs([place]).values():
-        raise OptionError(refused)
-    if is_url(place):
-        remote.check_url(place)
-        remote.check_bucket(place)
-        seen = remote.look(place)
-        if seen is None and place.startswith(("http://", "https://")):
-            return FileStat(-1, remote.UNKNOWN_TIME, None)  # Fetching it will tell more.
-        if seen is None:
-            raise OptionError(f"{place}: no such file. Check the URL.")
-        return seen
-    if not os.path.isfile(place):
-        what = "is a folder; name one file of it" if os.path.isdir(place) else "no such file"
-        raise OptionError(f"{place}: {what}. Check the path.")
-    return None
-
-
-def _item(place: str, row: dict[str, Any], bench: StagingArea, planned: FileStat | None) -> Input:
-    name = last_part(place)
-    if planned is None:
-        return Input(name, input_id(name), os.path.abspath(place), row)
-    return Input(name, input_id(name), f"{bench.fetched}/input/{name}", row, place, planned)
-
-
-@contextmanager
-def _ctrl_c_ends_it() -> Iterator[None]:
-    """Tell a Ctrl-C from a KeyboardInterrupt that a step raises, which is its outcome."""
-    pressed = False
-
-    def press(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        pressed = True
-        signal.default_int_handler(number, frame)
-
-    before = signal.signal(signal.SIGINT, press)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if pressed:
-            raise KeyboardInterrupt
-
-
-def _looking_up(step: LoadedStep, item: Input, bench: StagingArea) -> Callable[[], Any]:
-    if step.kind == "items":
-        raise OptionError(
-            f"step {step.ref}: has an item for each row of a manifest, and cannot be tried "
-            "on a file. Look at its items in Python."
-        )
-    if step.is_batched:
-        from batchmill.execution.batch_runner import BatchRunner  # Brings torch along.
-
-        return lambda: BatchRunner.over(step, [item], bench).execute_one(0)
-    return lambda: make_dataset(step, [item])[0]
-
-
-def _in_own_folder(outcome: Outcome) -> Outcome:
-    """Name files as the step does, not as a dataset would."""
-    inside = f"{FILES}/{outcome.input_id}/"
-    rows = json_text.loads(outcome.rows)
-    for row in rows:
-        if row.get("output"):
-            row["output"] = row["output"].removeprefix(inside)
-    files = tuple(f._replace(path=f.path.removeprefix(inside)) for f in outcome.outputs)
-    return outcome._replace(rows=json_text.dumps(rows), outputs=files)
 
 
 def _as_json(outcome: Outcome) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A batch step: workers load its samples, the shard's process gives them to `process_batch`."""
+"""Batch steps: workers load samples, and the shard's process calls `process_batch` on batches."""
 
 import dataclasses
 import time
@@ -13,33 +13,35 @@ from batchmill.execution.staging import Input, StagingArea, stage
 from batchmill.outcome import Fault, Outcome
 from batchmill.step.load import Step
 
-_ALL = "it"
+_WHOLE_RESULT = "it"
 
 
 class ResultError(Exception):
-    """What `process_batch` gave is nothing that belongs to its samples."""
+    """The result of `process_batch` cannot be divided among the samples."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchRunner:
-    """Gives batches of samples to a batch step, and makes an outcome of what comes of each.
+    """Calls a batch step on batches of samples, and makes an outcome for each sample.
 
-    `made` is the step's Dataset, `inputs` those of the shard.
+    `torch_dataset` is the step's torch Dataset. `inputs` are all inputs of the shard.
     """
 
     step: Step
-    made: Any
+    torch_dataset: Any
     inputs: Sequence[Input]
-    bench: StagingArea
+    staging: StagingArea
 
     @classmethod
-    def over(cls, step: Step, inputs: Sequence[Input], bench: StagingArea) -> "BatchRunner":
-        """Make the step's Dataset of some inputs, and a runner for it."""
-        return cls(step=step, made=make_dataset(step, inputs), inputs=inputs, bench=bench)
+    def over(cls, step: Step, inputs: Sequence[Input], staging: StagingArea) -> "BatchRunner":
+        """Make the step's torch Dataset of some inputs, and a runner for it."""
+        return cls(
+            step=step, torch_dataset=make_dataset(step, inputs), inputs=inputs, staging=staging
+        )
 
     def collate(self, samples: list[Any]) -> Any:
-        """Make a batch of samples, as the Dataset wants it; else as torch does."""
-        own = getattr(self.made, "collate_fn", None)
+        """Make a batch of samples with the torch Dataset's `collate_fn`, or torch's default."""
+        own = getattr(self.torch_dataset, "collate_fn", None)
         if own is not None:
             return own(samples)
         from torch.utils.data import default_collate
@@ -47,32 +49,38 @@ class BatchRunner:
         return default_collate(samples)
 
     def process(self, batch: Batch) -> list[Outcome]:
-        """Return the outcomes of a batch's inputs, in its order.
+        """Process a batch.
 
-        Raises BatchError where one of several is to blame, and nothing tells which.
+        Returns:
+            The outcomes of the batch's inputs, in the batch's order.
+
+        Raises:
+            BatchError: One of several inputs is faulty, and it is unknown which one.
+            BrokenDeviceError: The device returns only errors from now on.
         """
         inputs = [self.inputs[index] for index in batch.indices]
         started = time.perf_counter()
         if batch.fault:
-            return self._blamed(inputs, batch.notes, batch.fault, started)
+            return self._divide_or_fail(inputs, batch.notes, batch.fault, started)
         try:
             takes_outs = "outs" in self.step.given
-            folders = [stage(self.bench, item) for item in inputs] if takes_outs else []
+            folders = [stage(self.staging, item) for item in inputs] if takes_outs else []
             extra = {"outs": folders} if folders else {}
-            given = self.made.process_batch(batch.data, **extra)
+            given = self.torch_dataset.process_batch(batch.data, **extra)
             results = results_of(given, len(inputs))
         except ResultError as error:
-            # It would be the same with fewer; and with one, it may look as if it were right.
+            # A smaller batch would fail in the same way. In a batch of one, a wrong result may even
+            # look correct.
             return self._all_failed(inputs, batch.notes, error, started)
         except Exception as error:
-            return self._blamed(inputs, batch.notes, error, started)
+            return self._divide_or_fail(inputs, batch.notes, error, started)
         seconds = (time.perf_counter() - started) / len(inputs)
         return [
-            conclude(self.step, item, self.bench, note, result, seconds)
+            conclude(self.step, item, self.staging, note, result, seconds)
             for item, note, result in zip(inputs, batch.notes, results, strict=True)
         ]
 
-    def _blamed(
+    def _divide_or_fail(
         self,
         inputs: Sequence[Input],
         notes: Sequence[Loaded],
@@ -83,7 +91,7 @@ class BatchRunner:
             raise BrokenDeviceError(f"the device is broken for this process: {error}") from error
         out_of_memory = isinstance(error, Exception) and is_out_of_memory(error)
         if len(inputs) > 1:
-            # Without its cause, whose frames hold on to the batch.
+            # Without the cause: its frames keep the batch in memory.
             raise BatchError(f"a batch of {len(inputs)}", out_of_memory=out_of_memory) from None
         outcomes = self._all_failed(inputs, notes, error, started)
         return [outcome._replace(kind="oom") for outcome in outcomes] if out_of_memory else outcomes
@@ -97,25 +105,35 @@ class BatchRunner:
     ) -> list[Outcome]:
         seconds = (time.perf_counter() - started) / len(inputs)
         return [
-            fail(item, self.bench, note, error, seconds)
+            fail(item, self.staging, note, error, seconds)
             for item, note in zip(inputs, notes, strict=True)
         ]
 
     def execute_one(self, index: int) -> Any:
-        """Load, collate and process one input here, and return what came of it."""
-        data = self.collate([self.made[index]])
+        """Load, collate and process one input in this process, and return its result."""
+        data = self.collate([self.torch_dataset[index]])
         extra = {}
         if "outs" in self.step.given:
-            extra = {"outs": [self.bench.staging / self.inputs[index].input_id]}
-        return results_of(self.made.process_batch(data, **extra), 1)[0]
+            extra = {"outs": [self.staging.folder / self.inputs[index].input_id]}
+        return results_of(self.torch_dataset.process_batch(data, **extra), 1)[0]
 
 
 def results_of(given: Any, count: int) -> list[Any]:
-    """Tell what `process_batch` gave for each of its `count` samples.
+    """Divide the result of `process_batch` among its `count` samples.
 
-    A list has a result for each; the first dimension of a tensor or array is that of the samples;
-    of a mapping, NamedTuple or dataclass of these, each sample gets its own values. None is no row
-    for any. Raises ResultError.
+    A list has one result for each sample. The first dimension of a tensor or array is that of the
+    samples. A mapping, NamedTuple or dataclass has such values as fields, and each sample gets its
+    own part of each field. None gives no row to any sample.
+
+    Args:
+        given: The result.
+        count: The number of samples.
+
+    Returns:
+        The result of each sample.
+
+    Raises:
+        ResultError: The result has another form.
 
     >>> results_of({"score": [0.5, 0.9], "name": ["a", "b"]}, 2)
     [{'score': 0.5, 'name': 'a'}, {'score': 0.9, 'name': 'b'}]
@@ -123,7 +141,7 @@ def results_of(given: Any, count: int) -> list[Any]:
     if given is None:
         return [None] * count
     if not is_record(given):
-        return _values_of(given, count, _ALL)
+        return _values_of(given, count, _WHOLE_RESULT)
     parts = {
         str(name): _values_of(value, count, repr(str(name)))
         for name, value in fields_of(given).items()
@@ -140,8 +158,9 @@ def _values_of(value: Any, count: int, what: str) -> list[Any]:
                 "The first dimension is to be that of the samples."
             )
         return [_on_cpu(part) for part in value]
-    # A tuple alone is as likely several results of a batch; as a field, it is torch's own form.
-    kinds = (list,) if what == _ALL else (list, tuple)
+    # A tuple as a field is torch's own form. A tuple as the whole result may have another meaning:
+    # several results of one batch.
+    kinds = (list,) if what == _WHOLE_RESULT else (list, tuple)
     if isinstance(value, kinds) and len(value) == count:
         return [_on_cpu(part) for part in value]
     size = f" of length {len(value)}" if isinstance(value, list | tuple) else ""

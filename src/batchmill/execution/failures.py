@@ -1,4 +1,4 @@
-"""The outcome of an input that is not ok, from what its step has raised or how it has ended."""
+"""The outcome of an input that is not ok, from an exception or from the end of its process."""
 
 import os
 import time
@@ -19,41 +19,49 @@ _CLASS_NAME: Callable[[type], str] = type.__dict__["__name__"].__get__
 
 
 class MissingError(FileNotFoundError):
-    """There is no such input."""
+    """The input does not exist."""
 
 
 class RefusedError(Exception):
-    """The store does not give this one input to us."""
+    """The store does not give us this input."""
 
 
 def failure_of(
-    item: Input, bench: StagingArea, error: BaseException, seconds: float, *, ours: bool
+    item: Input, staging: StagingArea, error: BaseException, seconds: float, *, ours: bool
 ) -> Outcome:
-    """Make the outcome of an input with which something was raised; `ours`: not by the step."""
+    """Return the outcome of an input for which `error` was raised.
+
+    Args:
+        item: The input.
+        staging: The folders of this attempt.
+        error: The exception.
+        seconds: How long the attempt took.
+        ours: Whether the engine's code raised the error, not the step.
+    """
     if ours and isinstance(error, MissingError):
-        missing = not_ok(item, bench, "missing", "FileNotFoundError", str(error), seconds)
+        missing = not_ok(item, staging, "missing", "FileNotFoundError", str(error), seconds)
         return missing._replace(attempts=0)
-    if not has_room(bench.staging) or (bench.fetched and not has_room(bench.fetched)):
-        # While what it has written is still there. For want of room anything may fail.
-        return not_ok(item, bench, "cancelled", "StoreError", NO_ROOM, seconds)
+    if not has_room(staging.folder) or (staging.fetched and not has_room(staging.fetched)):
+        # Checked before the step's files are removed. Anything may fail if there is no room.
+        return not_ok(item, staging, "cancelled", "StoreError", NO_ROOM, seconds)
     if ours and isinstance(error, StoreError):
-        nobodys = error.passing or error.general or isinstance(error.__cause__, PermissionError)
-        kind: Kind = "cancelled" if nobodys else "failed"
-        return not_ok(item, bench, kind, "StoreError", str(error), seconds)
+        is_general = error.passing or error.general or isinstance(error.__cause__, PermissionError)
+        kind: Kind = "cancelled" if is_general else "failed"
+        return not_ok(item, staging, kind, "StoreError", str(error), seconds)
     if isinstance(error, RefusedError):
-        return not_ok(item, bench, "failed", "StoreError", str(error), seconds)
-    # Not error.__class__.__name__: a class may have a say in that.
+        return not_ok(item, staging, "failed", "StoreError", str(error), seconds)
+    # A class may override `__class__` and `__name__`. This reads the real name.
     name = printable(_CLASS_NAME(type(error)))
-    outcome = not_ok(item, bench, "failed", name, _text_of(error), seconds)
+    outcome = not_ok(item, staging, "failed", name, _text_of(error), seconds)
     if isinstance(error, OutputError):
         return outcome
     return outcome._replace(traceback=_traceback_of(error))
 
 
 def not_ok(
-    item: Input, bench: StagingArea, kind: Kind, error: str, message: str, seconds: float
+    item: Input, staging: StagingArea, kind: Kind, error: str, message: str, seconds: float
 ) -> Outcome:
-    """Make the outcome of an input after one attempt at it, of this `kind`."""
+    """Return an outcome of this `kind`, after one attempt."""
     return Outcome(
         input=item.name,
         input_id=item.input_id,
@@ -61,7 +69,7 @@ def not_ok(
         attempts=1,
         seconds=seconds,
         finished_at=time.time(),
-        host=bench.host,
+        host=staging.host,
         error=error,
         message=message,
     )
@@ -69,7 +77,7 @@ def not_ok(
 
 def lost(
     item: Input,
-    bench: StagingArea,
+    staging: StagingArea,
     *,
     kind: Kind,
     error: str,
@@ -77,41 +85,43 @@ def lost(
     log: str,
     seconds: float,
 ) -> Outcome:
-    """Make the outcome of an input whose process is gone, and remove what it has left behind."""
-    remove_folder(bench.staging / item.input_id)
+    """Return the outcome of an input whose process is gone, and remove the input's files."""
+    remove_folder(staging.folder / item.input_id)
     if item.url:
         remove_folder(os.path.dirname(item.path))
-    return not_ok(item, bench, kind, error, message, seconds)._replace(log=printable(log))
+    return not_ok(item, staging, kind, error, message, seconds)._replace(log=printable(log))
 
 
 def _text_of(error: BaseException) -> str:
     try:
         text = str(error)
-    except BaseException as fault:  # A step's exception may do anything, here too.
+    except (
+        BaseException
+    ) as fault:  # The exception's class is the step's code. It may raise anything.
         text = f"(its text cannot be had: str() raised {type(fault).__name__})"
     return printable(text)
 
 
 def _traceback_of(error: BaseException) -> str:
-    """Format a traceback from the step's first line on; the way there is of no use to anybody."""
+    """Format a traceback without the engine's frames before the step's first frame."""
     try:
         frames = _step_frames(error.__traceback__)
         if frames is None and error.__cause__ is None:
-            return ""  # It is batchmill that does not take what the step gave: the message says it.
+            return ""  # The engine rejected the step's result. The message is enough.
         return printable("".join(traceback.format_exception(type(error), error, frames)))
     except BaseException as fault:
         return f"{type(error).__name__} (its traceback cannot be had: {type(fault).__name__})"
 
 
 def _step_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the first frame that is not batchmill's own."""
+    """Return the traceback from the first frame that is not the engine's."""
     while frames and os.path.dirname(frames.tb_frame.f_code.co_filename) == _ENGINE:
         frames = frames.tb_next
     return frames
 
 
 def printable(text: str) -> str:
-    """Bound a text, and replace what no file or table takes."""
+    """Shorten a text, and replace characters that files or tables do not accept."""
     if len(text) > _MAX_TEXT:
         half = _MAX_TEXT // 2
         gap = f"... {len(text) - _MAX_TEXT} characters left out ..."

@@ -1,4 +1,4 @@
-"""The files that a step writes: in a private folder first, then in the dataset, as named."""
+"""Moves the files that a step has written from its private folder into the dataset."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,16 +11,26 @@ from batchmill.storage.fingerprints import fingerprint
 
 
 class OutputError(Exception):
-    """What a step wrote and what it named differ; the text says how."""
+    """The files that a step wrote and the files that it named differ."""
 
 
 def place_outputs(
     staged: Path | None, rows: Sequence[Row], store: Store, input_id: str
 ) -> tuple[WrittenFile, ...]:
-    """Move a step's files into the dataset, and make the rows name them there.
+    """Move a step's files into the dataset, and change the names in the rows to their new paths.
 
-    `staged` is the folder that the step wrote to; None if it was given none. Raises OutputError
-    unless the rows name just the files that were written, StoreError.
+    Args:
+        staged: The folder that the step wrote to; None if the step has no such parameter.
+        rows: The step's rows. Their `output` is changed in place.
+        store: The dataset's store.
+        input_id: The input's id, which names its folder in the dataset.
+
+    Returns:
+        The files, with their paths in the dataset.
+
+    Raises:
+        OutputError: The rows name other files than those that were written.
+        StoreError: The files cannot be written to the dataset.
     """
     if not staged and not any("output" in row for row in rows):
         return ()
@@ -29,7 +39,7 @@ def place_outputs(
     named = _named(rows, staged)
     names = sorted(_written(staged)) if staged else []
     _compare(set(named), set(names))
-    # Now, while they are in the machine's memory.
+    # The files are hashed now, while they are in the page cache.
     written = {name: fingerprint(f"{staged}/{name}") for name in names}
     folder = f"{FILES}/{input_id}"
     if written and staged:
@@ -43,7 +53,7 @@ def place_outputs(
 
 
 def _named(rows: Iterable[Row], staged: Path | None) -> dict[str, list[Row]]:
-    """Group rows by the file that they name."""
+    """Group rows by the file that they name. Raises OutputError for a bad name."""
     named: dict[str, list[Row]] = {}
     for number, row in enumerate(rows):
         value = row.get("output")
@@ -67,7 +77,7 @@ def _named(rows: Iterable[Row], staged: Path | None) -> dict[str, list[Row]]:
 
 
 def _written(folder: Path, prefix: str = "") -> Iterator[str]:
-    """Yield the relative names of the files below a folder."""
+    """Yield the relative names of files below a folder. Raises OutputError for other entries."""
     with os.scandir(folder) as entries:
         for entry in entries:
             name = f"{prefix}{entry.name}"

@@ -1,4 +1,4 @@
-"""What a step gives back, turned into rows of the metadata table."""
+"""Converts the result of a step to rows of the metadata table."""
 
 import dataclasses
 import json
@@ -10,8 +10,8 @@ import orjson
 # Rows of one input are held in memory and in the ledger: a day of one-second clips is 15 MiB.
 MAX_ROWS_BYTES = 32 * 2**20
 
-# Columns that batchmill fills in; a row that has them would hide the truth. The latter are those
-# of a run that divides its inputs.
+# Columns that batchmill fills in. A step's row must not replace them. The second set is for runs
+# that divide their inputs into partitions.
 RESERVED_KEYS = frozenset({"input"})
 RESERVED_WITH_PARTITIONS = RESERVED_KEYS | {"partition"}
 
@@ -22,10 +22,17 @@ _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def rows_of(result: object, reserved: Set[str] = RESERVED_KEYS) -> list[Row]:
-    """Turn a step's result into metadata rows, of which none may have a `reserved` key.
+    """Convert a step's result to metadata rows.
 
-    A mapping, NamedTuple or dataclass is one row; a list of those, or what a generator yields, is
-    a row each; None is no row. Anything else is one row with the column `value`.
+    A mapping, NamedTuple or dataclass is one row. A list of those, or a generator, is one row for
+    each item. None is no row. Anything else is one row with the column `value`.
+
+    Args:
+        result: The result.
+        reserved: The keys that no row may have.
+
+    Raises:
+        ValueError: A row has a reserved key.
 
     >>> rows_of({"words": 3})
     [{'words': 3}]
@@ -42,7 +49,7 @@ def rows_of(result: object, reserved: Set[str] = RESERVED_KEYS) -> list[Row]:
 
 
 def encode_rows(rows: Iterable[Row]) -> str:
-    """Write rows as JSON text. Raises TypeError or ValueError for what a table cannot hold."""
+    """Write rows as JSON text. Raises TypeError or ValueError for values that no table can hold."""
     data = _as_json(
         [
             {
@@ -61,22 +68,22 @@ def encode_rows(rows: Iterable[Row]) -> str:
 
 
 def _as_json(rows: list[Row]) -> bytes:
-    """Write plain values as JSON, by the quicker of two libraries where that can."""
+    """Write plain values as JSON, with the faster of two libraries if it can."""
     try:
         data = orjson.dumps(rows)
         if b"null" not in data:
             return data
-    except orjson.JSONEncodeError:  # It takes no integers of more than 64 bits, nor surrogates.
+    except orjson.JSONEncodeError:  # orjson rejects surrogates and integers of more than 64 bits.
         pass
-    # The quicker one writes null for NaN, too. Lone surrogates pass this one, but no file or table
-    # takes them.
+    # orjson writes null also for NaN. The standard library accepts lone surrogates, but files and
+    # tables do not.
     return _JSON.encode(rows).encode("utf-8", "replace")
 
 
 def is_record(value: object) -> bool:
-    """Tell whether a value has fields: a mapping, NamedTuple or dataclass."""
+    """Return whether a value has fields: a mapping, NamedTuple or dataclass."""
     return (
-        type(value) is dict  # Most are, and to look further takes ten times as long.
+        type(value) is dict  # The usual case. The other checks take ten times as long.
         or isinstance(value, Mapping)
         or (isinstance(value, tuple) and hasattr(value, "_asdict"))
         or (dataclasses.is_dataclass(value) and not isinstance(value, type))
@@ -104,7 +111,7 @@ def _as_row(value: Any, reserved: Set[str] = RESERVED_KEYS) -> Row:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Reduce a value to what JSON knows: numbers of numpy and torch, paths, dates, enums too."""
+    """Convert a value to JSON types: also numbers of numpy and torch, paths, dates, enums."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, int | str):
@@ -133,7 +140,7 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def _plain_subclass(value: Any) -> Any:
-    """Undress an IntEnum, a StrEnum, a numpy string and the like."""
+    """Convert a subclass of int or str to the plain type: IntEnum, StrEnum, numpy strings."""
     for plain in (bool, int, str):
         if isinstance(value, plain):
             return plain(value.value) if hasattr(value, "value") else plain(value)

@@ -1,4 +1,4 @@
-"""Run a step on one input: whatever it raises becomes this input's outcome."""
+"""Run a step on one input. Anything that the step raises becomes the input's outcome."""
 
 import os
 import time
@@ -17,44 +17,51 @@ from batchmill.storage import remote
 from batchmill.storage.fingerprints import Fingerprint, fingerprint
 from batchmill.storage.local import remove_folder
 
-# An input that is replaced while it is fetched is fetched again.
+# An input that changes while it is fetched is fetched again, up to this number of fetches.
 _FETCHES = 3
 _ABSENT = Fingerprint(size=-1, mtime_ns=0, content="")
 
 
 class Loaded(NamedTuple):
-    """An input whose sample is loaded: what it was when it was read, and the seconds it took."""
+    """A loaded input: its fingerprint when it was read, and the seconds that it took."""
 
     seen: Fingerprint
     seconds: float
 
 
-def execute(step: Step, item: Input, bench: StagingArea, indexed: Callable[[], Any]) -> Outcome:
-    """Run `step` on one input, put its files in place, and say what became of it.
+def execute(step: Step, item: Input, staging: StagingArea, indexed: Callable[[], Any]) -> Outcome:
+    """Run `step` on one input, and move its files into the dataset. Raises nothing.
 
-    `indexed` gives the result of a step that is no function: it looks the input up in the step's
-    Dataset. Nothing is raised but what ends the process.
+    Args:
+        step: The step.
+        item: The input.
+        staging: The folders of this attempt.
+        indexed: Returns the result if the step is not a function: looks the input up in the step's
+            torch Dataset.
+
+    Returns:
+        The input's outcome, whatever the step raised.
     """
     started = time.perf_counter()
     pid = os.getpid()
     seen = _ABSENT
     staged = None
-    ours = True  # Not the step's, whose errors may be of any kind.
+    ours = True  # Whether the engine's code is running. The step may raise any error.
     try:
-        seen = _take(item)
+        seen = _fetch_and_read(item)
         if "out" in step.given or "outs" in step.given:
-            staged = stage(bench, item)
+            staged = stage(staging, item)
         ours = False
         result = _call(step, item, staged) if step.kind == "function" else indexed()
-        rows = rows_of(result, bench.reserved)
-        _end_a_fork(pid)
+        rows = rows_of(result, staging.reserved)
+        _end_if_forked(pid)
         ours = True
-        return _place(item, bench, staged, rows, Loaded(seen, 0.0), started)
+        return _place(item, staging, staged, rows, Loaded(seen, 0.0), started)
     except BaseException as error:  # An input's own fault becomes its outcome.
-        _end_a_fork(pid)
-        failure = failure_of(item, bench, error, time.perf_counter() - started, ours=ours)
-        # What an earlier run has in place is not this attempt's to remove: it may be late, and
-        # another run be at work already.
+        _end_if_forked(pid)
+        failure = failure_of(item, staging, error, time.perf_counter() - started, ours=ours)
+        # Files of an earlier run stay in the dataset: this attempt may be late, and another run may
+        # have begun.
         if staged:
             remove_folder(staged)
         return failure._replace(**seen._asdict())
@@ -64,22 +71,26 @@ def execute(step: Step, item: Input, bench: StagingArea, indexed: Callable[[], A
 
 
 def load(
-    item: Input, bench: StagingArea, indexed: Callable[[], Any]
+    item: Input, staging: StagingArea, indexed: Callable[[], Any]
 ) -> tuple[Any, Loaded] | Outcome:
-    """Load the sample of one input with `indexed`; what it raises becomes the input's outcome."""
+    """Load the sample of one input with `indexed`. Raises nothing.
+
+    Returns:
+        The sample and how it was loaded; or the input's outcome, if `indexed` raised an error.
+    """
     started = time.perf_counter()
     pid = os.getpid()
     seen = _ABSENT
     ours = True
     try:
-        seen = _take(item)
+        seen = _fetch_and_read(item)
         ours = False
         value = indexed()
-        _end_a_fork(pid)
+        _end_if_forked(pid)
         return value, Loaded(seen, time.perf_counter() - started)
     except BaseException as error:  # An input's own fault becomes its outcome.
-        _end_a_fork(pid)
-        failure = failure_of(item, bench, error, time.perf_counter() - started, ours=ours)
+        _end_if_forked(pid)
+        failure = failure_of(item, staging, error, time.perf_counter() - started, ours=ours)
         return failure._replace(**seen._asdict())
     finally:
         if item.url:
@@ -87,48 +98,48 @@ def load(
 
 
 def conclude(
-    step: Step, item: Input, bench: StagingArea, loaded: Loaded, result: Any, seconds: float
+    step: Step, item: Input, staging: StagingArea, loaded: Loaded, result: Any, seconds: float
 ) -> Outcome:
-    """Say what became of a loaded input: `result` is what the step gave for it, in `seconds`."""
-    staged = bench.staging / item.input_id if "outs" in step.given else None
+    """Return the outcome of a loaded input for which the step returned `result` in `seconds`."""
+    staged = staging.folder / item.input_id if "outs" in step.given else None
     started = time.perf_counter() - seconds
     ours = False
     try:
-        rows = rows_of(result, bench.reserved)
+        rows = rows_of(result, staging.reserved)
         ours = True
-        return _place(item, bench, staged, rows, loaded, started)
+        return _place(item, staging, staged, rows, loaded, started)
     except Exception as error:
         total = loaded.seconds + time.perf_counter() - started
-        failure = failure_of(item, bench, error, total, ours=ours)
+        failure = failure_of(item, staging, error, total, ours=ours)
         if staged:
             remove_folder(staged)
         return failure._replace(**loaded.seen._asdict())
 
 
 def fail(
-    item: Input, bench: StagingArea, loaded: Loaded, error: Exception | Fault, seconds: float
+    item: Input, staging: StagingArea, loaded: Loaded, error: Exception | Fault, seconds: float
 ) -> Outcome:
-    """Say of a loaded input that the step has failed with it."""
-    remove_folder(bench.staging / item.input_id)
+    """Return the outcome of a loaded input on which the step has failed."""
+    remove_folder(staging.folder / item.input_id)
     total = loaded.seconds + seconds
     if isinstance(error, Exception):
-        failure = failure_of(item, bench, error, total, ours=False)
+        failure = failure_of(item, staging, error, total, ours=False)
     else:
-        failure = not_ok(item, bench, "failed", error.error, printable(error.message), total)
+        failure = not_ok(item, staging, "failed", error.error, printable(error.message), total)
         failure = failure._replace(traceback=printable(error.traceback))
     return failure._replace(**loaded.seen._asdict())
 
 
 def _place(
     item: Input,
-    bench: StagingArea,
+    staging: StagingArea,
     staged: Path | None,
     rows: list[Row],
     loaded: Loaded,
     started: float,
 ) -> Outcome:
-    """Put an input's files in place, and make the outcome of one that is ok."""
-    outputs = place_outputs(staged, rows, bench.store, item.input_id)
+    """Move an input's files into the dataset, and return its outcome, which is ok."""
+    outputs = place_outputs(staged, rows, staging.store, item.input_id)
     encoded = encode_rows(rows)
     return Outcome(
         input=item.name,
@@ -137,7 +148,7 @@ def _place(
         attempts=1,
         seconds=loaded.seconds + time.perf_counter() - started,
         finished_at=time.time(),
-        host=bench.host,
+        host=staging.host,
         rows=encoded,
         outputs=outputs,
         size=loaded.seen.size,
@@ -148,9 +159,10 @@ def _place(
 
 
 def make_dataset(step: Step, inputs: Sequence[Input]) -> Any:
-    """Make the Dataset of a step that is a class: from the inputs' paths, as text.
+    """Make the torch Dataset of a step that is a class, from the inputs' paths as text.
 
-    Raises StepError unless it has one item for each input.
+    Raises:
+        StepError: The torch Dataset does not have one item for each input.
     """
     labels = {item.path: item.row.get("label") for item in inputs}
     extra = {"labels": labels} if "labels" in step.given else {}
@@ -163,8 +175,8 @@ def make_dataset(step: Step, inputs: Sequence[Input]) -> Any:
     return made
 
 
-def _end_a_fork(pid: int) -> None:
-    """End a process that a step has forked and that has come back from it: one is enough."""
+def _end_if_forked(pid: int) -> None:
+    """End a process that a step has forked, if it returns from the step."""
     if os.getpid() != pid:
         os._exit(0)
 
@@ -178,18 +190,24 @@ def _call(step: Step, item: Input, staged: Path | None) -> Any:
     return step.target(Path(item.path), **given, **step.params)
 
 
-def _take(item: Input) -> Fingerprint:
-    """Read an input, once it is here. Raises MissingError, RefusedError, StoreError."""
+def _fetch_and_read(item: Input) -> Fingerprint:
+    """Fetch an input if it is remote, and read it.
+
+    Raises:
+        MissingError: The input does not exist.
+        RefusedError: The store does not give us this input.
+        StoreError: The store has failed.
+    """
     try:
         return _fetch(item, item.planned) if item.planned else fingerprint(item.path)
     except (OSError, StoreError) as error:
         cause = error.__cause__ if isinstance(error, StoreError) else error
         if isinstance(error, StoreError) and isinstance(cause, PermissionError):
-            remote.check_bucket(item.url)  # If all is refused, it is not this one's fault.
+            remote.check_bucket(item.url)  # Raises if the bucket refuses all inputs.
             raise RefusedError(str(error)) from error
         if isinstance(error, StoreError) and not isinstance(cause, FileNotFoundError):
             if item.url.startswith(("http://", "https://")):
-                raise RefusedError(str(error)) from error  # Each one may be another server.
+                raise RefusedError(str(error)) from error  # Other inputs may be on other servers.
             raise
         why = error.reason if isinstance(error, StoreError) else "no such file."
         raise MissingError(
@@ -198,14 +216,14 @@ def _take(item: Input) -> Fingerprint:
 
 
 def _fetch(item: Input, planned: remote.FileStat) -> Fingerprint:
-    """Bring an input here, and say what it was: what is recorded of it belongs together."""
+    """Fetch an input. Return a fingerprint whose parts belong to the same content."""
     os.makedirs(os.path.dirname(item.path), exist_ok=True)
     for _ in range(_FETCHES):
         remote.fetch(item.url, item.path)
         now = remote.look(item.url)
         if now is None:
-            break  # Some web servers give files and will not talk of them.
+            break  # Some web servers return files, but not their state.
         if now.etag == planned.etag and (now.etag or now.mtime_ns == planned.mtime_ns):
             break
-        planned = now  # It was another a moment ago.
+        planned = now  # The input has just changed.
     return fingerprint(item.path)._replace(mtime_ns=planned.mtime_ns, etag=planned.etag)

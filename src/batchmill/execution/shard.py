@@ -1,4 +1,4 @@
-"""A shard as the driver sees it: what it is to do, what is left of it, what it is asked."""
+"""A shard as the driver sees it: its rows of the plan, what is left of them, and its split."""
 
 import time
 import uuid
@@ -9,20 +9,21 @@ from itertools import compress
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.ledger.ledger import Ledger, Origin
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import Origin
 from batchmill.outcome import Outcome
-from batchmill.planning.plan import carried_text
+from batchmill.planning.plan import encode_manifest_columns
 from batchmill.planning.run_spec import as_planned, carried_rows, read_inputs, read_work
 from batchmill.storage import open_store
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """The rows `start` up to `stop` of a run's plan; the `number`-th of `total`.
+    """The rows `start` up to `stop` of a run's plan; the shard has the `number` of `total`.
 
-    In an `attempt` after the first, those that have an outcome are passed over; `left` are the
-    others. One that is `split_off` has what another had not begun; that one was `given` the rows up
-    to this one at first.
+    An `attempt` after the first skips inputs that have an outcome; `left` counts the other inputs,
+    and is -1 if nothing is known. A `split_off` shard has the inputs that another shard had not
+    begun. The other shard first ended at the row `given`; -1 if it was not split.
     """
 
     dataset: str
@@ -38,7 +39,7 @@ class Shard:
 
     @property
     def key(self) -> str:
-        """What no other shard of the run is called, nor another attempt at it."""
+        """A name that no other shard of the run has, and no other attempt at this shard."""
         return f"{self.start}-{self.stop if self.given < 0 else self.given}-{self.attempt}"
 
     @property
@@ -48,14 +49,14 @@ class Shard:
 
     @property
     def title(self) -> str:
-        """Its name, for people."""
+        """The shard's name in messages."""
         again = f", attempt {self.attempt}" if self.attempt > 1 else ""
         part = ", split off" if self.split_off else ""
         return f"shard {self.number}/{self.total}, {self.inputs} inputs{part}{again}"
 
 
 def unfinished(shards: Sequence[Shard]) -> list[list[int]]:
-    """Return the rows of a run's plan that each shard was given and that have no outcome yet."""
+    """Return the rows of each shard, by their numbers in the plan, that have no outcome yet."""
     ledger = Ledger(open_store(shards[0].dataset))
     recorded = recorded_in(ledger, shards[0].run)
     rows = []
@@ -67,21 +68,24 @@ def unfinished(shards: Sequence[Shard]) -> list[list[int]]:
 
 
 def place_of(shard: Shard) -> str | None:
-    """Return the node on which a shard has begun; None if it has not."""
-    return Ledger(open_store(shard.dataset)).place_of(shard.run, shard.key)
+    """Return the node on which a shard has begun; None if it has not begun."""
+    return Ledger(open_store(shard.dataset)).control.read_node(shard.run, shard.key)
 
 
 def ask_to_split(shard: Shard) -> None:
-    """Ask a shard that is at work to leave what it has not begun; `split` tells when it has."""
-    Ledger(open_store(shard.dataset)).ask_to_split(shard.run, shard.key)
+    """Request that a running shard leaves out the inputs that it has not begun. See `split`."""
+    Ledger(open_store(shard.dataset)).control.request_split(shard.run, shard.key)
 
 
 def split(shard: Shard) -> tuple[Shard, Shard | None] | None:
-    """Return what a shard keeps and what it has left; None as long as it has not said.
+    """Return the result of `ask_to_split`.
 
-    Of one that had begun everything, nothing is left.
+    Returns:
+        The inputs that the shard keeps, and the inputs that it left out, as two shards. The second
+        is None if the shard had begun all inputs. None instead of both if the shard has not
+        replied yet.
     """
-    row = Ledger(open_store(shard.dataset)).split_answer(shard.run, shard.key)
+    row = Ledger(open_store(shard.dataset)).control.read_split(shard.run, shard.key)
     if row is None:
         return None
     if row >= shard.stop:
@@ -91,18 +95,22 @@ def split(shard: Shard) -> tuple[Shard, Shard | None] | None:
 
 
 def give_up(shard: Shard, reason: str) -> str | None:
-    """Record that the one input of a shard ends the shard's process; returns its name.
+    """Record the outcome `crashed` for the only input of a shard, if its retries are used up.
 
-    `reason` says how the process ended the last time.
+    An attempt counts only if the input was executed alone and had no outcome. A process that died
+    before it began the input proves nothing. Only the holder of the dataset's lease may call this.
 
-    None if it has not been executed alone, to no outcome, more often than the run's retries allow:
-    a process that was lost before it came to the input proves nothing. Only the dataset's holder
-    may call this.
+    Args:
+        shard: A shard of one input, whose process has died.
+        reason: How the process ended the last time.
+
+    Returns:
+        The input's name; None if the input may be executed again.
     """
     ledger = Ledger(open_store(shard.dataset))
     work = read_work(ledger, shard.run)
     row = shard.start
-    if ledger.count_alone(shard.run, row) <= work.policy.retries:
+    if ledger.control.count_lone_attempts(shard.run, row) <= work.policy.retries:
         return None
     table = read_inputs(ledger, shard.run, row, row + 1)
     (name,), (identifier,) = table["input"].to_pylist(), table["input_id"].to_pylist()
@@ -118,7 +126,7 @@ def give_up(shard: Shard, reason: str) -> str | None:
         message=f"alone in its shard, it ended the process of the shard each time: {reason}",
     )
     outcome = as_planned(outcome, table, 0)
-    origin = Origin(carried_text(carried_rows(table)[0]), work.identity, work.run)
+    origin = Origin(encode_manifest_columns(carried_rows(table)[0]), work.identity, work.run)
     ledger.commit(f"{shard.run:06d}-{uuid.uuid4().hex[:12]}-00000", [(outcome, origin)])
     return str(name)
 
@@ -129,5 +137,5 @@ def recorded_in(ledger: Ledger, run: int) -> pa.Array:
 
 
 def is_left(table: pa.Table, recorded: pa.Array) -> pa.Array:
-    """Tell of each row of a plan whether it has no outcome among those `recorded`."""
+    """Return for each row of a plan whether its input is missing in `recorded`."""
     return pc.invert(pc.is_in(table["input"].combine_chunks(), value_set=recorded))

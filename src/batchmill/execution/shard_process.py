@@ -1,8 +1,8 @@
 """Processes of this machine that run shards, one shard at a time each.
 
-A process is started with exec, not forked: its parent may have threads, locks and Prefect's
-services, which no fork survives. Parent and child send each other pickled messages over a socket
-that they alone have.
+A process is started with exec, not with fork: its parent may have threads, locks and Prefect's
+services, which do not work after a fork. Parent and child send each other pickled messages over a
+socket that no other process has.
 """
 
 import gc
@@ -32,11 +32,11 @@ _SHOWN_BYTES = 4096
 
 
 class ShardProcessDiedError(Exception):
-    """A shard's process ended before its shard did. The first line says how."""
+    """A shard's process ended before its shard did. The first line of the message says how."""
 
 
 class Failure(NamedTuple):
-    """An input of a running shard that is not ok, and why."""
+    """An input of a running shard that is not ok, and the reason."""
 
     input: str
     kind: str
@@ -47,13 +47,13 @@ class ShardProcess:
     """One process that runs shards, as its parent sees it."""
 
     def __init__(self) -> None:
-        """Start the process. If batchmill's log level is DEBUG, what it prints goes to stderr.
+        """Start the process. If batchmill's log level is DEBUG, the process prints to stderr.
 
-        The kernel kills it when the thread that has started it ends.
+        The kernel kills the process when the thread that has started it ends.
         """
         verbose = logger.isEnabledFor(logging.DEBUG)
         ours, theirs = socket.socketpair()
-        # Kept in a file that nobody else can open: shown if the process dies.
+        # What the process prints, in a file without a name. It is shown if the process dies.
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115  # Closed by `end`.
         with theirs:
             self._process = subprocess.Popen(
@@ -65,19 +65,29 @@ class ShardProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if verbose else self._printed,
                 stderr=None if verbose else self._printed,
-                # Ctrl-C in a terminal is for the run, which asks the shard to stop.
+                # Ctrl-C in a terminal must reach only the run, which then stops the shard.
                 start_new_session=True,
             )
         self._socket = ours
         self._channel = ours.makefile("rwb")
-        threading.Thread(target=self._hang_up, name="shard-process", daemon=True).start()
+        threading.Thread(target=self._close_when_dead, name="shard-process", daemon=True).start()
 
     def run(
         self, shard: Shard, access: Sequence[Access], on_failure: Callable[[Failure], None]
     ) -> ShardResult:
-        """Run a shard and return its result; calls `on_failure` with each input that is not ok.
+        """Run a shard in the process.
 
-        Raises what `run_shard` raises, and ShardProcessDiedError.
+        Args:
+            shard: The shard.
+            access: The credentials of the stores.
+            on_failure: Called with each input that is not ok.
+
+        Returns:
+            The result of `run_shard`.
+
+        Raises:
+            ShardProcessDiedError: The process died.
+            Exception: Any error that `run_shard` raised.
         """
         try:
             _send(self._channel, (shard, list(access), sys.path))
@@ -91,19 +101,19 @@ class ShardProcess:
                     return ShardResult(*answer)
         except (EOFError, BrokenPipeError, ConnectionError) as error:
             self._process.wait()
-            raise ShardProcessDiedError(self._last_words()) from error
+            raise ShardProcessDiedError(self._describe_end()) from error
 
     def kill(self) -> None:
-        """Kill it, and with it the DataLoader workers that it has."""
+        """Kill the process. Its DataLoader workers die with it."""
         self._process.kill()
 
     def release(self) -> None:
-        """Have it end when it has nothing to do; `end` waits for that."""
+        """Let the process end when it is idle. `end` waits for that."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """End it, at the latest after some seconds, and give back what it took."""
+        """End the process, at the latest after some seconds, and release its socket and file."""
         self.release()
         try:
             self._process.wait(_END_SECONDS)
@@ -115,19 +125,19 @@ class ShardProcess:
         self._socket.close()
         self._printed.close()
 
-    def _hang_up(self) -> None:
-        """Close the connection when the process is dead: a process that it left may hold it."""
+    def _close_when_dead(self) -> None:
+        """Close the connection when the process is dead. A process that it started may hold it."""
         self._process.wait()
         self.release()
 
-    def _last_words(self) -> str:
-        """Say how the process ended, and what it printed last."""
+    def _describe_end(self) -> str:
+        """Return how the process ended, and what it printed last."""
         code = self._process.returncode
         how = f"exit code {code}"
         if code < 0:
             with suppress(ValueError):
                 how = signal.Signals(-code).name
-        # The child shares the position of this file: nothing but `pread` leaves it alone.
+        # The child shares the position of this file. Only `pread` does not change it.
         size = os.fstat(self._printed.fileno()).st_size
         start = max(0, size - _SHOWN_BYTES)
         printed = os.pread(self._printed.fileno(), _SHOWN_BYTES, start).decode(errors="replace")
@@ -135,19 +145,19 @@ class ShardProcess:
 
 
 class ShardProcesses:
-    """The processes of one run; one that has run a shard is used for the next."""
+    """The processes of one run. A process that has run a shard is used for the next shard."""
 
     def __init__(self) -> None:
         self._idle: list[ShardProcess] = []
         self._lock = threading.Lock()
 
     def warm_up(self) -> None:
-        """Start a process for the first shard: to import torch takes it a second."""
+        """Start a process for the first shard. It needs a second to import torch."""
         self._idle.append(ShardProcess())
 
     @contextmanager
     def one(self) -> Iterator[ShardProcess]:
-        """Give a process that nobody else has. After an error in the block, it is not reused."""
+        """Yield a process for this block only. After an error in the block, it is not reused."""
         with self._lock:
             process = self._idle.pop() if self._idle else None
         process = process or ShardProcess()
@@ -161,12 +171,12 @@ class ShardProcesses:
             self._idle.append(process)
 
     def release(self) -> None:
-        """Have those that are idle end, while the caller has other things to do."""
+        """Let idle processes end, without waiting for them."""
         for process in self._idle:
             process.release()
 
     def end(self) -> None:
-        """End those that are idle."""
+        """End idle processes, and wait for them."""
         self.release()
         while self._idle:
             self._idle.pop().end()
@@ -177,7 +187,7 @@ _shared: ContextVar[ShardProcesses | None] = ContextVar("shard_processes", defau
 
 @contextmanager
 def shard_processes() -> Iterator[ShardProcesses]:
-    """Give the processes of the block around this one, or new ones, which end with the block."""
+    """Yield the processes of the surrounding block; or new ones, which end with this block."""
     around = _shared.get()
     if around:
         yield around
@@ -192,9 +202,10 @@ def shard_processes() -> Iterator[ShardProcesses]:
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """Run the shards that a parent sends over a socket, until it closes that."""
-    # What a shard imports when it begins: torch takes a second, in which the parent sends one.
-    import batchmill.execution.batch_runner  # noqa: F401
+    """Run the shards that the parent sends over a socket, until the parent closes the socket."""
+    # A shard needs these imports when it begins. torch takes a second, during which the parent
+    # prepares a shard.
+    import batchmill.execution.shard_execution  # noqa: F401
     from batchmill.execution.isolation.processes import end_with_parent
 
     end_with_parent(parent)
@@ -209,7 +220,7 @@ def serve(descriptor: int, parent: int) -> None:
 
 
 def _answer(shard: Shard, access: Sequence[Access], channel: Any) -> Any:
-    """Run a shard; returns its result as a plain tuple, or what it raised."""
+    """Run a shard. Returns its result as a plain tuple, or the exception that it raised."""
 
     def report(outcome: Outcome) -> None:
         if outcome.kind != "ok":
@@ -234,9 +245,9 @@ def _send(channel: Any, message: Any) -> None:
 
 
 if __name__ == "__main__":
-    # Imported once more, under its name: pickled classes are looked up there.
+    # This module is imported again, under its own name: pickled classes are looked up there.
     from batchmill.execution import shard_process
 
     shard_process.serve(int(sys.argv[1]), int(sys.argv[2]))
-    # At its end, the interpreter would look for garbage in all of torch, which takes half a second.
+    # Without this, the interpreter collects garbage in all of torch at its end, for half a second.
     gc.freeze()

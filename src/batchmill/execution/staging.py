@@ -1,4 +1,4 @@
-"""One input as a step is given it, and where a step works."""
+"""One input as its step receives it, and the folders in which a step works."""
 
 import socket
 from collections.abc import Iterator, Mapping, Set
@@ -14,9 +14,9 @@ from batchmill.storage.scratch import scratch_folder
 
 
 class Input(NamedTuple):
-    """One input, as a step is given it: its name, its id, its local path, the manifest's row.
+    """One input as its step receives it: its name, its id, its local path, the manifest's row.
 
-    One that has a `url` is fetched to `path` first; `planned` is what its store said of it when the
+    An input with a `url` is first fetched to `path`. `planned` is its state in its store when the
     run was planned.
     """
 
@@ -30,14 +30,14 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StagingArea:
-    """Where one attempt at a shard puts what its steps write: in `staging`, then in the store.
+    """The folders of one attempt at a shard.
 
-    `fetched` is the folder for inputs that are not on this machine; `reserved` are the keys that no
-    row may have.
+    Steps write to folders in `folder`; then the files move to `store`. Remote inputs are fetched to
+    `fetched`. No row may have one of the `reserved` keys.
     """
 
     store: Store
-    staging: Path
+    folder: Path
     fetched: Path | None = None
     reserved: Set[str] = RESERVED_KEYS
     host: str = field(default_factory=socket.gethostname)
@@ -47,19 +47,26 @@ class StagingArea:
 def open_staging(
     store: Store, attempt: str, *, fetches: bool = False, reserved: Set[str] = RESERVED_KEYS
 ) -> Iterator[StagingArea]:
-    """Give a workbench for one attempt, whose name no other has; its folders go with the block."""
+    """Create the folders of one attempt. They are removed after the block.
+
+    Args:
+        store: The dataset's store.
+        attempt: A name that no other attempt has.
+        fetches: Whether there are remote inputs.
+        reserved: The keys that no row may have.
+    """
     with ExitStack() as stack:
         yield StagingArea(
             store=store,
-            staging=stack.enter_context(store.staging(attempt)),
+            folder=stack.enter_context(store.staging(attempt)),
             fetched=stack.enter_context(scratch_folder()) if fetches else None,
             reserved=reserved,
         )
 
 
-def stage(bench: StagingArea, item: Input) -> Path:
-    """Make an input's own empty folder for what the step writes."""
-    staged = bench.staging / item.input_id
+def stage(staging: StagingArea, item: Input) -> Path:
+    """Create an input's own empty folder, for the files that the step writes."""
+    staged = staging.folder / item.input_id
     remove_folder(staged)
     staged.mkdir()
     return staged

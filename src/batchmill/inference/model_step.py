@@ -1,13 +1,14 @@
-"""Inference as a job: which step runs a model, and with which parameters."""
+"""Inference as a job: the step that runs a model, and its parameters."""
 
 import os
 import zipfile
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import BeforeValidator, Field, model_validator
 
 from batchmill.errors import OptionError
+from batchmill.options import Options, Text
 
-Predictions = Literal["rows", "files"]
 # What torch.export and torch.jit save, by convention.
 _SUFFIXES = (".pt2", ".pt", ".pth", ".ts", ".torchscript")
 _STEPS = {
@@ -28,43 +29,88 @@ def is_model_file(model: str) -> bool:
     return model.lower().endswith(_SUFFIXES)
 
 
-def make_inference(
-    *,
-    model: str,
-    weights: str | None = None,
-    load: str | None = None,
-    collate: str = "default",
-    device: str = "auto",
-    classes: Sequence[str] = (),
-    predictions: str = "rows",
-) -> Inference:
-    """Return the step that runs a model over inputs, as `batchmill.steps.predict` describes it.
+def _as_names(value: object) -> object:
+    """Accept names as one text with commas, or as a list of such texts."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple):
+        return value
+    return tuple(name.strip() for text in texts if text for name in str(text).split(","))
 
-    `weights` is the file that a function which makes the model is called with.
 
-    Raises OptionError. That the model is there is seen when the job is prepared.
+class ModelOptions(Options):
+    """How a model is loaded and applied."""
+
+    weights: Text = Field(
+        default="",
+        title="Weights",
+        description="File that is passed to the function that makes the model. New content runs "
+        "all inputs again.",
+    )
+    load: Text = Field(
+        default="",
+        title="Load",
+        description="How inputs are opened: tensor, array, audio, image, text, json, or "
+        "package.module:function, which gets the path. Default: by suffix.",
+    )
+    collate: Text = Field(
+        default="default",
+        title="Collate",
+        description="How samples become a batch: default (torch), pad (to the longest sample), or "
+        "package.module:function.",
+    )
+    device: Text = Field(
+        default="auto",
+        title="Device",
+        description="Where the model runs: auto, cpu, cuda or cuda:1.",
+    )
+    classes: Annotated[tuple[str, ...], BeforeValidator(_as_names)] = Field(
+        default=(),
+        title="Classes",
+        description="Names of the model's outputs, separated by commas. The rows then have the "
+        "columns predicted and probability.",
+    )
+    predictions: Literal["rows", "files"] = Field(
+        default="rows",
+        title="Predictions",
+        description="Write predictions as rows of the table, or as one file per input (.npy, .pt).",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not all(self.classes) or len(set(self.classes)) < len(self.classes):
+            listed = ",".join(self.classes)
+            raise OptionError(f"--classes {listed}: a name is empty or listed twice.")
+        return self
+
+
+def make_inference(model: str, options: ModelOptions) -> Inference:
+    """Return the step that runs a model over inputs: see `batchmill.steps.predict`.
+
+    Raises OptionError. Whether the model exists is checked when the job is prepared.
     """
-    if predictions not in get_args(Predictions):
-        raise OptionError(f"predictions {predictions!r}: expected rows or files.")
     is_file = is_model_file(model)
     if not is_file and ":" not in model:
         raise OptionError(
-            f"model {model!r}: expected a file ({', '.join(_SUFFIXES)}), or "
+            f"--model {model}: expected a file ({', '.join(_SUFFIXES)}), or "
             "package.module:function, which makes the model."
         )
-    if is_file and weights is not None:
-        raise OptionError(f"--weights {weights}: is for a function that makes a model, not a file.")
+    if is_file and options.weights:
+        raise OptionError(
+            f"--weights {options.weights}: only a function that makes a model takes weights. "
+            "Drop it."
+        )
     if is_file and os.path.isfile(model):
         _check_file(model)
     given = {
-        "weights": model if is_file else weights,
-        "model": None if is_file else model,
-        "load": load,
-        "collate": collate,
-        "device": device,
-        "classes": list(classes) or None,
+        "weights": model if is_file else options.weights,
+        "model": "" if is_file else model,
+        "load": options.load,
+        "collate": options.collate,
+        "device": options.device,
+        "classes": list(options.classes),
     }
-    return Inference(_STEPS[predictions], {k: v for k, v in given.items() if v is not None})
+    step = _STEPS[options.predictions]
+    return Inference(step, {name: value for name, value in given.items() if value})
 
 
 def _check_file(model: str) -> None:

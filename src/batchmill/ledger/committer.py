@@ -1,28 +1,37 @@
-"""Commits the outcomes of a shard in parts, while it goes on."""
+"""Commits the outcomes of a shard in parts, while the shard runs."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from batchmill.ledger.ledger import Ledger, Origin
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import Origin
 from batchmill.outcome import Outcome
 
-# A killed node costs what is not committed: so many seconds of work. The others bound memory.
+# A killed node loses at most this much work.
 COMMIT_SECONDS = 2.0
+# These limits bound the memory that uncommitted outcomes use.
 COMMIT_INPUTS, COMMIT_BYTES = 20_000, 32 * 2**20
 
 
 @dataclass
 class Committer:
-    """Commits outcomes in parts, by time and by number, in a thread of its own.
+    """Commits outcomes in parts, in a separate thread.
 
-    `look` is called as often as it looks at the time.
+    A part is committed every `COMMIT_SECONDS`, and sooner if there are many outcomes. Outcomes that
+    were added before the end of the `with` block are committed at its end.
+
+    Attributes:
+        ledger: The ledger to write to.
+        prefix: The first part of the names of the parts. No other attempt uses it.
+        origins: What the outcome of each input depends on, by the name of the input.
+        on_tick: Called in the thread after each time-based commit.
     """
 
     ledger: Ledger
     prefix: str
     origins: Mapping[str, Origin]
-    look: Callable[[], None]
+    on_tick: Callable[[], None]
     _waiting: list[Outcome] = field(default_factory=list)
     _bytes: int = 0
     _parts: int = 0
@@ -45,7 +54,14 @@ class Committer:
             raise self._error
 
     def add(self, outcomes: Sequence[Outcome]) -> None:
-        """Take outcomes to commit. Raises what an earlier commit has raised."""
+        """Add outcomes to commit.
+
+        Args:
+            outcomes: The outcomes, in the order of their ends.
+
+        Raises:
+            StoreError: An earlier commit has failed. Other errors of a commit are raised as well.
+        """
         if self._error:
             raise self._error
         with self._lock:
@@ -55,7 +71,11 @@ class Committer:
             self._due.set()
 
     def flush(self) -> None:
-        """Commit what has been given so far, now. Raises what a commit raises."""
+        """Commit the outcomes that were added so far.
+
+        Raises:
+            StoreError: The dataset cannot be written.
+        """
         self._commit()
 
     def _serve(self) -> None:
@@ -64,9 +84,9 @@ class Committer:
                 self._due.wait(COMMIT_SECONDS)
                 self._due.clear()
                 self._commit()
-                self.look()
+                self.on_tick()
             self._commit()
-        except Exception as error:  # noqa: BLE001  # Raised in the shard's own thread.
+        except Exception as error:  # noqa: BLE001  # `add` raises it in the shard's thread.
             self._error = error
 
     def _commit(self) -> None:

@@ -1,10 +1,11 @@
 """One writer for each dataset: a lease with a heartbeat, which works in any store.
 
-    .batchmill/lease/000007.json     the seventh lease: who holds it, since when, the last beat
+    .batchmill/lease/000007.json     the seventh lease: its holder, its start, the last heartbeat
 
-A lease is taken by making the next number's file, which only one of several contenders can do. Who
-holds it rewrites the file every few seconds. A lease is over when it says so, when its process is
-known to be dead, or when its file has not changed for a while by the watch of who wants the next.
+A process acquires the lease when it creates the file with the next number. Only one of several
+contenders can do so. The holder rewrites its file every few seconds. A lease has ended when its
+file says so, or when its process is known to be dead. It has expired when its file does not change
+for a while, measured by the clock of the contender.
 """
 
 import json
@@ -24,13 +25,26 @@ from batchmill.ledger.ledger import FOLDER, Ledger
 BEAT_SECONDS = 5.0
 LAPSE_SECONDS = 20.0
 _WAIT_SECONDS = 2.0
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 LEASES = f"{FOLDER}/lease"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """Who holds a lease. `beat` and `since` are seconds since 1970, by the holder's clock."""
+    """The process that holds a lease, as its file describes it.
+
+    Attributes:
+        number: The number of the lease.
+        token: A random text that no other lease has.
+        host: The name of the host, for people.
+        machine: The running system and its process namespace; empty if unknown.
+        pid: The id of the process.
+        started: The start time of the process, which tells it from a later one with the same id.
+        since: When the process acquired the lease, in seconds since 1970 by its own clock.
+        beat: The time of the last heartbeat, on the same clock.
+        ended: Whether the process has released the lease.
+        clean: Whether the process left no work for the next holder to finish.
+    """
 
     number: int
     token: str
@@ -49,9 +63,16 @@ class Holder:
 
 
 class Lease:
-    """The right to write to a dataset, for as long as it beats.
+    """The exclusive right to write to a dataset, kept alive by a heartbeat.
 
-    `clean` tells whether the one before it left all tidy; `clean_end` is what the next is to know.
+    Args:
+        ledger: The ledger of the dataset.
+        holder: This process, as the file of the lease describes it.
+        clean: Whether the previous holder left no work to finish.
+
+    Attributes:
+        clean: Whether the previous holder left no work to finish.
+        clean_end: Whether this holder leaves none. Set it before the end.
     """
 
     def __init__(self, ledger: Ledger, holder: Holder, *, clean: bool) -> None:
@@ -65,11 +86,16 @@ class Lease:
 
     @property
     def token(self) -> str:
-        """What no other lease has."""
+        """A random text that no other lease has."""
         return self._holder.token
 
     def check(self) -> None:
-        """Raise LedgerError if somebody else has taken the dataset over."""
+        """Check that this process still holds the lease.
+
+        Raises:
+            LedgerError: Another process has acquired the dataset.
+            StoreError: The lease cannot be read.
+        """
         latest = _latest(self._ledger)
         if latest is None or latest.token != self.token:
             raise LedgerError(
@@ -78,24 +104,33 @@ class Lease:
             )
 
     def end(self) -> None:
-        """Give the right up."""
+        """Release the lease."""
         self._ended.set()
         self._thread.join()
-        with suppress(StoreError):  # Then it lapses.
+        with suppress(StoreError):  # The lease then expires.
             end = replace(self._holder, ended=True, clean=self.clean_end, beat=time.time())
             _write(self._ledger, end)
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
-            with suppress(StoreError):  # The next beat may get through.
+            with suppress(StoreError):  # The next heartbeat may succeed.
                 _write(self._ledger, replace(self._holder, beat=time.time()))
 
 
 @contextmanager
 def lease(ledger: Ledger, *, wait: bool = False) -> Iterator[Lease]:
-    """Hold a dataset for as long as the block.
+    """Hold the lease of a dataset during the block.
 
-    Raises LedgerError if somebody else holds it; with `wait`, waits for its end.
+    Args:
+        ledger: The ledger of the dataset.
+        wait: Whether to wait while another process holds the lease.
+
+    Yields:
+        The lease.
+
+    Raises:
+        LedgerError: Another process holds the lease, and `wait` is false.
+        StoreError: The dataset cannot be read or written.
     """
     while True:
         before = latest = _latest(ledger)
@@ -106,9 +141,9 @@ def lease(ledger: Ledger, *, wait: bool = False) -> Iterator[Lease]:
                 latest = _latest(ledger)
                 if latest and latest.token == mine.token:
                     break
-                # While we looked, others came and went, and removed the number that we have made.
+                # Meanwhile, later holders have come and gone, and deleted the file of this number.
                 ledger.store.delete(_name(mine.number))
-            continue  # Another contender was quicker: look at who it is.
+            continue  # Another contender was faster. Check whether its lease is still valid.
         if not wait:
             raise LedgerError(_message(ledger.store.url, latest))
         time.sleep(_WAIT_SECONDS)
@@ -121,7 +156,7 @@ def lease(ledger: Ledger, *, wait: bool = False) -> Iterator[Lease]:
 
 
 def _remove_earlier(ledger: Ledger, mine: Holder) -> None:
-    """Remove earlier leases, and what was being written of them and of this one."""
+    """Delete the files of earlier leases, and the unfinished files of all leases up to this one."""
     names = [f"{LEASES}/{name}" for name in ledger.store.names(LEASES)]
     for name in [*names, *ledger.store.leftovers()]:
         number = name.removeprefix(f"{LEASES}/").lstrip(".").partition(".")[0]
@@ -131,28 +166,54 @@ def _remove_earlier(ledger: Ledger, mine: Holder) -> None:
 
 
 def holder(ledger: Ledger) -> str | None:
-    """Say who holds a dataset; None if nobody does, as far as one look can tell."""
+    """Return a description of the process that holds a dataset; None if the lease is free.
+
+    A lease of another machine counts as expired by this machine's clock, which may differ.
+
+    Raises:
+        LedgerError: The file of the lease is damaged.
+        StoreError: The lease cannot be read.
+    """
     latest = _latest(ledger)
     if latest is None or latest.ended or _is_dead(latest):
         return None
-    # Of a process that is here the kernel knows that it lives, however silent it is.
+    # The kernel shows that a process of this machine lives, even if its heartbeat is late.
     return str(latest) if _is_here(latest) or not _looks_lapsed(latest) else None
 
 
-def token_of(ledger: Ledger) -> str | None:
-    """Return the token of a dataset's latest lease; None if there is none."""
+def read_token(ledger: Ledger) -> str | None:
+    """Return the token of a dataset's latest lease; None if there is no lease.
+
+    Raises:
+        LedgerError: The file of the lease is damaged.
+        StoreError: The lease cannot be read.
+    """
     latest = _latest(ledger)
     return latest.token if latest else None
 
 
 def is_held(ledger: Ledger, token: str) -> bool:
-    """Tell whether the lease with this token is the latest, and not ended."""
+    """Return whether a lease is the latest one and has not been released.
+
+    Args:
+        ledger: The ledger of the dataset.
+        token: The token of the lease.
+
+    Raises:
+        LedgerError: The file of the lease is damaged.
+        StoreError: The lease cannot be read.
+    """
     latest = _latest(ledger)
     return latest is not None and latest.token == token and not latest.ended
 
 
 def check_free(ledger: Ledger) -> None:
-    """Raise LedgerError if somebody holds a dataset."""
+    """Check that no process holds a dataset.
+
+    Raises:
+        LedgerError: A process holds the lease, or the file of the lease is damaged.
+        StoreError: The lease cannot be read.
+    """
     latest = _latest(ledger)
     if latest and holder(ledger):
         raise LedgerError(_message(ledger.store.url, latest))
@@ -181,7 +242,7 @@ def _latest(ledger: Ledger) -> Holder | None:
                 raise
         except (ValueError, TypeError) as error:
             tries -= 1
-            if tries:  # It may be in the making.
+            if tries:  # Another process may be writing the file.
                 time.sleep(0.1)
                 continue
             raise LedgerError(
@@ -199,10 +260,11 @@ def _is_over(ledger: Ledger, latest: Holder) -> bool:
         return True
     if _is_here(latest) or not _looks_lapsed(latest):
         return False
-    # Clocks differ: only a file that stays as it is, by our own, belongs to nobody.
+    # The clocks of two machines differ. The lease has expired only if its file does not change for
+    # this long by the clock of this machine.
     deadline = time.monotonic() + LAPSE_SECONDS
     while time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
         if _latest(ledger) != latest:
             return False
     return True
@@ -217,12 +279,12 @@ def _is_here(who: Holder) -> bool:
 
 
 def _is_dead(who: Holder) -> bool:
-    """Tell whether a process of this machine is known to be no more."""
+    """Return whether the process is known to be dead. Only those of this machine can be known."""
     return _is_here(who) and _started(who.pid) != who.started
 
 
 def _machine() -> str:
-    """Name the running system and the space that its pids are from; empty where nothing tells."""
+    """Return the running system and its process namespace; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -231,7 +293,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """Return when a process began, so that its pid is not taken for another's; empty if dead."""
+    """Return the start time of a process, in clock ticks since boot; empty if it is dead."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""A dataset by the name that a user gives it: its ledger, to write to or to look at."""
+"""Opens the ledger of a dataset by the path or URL that a user gives."""
 
 import os
 from pathlib import Path
@@ -12,10 +12,15 @@ from batchmill.storage.urls import absolute, parent, shown_url
 
 
 def open_output(output: str) -> Ledger:
-    """Return the ledger of an output folder or URL, which may not be there yet.
+    """Open the ledger of an output, which may not exist yet.
 
-    Raises OptionError for one that holds something else or cannot be used, LedgerError for an
-    unknown version, StoreError.
+    Args:
+        output: The path of the folder, or the URL.
+
+    Raises:
+        OptionError: The output holds something else, or cannot be used.
+        LedgerError: The version of the ledger is unknown.
+        StoreError: The output cannot be read.
     """
     check_dataset(output)
     if is_url(output):
@@ -40,7 +45,10 @@ def open_output(output: str) -> Ledger:
 
 
 def _check_not_inside(output: str) -> None:
-    """Raise OptionError for what would be a part of another dataset: nothing of that is named."""
+    """Raise OptionError for an output inside another dataset.
+
+    The ledger of the outer dataset does not name its files, so they would count as unknown.
+    """
     above = parent(output)
     while above and above != parent(above):
         if not is_url(above) and os.path.isdir(os.path.join(above, FOLDER)):
@@ -66,7 +74,16 @@ def _check_folder(output: str) -> None:
 
 
 def open_ledger(dataset: str) -> Ledger:
-    """Return the ledger of a dataset that is there. Raises OptionError where there is none."""
+    """Open the ledger of an existing dataset.
+
+    Args:
+        dataset: The path of the folder, or the URL.
+
+    Raises:
+        OptionError: There is no dataset.
+        LedgerError: The version of the ledger is unknown.
+        StoreError: The dataset cannot be read.
+    """
     place = absolute(dataset)
     check_dataset(place)
     fault = unwritable(place) if is_url(place) else ""
@@ -80,7 +97,15 @@ def open_ledger(dataset: str) -> Ledger:
 
 
 def last_run(ledger: Ledger, dataset: str) -> int:
-    """Return the number of a dataset's last run. Raises OptionError where there is none."""
+    """Return the number of a dataset's last run.
+
+    Args:
+        ledger: The ledger of the dataset.
+        dataset: The path or URL, for the message.
+
+    Raises:
+        OptionError: The dataset has no run.
+    """
     runs = ledger.runs()
     if not runs:
         raise OptionError(f"{dataset}: no run has been planned there yet. Run batchmill run.")

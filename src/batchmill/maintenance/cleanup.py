@@ -6,7 +6,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.ledger.lease import LEASES
-from batchmill.ledger.ledger import PRUNED, Ledger
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import PRUNED
 from batchmill.maintenance.verify import recorded_files, unreferenced
 from batchmill.planning.plan import Plan
 from batchmill.storage import FILES, in_threads
@@ -37,7 +38,7 @@ def note_touched(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table) -> None
     for name in ("mtime_ns", "etag"):
         column = records.schema.get_field_index(name)
         records = records.set_column(column, name, inputs[name].take(place))
-    ledger.record_anew(run, records)
+    ledger.rewrite_records(run, records)
 
 
 def remove_replaced(ledger: Ledger, run: int) -> None:
@@ -76,7 +77,7 @@ def remove_withdrawn(ledger: Ledger, run: int, withdrawn: pa.Table) -> None:
     for name, values in changes.items():
         records = records.set_column(records.schema.get_field_index(name), name, values)
     # The record first: files without a record are swept, a record without files would lie.
-    ledger.record_anew(run, records)
+    ledger.rewrite_records(run, records)
     folders = [f"{FILES}/{name}" for name in withdrawn["input_id"].to_pylist()]
     in_threads(ledger.store.remove, folders, ledger.store.threads)
 
@@ -86,8 +87,8 @@ def compact(ledger: Ledger, run: int, many: int = MANY_PARTS) -> None:
     names = ledger.part_names()
     if len(names) < many:
         return
-    ledger.record_anew(run, ledger.records())
-    ledger.drop_parts(names)
+    ledger.rewrite_records(run, ledger.records())
+    ledger.delete_parts(names)
 
 
 def _paths(records: pa.Table) -> pa.Array:

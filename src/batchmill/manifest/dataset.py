@@ -1,4 +1,4 @@
-"""A dataset as a manifest: its outputs are the inputs, its metadata the other columns."""
+"""Read a dataset as a manifest: its outputs are the inputs, its metadata the other columns."""
 
 import pandas as pd
 import pyarrow as pa
@@ -7,30 +7,42 @@ from batchmill.errors import ManifestError
 from batchmill.manifest.records import read_parquet
 from batchmill.manifest.source import Source, fits, numbered
 
-# The dataset's own inputs: the new one has inputs of its own.
+# The column of the dataset's own inputs. The column `input` names the outputs.
 MADE_FROM = "made_from"
 
 
 def read_dataset(place: str, pattern: str, table: bytes | None) -> Source:
-    """Read the outputs that a dataset's table names; None: it has no table yet.
+    """Read the outputs that a dataset's metadata table names.
 
-    Rows without an output are left out; a file that several rows name has the first one's columns.
+    Args:
+        place: The dataset's folder or URL.
+        pattern: Which outputs to list.
+        table: The content of its metadata table. None if it has no table yet.
+
+    Returns:
+        One row per output. Rows without an output are left out. If several rows name one output,
+        the first row counts.
+
+    Raises:
+        ManifestError: The dataset has no table yet.
     """
     if table is None:
         raise ManifestError(
-            place, ["is a dataset without tables yet. Let a run over it come to its end."]
+            place, ["is a dataset without tables yet. Complete a run that writes it first."]
         )
     frame = read_parquet(place, pa.BufferReader(table)).frame
     frame = frame.drop(columns=MADE_FROM, errors="ignore").rename(columns={"input": MADE_FROM})
     faults = []
     if "output" not in frame.columns:
         frame["output"] = None
-        faults = ["is a dataset without files, only a table. Name its own inputs as the manifest."]
+        faults = [
+            "is a dataset without files, only a table. Use the manifest of its inputs instead."
+        ]
     frame = frame.rename(columns={"output": "input"}).dropna(subset="input")
     frame = frame.drop_duplicates("input")
     frame = frame[pd.Series([fits(name, pattern) for name in frame["input"]], frame.index, bool)]
     if not len(frame) and not faults:
-        faults = [f"is a dataset in which no output fits the pattern {pattern!r}."]
+        faults = [f"is a dataset in which no output matches {pattern!r}. Give another pattern."]
     return Source(
         name=place,
         form="dataset",

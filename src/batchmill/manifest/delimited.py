@@ -1,4 +1,8 @@
-"""CSV and TSV manifests, read by pandas; a second reading finds the lines of what is wrong."""
+"""Read CSV and TSV manifests with pandas.
+
+A file that pandas cannot read, or would read with silent corrections, is read a second time record
+by record, to find the line of each fault.
+"""
 
 import csv
 import io
@@ -10,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from batchmill.manifest.source import Source
+from batchmill.manifest.source import Source, duplicate_column_faults
 from batchmill.storage.urls import parent
 
 _BYTE_ORDER_MARKS = {
@@ -18,19 +22,28 @@ _BYTE_ORDER_MARKS = {
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
-# A field may be as long as a manifest's author likes.
+# The csv module rejects fields of more than 128 KiB by default.
 csv.field_size_limit(2**31 - 1)
 
 _BLANK_LINE = re.compile(rb"^[ \t\v\f]+\r?$", re.MULTILINE)
 
-# Numbers as a program writes them, and of no more digits than a column of numbers can hold: 007,
-# +49 and account numbers are names, and stay text.
+# Numbers as programs write them, with no more digits than a numeric column can hold. 007, +49 and
+# account numbers are identifiers, so they stay text.
 _INTEGER = r"0|-?[1-9]\d{0,17}"
 _NUMBER = r"-?(?:0|[1-9]\d{0,14})(?:\.\d{1,17})?(?:[eE][-+]?\d{1,2})?"
 
 
 def read_delimited(place: str, data: bytes, separator: str) -> Source:
-    """Read the content of a CSV or TSV file. Every cell is text, an empty one is missing."""
+    """Read the content of a CSV or TSV file.
+
+    Args:
+        place: The file's path or URL.
+        data: Its content.
+        separator: The character between two fields.
+
+    Returns:
+        The rows. Every cell is text. An empty cell is missing.
+    """
     faults = encoding_faults(data)
     if not data.strip():
         return Source(
@@ -39,7 +52,7 @@ def read_delimited(place: str, data: bytes, separator: str) -> Source:
             folder=parent(place),
             form="text",
             locate=list,
-            faults=faults or ["is empty. Give it a header and one line an input."],
+            faults=faults or ["is empty. Add a header and one line per input."],
         )
     frame = None if faults else _read_fast(data, separator)
     if frame is not None:
@@ -50,14 +63,19 @@ def read_delimited(place: str, data: bytes, separator: str) -> Source:
             form="text",
             locate=lambda: [place for place, _ in _records(data, separator)][1:],
         )
-    return _read_closely(place, data, separator, faults)
+    return _read_by_record(place, data, separator, faults)
 
 
 def type_columns(frame: pd.DataFrame, leave: str) -> pd.DataFrame:
-    """Give the columns of text their types: whole numbers, numbers, true/false, or text.
+    """Convert text columns to whole numbers, numbers or booleans where that loses nothing.
 
-    The column named `leave` stays text, and so does one with numbers that would not survive it
-    (`007`).
+    Args:
+        frame: Columns of text.
+        leave: The name of a column that stays text.
+
+    Returns:
+        The same columns. A column with numbers that the conversion would change, such as `007`,
+        stays text.
     """
     typed = {}
     for name in frame.columns:
@@ -68,7 +86,7 @@ def type_columns(frame: pd.DataFrame, leave: str) -> pd.DataFrame:
                 column = column.astype("Int64")
             elif values.str.fullmatch(_NUMBER).all():
                 numbers = column.astype("Float64")
-                # 1.1 and 1.10 are one number, but may be two versions.
+                # 1.1 and 1.10 are the same number, but may be two version names.
                 if numbers.nunique() == values.nunique():
                     column = numbers
             elif values.isin(["true", "false", "True", "False"]).all():
@@ -78,14 +96,21 @@ def type_columns(frame: pd.DataFrame, leave: str) -> pd.DataFrame:
 
 
 def encoding_faults(data: bytes) -> list[str]:
-    """Name the lines of a text file that no reader of UTF-8 can take, and its byte order mark."""
+    """Return a fault for a byte order mark and for each line that is not valid UTF-8 text.
+
+    Args:
+        data: The content of a text file.
+
+    Returns:
+        The faults, each with its line.
+    """
     for mark, encoding in _BYTE_ORDER_MARKS.items():
         if data.startswith(mark):
             fault = (
                 f"line 1: begins with a byte order mark ({encoding}). "
                 "Save the file as UTF-8 without one."
             )
-            # Every second byte of UTF-16 is a NUL: to name those lines would say nothing new.
+            # Every second byte of UTF-16 text is NUL, so each line would be a fault.
             return [fault] if encoding == "UTF-16" else [fault, *_line_faults(data)]
     return _line_faults(data)
 
@@ -113,8 +138,9 @@ def _line_faults(data: bytes) -> list[str]:
 
 
 def _read_fast(data: bytes, separator: str) -> pd.DataFrame | None:
-    """Read with pandas alone; None where something in it wants a closer look."""
-    # Arrow reads ten times as fast; of quotes, blank lines and lone returns, it thinks otherwise.
+    """Read with pandas. Returns None if the file has to be read record by record."""
+    # Arrow is ten times as fast, but differs from the csv module in quotes, blank lines and lone
+    # carriage returns.
     is_plain = not (b'"' in data or _BLANK_LINE.search(data) or _has_lone_returns(data))
     engine: dict[str, Any] = {"engine": "pyarrow"} if is_plain else {"index_col": False}
     try:
@@ -124,7 +150,7 @@ def _read_fast(data: bytes, separator: str) -> pd.DataFrame | None:
                 io.BytesIO(data),
                 sep=separator,
                 dtype=str,
-                keep_default_na=False,  # A label may well be "NA" or "None".
+                keep_default_na=False,  # "NA" and "None" are valid labels.
                 na_values=[""],
                 **engine,
             )
@@ -133,17 +159,17 @@ def _read_fast(data: bytes, separator: str) -> pd.DataFrame | None:
         return None
     if list(frame.columns) != header:
         return None
-    # pandas fills a row that ends early, and drops an empty field too many, without a word.
+    # pandas silently fills a row that is too short, and drops an extra empty field.
     return frame if _is_even(data, separator, len(header)) else None
 
 
 def _has_lone_returns(data: bytes) -> bool:
-    """Tell whether there are line ends of the old kind, a return without a line feed."""
+    """Return whether a line ends with a carriage return only."""
     return b"\r" in data and b"\r" in data.replace(b"\r\n", b"")
 
 
 def _is_even(data: bytes, separator: str, fields: int) -> bool:
-    """Tell whether every record has so many fields."""
+    """Return whether every record has this number of fields."""
     if b'"' in data:
         try:
             return all(len(record) == fields for _, record in _records(data, separator))
@@ -159,8 +185,8 @@ def _is_even(data: bytes, separator: str, fields: int) -> bool:
     return not any(data[ends[i - 1] if i else 0 : ends[i]].strip() for i in odd)
 
 
-def _read_closely(place: str, data: bytes, separator: str, faults: list[str]) -> Source:
-    """Read record by record, to know the line of each and to see the ragged ones."""
+def _read_by_record(place: str, data: bytes, separator: str, faults: list[str]) -> Source:
+    """Read record by record, to find each record's line and the records of another length."""
     places: list[str] = []
     rows: list[Sequence[str | None]] = []
     header: list[str] | None = None
@@ -169,14 +195,11 @@ def _read_closely(place: str, data: bytes, separator: str, faults: list[str]) ->
         for line, record in _records(data, separator):
             if header is None:
                 header = record
-                twice = sorted({name for name in header if header.count(name) > 1})
-                faults += [
-                    f"{line}: column {name!r} stands there twice. Rename one." for name in twice
-                ]
+                faults += duplicate_column_faults(header, line)
             elif len(record) != len(header):
                 faults.append(
                     f"{line}: has {len(record)} fields, the header has {len(header)}. "
-                    "Quote a field that holds the separator, or fill in what is missing."
+                    "Quote fields that contain the separator, or add the missing fields."
                 )
             else:
                 places.append(line)
@@ -184,7 +207,7 @@ def _read_closely(place: str, data: bytes, separator: str, faults: list[str]) ->
     except csv.Error as error:
         faults.append(
             f"cannot be read as a table ({error}) after {places[-1] if places else 'line 1'}. "
-            'Close the quotes there; write a quote in quotes as "".'
+            'Close the quotes there. Write a quote inside quotes as "".'
         )
     frame = pd.DataFrame(rows, columns=header, dtype="str")
     return Source(
@@ -198,9 +221,9 @@ def _read_closely(place: str, data: bytes, separator: str, faults: list[str]) ->
 
 
 def _records(data: bytes, separator: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield (place, fields) of each record; one with line breaks is placed at its first line."""
+    """Yield (place, fields) of each record. A record's place is its first line."""
     text = data.decode("utf-8", "replace").removeprefix("\ufeff")
-    # Without `strict`, quotes that are not closed would swallow the rest of the file.
+    # Without `strict`, a missing closing quote would make one field of the rest of the file.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     before = 0
     for record in reader:

@@ -1,4 +1,4 @@
-"""Read from a manifest which of its inputs belong together, and which partition it names."""
+"""Read which inputs of a manifest belong together, and which partition the manifest assigns."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -14,20 +14,34 @@ _WHOLE = re.compile(r"(-?\d+)\.0+")
 
 
 def missing_columns(frame: pd.DataFrame, partitioning: Partitioning) -> list[str]:
-    """Return a fault for each column that is asked for and not there."""
-    asked = {"--group-by": partitioning.group_by, "--stratify": partitioning.stratify}
+    """Return a fault for each column that a partitioning needs and the manifest lacks.
+
+    Args:
+        frame: The manifest's columns.
+        partitioning: Its options name the columns.
+
+    Returns:
+        The faults.
+    """
+    wanted = {"--group-by": partitioning.group_by, "--stratify": partitioning.stratify}
     found = ", ".join(repr(str(name)) for name in frame.columns) or "none"
     return [
         f"line 1: no column {column!r}, for {option} (found: {found}). Add it, or name another."
-        for option, column in asked.items()
+        for option, column in wanted.items()
         if column is not None and column not in frame.columns
     ]
 
 
 def read_groups(frame: pd.DataFrame, names: pa.ChunkedArray, partitioning: Partitioning) -> Groups:
-    """Read the groups of a manifest; `names` are those of its inputs, row for row.
+    """Read the groups of a manifest.
 
-    An input without a value in the group's column is a group of its own.
+    Args:
+        frame: The manifest's columns, as they were read.
+        names: The names of its inputs, row for row.
+        partitioning: Its options name the columns.
+
+    Returns:
+        The groups. An input without a value in the group column is a group of its own.
     """
     names = names.to_pylist()
     keys = [key_of_input(name) for name in names]
@@ -49,7 +63,16 @@ def read_groups(frame: pd.DataFrame, names: pa.ChunkedArray, partitioning: Parti
 def faults_of_groups(
     groups: Groups, partitioning: Partitioning, places: Callable[[], Sequence[str]]
 ) -> list[str]:
-    """Return a fault for each partition that is not known, and each that would tear a group up."""
+    """Return a fault for each unknown partition, and for each group in two partitions.
+
+    Args:
+        groups: The manifest's groups.
+        partitioning: Its shares name the known partitions.
+        places: Returns the place of each row, such as "line 7".
+
+    Returns:
+        The faults, each with its line.
+    """
     faults = []
     first: dict[str, int] = {}
     given = groups.given.to_pylist()
@@ -59,23 +82,23 @@ def faults_of_groups(
         if name not in partitioning.shares:
             known = ", ".join(partitioning.shares)
             faults.append(
-                f"{places()[row]}: {COLUMN} {name!r} is none of --partition's ({known}). Correct "
-                f"it, or add {name}=0: then only rows that name it are in it."
+                f"{places()[row]}: {COLUMN} {name!r} is not in --partition ({known}). Correct it, "
+                f"or add {name}=0 to --partition, for the rows that name it."
             )
             continue
         key = groups.keys[row].as_py()
         earlier = first.setdefault(key, row)
         if given[earlier] != name:
             faults.append(
-                f"{places()[row]}: is in the {COLUMN} {name!r}, but of one group "
-                f"({key.partition(':')[2]!r}) with {places()[earlier]}, which is in "
-                f"{given[earlier]!r}. Give a group one {COLUMN}."
+                f"{places()[row]}: has the {COLUMN} {name!r}, but {places()[earlier]}, of the same "
+                f"group {key.partition(':')[2]!r}, has {given[earlier]!r}. "
+                f"Give a group one {COLUMN}."
             )
     return faults
 
 
 def _texts(column: pd.Series) -> list[str | None]:
-    """Return a column's values as text, the same for each form of manifest; None where empty."""
+    """Return a column's values as text, the same for every manifest format; None if empty."""
     return [_text(value) for value in column.tolist()]
 
 
@@ -85,7 +108,7 @@ def _text(value: Any) -> str | None:
     if isinstance(value, bool):
         return str(value).lower()
     text = str(value).encode("utf-8", "replace").decode()
-    # A column of whole numbers with an empty cell is one of 7.0, in a DataFrame and in its CSV.
+    # pandas turns a column of whole numbers with an empty cell into floats: 7 becomes 7.0.
     whole = _WHOLE.fullmatch(text)
     if whole:
         return whole[1]

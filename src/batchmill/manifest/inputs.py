@@ -1,6 +1,7 @@
-"""Check the inputs of a manifest: each is named once, and is a file, as far as a look can tell.
+"""Check the inputs of a manifest: each is a valid name, listed once, and not a folder.
 
-A million rows pass through whole columns at a time; Python looks only at those that are odd.
+Whole columns are checked at a time. Only unusual rows are handled in Python one by one, because a
+manifest may have millions of rows.
 """
 
 import os
@@ -29,28 +30,43 @@ from batchmill.storage.urls import (
 
 MISSING_SIZE = -1
 
-# What is not a plain relative path: absolute, or with // or . or .. in it, or no path at all.
-_ODD = r"^/|/$|//|(^|/)\.\.?(/|$)|\x00|^\s*$"
-# Of a key, what is no key or might be taken for more than one.
+# Not a plain relative path: absolute, with // or . or .. in it, or not a path at all.
+_ODD_PATH = r"^/|/$|//|(^|/)\.\.?(/|$)|\x00|^\s*$"
+# Not a plain key below a URL: not a key at all, or ambiguous.
 _ODD_KEY = r"^/|^\.{1,2}/|/\.\.(/|$)|/$|[\x00-\x1f\x7f]|^\s*$"
-# So many names are Python objects at a time.
+# Names that are Python objects at a time, which bounds memory.
 _CHUNK = 65_536
-# The bits of a file's mode that say what kind of file it is.
-_FORM = 0o170000
+# The bits of a file's mode that hold its type.
+_FILE_TYPE_BITS = 0o170000
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedInputs:
-    """`table` is as Manifest.inputs; it counts only if `faults` is empty."""
+    """The inputs of a manifest, and their faults.
+
+    Attributes:
+        table: The same columns as `Manifest.inputs`. Valid only if `faults` is empty.
+        faults: One sentence per fault, with its line.
+    """
 
     table: pa.Table
     faults: list[str]
 
 
 def check_inputs(source: Source, column: str, root: str, *, confined: bool) -> CheckedInputs:
-    """Resolve each input against the folder or URL `root`, and look at it.
+    """Resolve each input against a root, and look up its size and time.
 
-    `confined` ones stay below. Raises StoreError where a store does not answer.
+    Args:
+        source: The manifest as it was read.
+        column: The column that names the inputs.
+        root: The folder or URL that relative inputs are relative to.
+        confined: Whether each input must lie below `root`.
+
+    Returns:
+        The inputs and their faults.
+
+    Raises:
+        StoreError: A store does not respond.
     """
     faults: dict[int, str] = {}
     values = source.frame[column]
@@ -58,7 +74,7 @@ def check_inputs(source: Source, column: str, root: str, *, confined: bool) -> C
     _find_duplicates(places, values, source, faults)
     if confined and not is_url(root):
         _find_escapes(names, root, faults)
-    sizes, times, etags = _look(names, root, faults, source.seen)
+    sizes, times, etags = _stat_inputs(names, root, faults, source.seen)
     table = pa.table({"input": names, "size": sizes, "mtime_ns": times, "etag": etags})
     found = [f"{source.places[index]}: {text}" for index, text in sorted(faults.items())]
     return CheckedInputs(table=table, faults=found)
@@ -67,10 +83,10 @@ def check_inputs(source: Source, column: str, root: str, *, confined: bool) -> C
 def _names(
     values: pd.Series, root: str, faults: dict[int, str], *, confined: bool
 ) -> tuple[pa.StringArray, pa.StringArray]:
-    """Return each input's name, and one for its place that only the same file has; null at a fault.
+    """Return each input's name, and a key that only the same file has. Both are null for a fault.
 
-    A path below `root` is named relative to it. One that leaves it keeps its form: relative paths
-    are the same on every machine. What is below a URL is taken as it is: keys are no paths.
+    A path below `root` is named relative to it. A path outside keeps its form, because relative
+    paths are the same on every machine. A key below a URL is not normalized, because it is no path.
     """
     for index in _suspects(values):
         reason = _why_unusable(values.iloc[index], str(values.name))
@@ -82,7 +98,7 @@ def _names(
     names = pa.array(values, pa.string(), from_pandas=True)
     if isinstance(names, pa.ChunkedArray):
         names = names.combine_chunks()
-    pattern = _ODD_KEY if is_url(root) else _ODD
+    pattern = _ODD_KEY if is_url(root) else _ODD_PATH
     odd = pc.match_substring_regex(names, pattern).fill_null(False)
     odd = pc.or_(odd, pc.match_substring(names, "://").fill_null(False))
     resolved: list[_Resolved] = []
@@ -99,7 +115,7 @@ def _names(
 
 
 def _suspects(values: pd.Series) -> Iterable[int]:
-    """Return the rows of those values that may be no path: what is no text, or not ASCII."""
+    """Return the rows of values that may not be paths: those that are not ASCII text."""
     if not isinstance(values.dtype, pd.StringDtype):
         cells = enumerate(values)
         return [i for i, cell in cells if not isinstance(cell, str) or not cell.isascii()]
@@ -114,7 +130,7 @@ class _Resolved(NamedTuple):
 
 
 def _why_unusable(value: object, column: str) -> str:
-    """Say why a cell cannot be a path; empty if it can."""
+    """Return why a cell cannot be a path. Empty if it can."""
     if isinstance(value, str):
         try:
             value.encode()
@@ -122,14 +138,18 @@ def _why_unusable(value: object, column: str) -> str:
             return f"{shown_url(value)!r} is not UTF-8. Rename the file."
         return ""
     if is_missing(value):
-        return f"no value in column {column!r}. Fill it in, or drop the row."
-    return f"{value!r} in column {column!r} is no path. Write it as text."
+        return _empty_cell(column)
+    return f"{value!r} in column {column!r} is not a path. Write it as text."
+
+
+def _empty_cell(column: str) -> str:
+    return f"no value in column {column!r}. Fill it in, or delete the row."
 
 
 def _resolve(value: str, root: str, column: str, *, confined: bool) -> _Resolved:
-    """Return an odd path's name and place, or what is wrong with it."""
+    """Return the name and the place of an unusual path, or its fault."""
     if not value.strip():
-        return _Resolved(fault=f"no value in column {column!r}. Fill it in, or drop the row.")
+        return _Resolved(fault=_empty_cell(column))
     value = without_file_scheme(value)
     if is_url(value) and url_fault(value):
         return _Resolved(fault=f"{shown_url(value)!r} {url_fault(value)}")
@@ -140,7 +160,7 @@ def _resolve(value: str, root: str, column: str, *, confined: bool) -> _Resolved
     path = os.path.normpath(os.path.join(root, value))
     below = path.startswith(root.rstrip("/") + "/")
     if confined and not below:
-        return _Resolved(fault=f"{value!r} leaves the root {root}. Move the file, or widen --root.")
+        return _Resolved(fault=_outside(value, root))
     place = os.path.relpath(path, root) if below else path
     return _Resolved(place if below or os.path.isabs(value) else os.path.normpath(value), place)
 
@@ -148,18 +168,22 @@ def _resolve(value: str, root: str, column: str, *, confined: bool) -> _Resolved
 def _resolve_url(value: str, root: str, *, confined: bool) -> _Resolved:
     below = value.removeprefix(f"{root}/") if is_url(root) else value
     if os.path.isabs(below) or (below != value and is_url(below)):
-        return _Resolved(value, value)  # Relative, it would be another's name.
+        return _Resolved(value, value)  # As a relative name, it would mean another file.
     if not is_url(below):
         below = below.rstrip("/")
         while below.startswith("./"):
             below = below.removeprefix("./")
         if ".." in below.split("/"):
-            return _Resolved(fault=f"{value!r} has '..' in it, which no URL knows. Write it out.")
+            return _Resolved(fault=f"{value!r} has '..' in it. Write the URL without '..'.")
         if is_web(root) and control_fault(below):
             return _Resolved(fault=f"{value!r} {control_fault(below)}")
     elif confined:
-        return _Resolved(fault=f"{value!r} leaves the root {root}. Move the file, or widen --root.")
+        return _Resolved(fault=_outside(value, root))
     return _Resolved(below, below)
+
+
+def _outside(value: str, root: str, how: str = "") -> str:
+    return f"{value!r} leaves the root {root}{how}. Move the file, or choose a wider --root."
 
 
 def _find_duplicates(
@@ -178,14 +202,14 @@ def _find_duplicates(
 
 
 def _find_escapes(names: pa.StringArray, root: str, faults: dict[int, str]) -> None:
-    """Find what is below the root by its name only, and leads out of it by a symbolic link."""
+    """Find inputs that are below the root by name, but outside it through a symbolic link."""
     real_root = os.path.realpath(root).rstrip("/") + "/"
     are_below: dict[str, bool] = {}
     for index, name in enumerate(names.to_pylist()):
         if name is None or index in faults:
             continue
         place = os.path.join(root, name)
-        # A folder has many files, and to resolve a path is to look at each part of it.
+        # realpath() reads every part of a path, so each folder is resolved only once.
         folder = os.path.dirname(place)
         if folder not in are_below:
             are_below[folder] = f"{os.path.realpath(folder)}/".startswith(real_root)
@@ -193,59 +217,60 @@ def _find_escapes(names: pa.StringArray, root: str, faults: dict[int, str]) -> N
         if not is_below or os.path.islink(place):
             is_below = os.path.realpath(place).startswith(real_root)
         if not is_below:
-            faults[index] = (
-                f"{name!r} leaves the root {root} by a symbolic link. "
-                "Move the file, or widen --root."
-            )
+            faults[index] = _outside(name, root, " through a symbolic link")
 
 
-def _look(
+def _stat_inputs(
     names: pa.StringArray, root: str, faults: dict[int, str], seen: Mapping[str, FileStat]
 ) -> tuple[np.ndarray, np.ndarray, pa.StringArray]:
-    """Return each input's size, time and ETag; what is not there may be when its turn comes."""
-    far = np.full(len(names), is_url(root))
-    far = np.asarray(pc.match_substring(names, "://").fill_null(False)) | far
-    sizes, times = _look_here(names, root, faults, far)
-    if not far.any():
+    """Return each input's size, time and ETag.
+
+    A missing file is not a fault, because it may exist when the input is executed.
+    """
+    is_remote = np.full(len(names), is_url(root))
+    is_remote = np.asarray(pc.match_substring(names, "://").fill_null(False)) | is_remote
+    sizes, times = _stat_local(names, root, faults, is_remote)
+    if not is_remote.any():
         return sizes, times, pa.nulls(len(names), pa.string())
     places = {
         index: join(root, names[index].as_py())
-        for index in np.flatnonzero(far).tolist()
+        for index in np.flatnonzero(is_remote).tolist()
         if index not in faults
     }
-    elsewhere = {index: place for index, place in places.items() if is_url(place)}
+    remote_places = {index: place for index, place in places.items() if is_url(place)}
     etags: list[str | None] = [None] * len(names)
     if seen:
-        found = [seen.get(names[index].as_py()) for index in elsewhere]
+        found = [seen.get(names[index].as_py()) for index in remote_places]
     else:
-        found = _ask_stores(elsewhere, faults)
-    for index, what in zip(elsewhere, found, strict=True):
+        found = _stat_urls(remote_places, faults)
+    for index, what in zip(remote_places, found, strict=True):
         if what is not None:
             sizes[index], times[index], etags[index] = what
     return sizes, times, pa.array(etags, pa.string())
 
 
-def _look_here(
-    names: pa.StringArray, root: str, faults: dict[int, str], far: np.ndarray
+def _stat_local(
+    names: pa.StringArray, root: str, faults: dict[int, str], is_remote: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Look at files of this machine: a million times, so what can be said once is said before."""
+    """Return the sizes and times of local files; MISSING_SIZE for missing and remote ones."""
     sizes: list[int] = []
     times: list[int] = []
     prefix = root if root.endswith("/") else f"{root}/"
-    look = os.stat
+    # The loop runs once per input, so lookups are moved out of it.
+    read_status = os.stat
     for start in range(0, len(names), _CHUNK):
         chunk = names.slice(start, _CHUNK).to_pylist()
-        for index in np.flatnonzero(far[start : start + _CHUNK]).tolist():
+        for index in np.flatnonzero(is_remote[start : start + _CHUNK]).tolist():
             if chunk[index] is not None and is_url(join(root, chunk[index])):
                 chunk[index] = None
         for name in chunk:
             size, time = MISSING_SIZE, 0
             if name is not None:
                 try:
-                    status = look(name if name[0] == "/" else prefix + name)
+                    status = read_status(name if name[0] == "/" else prefix + name)
                     size, time = status.st_size, status.st_mtime_ns
-                    if status.st_mode & _FORM != stat.S_IFREG:
-                        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+                    if status.st_mode & _FILE_TYPE_BITS != stat.S_IFREG:
+                        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
                         faults.setdefault(len(sizes), f"{name!r} is {kind}. Name a file.")
                 except OSError:
                     pass
@@ -257,8 +282,8 @@ def _look_here(
         return np.array(sizes, np.int64), np.array([recordable(time) for time in times], np.int64)
 
 
-def _ask_stores(places: Mapping[int, str], faults: dict[int, str]) -> list[FileStat | None]:
-    """Look at files by URL; where none of a kind can be opened, that is each one's fault."""
+def _stat_urls(places: Mapping[int, str], faults: dict[int, str]) -> list[FileStat | None]:
+    """Look up files by URL. An unusable URL scheme is a fault of each of its inputs."""
     unusable: dict[str, str] = {}
     for place in places.values():
         scheme = place.partition("://")[0]
@@ -274,5 +299,5 @@ def _ask_stores(places: Mapping[int, str], faults: dict[int, str]) -> list[FileS
 
 
 def is_missing(value: object) -> bool:
-    """Tell whether a cell is empty: None, NA or NaN."""
+    """Return whether a cell is empty: None, NA or NaN."""
     return value is None or value is pd.NA or (isinstance(value, float) and value != value)

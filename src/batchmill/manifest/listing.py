@@ -1,4 +1,4 @@
-"""A folder or bucket prefix, or a glob, as a manifest: its files in sorted order."""
+"""List the files of a folder, a bucket prefix or a glob as a manifest, in sorted order."""
 
 import errno
 import glob
@@ -15,26 +15,45 @@ from batchmill.storage import METADATA, is_url, remote
 from batchmill.storage.remote import FileStat
 from batchmill.storage.urls import parent
 
-# Marks a folder as a dataset of ours, whose files are outputs and never inputs.
+# A folder with this subfolder is a dataset. Its files are outputs, so a listing skips them.
 _DATASET_MARK = ".batchmill"
 
 
 def read_folder(path: Path, pattern: str) -> Source:
-    """List the files below a folder whose relative path or name fits `pattern`.
+    """List the files below a folder.
 
-    Of a dataset, these are its outputs.
+    Args:
+        path: The folder. If it is a dataset, its outputs are listed.
+        pattern: What a file's relative path or name must match.
+
+    Returns:
+        One row per file.
+
+    Raises:
+        OSError: The folder cannot be read.
     """
     if (path / _DATASET_MARK).is_dir():
         table = path / METADATA
         content = table.read_bytes() if table.exists() else None
         return read_dataset(os.path.abspath(path), pattern, content)
     names = sorted(name for name in _files_below(path) if fits(name, pattern))
-    nothing = f"no file in it fits the pattern {pattern!r}"
+    nothing = f"no file in it matches {pattern!r}"
     return _listed(str(path), os.path.abspath(path), names, nothing)
 
 
 def read_prefix(url: str, pattern: str) -> Source:
-    """List the files below a URL whose relative path or name fits `pattern`, as `read_folder`."""
+    """List the files below a URL.
+
+    Args:
+        url: The bucket prefix. If it is a dataset, its outputs are listed.
+        pattern: What a file's relative path or name must match.
+
+    Returns:
+        One row per file, with what the store says about it.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
     url = url.rstrip("/")
     found = remote.find(url)
     inside = f"/{_DATASET_MARK}/"
@@ -43,13 +62,23 @@ def read_prefix(url: str, pattern: str) -> Source:
         content = remote.read(f"{url}/{METADATA}") if METADATA in found else None
         return read_dataset(url, pattern, content)
     found = _visible(found, datasets)
-    seen = _unmistakable(url, {name: found[name] for name in found if fits(name, pattern)})
-    nothing = f"no file in it fits the pattern {pattern!r}"
+    seen = _unambiguous(url, {name: found[name] for name in found if fits(name, pattern)})
+    nothing = f"no file in it matches {pattern!r}"
     return _listed(url, url, list(seen), nothing, seen)
 
 
 def read_url_glob(pattern: str) -> Source:
-    """List the files that fit a URL with `*`, `?` or `[`; names start where it varies."""
+    """List the files that match a URL with `*`, `?` or `[`.
+
+    Args:
+        pattern: The URL.
+
+    Returns:
+        One row per file. Names are relative to the folder before the first wildcard.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
     folder = parent(pattern[: min(pattern.find(sign) % len(pattern) for sign in "*?[")])
     start = f"{folder}/"
     seen = {url.removeprefix(start): found for url, found in remote.glob(pattern).items()}
@@ -58,12 +87,12 @@ def read_url_glob(pattern: str) -> Source:
     marks = [f"{folder}{top}/{_DATASET_MARK}/format.json" for top in tops]
     datasets = {top for top, mark in zip(tops, remote.look_at(marks), strict=True) if mark}
     seen = _visible(seen, datasets)
-    seen = _unmistakable(folder, seen)
-    return _listed(pattern, folder, list(seen), "no file fits it", seen)
+    seen = _unambiguous(folder, seen)
+    return _listed(pattern, folder, list(seen), "no file matches it", seen)
 
 
-def _unmistakable(url: str, found: Mapping[str, FileStat]) -> dict[str, FileStat]:
-    """Name by its whole URL what would be taken for a path of this machine, or for another URL."""
+def _unambiguous(url: str, found: Mapping[str, FileStat]) -> dict[str, FileStat]:
+    """Use the full URL for each name that looks like a local path or another URL."""
     return {
         f"{url}/{name}" if name.startswith("/") or is_url(name) else name: seen
         for name, seen in found.items()
@@ -71,7 +100,7 @@ def _unmistakable(url: str, found: Mapping[str, FileStat]) -> dict[str, FileStat
 
 
 def _visible(found: Mapping[str, FileStat], datasets: Collection[str]) -> dict[str, FileStat]:
-    """Leave out what is hidden, and what lies in one of the `datasets`, named as `/a/b`."""
+    """Leave out hidden files, and files in one of the `datasets`, whose names look like `/a/b`."""
 
     def is_hidden(name: str) -> bool:
         above = [str(folder).rstrip("/") for folder in PurePosixPath(f"/{name}").parents]
@@ -81,7 +110,14 @@ def _visible(found: Mapping[str, FileStat], datasets: Collection[str]) -> dict[s
 
 
 def read_glob(pattern: str) -> Source:
-    """List the files that fit a glob (`**` goes through folders); names start where it varies."""
+    """List the files that match a glob, where `**` stands for any number of folders.
+
+    Args:
+        pattern: The glob.
+
+    Returns:
+        One row per file. Names are relative to the folder before the first wildcard.
+    """
     parts = Path(pattern).parts
     fixed = Path()
     for part in parts:
@@ -95,11 +131,11 @@ def read_glob(pattern: str) -> Source:
         for name in glob.iglob(pattern, recursive=True)
         if os.path.isfile(name) and not _in_dataset(os.path.dirname(os.path.abspath(name)))
     )
-    return _listed(pattern, os.path.abspath(fixed), names, "no file fits it")
+    return _listed(pattern, os.path.abspath(fixed), names, "no file matches it")
 
 
 def is_glob(text: str) -> bool:
-    """Tell whether `text` has one of the characters * ? [ that make it a pattern."""
+    """Return whether `text` has one of the wildcards * ? [."""
     return glob.has_magic(text)
 
 
@@ -125,12 +161,12 @@ def _listed(
         frame=pd.DataFrame({"input": pd.Series(names, dtype=object)}),
         folder=folder,
         locate=numbered("file", len(names)),
-        faults=[] if names else [f"{nothing}. Look at what is there, or give another pattern."],
+        faults=[] if names else [f"{nothing}. Check the path, or give another pattern."],
     )
 
 
 def _files_below(folder: Path) -> Iterator[str]:
-    """Yield the relative paths of files; hidden ones and datasets of ours are passed over."""
+    """Yield the relative paths of files, without hidden files and datasets."""
     stack = [""]
     while stack:
         relative = stack.pop()
@@ -140,7 +176,7 @@ def _files_below(folder: Path) -> Iterator[str]:
         except FileNotFoundError:
             if not relative:
                 raise
-            continue  # Removed or renamed since it was seen.
+            continue  # Removed or renamed since it was listed.
         for entry in found:
             name = f"{relative}{entry.name}"
             if entry.is_dir(follow_symlinks=False):
@@ -151,7 +187,7 @@ def _files_below(folder: Path) -> Iterator[str]:
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Tell whether an entry is a file, or a link to one; a link to itself is none."""
+    """Return whether an entry is a file or a link to one. A link to itself is not."""
     try:
         return entry.is_file()
     except OSError as error:

@@ -1,63 +1,52 @@
-"""Load and check a manifest. Its inputs are looked at (`stat`), never opened."""
+"""Load and check a manifest. Its inputs are looked up with `stat`, never opened."""
 
-import json
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.allowlist import refused_inputs, restricts_inputs
-from batchmill.errors import ManifestError, StoreError
-from batchmill.manifest.delimited import read_delimited, type_columns
+from batchmill.errors import ManifestError
+from batchmill.manifest.arrow_columns import to_arrow_table
+from batchmill.manifest.delimited import type_columns
+from batchmill.manifest.formats import read_source
 from batchmill.manifest.groups import faults_of_groups, missing_columns, read_groups
-from batchmill.manifest.inputs import check_inputs, is_missing
-from batchmill.manifest.listing import is_glob, read_folder, read_glob, read_prefix, read_url_glob
+from batchmill.manifest.inputs import check_inputs
 from batchmill.manifest.min_age import check_settle, is_unsettled
-from batchmill.manifest.records import flat, read_json_lines, read_parquet
-from batchmill.manifest.source import Source, numbered
+from batchmill.manifest.source import ManifestLike, Source
 from batchmill.partitioning import Groups, Partitioning
-from batchmill.storage import is_url, remote
-from batchmill.storage.urls import (
-    is_web,
-    join,
-    last_part,
-    shown_url,
-    url_fault,
-    without_file_scheme,
-)
+from batchmill.storage import is_url
+from batchmill.storage.urls import join, shown_url, url_fault, without_file_scheme
 
-ManifestLike = str | os.PathLike[str] | Sequence[str] | pd.DataFrame
-
-# The table that a run publishes has these columns itself.
+# A run writes these columns to the table that it publishes.
 RESERVED_COLUMNS = frozenset({"output"})
-
-_SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
-_JSON_LINES = {".jsonl", ".ndjson"}
-_PARQUET = {".parquet", ".pq"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """A checked manifest.
 
-    `inputs` is a table with one row an input, in the manifest's order: `input` (its name:
-    relative to `root` where it lies below it, else absolute), `size` (bytes, -1 if there is no such
-    file), `mtime_ns`, `etag` (null but of a store that gives one). `carried` has the manifest's
-    other columns, row for row. `root` is a folder or a URL. `unsettled` names the files that were
-    left out because somebody may be writing them still. `groups` say what belongs together, if
-    that was asked for, and `partition` is that of each row, once it is decided.
+    Attributes:
+        name: Its path or URL, for messages.
+        root: The folder or URL that relative inputs are relative to.
+        inputs: A table with one row per input, in the manifest's order. `input` is the input's
+            name: relative to `root` if it lies below it, else absolute. `size` is in bytes, -1 if
+            there is no such file. `mtime_ns` is the time of the last change. `etag` is null unless
+            the store has ETags.
+        manifest_columns: The manifest's other columns, row for row.
+        unsettled: Names of the files that were left out because they are too young: somebody may
+            still be writing them.
+        groups: Which inputs belong together. None without a partitioning.
+        partition: The partition of each row, once it is decided.
     """
 
     name: str
     root: str
     inputs: pa.Table
-    carried: pa.Table
+    manifest_columns: pa.Table
     unsettled: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
     groups: Groups | None = None
     partition: pa.Array | None = None
@@ -65,11 +54,11 @@ class Manifest:
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def carried_rows(self) -> list[dict[str, Any]]:
-        """Return the other columns of each input, as plain values."""
-        if not self.carried.num_columns:
+    def manifest_rows(self) -> list[dict[str, Any]]:
+        """Return the other columns of each input as plain values."""
+        if not self.manifest_columns.num_columns:
             return [{} for _ in range(len(self))]
-        rows: list[dict[str, Any]] = self.carried.to_pylist()
+        rows: list[dict[str, Any]] = self.manifest_columns.to_pylist()
         return rows
 
 
@@ -83,93 +72,146 @@ def load_manifest(
     may_be_empty: bool = False,
     partitioning: Partitioning | None = None,
 ) -> Manifest:
-    """Read a manifest and check every row of it.
+    """Read a manifest and check every row.
 
-    `source` is a CSV, TSV, JSON Lines or Parquet file, a folder (searched recursively for
-    `pattern`), a glob, all these also by URL, a list of paths and URLs or a DataFrame. Relative
-    inputs are relative to `root`, by default the manifest's folder (the working directory, for a
-    list or DataFrame). Of a folder or glob of this machine, files whose time is less than
-    `settle_seconds` away from now are left out. A listing `may_be_empty`. For a `partitioning`, its
-    columns must be there, and no group be torn up by what the manifest itself names.
+    Args:
+        source: A CSV, TSV, JSON Lines or Parquet file, a folder (searched recursively), a glob or a
+            dataset, each by path or URL; a list of paths and URLs; or a DataFrame.
+        input_column: The column that names the inputs.
+        root: What relative inputs are relative to. Default: the manifest's folder, or the working
+            directory for a list or DataFrame.
+        pattern: Which files of a folder or bucket prefix are inputs.
+        settle_seconds: Leave out files of a local folder or glob that changed less than this many
+            seconds ago.
+        may_be_empty: Whether a listing without files is accepted.
+        partitioning: How the inputs will be divided. The manifest must have its columns and must
+            not assign the inputs of one group to different partitions.
 
-    Raises ManifestError with all faults at once, each with its line.
+    Returns:
+        The checked manifest.
+
+    Raises:
+        ManifestError: The manifest cannot be used. It lists all faults, each with its line.
     """
     check_settle(settle_seconds)
-    table = _read(source, pattern, may_be_empty=may_be_empty)
+    table = read_source(source, pattern, may_be_empty=may_be_empty)
     column = "input" if table.form in ("listing", "dataset") else input_column
-    frame = table.frame
-    is_empty_listing = table.form == "listing" and frame.empty and may_be_empty
-    faults = [] if is_empty_listing else list(table.faults)
-    if column not in frame.columns and not (faults and frame.empty):
-        found = ", ".join(repr(str(name)) for name in frame.columns) or "none"
-        remedy = "Rename the column, or name yours with --input-column."
-        if len(frame.columns) == 1 and any(sign in found for sign in ";\t|"):
-            remedy = "Separate the fields with commas (.csv) or tabs (.tsv)."
-        faults.append(f"line 1: no column {column!r} (found: {found}). {remedy}")
-    if column not in frame.columns:
-        raise ManifestError(table.name, faults)
-    if frame.empty and not faults and not is_empty_listing:
-        faults.append("has a header, but no inputs. Add one line an input.")
-    reserved = (RESERVED_COLUMNS | ({"input"} - {column})) & set(frame.columns)
-    faults += [
-        f"line 1: the column {name!r} would hide the one that batchmill writes. Rename it."
-        for name in sorted(reserved)
-    ]
-    as_read = frame
+    faults = _check_columns(table, column, may_be_empty=may_be_empty)
     if partitioning:
-        faults += missing_columns(frame, partitioning)
-    if table.form == "text":
-        # A file of text has no types: those of its columns are read off their values.
-        frame = type_columns(frame, leave=column)
-
-    confined = root is not None
-    base = table.folder
-    if root is not None:
-        base = without_file_scheme(os.fspath(root))
-        base = base.rstrip("/") if is_url(base) else os.path.abspath(base)
-        if is_url(base) and url_fault(base):
-            raise ManifestError(table.name, [f"--root {shown_url(base)}: {url_fault(base)}"])
-        if not is_url(base) and not os.path.isdir(base):
-            faults.append(f"--root {root}: no such folder. Give the folder that its inputs are in.")
-        elif table.form in ("listing", "dataset") and base != table.folder:
-            faults.append(
-                f"--root {root}: is for tables of inputs; what {table.folder} lists lies in it. "
-                "Drop --root."
-            )
-    checked = check_inputs(table, column, base, confined=confined)
-    faults += checked.faults
-    if restricts_inputs() and not faults:
-        places = [join(base, name) for name in checked.table["input"].to_pylist()]
-        refused = refused_inputs(places)
-        faults += [f"{table.places[number]}: {why}" for number, why in refused.items()]
-    groups = None
+        faults += missing_columns(table.frame, partitioning)
+    base, root_faults = _resolve_root(table, root)
+    checked = check_inputs(table, column, base, confined=root is not None)
+    faults += root_faults + checked.faults
+    inputs, groups = checked.table, None
+    if not faults:
+        faults = _check_allowed(table, inputs, base)
     if partitioning and not faults:
-        # As they were read: a column's type, and so its numbers' text, may change with its rows.
-        groups = read_groups(as_read, checked.table["input"], partitioning)
-        faults = faults_of_groups(groups, partitioning, lambda: table.places)
+        groups, faults = _check_groups(table, inputs, partitioning)
     if faults:
-        raise ManifestError(table.name, sorted(faults, key=_line_of))
-    inputs = checked.table
-    unsettled = pa.array([], pa.string())
-    # Objects in a bucket are whole when they appear; and what somebody has listed, is to be taken.
-    if settle_seconds and table.form == "listing" and not is_url(table.folder):
-        near = is_unsettled(inputs, settle_seconds)
-        unsettled = inputs["input"].filter(near).combine_chunks()
-        inputs = inputs.filter(pc.invert(near))
-        groups = groups and groups.only(pc.invert(near))
-        if len(unsettled) and not len(inputs) and not may_be_empty:
-            raise ManifestError(table.name, [_all_unsettled(len(unsettled), settle_seconds)])
-    return Manifest(
+        raise ManifestError(table.name, sorted(faults, key=_line_number))
+    manifest = Manifest(
         name=table.name,
         root=base,
         inputs=inputs,
-        carried=_carried(frame.drop(columns=column)),
-        unsettled=unsettled,
+        manifest_columns=_read_manifest_columns(table, column),
         groups=groups,
+    )
+    # Objects in a bucket appear only when they are complete. Files in a table were listed on
+    # purpose, whatever their age.
+    if settle_seconds and table.form == "listing" and not is_url(table.folder):
+        return _without_young_files(manifest, settle_seconds, may_be_empty=may_be_empty)
+    return manifest
+
+
+def _check_columns(table: Source, column: str, *, may_be_empty: bool) -> list[str]:
+    """Return the faults of a manifest's columns. Raises ManifestError without an input column."""
+    frame = table.frame
+    is_empty_listing = table.form == "listing" and frame.empty and may_be_empty
+    faults = [] if is_empty_listing else list(table.faults)
+    if column not in frame.columns:
+        # The reader's faults already explain an empty table.
+        if not (faults and frame.empty):
+            faults.append(_missing_input_column(table, column))
+        raise ManifestError(table.name, faults)
+    if frame.empty and not faults and not is_empty_listing:
+        faults.append("has a header, but no inputs. Add one line per input.")
+    reserved = (RESERVED_COLUMNS | ({"input"} - {column})) & set(frame.columns)
+    faults += [
+        f"line 1: column {name!r} has the name of a column that batchmill writes. Rename it."
+        for name in sorted(reserved)
+    ]
+    return faults
+
+
+def _missing_input_column(table: Source, column: str) -> str:
+    names = table.frame.columns
+    found = ", ".join(repr(str(name)) for name in names) or "none"
+    remedy = "Rename the column, or name yours with --input-column."
+    if len(names) == 1 and any(sign in found for sign in ";\t|"):
+        remedy = "Separate the fields with commas (.csv) or tabs (.tsv)."
+    return f"line 1: no column {column!r} (found: {found}). {remedy}"
+
+
+def _resolve_root(table: Source, root: str | os.PathLike[str] | None) -> tuple[str, list[str]]:
+    """Return the absolute folder or URL of the inputs, and the faults of the option --root."""
+    if root is None:
+        return table.folder, []
+    base = without_file_scheme(os.fspath(root))
+    base = base.rstrip("/") if is_url(base) else os.path.abspath(base)
+    if is_url(base) and url_fault(base):
+        raise ManifestError(table.name, [f"--root {shown_url(base)}: {url_fault(base)}"])
+    if not is_url(base) and not os.path.isdir(base):
+        return base, [f"--root {root}: no such folder. Give the folder that holds the inputs."]
+    if table.form in ("listing", "dataset") and base != table.folder:
+        fault = f"--root {root}: a listing's inputs are relative to {table.folder}. Drop --root."
+        return base, [fault]
+    return base, []
+
+
+def _check_allowed(table: Source, inputs: pa.Table, base: str) -> list[str]:
+    """Return a fault for each input that the allowlist rejects."""
+    if not restricts_inputs():
+        return []
+    places = [join(base, name) for name in inputs["input"].to_pylist()]
+    return [f"{table.places[number]}: {why}" for number, why in refused_inputs(places).items()]
+
+
+def _check_groups(
+    table: Source, inputs: pa.Table, partitioning: Partitioning
+) -> tuple[Groups, list[str]]:
+    # The groups are read from the values before type_columns(): a column's type depends on all of
+    # its rows, so the text of a number could change when a row is added.
+    groups = read_groups(table.frame, inputs["input"], partitioning)
+    return groups, faults_of_groups(groups, partitioning, lambda: table.places)
+
+
+def _read_manifest_columns(table: Source, column: str) -> pa.Table:
+    frame = table.frame
+    if table.form == "text":
+        # A text file has no types. They are inferred from the values.
+        frame = type_columns(frame, leave=column)
+    return to_arrow_table(frame.drop(columns=column))
+
+
+def _without_young_files(
+    manifest: Manifest, settle_seconds: float, *, may_be_empty: bool
+) -> Manifest:
+    """Leave out the files of a local listing that somebody may still be writing."""
+    inputs, groups = manifest.inputs, manifest.groups
+    is_young = is_unsettled(inputs, settle_seconds)
+    is_old = pc.invert(is_young)
+    young = inputs["input"].filter(is_young).combine_chunks()
+    if len(young) == len(inputs) and len(young) and not may_be_empty:
+        raise ManifestError(manifest.name, [_all_too_young(len(young), settle_seconds)])
+    return replace(
+        manifest,
+        inputs=inputs.filter(is_old),
+        unsettled=young,
+        groups=groups and groups.only(is_old),
     )
 
 
-def _all_unsettled(count: int, settle_seconds: float) -> str:
+def _all_too_young(count: int, settle_seconds: float) -> str:
     left_out = "1 file was" if count == 1 else f"{count:,} files were"
     return (
         f"no input in it: {left_out} left out, younger than --settle {settle_seconds:g} (seconds). "
@@ -177,127 +219,6 @@ def _all_unsettled(count: int, settle_seconds: float) -> str:
     )
 
 
-def _line_of(fault: str) -> int:
+def _line_number(fault: str) -> int:
     number = re.match(r"(?:line|row|file) (\d+):", fault)
     return int(number[1]) if number else 0
-
-
-def _read(source: ManifestLike, pattern: str, *, may_be_empty: bool) -> Source:
-    if isinstance(source, pd.DataFrame):
-        frame = flat(source).rename(columns=str)
-        twice = sorted(set(frame.columns[frame.columns.duplicated()]))
-        if twice:
-            faults = [f"column {name!r} stands there twice. Rename one." for name in twice]
-            raise ManifestError("the DataFrame", faults)
-        return _in_memory("the DataFrame", frame)
-    if not isinstance(source, str | os.PathLike):
-        items = [os.fspath(item) if isinstance(item, Path) else item for item in source]
-        return _in_memory("the list", pd.DataFrame({"input": pd.Series(items, dtype=object)}))
-    text = os.fspath(source)
-    if not text:
-        raise ManifestError("manifest", ["has no name. Name a file, a folder or a glob."])
-    text = without_file_scheme(text)
-    refused = refused_inputs([text])
-    if refused:
-        raise ManifestError(text, list(refused.values()))
-    if is_url(text):
-        return _read_url(text, pattern, may_be_empty=may_be_empty)
-    path = Path(text)
-    try:
-        if path.is_dir():
-            return read_folder(path, pattern)
-        if path.is_file():
-            return _read_file(str(path), path.read_bytes)
-        if path.exists():
-            raise ManifestError(text, ["is no regular file. Name a file or a folder."])
-    except OSError as error:
-        raise ManifestError(
-            # It may be a folder far below.
-            str(error.filename or text),
-            [f"cannot be read: {error.strerror}. Check the path and its permissions."],
-        ) from error
-    if is_glob(text):
-        return read_glob(text)
-    looked = "" if path.is_absolute() else f" (looked in {os.getcwd()})"
-    raise ManifestError(text, [f"no such file or folder{looked}. Check the path."])
-
-
-def _read_url(url: str, pattern: str, *, may_be_empty: bool) -> Source:
-    try:
-        remote.check_url(url)
-        if not url.endswith("/") and remote.look(url):
-            return _read_file(url, lambda: remote.read(url))
-        if is_web(url):
-            if restricts_inputs():
-                remote.read(url)  # To a look, a redirect that is refused is no file.
-            raise ManifestError(url, ["no such file. Of a web server, no folder can be listed."])
-        remote.check_bucket(url)
-        if is_glob(url) and not remote.is_folder(url):
-            return read_url_glob(url)
-        if not may_be_empty and not remote.is_folder(url):
-            raise ManifestError(url, ["no such file, and none below it. Check the URL."])
-        return read_prefix(url, pattern)
-    except StoreError as error:
-        raise ManifestError(error.path, [error.reason]) from error
-
-
-def _read_file(place: str, read: Callable[[], bytes]) -> Source:
-    suffix = os.path.splitext(last_part(place))[1].lower()
-    if suffix in _SEPARATORS:
-        return read_delimited(place, read(), _SEPARATORS[suffix])
-    if suffix in _JSON_LINES:
-        return read_json_lines(place, read())
-    if suffix in _PARQUET:
-        return read_parquet(place, pa.BufferReader(read()))
-    known = ", ".join(sorted([*_SEPARATORS, *_JSON_LINES, *_PARQUET]))
-    raise ManifestError(
-        place,
-        [f"of what form is it? Its name ends in none of {known}. Rename it, or give a folder."],
-    )
-
-
-def _in_memory(name: str, frame: pd.DataFrame) -> Source:
-    return Source(
-        name=name,
-        form="typed",
-        frame=frame,
-        folder=os.getcwd(),
-        locate=numbered("row", len(frame), first=0),
-        faults=[] if len(frame) else ["is empty. Give at least one input."],
-    )
-
-
-def _carried(frame: pd.DataFrame) -> pa.Table:
-    """Turn the other columns into Arrow; lists become JSON text, what has no common type text."""
-    return pa.table({str(name): _arrow_column(frame[name]) for name in frame.columns})
-
-
-def _arrow_column(values: pd.Series) -> pa.Array:
-    try:
-        column = pa.array(values, from_pandas=True)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return _text_column(values.tolist())
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    kind = column.type
-    if pa.types.is_string(kind) or pa.types.is_null(kind) or pa.types.is_primitive(kind):
-        return column
-    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return column.cast(pa.string())
-    if pa.types.is_decimal(kind):
-        return column
-    return _text_column(column.to_pylist())
-
-
-def _text_column(values: list[Any]) -> pa.Array:
-    return pa.array(
-        [None if is_missing(value) else _as_text(value) for value in values], pa.string()
-    )
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    if isinstance(value, dict | list):
-        value = json.dumps(value, default=str, ensure_ascii=False)
-    return str(value).encode("utf-8", "replace").decode()

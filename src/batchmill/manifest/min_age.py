@@ -1,4 +1,4 @@
-"""Files that somebody may be writing still: those whose time is too near."""
+"""Find files that somebody may still be writing: files that changed too recently."""
 
 import math
 import time
@@ -13,7 +13,14 @@ _NANOSECONDS = 1_000_000_000
 
 
 def check_settle(seconds: float) -> None:
-    """Raise OptionError unless `seconds` is a time for which a file may have to be left alone."""
+    """Check the minimum age of files.
+
+    Args:
+        seconds: The value of the option --settle.
+
+    Raises:
+        OptionError: It is negative or not finite.
+    """
     if seconds < 0:
         raise OptionError(f"--settle: {seconds:g} is less than the minimum of 0.")
     if not math.isfinite(seconds):
@@ -21,11 +28,16 @@ def check_settle(seconds: float) -> None:
 
 
 def is_unsettled(inputs: pa.Table, seconds: float) -> pa.ChunkedArray:
-    """Tell which files of a listing were written to less than `seconds` away from now.
+    """Return which files of a listing are too young to be read.
 
-    A time in the far future is somebody's wrong clock, and no sign of work going on. What was
-    listed and is gone already is being moved.
+    Args:
+        inputs: The inputs, with `size` and `mtime_ns`.
+        seconds: The minimum distance of a file's time from now, before or after it.
+
+    Returns:
+        A mask. A file whose time is further in the future is old enough: some clock was wrong. A
+        file that is missing already is too young: somebody is moving it.
     """
-    away = pc.abs(pc.subtract(inputs["mtime_ns"], time.time_ns()))
-    near = pc.less(away, int(seconds * _NANOSECONDS))
-    return pc.or_(near, pc.equal(inputs["size"], MISSING_SIZE))
+    distance = pc.abs(pc.subtract(inputs["mtime_ns"], time.time_ns()))
+    is_near = pc.less(distance, int(seconds * _NANOSECONDS))
+    return pc.or_(is_near, pc.equal(inputs["size"], MISSING_SIZE))

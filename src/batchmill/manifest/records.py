@@ -1,4 +1,4 @@
-"""JSON Lines and Parquet manifests, read by pandas."""
+"""Read JSON Lines and Parquet manifests."""
 
 import json
 from typing import Any
@@ -11,16 +11,24 @@ from batchmill.manifest.delimited import encoding_faults
 from batchmill.manifest.source import Source, numbered
 from batchmill.storage.urls import parent
 
-# pandas keeps `attrs` in a Parquet file: the folder that a saved list's inputs are relative to.
+# pandas stores `attrs` in a Parquet file. This one is the folder of a saved list's inputs.
 ROOT_ATTRIBUTE = "batchmill.root"
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
 def read_json_lines(place: str, data: bytes) -> Source:
-    """Read the content of a file with one JSON object a line."""
+    """Read the content of a file with one JSON object per line.
+
+    Args:
+        place: The file's path or URL.
+        data: Its content.
+
+    Returns:
+        One row per object.
+    """
     faults = encoding_faults(data)
     if not data.strip():
-        faults = faults or ["is empty. Give it one JSON object a line."]
+        faults = faults or ["is empty. Add one JSON object per line."]
     rows: list[dict[str, Any]] = []
     places: list[str] = []
     for number, line in enumerate(data.removeprefix(_UTF8_MARK).split(b"\n"), 1):
@@ -32,7 +40,7 @@ def read_json_lines(place: str, data: bytes) -> Source:
     return Source(
         name=place,
         form="typed",
-        # As objects, whole numbers stay whole where some are missing.
+        # With dtype=object, whole numbers stay whole in a column with missing values.
         frame=pd.DataFrame(rows, dtype=object),
         folder=parent(place),
         locate=lambda: places,
@@ -41,30 +49,41 @@ def read_json_lines(place: str, data: bytes) -> Source:
 
 
 def flat(frame: pd.DataFrame) -> pd.DataFrame:
-    """Make columns of the index, where it has names, and number the rows."""
+    """Turn a named index into columns, and number the rows from 0."""
     names = [name for name in frame.index.names if name is not None]
     return frame.reset_index(drop=not names or any(name in frame.columns for name in names))
 
 
 def _read_line(line: bytes, rows: list[dict[str, Any]]) -> str | None:
-    """Add a line's object to `rows`, or say why it is none."""
+    """Add a line's object to `rows`, or return the fault."""
     try:
         value = json.loads(line.decode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
-        return f"is not JSON ({error}). Mend it, or drop the line."
+        return f"is not JSON ({error}). Fix the JSON, or delete the line."
     if not isinstance(value, dict):
-        return 'is no object. Write {"input": "a.wav", ...} on each line.'
+        return 'is not a JSON object. Write {"input": "a.wav", ...} on each line.'
     rows.append(value)
     return None
 
 
 def read_parquet(place: str, file: pa.NativeFile) -> Source:
-    """Read a Parquet file; its column types are kept."""
+    """Read a Parquet file, with its column types.
+
+    Args:
+        place: The file's path or URL.
+        file: The open file.
+
+    Returns:
+        One row per row of the file.
+
+    Raises:
+        ManifestError: The file is not Parquet.
+    """
     try:
         frame = pd.read_parquet(file, dtype_backend="pyarrow")
     except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError.
         raise ManifestError(
-            place, [f"cannot be read as Parquet ({error}). Write it again."]
+            place, [f"cannot be read as Parquet ({error}). Write the file again."]
         ) from error
     frame = flat(frame)
     return Source(
@@ -73,5 +92,5 @@ def read_parquet(place: str, file: pa.NativeFile) -> Source:
         frame=frame,
         folder=frame.attrs.get(ROOT_ATTRIBUTE) or parent(place),
         locate=numbered("row", len(frame)),
-        faults=[] if len(frame) else ["has no rows. Give it one row an input."],
+        faults=[] if len(frame) else ["has no rows. Add one row per input."],
     )

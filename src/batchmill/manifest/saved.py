@@ -1,4 +1,4 @@
-"""A list or DataFrame, saved as the manifest of the dataset that is made from it."""
+"""Save a list or DataFrame as the manifest of the dataset that is made from it."""
 
 import os
 
@@ -12,13 +12,22 @@ from batchmill.storage.urls import absolute
 
 
 def listed_manifest(output: str | os.PathLike[str]) -> str:
-    """Return where the manifest of a dataset is saved if it was no file."""
+    """Return the path or URL where a dataset saves a manifest that was not a file."""
     return open_store(absolute(os.fspath(output))).place(f"{FOLDER}/manifest.parquet")
 
 
 def save_manifest(manifest: Manifest, place: str, input_column: str) -> None:
-    """Write a manifest as Parquet, so that loading it gives the same inputs. Raises StoreError."""
-    frame = manifest.carried.to_pandas(types_mapper=pd.ArrowDtype)
+    """Write a manifest as Parquet, so that loading the file gives the same inputs.
+
+    Args:
+        manifest: The manifest to save.
+        place: Path or URL of the file to write.
+        input_column: The name of the column for the inputs.
+
+    Raises:
+        StoreError: The file cannot be written.
+    """
+    frame = manifest.manifest_columns.to_pandas(types_mapper=pd.ArrowDtype)
     frame.insert(0, input_column, manifest.inputs["input"].to_pandas())
     frame.attrs[ROOT_ATTRIBUTE] = manifest.root
     folder, _, name = place.rpartition("/")

@@ -1,5 +1,7 @@
-"""What the readers of every form of manifest hand over."""
+"""The result of reading a manifest, before its inputs are checked."""
 
+import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -10,17 +12,23 @@ import pandas as pd
 
 from batchmill.storage.remote import FileStat
 
+ManifestLike = str | os.PathLike[str] | Sequence[str] | pd.DataFrame
+
 
 @dataclass(kw_only=True)
 class Source:
-    """A manifest as it was read, before its inputs are checked.
+    """A manifest as its reader returns it.
 
-    `frame` has one row an input. `locate` gives the place of each row in the words of its form
-    ("line 7", "row 7"); it is a function because it costs a second reading, which only a manifest
-    with faults needs. `faults` are those that the reader itself has found. `folder` is the
-    folder or URL that relative inputs are relative to. `form` is "text" where all values are text,
-    "typed" where they have types, "listing" for what lists files, "dataset" for the outputs of one.
-    A listing of a store comes with what the store said of each: `seen`.
+    Attributes:
+        name: The manifest's path or URL, for messages.
+        frame: One row per input.
+        folder: The folder or URL that relative inputs are relative to.
+        form: "text" if all values are text, "typed" if they have types, "listing" for a listing of
+            files, "dataset" for the outputs of a dataset.
+        locate: Returns the place of each row, such as "line 7" or "row 7". It is a function because
+            it may read the manifest a second time, which only a manifest with faults needs.
+        faults: Faults that the reader found.
+        seen: What the store's listing says about each file. Empty unless the form is a listing.
     """
 
     name: str
@@ -33,15 +41,30 @@ class Source:
 
     @cached_property
     def places(self) -> Sequence[str]:
-        """The place of each row of `frame`."""
+        """The place of each row of `frame`, such as "line 7"."""
         return self.locate()
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Tell whether a file's relative path or its name fits a pattern."""
+    """Return whether a file's relative path or its name matches a pattern."""
     return fnmatch(name, pattern) or fnmatch(name.rpartition("/")[2], pattern)
 
 
 def numbered(word: str, count: int, first: int = 1) -> Callable[[], list[str]]:
-    """Return what locates the rows of a form without lines: "row 1", "row 2", ...."""
+    """Return a `locate` function for a form without lines: "row 1", "row 2" and so on."""
     return lambda: [f"{word} {number}" for number in range(first, first + count)]
+
+
+def duplicate_column_faults(names: Sequence[str], place: str = "") -> list[str]:
+    """Return a fault for each column name that occurs more than once.
+
+    Args:
+        names: The column names.
+        place: Where they are, such as "line 1".
+
+    Returns:
+        The faults, sorted by column name.
+    """
+    prefix = f"{place}: " if place else ""
+    repeated = sorted(name for name, count in Counter(names).items() if count > 1)
+    return [f"{prefix}duplicate column {name!r}. Rename one." for name in repeated]

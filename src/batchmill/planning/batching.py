@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmill.errors import OptionError
+from batchmill.options import ExecutionOptions
 
 # A Prefect task run costs about a tenth of a second and a row in its database, whatever is in it.
 MAX_SHARDS = 512
@@ -63,8 +64,7 @@ class Cores:
 class Batching:
     """What the user asks for; None leaves the choice to batchmill.
 
-    `batch_size` is in inputs, as in torch; `num_workers` are the DataLoader's worker processes in
-    each shard, where 0 works in the shard's own process. Raises OptionError.
+    `batch_size` is in inputs, `num_workers` in DataLoader worker processes per shard.
     """
 
     batch_size: int | None = None
@@ -72,12 +72,15 @@ class Batching:
     # Why this number of workers.
     why_workers: str = _AS_YOU_SAY
 
-    def __post_init__(self) -> None:
-        # In the words of JSON Schema, by which a form refuses the same.
-        if self.batch_size is not None and self.batch_size < 1:
-            raise OptionError(f"--batch-size: {self.batch_size} is less than the minimum of 1.")
-        if self.num_workers is not None and self.num_workers < 0:
-            raise OptionError(f"--num-workers: {self.num_workers} is less than the minimum of 0.")
+    @classmethod
+    def from_options(cls, options: ExecutionOptions, why_workers: str = "") -> Self:
+        """Return the batching that options describe, in which "auto" has been replaced."""
+        workers = options.num_workers
+        return cls(
+            batch_size=options.batch_size,
+            num_workers=None if workers == "auto" else workers,
+            why_workers=why_workers or _AS_YOU_SAY,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

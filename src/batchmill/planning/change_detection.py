@@ -1,4 +1,4 @@
-"""Look at the files that a plan depends on: inputs that may be others, outputs that may be gone."""
+"""Detect which files a plan depends on have changed: inputs, and outputs of earlier runs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,50 +16,70 @@ _THREADS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survey:
-    """What a look at the files has shown.
+class FileChanges:
+    """Differences between the ledger's records and the files.
 
-    `contents` has the hashes of inputs whose time or ETag is not the recorded one though their size
-    is; `damaged` the inputs of which an output is missing or has another size.
+    Attributes:
+        contents: The content hash of each input whose size is the recorded one but whose time or
+            ETag is not. Empty text if the file cannot be read.
+        damaged: Inputs with an output that is missing or has another size than recorded.
     """
 
     contents: Mapping[str, str] = field(default_factory=dict)
     damaged: frozenset[str] = frozenset()
 
 
-def survey(
-    manifest: Manifest, records: pa.Table, place: pa.Array, identity: str, store: Store
-) -> Survey:
-    """Compare the ledger's records of a step with the files; reads only what a look leaves open.
+def detect_changes(
+    manifest: Manifest, records: pa.Table, record_rows: pa.Array, identity: str, store: Store
+) -> FileChanges:
+    """Compare the ledger's records of a step with the files.
 
-    `place` has the row of each input's record, null where there is none. Raises StoreError.
+    An input is read only if its size, time and ETag leave open whether it changed.
+
+    Args:
+        manifest: The checked manifest.
+        records: The ledger's records.
+        record_rows: The row of each input's record, null for an input without a record.
+        identity: The step's identity. Records of other steps are ignored.
+        store: The dataset's store, which holds the outputs.
+
+    Returns:
+        The inputs that need a decision, for `make_plan`.
+
+    Raises:
+        StoreError: The store cannot be read.
     """
     inputs = manifest.inputs
-    # Records of another step are no good anyway.
-    is_ours = pc.equal(records["step"], identity).combine_chunks().take(place).fill_null(False)
-    listed, now = records.take(place.filter(is_ours)), inputs.filter(is_ours)
-    other_time = pc.or_(
-        pc.not_equal(listed["mtime_ns"], now["mtime_ns"]),
-        pc.not_equal(listed["etag"], now["etag"]).fill_null(False),
+    # Inputs recorded with another step are executed again, whatever their files are.
+    is_ours = (
+        pc.equal(records["step"], identity).combine_chunks().take(record_rows).fill_null(False)
     )
-    other_time = pc.or_(other_time, pc.equal(now["mtime_ns"], remote.UNKNOWN_TIME))
-    touched = pc.and_(pc.equal(listed["size"], now["size"]), other_time)
-    names = now["input"].filter(touched).to_pylist()
-    contents = in_threads(lambda name: _content(join(manifest.root, name)), names, _THREADS)
-    ok = listed.filter(pc.equal(listed["outcome"], "ok"))
-    return Survey(
-        contents=dict(zip(names, contents, strict=True)), damaged=frozenset(_damaged(ok, store))
+    recorded, current = records.take(record_rows.filter(is_ours)), inputs.filter(is_ours)
+    has_other_time = pc.or_(
+        pc.not_equal(recorded["mtime_ns"], current["mtime_ns"]),
+        pc.not_equal(recorded["etag"], current["etag"]).fill_null(False),
+    )
+    has_unknown_time = pc.equal(current["mtime_ns"], remote.UNKNOWN_TIME)
+    is_unclear = pc.and_(
+        pc.equal(recorded["size"], current["size"]), pc.or_(has_other_time, has_unknown_time)
+    )
+    names = current["input"].filter(is_unclear).to_pylist()
+    contents = in_threads(lambda name: _read_content(join(manifest.root, name)), names, _THREADS)
+    ok = recorded.filter(pc.equal(recorded["outcome"], "ok"))
+    return FileChanges(
+        contents=dict(zip(names, contents, strict=True)),
+        damaged=frozenset(_find_damaged(ok, store)),
     )
 
 
-def _content(place: str) -> str:
+def _read_content(place: str) -> str:
     try:
         return remote.content_of(place) if is_url(place) else content_of(place)
     except (OSError, StoreError):
-        return ""  # Its turn will tell.
+        return ""  # The input is executed, and its outcome will have the error.
 
 
-def _damaged(records: pa.Table, store: Store) -> Iterable[str]:
+def _find_damaged(records: pa.Table, store: Store) -> Iterable[str]:
     lists = records["outputs"].combine_chunks()
     files = lists.flatten()
     owners = pc.list_parent_indices(lists).to_pylist()

@@ -16,12 +16,12 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_output
 from batchmill.manifest import Manifest, ManifestLike, load_manifest
 from batchmill.manifest.listing import is_glob
-from batchmill.manifest.min_age import check_settle
 from batchmill.manifest.saved import listed_manifest
+from batchmill.options import InputOptions, PartitionOptions
 from batchmill.partitioning import Partitioning, make_partitioning
-from batchmill.planning.change_detection import survey
+from batchmill.planning.change_detection import detect_changes
 from batchmill.planning.partition_assignment import check_rows, divide_manifest
-from batchmill.planning.plan import PLANNED_COLUMNS, Plan, make_plan, place_in
+from batchmill.planning.plan import PLANNED_COLUMNS, Plan, find_records, make_plan
 from batchmill.step.fingerprint import differences, identity_of
 from batchmill.step.load import Step, load_step
 from batchmill.storage import is_url
@@ -32,18 +32,15 @@ from batchmill.storage.urls import absolute, same_place
 class Job:
     """What decides a dataset's content. Paths are absolute, so that any process can use them.
 
-    `search` is the folder that joins the import path, last. `settle_seconds`: see `load_manifest`.
-    With a `partitioning`, the tables tell each input's partition; no step sees it.
+    `search` is the folder that is added to the end of the import path. With a `partitioning`, the
+    tables have a column with each input's partition; steps do not see it.
     """
 
     manifest: str
     step: str
     output: str
     params: Mapping[str, Any] = field(default_factory=dict)
-    input_column: str = "input"
-    root: str | None = None
-    pattern: str = "*"
-    settle_seconds: float = 0
+    inputs: InputOptions = InputOptions()
     search: str = ""
     force: bool = False
     partitioning: Partitioning | None = None
@@ -74,39 +71,33 @@ def make_job(
     step: str,
     output: str,
     params: Mapping[str, Any] | None = None,
-    input_column: str = "input",
-    root: str | None = None,
-    pattern: str = "*",
-    settle_seconds: float = 0,
+    inputs: InputOptions = InputOptions(),
+    partitions: PartitionOptions = PartitionOptions(),
     force: bool = False,
-    partition: str | None = None,
-    group_by: str | None = None,
-    stratify: str | None = None,
-    seed: int = 0,
 ) -> Job:
-    """Make a job from what a user gives: paths become absolute, `~` the home folder."""
-    check_settle(settle_seconds)
+    """Make a job of what a user gives: paths become absolute, `~` becomes the home folder.
+
+    Raises OptionError.
+    """
+    root = absolute(inputs.root) if inputs.root else ""
     return Job(
         manifest=_absolute_manifest(manifest),
         step=step,
         output=absolute(output),
         params=_plain_params(params or {}),
-        input_column=input_column,
-        root=None if root is None else absolute(root),
-        pattern=pattern,
-        settle_seconds=settle_seconds,
+        inputs=inputs.model_copy(update={"root": root}),
         search=os.getcwd(),
         force=force,
-        partitioning=make_partitioning(partition, group_by, stratify, seed),
+        partitioning=make_partitioning(partitions),
     )
 
 
 def check_prune(job: Job, *, prune: bool) -> None:
-    """Raise OptionError where what somebody is writing would be removed as withdrawn."""
-    if prune and job.settle_seconds:
+    """Raise OptionError where pruning would remove rows of files that are being written."""
+    if prune and job.inputs.min_age:
         raise OptionError(
-            "--prune and --settle: give one of them. What is being written is no input of this "
-            "run, and would be removed like what was withdrawn."
+            "--prune and --min-age cannot be combined: a file that is too young is not an input of "
+            "this run, so its files and rows would be removed. Drop one of them."
         )
 
 
@@ -149,10 +140,10 @@ def plan_again(prepared: Prepared) -> Prepared:
 def _read_manifest(job: Job, listed: ManifestLike | None = None) -> Manifest:
     return load_manifest(
         job.manifest if listed is None else listed,
-        input_column=job.input_column,
-        root=job.root,
-        pattern=job.pattern,
-        settle_seconds=job.settle_seconds,
+        input_column=job.inputs.input_column,
+        root=job.inputs.root or None,
+        pattern=job.inputs.pattern,
+        settle_seconds=job.inputs.min_age,
         partitioning=job.partitioning,
     )
 
@@ -172,16 +163,16 @@ def _plan(
 ) -> Prepared:
     step = _fitted(step, manifest)
     records = ledger.records(PLANNED_COLUMNS)
-    place = place_in(records, manifest.inputs)
-    found = survey(manifest, records, place, step.identity, ledger.store)
+    record_rows = find_records(records, manifest.inputs)
+    file_changes = detect_changes(manifest, records, record_rows, step.identity, ledger.store)
     plan = make_plan(
         manifest,
         records,
         step.identity,
-        place=place,
+        record_rows=record_rows,
         takes_rows=bool({"row", "labels"} & step.given),
         released=ledger.released(),
-        found=found,
+        changes=file_changes,
         force=job.force,
     )
     changes: list[str] = []
@@ -208,10 +199,11 @@ def _unchecked(plan: Plan) -> pa.Array:
 
 def _fitted(step: Step, manifest: Manifest) -> Step:
     """Return a step as it is with this manifest. Raises StepError if they do not fit together."""
-    if "labels" in step.given and "label" not in manifest.carried.column_names:
+    if "labels" in step.given and "label" not in manifest.manifest_columns.column_names:
         raise StepError(
             f"step {step.ref}: takes labels, but the manifest has no column 'label' "
-            f"(found: {', '.join(manifest.carried.column_names) or 'none'}). Add or rename one."
+            f"(found: {', '.join(manifest.manifest_columns.column_names) or 'none'}). "
+            "Add or rename one."
         )
     if step.kind != "items":
         return step
@@ -230,7 +222,7 @@ def _fitted(step: Step, manifest: Manifest) -> Step:
 def _step_changes(ledger: Ledger, step: Step, plan: Plan) -> list[str]:
     """Say what has changed since the step of which there are most records."""
     for identity in plan.stale_steps:
-        before = ledger.step_description(identity)
+        before = ledger.steps.read(identity)
         if before:
             return differences(before, step.description)
     return []

@@ -1,20 +1,20 @@
-"""Decide what a run has to do: manifest + ledger + step -> plan. Touches nothing."""
+"""Decide what a run has to do: manifest + ledger + step -> plan. Pure: it touches no file."""
 
 import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.manifest import Manifest
-from batchmill.planning.change_detection import Survey
+from batchmill.planning.change_detection import FileChanges
 from batchmill.storage.remote import UNKNOWN_TIME
 
-# One for all: to make an encoder takes longer than to use it.
+# Shared, because creating an encoder takes longer than encoding one row.
 _JSON = json.JSONEncoder(default=str, ensure_ascii=False)
 
 REASONS = ("new", "changed", "damaged", "retry", "forced")
@@ -37,13 +37,15 @@ PLANNED_COLUMNS = (
 class Plan:
     """What a run has to do.
 
-    `pending` has a row for each input to execute: `position` (its row in the manifest), `input`,
-    `size` (bytes, -1 if there is no such file), `mtime_ns`, `etag` and `reason` (one of REASONS).
-    `withdrawn` has `input` and `input_id` of those that the manifest no longer lists. `touched` are
-    inputs whose time is another, and whose content is what it was. `counts` says how many inputs
-    are pending for which reason, quarantined, unchanged, withdrawn; `settled` counts those that are
-    not pending by outcome; `stale_steps` has the identities of other steps of which there are
-    records, with their number.
+    Attributes:
+        pending: One row per input to execute: `position` (its row in the manifest), `input`, `size`
+            (bytes, -1 if there is no such file), `mtime_ns`, `etag` and `reason` (one of REASONS).
+        withdrawn: `input` and `input_id` of the recorded inputs that the manifest no longer lists.
+        touched: Inputs whose time changed while their content stayed the same.
+        counts: The number of inputs by reason, and of those that are quarantined, unchanged and
+            withdrawn.
+        settled: The number of inputs that are not pending, by recorded outcome.
+        stale_steps: The identities of other steps that have records, with their number of records.
     """
 
     pending: pa.Table
@@ -54,10 +56,19 @@ class Plan:
     stale_steps: Mapping[str, int]
 
     def first(self, reason: str, count: int) -> list[str]:
-        """Return the names of the first inputs that are pending for this reason."""
+        """Return the names of at most `count` inputs that are pending for a reason."""
         chosen = self.pending.filter(pc.field("reason") == reason)
         names: list[str] = chosen.column("input").slice(0, count).to_pylist()
         return names
+
+
+class _Comparison(NamedTuple):
+    """One mask per kind of difference between an input and its record."""
+
+    is_new: pa.Array
+    has_other_step: pa.Array
+    is_touched: pa.Array
+    is_changed: pa.Array
 
 
 def make_plan(
@@ -65,55 +76,120 @@ def make_plan(
     records: pa.Table,
     step_identity: str,
     *,
-    place: pa.Array | None = None,
+    record_rows: pa.Array | None = None,
     takes_rows: bool = False,
     released: Mapping[str, int] | None = None,
-    found: Survey | None = None,
+    changes: FileChanges | None = None,
     force: bool = False,
 ) -> Plan:
-    """Compare a manifest's inputs with the ledger's records (at least PLANNED_COLUMNS of them).
+    """Compare the inputs of a manifest with the records of a ledger.
 
-    `place` is what `place_in` returns of them, for whoever has it already.
-    A step that `takes_rows` sees the manifest's other columns: there, they are part of an input.
-    An input that failed is quarantined, unless it is `released`: the run up to which its outcome
-    counts no more. `found` is what a look at the files has shown; without it, a file with another
-    time has changed. With `force`, all inputs are pending.
+    Args:
+        manifest: The checked manifest.
+        records: The ledger's records, with at least PLANNED_COLUMNS.
+        step_identity: The identity of the step to run.
+        record_rows: The result of `find_records`, if it is known already.
+        takes_rows: Whether the step sees the manifest's other columns. A change in them then
+            re-runs the input.
+        released: Inputs to retry. The value is the last run whose outcome is ignored. Other failed
+            inputs are quarantined.
+        changes: What `detect_changes` found. Without it, each file with another time is "changed".
+        force: Whether all inputs are pending.
+
+    Returns:
+        The plan.
     """
-    found = found or Survey()
+    changes = changes or FileChanges()
     inputs = manifest.inputs
     known = records.select(list(PLANNED_COLUMNS))
-    place = place_in(known, inputs) if place is None else place
-    done = known.take(place)
+    record_rows = find_records(known, inputs) if record_rows is None else record_rows
+    done = known.take(record_rows)
+    compared = _compare(manifest, done, record_rows, step_identity, changes, takes_rows=takes_rows)
+    is_damaged = pc.is_in(inputs["input"], value_set=pa.array(sorted(changes.damaged), pa.string()))
+    is_released = _is_released(inputs["input"], done["run"], released or {})
+    is_quarantined = pc.and_(_differ(done["outcome"], "ok"), pc.invert(is_released))
+    reason = pc.case_when(
+        pc.make_struct(
+            compared.is_new, compared.is_changed, is_damaged, is_released, pa.scalar(force)
+        ),
+        *REASONS,
+        pc.if_else(is_quarantined, "quarantined", "unchanged"),
+    )
+    is_pending = pc.is_in(reason, value_set=pa.array(REASONS))
+    is_done = pc.invert(is_pending)
+    withdrawn = _withdrawn(known, record_rows, manifest)
+    counted = _count(reason)
+    return Plan(
+        pending=_with_reasons(inputs, reason).filter(is_pending),
+        withdrawn=withdrawn.select(["input", "input_id"]),
+        touched=inputs["input"].filter(pc.and_(compared.is_touched, is_done)),
+        counts={
+            **{name: counted[name] for name in (*REASONS, "quarantined", "unchanged")},
+            "withdrawn": len(withdrawn),
+        },
+        settled=dict(_count(done["outcome"].filter(is_done))),
+        stale_steps=dict(_count(done["step"].filter(compared.has_other_step)).most_common()),
+    )
 
-    is_new = pc.is_null(place)
-    other_step = _differ(done["step"], step_identity)
-    other_time = pc.or_(
+
+def find_records(records: pa.Table, inputs: pa.Table) -> pa.Array:
+    """Return the row of each input's record.
+
+    Args:
+        records: The ledger's records, with the column `input`.
+        inputs: The manifest's inputs.
+
+    Returns:
+        One row number per input, null for an input without a record.
+    """
+    return _combine(pc.index_in(inputs["input"], value_set=_combine(records["input"])))
+
+
+def encode_manifest_columns(row: Mapping[str, Any]) -> str:
+    """Return an input's other manifest columns as the JSON text that the ledger stores."""
+    return _JSON.encode(row) if row else "{}"
+
+
+def _compare(
+    manifest: Manifest,
+    done: pa.Table,
+    record_rows: pa.Array,
+    step_identity: str,
+    changes: FileChanges,
+    *,
+    takes_rows: bool,
+) -> _Comparison:
+    """Compare each input with its record, the same row of `done`."""
+    inputs = manifest.inputs
+    has_other_step = _differ(done["step"], step_identity)
+    has_other_time = pc.or_(
         _differ(done["mtime_ns"], inputs["mtime_ns"]), _differ(done["etag"], inputs["etag"])
     )
-    unknown_time = pc.equal(inputs["mtime_ns"], UNKNOWN_TIME)
-    same_content = pc.and_(
-        pc.equal(done["content"], _contents(inputs["input"], found)),
+    has_unknown_time = pc.equal(inputs["mtime_ns"], UNKNOWN_TIME)
+    has_same_content = pc.and_(
+        pc.equal(done["content"], _content_hashes(inputs["input"], changes)),
         pc.equal(done["size"], inputs["size"]),
     ).fill_null(False)
-    other_file = pc.or_(
+    is_other_file = pc.or_(
         _differ(done["size"], inputs["size"]),
-        pc.and_(pc.or_(other_time, unknown_time), pc.invert(same_content)),
+        pc.and_(pc.or_(has_other_time, has_unknown_time), pc.invert(has_same_content)),
     )
-    changed = pc.or_(other_step, other_file)
+    is_changed = pc.or_(has_other_step, is_other_file)
     if takes_rows:
-        rows = pa.array([carried_text(row) for row in manifest.carried_rows()], pa.string())
-        changed = pc.or_(changed, _differ(done["carried"], rows))
-    damaged = pc.is_in(inputs["input"], value_set=pa.array(sorted(found.damaged), pa.string()))
-    failed = _differ(done["outcome"], "ok")
-    let_go = _is_released(inputs["input"], done["run"], released or {})
-    quarantined = pc.and_(failed, pc.invert(let_go))
-
-    reason = pc.case_when(
-        pc.make_struct(is_new, changed, damaged, let_go, pa.scalar(force)),
-        *REASONS,
-        pc.if_else(quarantined, "quarantined", "unchanged"),
+        rows = pa.array(
+            [encode_manifest_columns(row) for row in manifest.manifest_rows()], pa.string()
+        )
+        is_changed = pc.or_(is_changed, _differ(done["carried"], rows))
+    return _Comparison(
+        is_new=pc.is_null(record_rows),
+        has_other_step=has_other_step,
+        is_touched=pc.and_(has_other_time, has_same_content),
+        is_changed=is_changed,
     )
-    table = pa.table(
+
+
+def _with_reasons(inputs: pa.Table, reason: pa.Array) -> pa.Table:
+    return pa.table(
         {
             "position": np.arange(len(inputs)),
             "input": inputs["input"],
@@ -123,34 +199,15 @@ def make_plan(
             "reason": reason,
         }
     )
-    is_pending = pc.is_in(reason, value_set=pa.array(REASONS))
+
+
+def _withdrawn(known: pa.Table, record_rows: pa.Array, manifest: Manifest) -> pa.Table:
+    """Return the records of inputs that the manifest no longer lists."""
     is_listed = np.zeros(len(known), bool)
-    is_listed[place.drop_null().to_numpy()] = True
+    is_listed[record_rows.drop_null().to_numpy()] = True
     unlisted = known.filter(~is_listed)
-    # What was left out because it is being written is there all the same.
-    withdrawn = unlisted.filter(
-        pc.invert(pc.is_in(unlisted["input"], value_set=manifest.unsettled))
-    )
-    counted = _count(reason)
-    return Plan(
-        pending=table.filter(is_pending),
-        withdrawn=withdrawn.select(["input", "input_id"]),
-        touched=inputs["input"].filter(
-            pc.and_(pc.and_(other_time, same_content), pc.invert(is_pending))
-        ),
-        counts={
-            **{name: counted[name] for name in (*REASONS, "quarantined", "unchanged")},
-            "withdrawn": len(withdrawn),
-        },
-        settled=dict(_count(done["outcome"].filter(pc.invert(is_pending)))),
-        stale_steps=dict(_count(done["step"].filter(other_step)).most_common()),
-    )
-
-
-def place_in(records: pa.Table, inputs: pa.Table) -> pa.Array:
-    """Return the row of each input's record; null for those that have none."""
-    found = pc.index_in(inputs["input"], value_set=_one(records["input"]))
-    return _one(found)
+    # A file that was left out because it is too young still exists.
+    return unlisted.filter(pc.invert(pc.is_in(unlisted["input"], value_set=manifest.unsettled)))
 
 
 def _count(values: pa.Array | pa.ChunkedArray) -> Counter[str]:
@@ -159,31 +216,26 @@ def _count(values: pa.Array | pa.ChunkedArray) -> Counter[str]:
     return Counter(dict(zip(names, counts, strict=True)))
 
 
-def _contents(names: pa.ChunkedArray, found: Survey) -> pa.ChunkedArray:
-    """Return the hash of each input that was looked at; null for the others, and what is unread."""
-    place = pc.index_in(names, value_set=pa.array(list(found.contents), pa.string()))
-    hashes = pa.array([text or None for text in found.contents.values()], pa.string())
-    return hashes.take(place.combine_chunks()) if len(hashes) else pa.nulls(len(names), pa.string())
+def _content_hashes(names: pa.ChunkedArray, changes: FileChanges) -> pa.Array:
+    """Return the hash of each input that was read; null for inputs not read or unreadable."""
+    index = pc.index_in(names, value_set=pa.array(list(changes.contents), pa.string()))
+    hashes = pa.array([text or None for text in changes.contents.values()], pa.string())
+    return hashes.take(index.combine_chunks()) if len(hashes) else pa.nulls(len(names), pa.string())
 
 
-def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+def _combine(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
 
 
 def _is_released(
     names: pa.ChunkedArray, runs: pa.ChunkedArray, released: Mapping[str, int]
 ) -> pa.ChunkedArray:
-    """Tell which inputs run again: those released after the run that recorded them."""
+    """Return which inputs were released after the run that recorded them."""
     until = pa.array(list(released.values()), pa.int32())
-    place = pc.index_in(names, value_set=pa.array(list(released), pa.string()))
-    return pc.less_equal(runs, until.take(place)).fill_null(False)
-
-
-def carried_text(row: Mapping[str, Any]) -> str:
-    """Write the manifest's other columns of an input as the ledger has them."""
-    return _JSON.encode(row) if row else "{}"
+    index = pc.index_in(names, value_set=pa.array(list(released), pa.string()))
+    return pc.less_equal(runs, until.take(index)).fill_null(False)
 
 
 def _differ(recorded: pa.ChunkedArray, current: pa.ChunkedArray | str) -> pa.ChunkedArray:
-    """Tell where what is recorded is not what is so now; of what is not recorded, False."""
+    """Return where a recorded value is not the current one; False where nothing is recorded."""
     return pc.not_equal(recorded, current).fill_null(False)

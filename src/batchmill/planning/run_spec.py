@@ -95,13 +95,15 @@ def write_run_plan(
     names = pending.column("input").to_pylist()
     table = pending.select(["position", "input", "size", "mtime_ns", "etag"])
     table = table.append_column("input_id", pa.array([input_id(name) for name in names]))
-    if manifest.carried.num_columns:
-        carried = manifest.carried.take(positions)
+    if manifest.manifest_columns.num_columns:
+        carried = manifest.manifest_columns.take(positions)
         arrays = [pa.concat_arrays(column.chunks) for column in carried.columns]
         table = table.append_column(
             _CARRIED, pa.StructArray.from_arrays(arrays, carried.column_names)
         )
-    table = table.replace_schema_metadata({_KEY: json.dumps(asdict(work))})
+    table = table.replace_schema_metadata(
+        {_KEY: json.dumps(asdict(work) | {"policy": work.policy.model_dump()})}
+    )
     ledger.store.fill(ledger.plan_name(run), lambda file: _write_arrow(table, file))
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-import batchmill
 from batchmill.digests import digest
 from batchmill.ledger.ledger import FOLDER, Ledger
 from batchmill.manifest import Manifest
 from batchmill.publishing.tables import TABLES, publish
+from batchmill.version import VERSION
 
 _RECORD = f"{FOLDER}/published.json"
 
@@ -30,12 +30,12 @@ def publish_changes(ledger: Ledger, manifest: Manifest) -> None:
 
 def _made_of(ledger: Ledger, manifest: Manifest) -> str:
     """Name what the tables are made of, by a hash."""
-    columns = [manifest.inputs["input"], *manifest.carried.columns]
-    names = ["the input", *manifest.carried.column_names]
+    columns = [manifest.inputs["input"], *manifest.manifest_columns.columns]
+    names = ["the input", *manifest.manifest_columns.column_names]
     if manifest.partition is not None:
         columns, names = [*columns, manifest.partition], [*names, "its partition"]
     table = pa.Table.from_arrays(columns, names)
-    return digest("tables", batchmill.__version__, *ledger.state(), _hash(table))
+    return digest("tables", VERSION, *ledger.state(), _hash(table))
 
 
 def _hash(table: pa.Table) -> str:

@@ -76,9 +76,9 @@ def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
     ]
     found = [name for chunk in chunks for name in chunk.column_names]
     names = dict.fromkeys(["input", *(["output"] if "output" in found else [])])
-    if manifest.partition is not None and COLUMN not in manifest.carried.column_names:
+    if manifest.partition is not None and COLUMN not in manifest.manifest_columns.column_names:
         names[COLUMN] = None
-    names |= dict.fromkeys([*manifest.carried.column_names, *found])
+    names |= dict.fromkeys([*manifest.manifest_columns.column_names, *found])
     return pa.table({name: _column(name, chunks) for name in names})
 
 
@@ -110,16 +110,16 @@ def _carried(
 ) -> Iterator[tuple[str, pa.Array | pa.ChunkedArray]]:
     """Yield the manifest's columns of these records; those of withdrawn ones are in the ledger."""
     if records["position"].null_count == 0:
-        for name in manifest.carried.column_names:
-            yield name, manifest.carried[name].take(records["position"])
+        for name in manifest.manifest_columns.column_names:
+            yield name, manifest.manifest_columns[name].take(records["position"])
         return
     recorded = [json.loads(text) for text in records["carried"].to_pylist()]
     for name in dict.fromkeys(key for row in recorded for key in row):
         column = _typed([row.get(name) for row in recorded])
-        if name in manifest.carried.column_names:
+        if name in manifest.manifest_columns.column_names:
             # It may have had another type once; then the column becomes text.
             with suppress(pa.ArrowException):
-                column = column.cast(manifest.carried.schema.field(name).type)
+                column = column.cast(manifest.manifest_columns.schema.field(name).type)
         yield name, column
 
 

@@ -5,7 +5,7 @@ import uuid
 from dataclasses import dataclass
 
 from batchmill.errors import BatchmillError, StoreError
-from batchmill.ledger.lease import token_of
+from batchmill.ledger.lease import read_token
 from batchmill.ledger.ledger import Ledger
 from batchmill.planning.run_spec import first_input, read_work
 from batchmill.step.load import load_step
@@ -37,7 +37,7 @@ def faults_here(probe: Probe) -> list[str]:
     """Return why this machine cannot run shards, each with what to do about it; none: it can."""
     try:
         ledger = Ledger(open_store(probe.dataset))
-        token = token_of(ledger)
+        token = read_token(ledger)
     except BatchmillError as error:
         return [f"the dataset cannot be reached: {error}"]
     if token != probe.token:
@@ -84,7 +84,7 @@ def _no_step(ledger: Ledger, run: int) -> str:
         step = load_step(work.step, work.params, search=work.search)
     except BatchmillError as error:
         return f"{error} Or have Ray bring it: {_BRING}."
-    here = (ledger.step_description(work.identity) or {}).get("sources", {})
+    here = (ledger.steps.read(work.identity) or {}).get("sources", {})
     there = step.description["sources"]
     # What one machine has and the other has not may be an import that is optional.
     others = [name for name in there.keys() & here.keys() if there[name] != here[name]]

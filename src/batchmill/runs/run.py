@@ -141,5 +141,5 @@ def open_run(prepared: Prepared, *, wait: bool = False) -> Iterator[Run]:
         prepared = plan_again(prepared)
         number = 1 + max(ledger.runs(), default=0)
         tell_run(number)
-        ledger.describe_step(prepared.step.identity, prepared.step.description)
+        ledger.steps.record(prepared.step.identity, prepared.step.description)
         yield Run(prepared=prepared, number=number, lease=held)

@@ -13,6 +13,7 @@ import pyarrow as pa
 from batchmill.allowlist import restrictions
 from batchmill.execution.run_shard import run_shard
 from batchmill.manifest.saved import listed_manifest, save_manifest
+from batchmill.options import InputOptions
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import MAX_AUTO_WORKERS, Batching, Cores
 from batchmill.planning.job import Prepared, prepare
@@ -85,11 +86,11 @@ def _execute_some(prepared: Prepared) -> tuple[list[Outcome], float]:
     with scratch_folder() as folder:
         some = _some_of(prepared, folder)
         with open_run(some) as run:
-            policy = FailurePolicy(retries=0, timeout_seconds=_LONGEST_SECONDS)
+            policy = FailurePolicy(retries=0, timeout=_LONGEST_SECONDS)
             _, shards = run.divide(
                 Batching(batch_size=1, num_workers=1), Cores(total=1, node=1), policy
             )
-            late = threading.Timer(_SECONDS, run.ledger.request_stop, [run.number])
+            late = threading.Timer(_SECONDS, run.ledger.control.request_stop, [run.number])
             late.start()
             before = _cpu_seconds()
             try:
@@ -111,9 +112,9 @@ def _some_of(prepared: Prepared, folder: Path) -> Prepared:
     manifest = replace(
         prepared.manifest,
         inputs=prepared.manifest.inputs.take(rows),
-        carried=prepared.manifest.carried.take(rows)
-        if prepared.manifest.carried.num_columns
-        else prepared.manifest.carried,
+        manifest_columns=prepared.manifest.manifest_columns.take(rows)
+        if prepared.manifest.manifest_columns.num_columns
+        else prepared.manifest.manifest_columns,
         groups=None,
         partition=None,
     )
@@ -122,12 +123,10 @@ def _some_of(prepared: Prepared, folder: Path) -> Prepared:
         prepared.job,
         manifest=listed_manifest(output),
         output=output,
-        input_column="input",
-        root=None,
-        settle_seconds=0,
+        inputs=InputOptions(),
         partitioning=None,
     )
-    save_manifest(manifest, job.manifest, job.input_column)
+    save_manifest(manifest, job.manifest, job.inputs.input_column)
     return prepare(job)
 
 

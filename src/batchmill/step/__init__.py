@@ -1,1 +1,1 @@
-"""The user's step: how it is found, checked, called, and what identifies its version."""
+"""Load the user's step, check its parameters, and identify its version."""

@@ -1,8 +1,8 @@
-"""What makes a step this step: its reference, its source, its version and its params.
+"""Identify a version of a step by its reference, its sources, its version and its parameters.
 
-Results of a step with another identity are not this step's. The source is that of the module that
-defines it and of all modules of the user's that these import; the standard library and installed
-packages are left out, but for the package that the step itself is in.
+Results of a step with another identity are out of date. The sources are those of the module that
+defines the step, and of all of the user's modules that it imports. The standard library and
+installed packages do not count, except the package that contains the step.
 """
 
 import ast
@@ -19,7 +19,7 @@ from typing import Any
 from batchmill.digests import digest
 from batchmill.step.import_reference import is_reference
 
-# Where packages are installed; what lies elsewhere is the user's own.
+# Folders of installed packages. Modules elsewhere are the user's own.
 _INSTALLED = tuple(
     os.path.realpath(sysconfig.get_path(name)) + os.sep
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -30,14 +30,21 @@ _OUR_STEPS = f"{_OURS}.steps."
 
 
 def describe_step(ref: str, target: Any, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe a step by plain values; two with the same description are the same step.
+    """Describe a step by plain values. Two steps with the same description are the same step.
 
-    `sources` has the digest of each module's text; `version` is the target's attribute, if any.
+    Args:
+        ref: The step's reference.
+        target: The step.
+        params: Its checked parameters.
+
+    Returns:
+        `ref`, `version` (the step's attribute, if any), `params`, and `sources` (the digest of each
+        module's text).
     """
     version = getattr(target, "version", None)
     sources = _sources(ref, target)
     for name in getattr(target, "references", ()):
-        if is_reference(str(params.get(name))):  # A parameter that names code, as `ref` does.
+        if is_reference(str(params.get(name))):  # The parameter names code.
             sources |= sources_of(params[name])
     return {
         "ref": ref,
@@ -53,14 +60,22 @@ def identity_of(description: Mapping[str, Any]) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Say what has changed between two descriptions, a line for each change."""
+    """Describe what changed between two descriptions.
+
+    Args:
+        before: The earlier description.
+        now: The current description.
+
+    Returns:
+        One line per change.
+    """
     lines = []
     if before["ref"] != now["ref"]:
         lines.append(f"the step was {before['ref']}")
     if before["version"] != now["version"]:
         lines.append(f"its version was {before['version']}, and is {now['version']}")
     if before.get("order") != now.get("order"):
-        lines.append("the manifest's rows or their order were others")
+        lines.append("the manifest's rows or their order changed")
     for name in sorted(before["params"].keys() | now["params"].keys()):
         old, new = (side["params"].get(name, "its default") for side in (before, now))
         if old != new:
@@ -69,21 +84,21 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if name not in now["sources"]:
             lines.append(f"it no longer imports {name}")
         elif name not in before["sources"]:
-            lines.append(f"it imports {name} now")
+            lines.append(f"it now imports {name}")
         elif before["sources"][name] != now["sources"][name]:
             lines.append(f"the source of {name} has changed")
     return lines
 
 
 def _described(value: Any) -> str:
-    """Write a value as JSON, the same in every process; of what JSON has no form for, the type."""
+    """Return a value as JSON, the same in every process. Without a JSON form, its type is used."""
     from pydantic_core import to_json
 
     return to_json(value, fallback=lambda odd: str(type(odd))).decode()
 
 
 def sources_of(ref: str) -> dict[str, str]:
-    """Return the digests of the sources behind a reference, by module; imports nothing."""
+    """Return the digests of the sources behind a reference, by module. Imports nothing."""
     return _sources(ref, None)
 
 
@@ -91,10 +106,10 @@ def _sources(ref: str, target: Any) -> dict[str, str]:
     """Return the digests of the sources that a step consists of, by module."""
     function = target.func if isinstance(target, partial) else target
     own = {ref.partition(":")[0]}
-    # An object's class may be torch's, as that of a Subset: its module is not the step's.
+    # An object's class may belong to torch, such as Subset. Its module is not the step's.
     if inspect.isroutine(function) or inspect.isclass(function):
         own |= {getattr(inspect.getmodule(function), "__name__", "")} - {""}
-    # Of our own package, steps' modules alone: their results are not those of the engine.
+    # Only modules in batchmill.steps count of batchmill itself: the engine does not change results.
     tops = {name.partition(".")[0] for name in own}
     waiting, sources = sorted(own), {}
     while waiting:
@@ -110,7 +125,7 @@ def _sources(ref: str, target: Any) -> dict[str, str]:
 
 
 def _source_file(name: str) -> str | None:
-    """Return the file of a module, without importing it; None if it has none."""
+    """Return the source file of a module without importing it. None if it has none."""
     if name.partition(".")[0] in sys.stdlib_module_names:
         return None
     path = getattr(sys.modules.get(name), "__file__", None)
@@ -118,7 +133,7 @@ def _source_file(name: str) -> str | None:
         try:
             spec = importlib.util.find_spec(name)
         except (ImportError, ValueError, AttributeError):
-            return None  # A name in a module, or one that is not installed here.
+            return None  # A name in a module, or a module that is not installed.
         path = spec.origin if spec else None
     is_source = path and path.endswith(tuple(SOURCE_SUFFIXES)) and os.path.isfile(path)
     return path if is_source else None
@@ -135,11 +150,11 @@ def _is_users(name: str, path: str, tops: set[str]) -> bool:
 
 
 def _imported(text: bytes, module: str, *, is_package: bool) -> Iterator[str]:
-    """Yield the names of what a module's source imports, anywhere in it."""
+    """Yield the names that a module's source imports, anywhere in it."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
-        return  # It was imported: its text has been edited since.
+        return  # The file was edited after it was imported.
     package = module if is_package else module.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -151,7 +166,7 @@ def _imported(text: bytes, module: str, *, is_package: bool) -> Iterator[str]:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*above, *([base] if base else [])])
             yield from _with_parents(base)
-            # What is imported from a package may be a module of it.
+            # A name that is imported from a package may be a module.
             yield from (f"{base}.{alias.name}" for alias in node.names if base)
 
 

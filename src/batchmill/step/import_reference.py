@@ -1,4 +1,4 @@
-"""Looks up what a parameter names as package.module:attribute, besides the step itself."""
+"""Import objects that parameters name as package.module:attribute."""
 
 import re
 from pkgutil import resolve_name
@@ -11,14 +11,23 @@ _REFERENCE = re.compile(r"[\w.]+:[\w.]+")
 
 
 def is_reference(text: str) -> bool:
-    """Tell whether a text has the form package.module:attribute."""
+    """Return whether a text has the form package.module:attribute."""
     return _REFERENCE.fullmatch(text) is not None
 
 
 def resolve_reference(reference: str, what: str) -> Any:
-    """Import what a parameter names; `what` it is to be, for the error.
+    """Import the object that a parameter names.
 
-    Raises StepError, or OptionError for what may not be run here.
+    Args:
+        reference: package.module:attribute.
+        what: What the object is, for messages.
+
+    Returns:
+        The object.
+
+    Raises:
+        StepError: It cannot be imported.
+        OptionError: It may not be run here.
     """
     if not is_reference(reference):
         raise StepError(f"{what} {reference!r}: expected package.module:attribute.")
@@ -30,7 +39,7 @@ def resolve_reference(reference: str, what: str) -> Any:
     except Exception as error:
         raise StepError(
             f"{what} {reference}: cannot be imported ({type(error).__name__}: {error}). "
-            "Check the spelling, install it, or go to its folder."
+            "Check the spelling, install it, or change to its folder."
         ) from error
     check_origin(reference, found)
     return found

@@ -1,4 +1,4 @@
-"""The user's step: found by its reference, looked at once, and ready to be given inputs."""
+"""Load the user's step from its reference, and check it."""
 
 import importlib
 import inspect
@@ -19,7 +19,7 @@ from batchmill.step.tracked_file import take_contents
 
 StepKind = Literal["function", "dataset", "items"]
 
-# What batchmill itself gives to a function's or a Dataset's parameters of these names.
+# Parameters with these names get their values from batchmill.
 _GIVEN_TO_FUNCTION = ("out", "row")
 _GIVEN_TO_DATASET = ("labels",)
 _GIVEN_TO_BATCH = ("outs",)
@@ -29,12 +29,16 @@ _GIVEN_TO_BATCH = ("outs",)
 class Step:
     """A step and its checked parameters.
 
-    `kind` tells how it is used: a "function" is called with each input's path; a "dataset" is a
-    class that is made with the list of inputs and then indexed; "items" is an object with
-    `__len__` and `__getitem__`, whose item i belongs to row i of the manifest. `given` are the
-    names of those parameters that batchmill fills in. One that `is_batched` has `process_batch`,
-    which is given collated batches of its items. `identity` is the digest of `description`:
-    results of another identity are not this step's.
+    Attributes:
+        ref: Its reference, package.module:attribute.
+        kind: How it is used. A "function" is called with each input's path. A "dataset" is a class
+            that is created with the list of inputs and then indexed. "items" is an object with
+            `__len__` and `__getitem__`, whose item i belongs to row i of the manifest.
+        target: The function, class or object.
+        params: Its parameters, with defaults.
+        given: The names of the parameters that batchmill fills in.
+        identity: The digest of `description`. Results of another identity are out of date.
+        description: What identifies the step.
     """
 
     ref: str
@@ -47,15 +51,24 @@ class Step:
 
     @property
     def is_batched(self) -> bool:
-        """Whether its items are samples, for batches."""
+        """Whether `process_batch` is called with collated batches of its items."""
         return self.kind != "function" and hasattr(self.target, "process_batch")
 
 
 def load_step(ref: str, params: Mapping[str, Any] | None = None, *, search: str = "") -> Step:
-    """Import the step that `ref` ("package.module:attribute") names, and check `params` against it.
+    """Import a step, and check its parameters.
 
-    `search` is a folder that joins the import path, last. Raises StepError, which says what was
-    found and what was expected; OptionError for one that may not be run here.
+    Args:
+        ref: package.module:attribute.
+        params: The step's parameters.
+        search: A folder that is appended to the import path.
+
+    Returns:
+        The step, ready to run.
+
+    Raises:
+        StepError: The reference does not name a step, or the parameters do not fit it.
+        OptionError: The step may not be run here.
     """
     check_step(ref)
     target = _resolve(ref, search)
@@ -65,8 +78,8 @@ def load_step(ref: str, params: Mapping[str, Any] | None = None, *, search: str 
     if kind == "items":
         if params:
             raise StepError(
-                f"step {ref}: is a {type(target).__name__}, which takes no parameters; "
-                f"got {', '.join(sorted(params))}. Drop them, or name a class or function."
+                f"step {ref}: is a {type(target).__name__}, which takes no parameters "
+                f"(got {', '.join(sorted(params))}). Drop them, or name a class or function."
             )
         return _step(ref, kind, target, {}, _given_to_batch(ref, target), {})
     signature = _signature(ref, target)
@@ -81,10 +94,17 @@ def load_step(ref: str, params: Mapping[str, Any] | None = None, *, search: str 
 
 
 def reference_to(step: str | Callable[..., Any]) -> str:
-    """Return the reference of a function or class; a reference is returned as it is.
+    """Return the reference of a function or class.
 
-    Raises StepError for one that another process could not import: a lambda, a function inside
-    another, one typed into a REPL or notebook.
+    Args:
+        step: A function, a class, or a reference, which is returned unchanged.
+
+    Returns:
+        package.module:attribute.
+
+    Raises:
+        StepError: Another process cannot import it: a lambda, a function inside another, or a
+            function typed into a REPL or notebook.
     """
     if isinstance(step, str):
         return step
@@ -95,7 +115,7 @@ def reference_to(step: str | Callable[..., Any]) -> str:
         module = os.path.splitext(os.path.basename(file))[0] if file else None
     if not module or not name or "<" in name:
         raise StepError(
-            f"step {step!r}: other processes cannot import it. Put it at the top level of a "
+            f"step {step!r}: other processes cannot import it. Move it to the top level of a "
             "module, and name it as package.module:attribute."
         )
     return f"{module}:{name}"
@@ -109,7 +129,7 @@ def _step(
     given: frozenset[str],
     contents: Mapping[str, str],
 ) -> Step:
-    # Of a path whose content counts, that is what the step is told by.
+    # For a path marked with ContentCounts, the content identifies the step, not the path.
     description = describe_step(ref, target, {**params, **contents})
     return Step(
         ref=ref,
@@ -126,12 +146,13 @@ def _resolve(ref: str, search: str) -> Any:
     module_name, colon, attribute = ref.partition(":")
     if not colon or not module_name or not attribute:
         raise StepError(
-            f"step {ref!r}: expected package.module:attribute, as in batchmill.steps.words:split."
+            f"step {ref!r}: expected package.module:attribute, such as batchmill.steps.words:split."
         )
     if module_name.endswith(".py") or "/" in module_name:
         hint = module_name.removesuffix(".py").strip("./").replace("/", ".")
         raise StepError(
-            f"step {ref!r}: {module_name!r} is a path; expected a module, as in {hint}:{attribute}."
+            f"step {ref!r}: {module_name!r} is a path; expected a module, such as "
+            f"{hint}:{attribute}."
         )
     value: Any = _import_module(ref, module_name, search)
     for part in attribute.split("."):
@@ -148,16 +169,16 @@ def _resolve(ref: str, search: str) -> Any:
 
 
 def _import_module(ref: str, module_name: str, search: str) -> ModuleType:
-    """Import a module, with `search` last on the import path; it stays there for later imports."""
+    """Import a module, with `search` appended to the import path. It stays there."""
     if search and search not in sys.path:
         sys.path.append(search)
-    # A file that was written a moment ago may not be in the finder's cache of its folder.
+    # The import system caches folder listings, and may miss a file written a moment ago.
     importlib.invalidate_caches()
     token = _importing.set(module_name)
     try:
         return importlib.import_module(module_name)
     except StepError as error:
-        # A built-in step's module says itself which library it misses, and how to get it.
+        # The modules of built-in steps name the library that is missing, and how to install it.
         raise StepError(f"step {ref}: {error}") from error
     except ModuleNotFoundError as error:
         missing = error.name or ""
@@ -165,7 +186,7 @@ def _import_module(ref: str, module_name: str, search: str) -> ModuleType:
             where = f" or in {search}" if search else ""
             raise StepError(
                 f"step {ref}: no module {missing!r} on the import path{where}. "
-                "Check the spelling, install it, or go to its folder."
+                "Check the spelling, install it, or change to its folder."
             ) from error
         raise StepError(
             f"step {ref}: {module_name} imports {missing!r}, which is not installed. "
@@ -176,25 +197,26 @@ def _import_module(ref: str, module_name: str, search: str) -> ModuleType:
         place = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
         raise StepError(
             f"step {ref}: importing {module_name} failed with {type(error).__name__}: {error}"
-            f"{place}. Mend it until this works: python -c 'import {module_name}'"
+            f"{place}. Fix it until this works: python -c 'import {module_name}'"
         ) from error
     finally:
         _importing.reset(token)
 
 
-# The module of a step that is being imported.
+# The module that is being imported as a step. Empty outside of an import.
 _importing: ContextVar[str] = ContextVar("importing", default="")
 
 
 def refuse_nested_run() -> None:
-    """Raise StepError if the module of a step starts a run while it is imported.
+    """Check that no step module is being imported: it would start a run in each worker.
 
-    Each process that runs the step imports it, and would start another run.
+    Raises:
+        StepError: The module of a step starts a run while it is imported.
     """
     module = _importing.get()
     if module:
         raise StepError(
-            f"importing {module} starts a run itself, and so would each worker. "
+            f"importing {module} starts a run, so each worker would start another one. "
             "Put the call under: if __name__ == '__main__':"
         )
 
@@ -202,18 +224,18 @@ def refuse_nested_run() -> None:
 def _kind(ref: str, target: Any) -> StepKind:
     if _is_iterable_dataset(target):
         raise StepError(
-            f"step {ref}: is an IterableDataset, which cannot be asked for the item of one input. "
-            "Name a Dataset with __getitem__, or a function that is given an input's path."
+            f"step {ref}: is an IterableDataset, which has no item for each input. "
+            "Name a Dataset with __getitem__, or a function that takes an input's path."
         )
     if inspect.isclass(target):
         if hasattr(target, "__getitem__") and hasattr(target, "__len__"):
             return "dataset"
         raise StepError(
             f"step {ref}: the class {target.__name__} has no __getitem__ and __len__. "
-            "A class must be a Dataset; else name a function."
+            "Add them, or name a function."
         )
     if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
-        raise StepError(f"step {ref}: is an async function. Name a plain one.")
+        raise StepError(f"step {ref}: is an async function. Name a plain function.")
     if callable(target) and not hasattr(target, "__getitem__"):
         return "function"
     if hasattr(target, "__getitem__") and hasattr(target, "__len__"):
@@ -225,7 +247,8 @@ def _kind(ref: str, target: Any) -> StepKind:
 
 
 def _is_iterable_dataset(target: Any) -> bool:
-    # It inherits a __getitem__ that raises. By name: torch takes a second to import.
+    # An IterableDataset inherits a __getitem__ that raises. Its class is compared by name, because
+    # importing torch takes a second.
     classes = inspect.getmro(target if inspect.isclass(target) else type(target))
     return any(
         kind.__name__ == "IterableDataset" and kind.__module__.startswith("torch.")
@@ -243,13 +266,13 @@ def _signature(ref: str, target: Any) -> inspect.Signature:
 
 
 def _given_to_batch(ref: str, target: Any) -> frozenset[str]:
-    """Return which parameters of its `process_batch`, if it has one, batchmill fills in."""
+    """Return the parameters of `process_batch`, if any, that batchmill fills in."""
     process = getattr(target, "process_batch", None)
     if process is None:
         return frozenset()
     signature = _signature(f"{ref}.process_batch", process)
     names = list(signature.parameters)
-    # Looked up in a class, a method has its `self` still.
+    # A method that is looked up in a class still takes `self`.
     is_plain = inspect.isclass(target) and inspect.isfunction(
         inspect.getattr_static(target, "process_batch")
     )
@@ -276,6 +299,4 @@ def _takes_input(ref: str, signature: inspect.Signature) -> str:
         if parameter.kind is parameter.VAR_POSITIONAL:
             return parameter.name
         break
-    raise StepError(
-        f"step {ref}: takes no positional parameter; its first one is given the input's path."
-    )
+    raise StepError(f"step {ref}: takes no positional parameter. Add one for the input's path.")

@@ -1,4 +1,4 @@
-"""A step's parameters: read from the command line, checked against its signature."""
+"""Read a step's parameters from the command line, and check them against its signature."""
 
 import inspect
 import json
@@ -10,9 +10,17 @@ from batchmill.errors import OptionError, StepError
 
 
 def parse_params(pairs: Sequence[str], file: Path | None = None) -> dict[str, Any]:
-    """Turn `key=value` texts into parameters; those of `file` (a JSON object) come first.
+    """Read parameters from `key=value` texts and a file.
 
-    A value is JSON where it parses as such, else text:
+    Args:
+        pairs: The texts. A value is JSON if it parses as JSON, else text.
+        file: A JSON object with further parameters. The texts override it.
+
+    Returns:
+        The parameters.
+
+    Raises:
+        OptionError: A text or the file cannot be read.
 
     >>> parse_params(["seconds=2.5", "name=speech", 'ids=["a"]'])
     {'seconds': 2.5, 'name': 'speech', 'ids': ['a']}
@@ -21,18 +29,37 @@ def parse_params(pairs: Sequence[str], file: Path | None = None) -> dict[str, An
 
 
 def parse_pairs(pairs: Sequence[str], option: str, example: str) -> dict[str, Any]:
-    """Turn the `key=value` texts of an option into a dict. Raises OptionError."""
+    """Read the `key=value` texts of an option.
+
+    Args:
+        pairs: The texts.
+        option: The name of the option, for messages.
+        example: An example, for messages.
+
+    Returns:
+        The values by key.
+
+    Raises:
+        OptionError: A text has no key or no equals sign.
+    """
     values = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not key:
-            raise OptionError(f"{option} {pair}: expected key=value, as in {option} {example}.")
+            raise OptionError(f"{option} {pair}: expected key=value, such as {option} {example}.")
         values[key.strip()] = _json_or_text(text)
     return values
 
 
 def arguments_for(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of `values` that a function has parameters for.
+    """Select the values that a function has parameters for.
+
+    Args:
+        function: The function.
+        values: Values by name.
+
+    Returns:
+        The values whose names are parameters of the function.
 
     >>> arguments_for(lambda *, retries, fail_fast=False: None, {"retries": 2, "root": "in"})
     {'retries': 2}
@@ -47,83 +74,115 @@ def check_params(
     params: Mapping[str, Any],
     filled: frozenset[str],
 ) -> dict[str, Any]:
-    """Return all parameters of a step, converted to their annotated types, defaults included.
+    """Check the parameters of a step, and convert them to their annotated types.
 
-    `filled` are those that batchmill gives itself. Raises StepError with every fault at once.
+    Args:
+        ref: The step's reference, for messages.
+        target: The step.
+        signature: Its signature.
+        params: The parameters that the user gave.
+        filled: The parameters that batchmill fills in.
+
+    Returns:
+        All parameters, including defaults.
+
+    Raises:
+        StepError: Parameters do not fit. It lists all faults.
     """
-    import pydantic
-
-    named = {
-        name: parameter
-        for name, parameter in signature.parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and name not in filled
-    }
-    any_name = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    named = _named_parameters(signature, filled)
+    faults = _missing(named, signature, params) + _positional_only(signature)
+    takes_any_name = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     hints = hints_of(target)
-    faults = [
-        f"parameter {name!r} is missing. Give it: --param {name}=..."
-        + (" (a step's output folder is called 'out')" if "out" not in signature.parameters else "")
-        for name, parameter in named.items()
-        if parameter.default is parameter.empty and name not in params
-    ]
     checked = {
         name: parameter.default
         for name, parameter in named.items()
         if parameter.default is not parameter.empty
     }
-    faults += [
-        f"parameter {name!r} is positional-only; only the first may be. Drop the '/' after it."
-        for name, parameter in list(signature.parameters.items())[1:]
-        if parameter.kind is parameter.POSITIONAL_ONLY
-    ]
     for name, value in params.items():
-        if name not in named:
-            if any_name and name not in filled:
-                checked[name] = value
-            else:
-                takes = ", ".join(named) or "none"
-                faults.append(f"unknown parameter {name!r}. It takes: {takes}.")
-            continue
-        if name not in hints:
+        if name in named:
+            fault = _convert_into(checked, name, value, hints)
+            faults += [fault] if fault else []
+        elif takes_any_name and name not in filled:
             checked[name] = value
-            continue
-        try:
-            checked[name] = _convert(hints[name], value)
-        except pydantic.ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            faults.append(
-                f"parameter {name!r} is {value!r} ({type(value).__name__}), "
-                f"expected {_type_name(hints[name])}: {reason}."
-            )
+        else:
+            faults.append(f"unknown parameter {name!r}. It takes: {', '.join(named) or 'none'}.")
     if faults:
         lines = [f"step {ref}: {faults[0]}"] if len(faults) == 1 else [f"step {ref}:", *faults]
         raise StepError("\n  ".join(lines))
     return checked
 
 
+def _named_parameters(
+    signature: inspect.Signature, filled: frozenset[str]
+) -> dict[str, inspect.Parameter]:
+    """Return the parameters that a user can give by name."""
+    return {
+        name: parameter
+        for name, parameter in signature.parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in filled
+    }
+
+
+def _missing(
+    named: Mapping[str, inspect.Parameter],
+    signature: inspect.Signature,
+    params: Mapping[str, Any],
+) -> list[str]:
+    # A step without `out` may have its output folder under another name.
+    hint = "" if "out" in signature.parameters else " (a step's output folder is called 'out')"
+    return [
+        f"parameter {name!r} is missing. Give it: --param {name}=...{hint}"
+        for name, parameter in named.items()
+        if parameter.default is parameter.empty and name not in params
+    ]
+
+
+def _positional_only(signature: inspect.Signature) -> list[str]:
+    return [
+        f"parameter {name!r} is positional-only, but only the first may be. Drop the '/' after it."
+        for name, parameter in list(signature.parameters.items())[1:]
+        if parameter.kind is parameter.POSITIONAL_ONLY
+    ]
+
+
+def _convert_into(checked: dict[str, Any], name: str, value: Any, hints: Mapping[str, Any]) -> str:
+    """Add a converted value to `checked`, or return the fault."""
+    import pydantic
+
+    try:
+        checked[name] = _convert(hints[name], value) if name in hints else value
+    except pydantic.ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        return (
+            f"parameter {name!r} is {value!r} ({type(value).__name__}), "
+            f"expected {_type_name(hints[name])}: {reason}."
+        )
+    return ""
+
+
 def _convert(hint: Any, value: Any) -> Any:
     import pydantic
 
-    # The command line's JSON makes a number of "5" where the step wants text.
+    # The value 5 on the command line is a JSON number, even if the step expects text.
     config = pydantic.ConfigDict(coerce_numbers_to_str=True, arbitrary_types_allowed=True)
     try:
         adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(hint, config=config)
     except pydantic.errors.PydanticUserError:
-        # Models and dataclasses have settings of their own, and take no others.
+        # Pydantic models and dataclasses have their own settings.
         adapter = pydantic.TypeAdapter(hint)
     return adapter.validate_python(value)
 
 
 def hints_of(target: Any) -> dict[str, Any]:
-    """Return the annotations of a step's parameters, by name; empty if they cannot be read."""
+    """Return the annotations of a step's parameters by name. Empty if they cannot be read."""
     function = target.__init__ if inspect.isclass(target) else target
     if not inspect.isroutine(function):
         function = type(function).__call__
     try:
         return get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError, SyntaxError):
-        # An annotation may name what only a type checker imports; then nothing is checked here.
+        # An annotation may use a name that only a type checker imports. Then nothing is checked.
         return {}
 
 
@@ -145,18 +204,29 @@ def _read_file(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise OptionError(f"--params {file}: is not JSON ({error}). Mend it.") from error
+        raise OptionError(f"--params {file}: is not JSON ({error}). Fix the JSON.") from error
     return _object(value, f"--params {file}")
 
 
 def read_object(text: str, option: str) -> dict[str, Any]:
-    """Read an option that is a JSON object, or a JSON or YAML file. Raises OptionError."""
+    """Read an option that is a JSON object, or the path of a JSON or YAML file.
+
+    Args:
+        text: The value of the option.
+        option: The name of the option, for messages.
+
+    Returns:
+        The object.
+
+    Raises:
+        OptionError: The file cannot be read, or does not hold an object.
+    """
     import yaml
 
     inline = text.lstrip().startswith("{")
     content = text if inline else _text_of(Path(text), option)
     try:
-        value = yaml.safe_load(content)  # Of which JSON is a part.
+        value = yaml.safe_load(content)  # YAML includes JSON.
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
         raise OptionError(f"{option} {text}: is neither JSON nor YAML ({reason}).") from error
@@ -169,7 +239,7 @@ def _text_of(file: Path, option: str) -> str:
     except OSError as error:
         raise OptionError(f"{option} {file}: {error.strerror}. Check the path.") from error
     except ValueError as error:
-        raise OptionError(f"{option} {file}: is not UTF-8 ({error}). Mend it.") from error
+        raise OptionError(f"{option} {file}: is not UTF-8 ({error}). Save it as UTF-8.") from error
 
 
 def _object(value: Any, what: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Parameters that name a file or folder whose content is part of what a step is."""
+"""Parameters that name a file or folder whose content is part of the step's identity."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,20 +14,34 @@ Refused = Callable[[Sequence[str]], Mapping[int, str]]
 
 
 class ContentCounts:
-    """Marks a parameter that is a path: what is there, not what it is called, makes the step.
+    """Marks a parameter that is a path: the content there is part of the step's identity.
 
-    `words: Annotated[str | None, ContentCounts(".csv")] = None`. Of a folder, those files below it
-    count that have one of these suffixes (all, if none is given), with their relative names. A
-    relative path is taken from where the run was started. When the content changes, the step is
-    another, and all inputs are executed again. `refused` tells which paths may not be read here.
+    `words: Annotated[str | None, ContentCounts(".csv")] = None`. A change of the content re-runs
+    all inputs. A relative path is relative to the folder where the run was started.
     """
 
     def __init__(self, *suffixes: str, refused: Refused = refused_inputs) -> None:
+        """Mark a parameter.
+
+        Args:
+            *suffixes: Which files of a folder count, with their relative names. Default: all.
+            refused: Returns the paths that may not be read here, with the reasons.
+        """
         self.suffixes = tuple(suffix.lower() for suffix in suffixes)
         self.refused = refused
 
     def content(self, path: str) -> str:
-        """Return the digest of what is there. Raises OSError."""
+        """Return the digest of a file or folder.
+
+        Args:
+            path: Its path.
+
+        Returns:
+            The digest of the content.
+
+        Raises:
+            OSError: It cannot be read.
+        """
         if not os.path.isdir(path):
             return f"a file: {content_of(path)}"
         names = sorted(self._names(path))
@@ -44,10 +58,20 @@ class ContentCounts:
 def take_contents(
     ref: str, target: Any, params: Mapping[str, Any], search: str
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return a step's params with absolute paths where ContentCounts marks them, and the contents.
+    """Resolve the paths that ContentCounts marks, and read their contents' digests.
 
-    Relative ones are taken from `search`. Raises StepError for what is not there, OptionError for
-    what may not be read here.
+    Args:
+        ref: The step's reference, for messages.
+        target: The step.
+        params: Its checked parameters.
+        search: The folder that relative paths are relative to.
+
+    Returns:
+        The parameters with absolute paths, and the digests by parameter.
+
+    Raises:
+        StepError: A file or folder does not exist.
+        OptionError: It may not be read here.
     """
     placed, contents = dict(params), {}
     for name, hint in hints_of(target).items():
@@ -70,7 +94,7 @@ def _content(ref: str, name: str, path: str, mark: ContentCounts) -> str:
     except OSError as error:
         raise StepError(
             f"step {ref}: parameter {name!r}: {error.filename or path}: {error.strerror}. "
-            "Give the path of a file or folder, which each machine must see."
+            "Give the path of a file or folder that exists on every machine."
         ) from error
 
 

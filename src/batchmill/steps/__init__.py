@@ -1,1 +1,1 @@
-"""Steps that come with batchmill; each module needs no more than its own extra."""
+"""Steps that come with batchmill. Each module needs only its own extra."""

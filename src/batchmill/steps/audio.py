@@ -1,4 +1,4 @@
-"""Cut sound recordings into clips, with the labels of what is heard in them (extra `audio`)."""
+"""Cut sound recordings into clips, with the labels of their annotations (extra `audio`)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,8 +8,9 @@ from pydantic import Field
 
 from batchmill.errors import StepError
 from batchmill.step.tracked_file import ContentCounts
-from batchmill.steps.annotations import SUFFIXES, annotations_of, label_columns
-from batchmill.steps.recordings import frames_of, open_recording, windows
+from batchmill.steps.annotations import SUFFIXES, read_labels
+from batchmill.steps.clips import ClipFilter
+from batchmill.steps.recordings import open_recording, to_frames
 
 try:
     import numpy as np
@@ -17,7 +18,7 @@ try:
 except ImportError as error:
     raise StepError("Audio steps need soundfile: pip install 'batchmill[audio]'") from error
 
-# What a WAV file can hold sample for sample, and the numbers in which nothing of it is lost.
+# Formats that a WAV file can store without loss: its subtype there, and the type to read it as.
 _LOSSLESS = {
     "PCM_S8": ("PCM_U8", "int16"),
     "PCM_U8": ("PCM_U8", "int16"),
@@ -29,7 +30,7 @@ _LOSSLESS = {
     "ULAW": ("ULAW", "int16"),
     "ALAW": ("ALAW", "int16"),
 }
-# Vorbis, Opus, MP3 and the like have no samples of their own until they are decoded.
+# Vorbis, Opus, MP3 and other compressed formats have no sample format before decoding.
 _DECODED = ("PCM_16", "float32")
 _FULL_SCALE = {"int16": 2.0**15, "int32": 2.0**31, "float32": 1.0, "float64": 1.0}
 
@@ -46,48 +47,49 @@ def split(
     min_overlap_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0,
     only_labelled: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Cut one recording into WAV clips of `seconds` seconds, which overlap by `overlap` seconds.
+    """Cut one recording into WAV clips. One clip is in memory at a time.
 
-    With `include_last`, what is left at the end becomes a shorter clip. The sample format is kept
-    (24-bit stays 24-bit; compressed sound becomes 16-bit). One clip is in memory at a time.
+    The sample format is kept: 24-bit stays 24-bit. Compressed sound becomes 16-bit.
 
-    `annotations` is a table, or a folder with one for each recording; see
-    `batchmill.steps.annotations`. A clip has the labels of which more than `min_overlap_seconds`
-    lie in it; with `only_labelled`, clips without any are left out.
+    Args:
+        source: The recording.
+        out: The folder for the clips.
+        seconds: The length of a clip.
+        overlap: The seconds that a clip shares with the next.
+        include_last: Whether the rest at the end becomes a shorter clip.
+        annotations: A table, or a folder with tables: see `batchmill.steps.annotation_tables`.
+        label_column: The table's column of labels.
+        min_overlap_seconds: A clip has the labels of which more than this lies in it.
+        only_labelled: Whether clips without a label are left out.
 
-    Yields for each clip: `output`, `source` (the recording's file name), `clip` (its number from
-    0), `start` and `end` (seconds), `sample_rate` (Hz), `channels`, `peak` (largest absolute
-    sample, 1.0 is full scale; compressed sound may exceed it, and is cut off there); with
-    annotations, `labels` (a sorted list) and `label` (the only one; None unless there is one).
+    Yields:
+        One row per clip: `output`, `source` (the recording's file name), `clip` (its number from
+        0), `start` and `end` (seconds), `sample_rate` (Hz), `channels`, `peak` (the largest
+        absolute sample; 1.0 is full scale, and louder compressed sound is clipped). With
+        annotations: `labels` (a sorted list) and `label` (None unless there is exactly one).
 
-    Raises ValueError for a recording that is empty, damaged or shorter than its header says,
-    soundfile.LibsndfileError for one that is no sound file, AnnotationError for a bad table.
+    Raises:
+        ValueError: The recording is empty, damaged or shorter than its header says.
+        soundfile.LibsndfileError: It is not a sound file.
+        AnnotationError: A table cannot be used.
     """
-    track = annotations_of(source, annotations, label_column=label_column)
+    selection = ClipFilter(
+        labels=read_labels(source, annotations, label_column=label_column),
+        include_last=include_last,
+        min_overlap_seconds=min_overlap_seconds,
+        only_labelled=only_labelled,
+    )
     with open_recording(source) as recording:
         rate = recording.samplerate
-        length, hop = frames_of(seconds, overlap, rate)
+        length, hop = to_frames(seconds, overlap, rate)
         subtype, dtype = _LOSSLESS.get(recording.subtype, _DECODED)
-        for number, (first, clip) in enumerate(windows(recording, length, hop, dtype)):
-            start, end = first / rate, (first + len(clip)) / rate
-            labels = track.within(start, end, min_overlap_seconds) if track else []
-            if (len(clip) < length and not include_last) or (only_labelled and not labels):
-                continue  # Not break: whether the recording is whole, its end tells.
-            name = f"{number:04d}.wav"
-            soundfile.write(out / name, clip, rate, subtype=subtype, format="WAV")
-            row = {
-                "output": name,
-                "source": source.name,
-                "clip": number,
-                "start": start,
-                "end": end,
-                "sample_rate": rate,
-                "channels": recording.channels,
-                "peak": _peak(clip, dtype),
-            }
-            yield row | (label_columns(labels) if track else {})
+        for clip in selection.select(recording, length, hop, dtype):
+            name = f"{clip.number:04d}.wav"
+            soundfile.write(out / name, clip.samples, rate, subtype=subtype, format="WAV")
+            peak = _peak(clip.samples, dtype)
+            yield clip.row(name, source, sample_rate=rate, channels=recording.channels, peak=peak)
 
 
-def _peak(clip: Any, dtype: str) -> float:
-    # The lowest integer has no positive counterpart: its absolute value is taken as a float.
-    return float(np.abs(clip.astype(np.float64)).max() / _FULL_SCALE[dtype])
+def _peak(samples: Any, dtype: str) -> float:
+    # As a float, because the lowest integer has no positive counterpart.
+    return float(np.abs(samples.astype(np.float64)).max() / _FULL_SCALE[dtype])

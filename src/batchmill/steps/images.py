@@ -1,4 +1,4 @@
-"""Steps for pictures, through Pillow (extra `images`): other sizes, tiles, arrays."""
+"""Resize pictures, cut them into tiles, or convert them to arrays (extra `images`)."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,9 +16,8 @@ from batchmill.steps.pixels import (
 )
 from batchmill.steps.windows import windows
 
-_LARGEST_SIDE = 16_383  # WebP's.
-_MAX_PIXELS = 89_478_485  # Where Pillow begins to warn.
-
+_LARGEST_SIDE = 16_383  # The limit of WebP.
+_MAX_PIXELS = 89_478_485  # Pillow warns about larger pictures.
 
 Side = Annotated[int, Field(ge=1, le=_LARGEST_SIDE)]
 Quality = Annotated[int, Field(ge=1, le=100)]
@@ -40,17 +39,28 @@ def resize(
 ) -> dict[str, Any]:
     """Write the picture in another size.
 
-    `fit` says what becomes of its shape: "contain" keeps it, and is as large as fits in; "pad"
-    fills what that leaves with `background`; "cover" cuts off evenly what stands out; "stretch"
-    distorts it. `format` "same" is that of a JPEG, PNG or WebP; all others become PNG. `quality`
-    is that of JPEG and WebP.
+    Args:
+        source: The picture. If it has several frames, the first is used.
+        out: The folder for the new picture.
+        width: The width in pixels.
+        height: The height in pixels.
+        fit: "contain" keeps the shape and fits the picture into the size. "pad" then fills the rest
+            with `background`. "cover" keeps the shape, fills the size and crops evenly. "stretch"
+            distorts the picture.
+        format: "same" keeps JPEG, PNG and WebP. Other formats become PNG.
+        quality: The quality of JPEG and WebP.
+        background: The colour behind transparent and padded parts.
+        max_pixels: Larger pictures are rejected.
 
-    Returns `output`, `source` (the picture's file name), `width`, `height` and `mode` (Pillow's),
-    and of the source `source_width`, `source_height` (upright), `source_mode`, `source_format` and
-    `frames`, of which the first is taken.
+    Returns:
+        A row with `output`, `source` (the picture's file name), `width`, `height` and `mode`
+        (Pillow's), and about the source `source_width`, `source_height` (upright), `source_mode`,
+        `source_format` and `frames`.
 
-    Raises ValueError for a picture that is none, is empty, damaged, larger than `max_pixels`, or
-    has samples that the format cannot hold; OSError for one that is truncated.
+    Raises:
+        ValueError: It is not a picture, is empty, damaged or larger than `max_pixels`, or has
+            samples that the format cannot hold.
+        OSError: It is truncated.
     """
     with open_picture(source, max_pixels) as picture:
         image = fitted(picture.image, width, height, fit, background)
@@ -70,16 +80,28 @@ def tile(
     background: Colour = "white",
     max_pixels: Pixels = _MAX_PIXELS,
 ) -> list[dict[str, Any]]:
-    """Cut the picture into squares of `size` pixels, which overlap by `overlap` pixels.
+    """Cut the picture into square tiles. No tile lies within another.
 
-    With `include_last`, what is left at the right and at the bottom becomes smaller tiles, so that
-    the tiles cover the picture; none lies in another. Without it, all tiles are whole, and a
-    picture that is smaller than one has none.
+    Args:
+        source: The picture.
+        out: The folder for the tiles.
+        size: The side of a tile in pixels.
+        overlap: The pixels that a tile shares with the next.
+        include_last: Whether the rest at the right and the bottom becomes smaller tiles. Without
+            it, a picture smaller than a tile has no tiles.
+        format: As in `resize`.
+        quality: As in `resize`.
+        background: As in `resize`.
+        max_pixels: As in `resize`.
 
-    Returns for each tile, row by row: `output`, `source`, `tile` (its number from 0), `x` and `y`
-    (of its upper left corner, in the upright picture), and the rest as `resize` does.
+    Returns:
+        A row per tile, from left to right and top to bottom: `output`, `source`, `tile` (its number
+        from 0), `x` and `y` (its upper left corner in the upright picture), and the other columns
+        of `resize`.
 
-    Raises ValueError and OSError as `resize` does, and ValueError if `overlap` is not below `size`.
+    Raises:
+        ValueError: As `resize`, or `overlap` is not below `size`.
+        OSError: The picture is truncated.
     """
     with open_picture(source, max_pixels) as picture:
         image = picture.image
@@ -109,13 +131,26 @@ def to_tensor(
     background: Colour = "white",
     max_pixels: Pixels = _MAX_PIXELS,
 ) -> dict[str, Any]:
-    """Write the picture as a NumPy file: [channels, height, width], grey, RGB or RGBA.
+    """Write the picture as a NumPy file, [channels, height, width].
 
-    uint8 is 0 to 255, float32 is 0 to 1; of a picture with floating-point samples, the samples as
-    they are. Transparent parts show `background`, unless there are 4 channels.
+    Args:
+        source: The picture.
+        out: The folder for the file.
+        width: The width in pixels.
+        height: The height in pixels.
+        fit: As in `resize`.
+        channels: 1 for grey, 3 for RGB, 4 for RGBA.
+        dtype: uint8 for 0 to 255, float32 for 0 to 1. Floating-point samples are kept unchanged.
+        background: The colour behind transparent parts, unless there are 4 channels.
+        max_pixels: Larger pictures are rejected.
 
-    Returns `output`, `source`, `channels`, `height`, `width`, `dtype`, and the rest as `resize`
-    does. Raises ValueError and OSError as `resize` does.
+    Returns:
+        A row with `output`, `source`, `channels`, `height`, `width`, `dtype` and the columns of
+        `resize` about the source.
+
+    Raises:
+        ValueError: As `resize`.
+        OSError: The picture is truncated.
     """
     with open_picture(source, max_pixels) as picture:
         image = fitted(picture.image, width, height, fit, background)

@@ -1,4 +1,4 @@
-"""A picture's pixels: read with care, made upright, and of one of a few kinds."""
+"""Read pictures as upright images in one of a few modes, and write them."""
 
 import warnings
 from collections.abc import Iterator
@@ -17,13 +17,12 @@ except ImportError as error:
 Fit = Literal["contain", "cover", "stretch", "pad"]
 Format = Literal["png", "jpeg", "webp", "same"]
 
-# Formats that are known by their first bytes, and that Pillow decodes itself: EPS would be handed
-# to another program.
+# Formats with a signature that Pillow decodes itself. For EPS, it would start another program.
 _READ = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "JPEG2000", "ICO", "AVIF")
 _SAME = {"JPEG": "jpeg", "MPO": "jpeg", "WEBP": "webp"}
 _SUFFIX = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
-# What a file of each format can hold, and what the others are turned into.
-_HELD: dict[str, dict[str, str]] = {
+# The modes that each format cannot store, and what they are converted to.
+_CONVERTED: dict[str, dict[str, str]] = {
     "png": {},
     "jpeg": {"I;16": "L", "LA": "L", "RGBA": "RGB"},
     "webp": {"I;16": "RGB", "L": "RGB", "LA": "RGBA"},
@@ -34,14 +33,31 @@ _SHOWN_BYTES = 16
 
 
 def opaque(colour: str) -> str:
-    """Return a colour that Pillow knows. Raises ValueError for others, and transparent ones."""
+    """Check that a colour is opaque.
+
+    Args:
+        colour: A name or a hexadecimal code that Pillow accepts.
+
+    Returns:
+        The same colour.
+
+    Raises:
+        ValueError: It is unknown or transparent.
+    """
     if len(ImageColor.getrgb(colour)) > 3:
-        raise ValueError("name an opaque colour, as in white or #20a0ff")
+        raise ValueError("name an opaque colour, such as white or #20a0ff")
     return colour
 
 
 class Picture(NamedTuple):
-    """The first frame, upright and in a mode that all else knows; what is told of its file."""
+    """The first frame of a picture.
+
+    Attributes:
+        image: The frame, upright, in the mode L, LA, RGB, RGBA, I;16 or F.
+        facts: The columns about the source.
+        format: The format to write for "same".
+        profile: The ICC profile. Empty if there is none.
+    """
 
     image: Image.Image
     facts: dict[str, Any]
@@ -51,7 +67,18 @@ class Picture(NamedTuple):
 
 @contextmanager
 def open_picture(source: Path, max_pixels: int) -> Iterator[Picture]:
-    """Read a picture; while the block lasts, Pillow's own limit is `max_pixels`."""
+    """Read a picture. Within the block, Pillow's own limit of pixels is `max_pixels`.
+
+    Args:
+        source: The picture.
+        max_pixels: Larger pictures are rejected.
+
+    Yields:
+        The picture.
+
+    Raises:
+        ValueError: It is not a picture, is damaged, or is too large.
+    """
     before = Image.MAX_IMAGE_PIXELS
     Image.MAX_IMAGE_PIXELS = max_pixels
     try:
@@ -60,7 +87,7 @@ def open_picture(source: Path, max_pixels: int) -> Iterator[Picture]:
             yield _read(source)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise ValueError(
-            f"it is too large: {error} If it is to be read, set max_pixels (now {max_pixels:,})."
+            f"it is too large: {error} To read it anyway, set max_pixels (now {max_pixels:,})."
         ) from error
     finally:
         Image.MAX_IMAGE_PIXELS = before
@@ -70,14 +97,14 @@ def _read(source: Path) -> Picture:
     try:
         with Image.open(source, formats=_READ) as file:
             if file.format == "PNG":
-                file.verify()  # Only this looks at the checksums of its pixels.
+                file.verify()  # Only verify() checks the checksums of the pixels.
         with Image.open(source, formats=_READ) as file:
             frames = getattr(file, "n_frames", 1)
             file.load()
             upright = _upright(file)
     except UnidentifiedImageError as error:
         raise ValueError(_what_it_is(source)) from error
-    except SyntaxError as error:  # So Pillow calls what a format's rules do not allow.
+    except SyntaxError as error:  # Pillow raises this for violations of the format.
         raise ValueError(f"it is damaged: {error}") from error
     facts = {
         "source": source.name,
@@ -91,7 +118,7 @@ def _read(source: Path) -> Picture:
         raise ValueError(f"it has no pixels ({upright.width} x {upright.height})")
     profile = upright.info.get("icc_profile") or b""
     image = _simple(upright)
-    image.info = {}  # What is not named when a file is written must not get into it.
+    image.info = {}  # Pillow would write some of it to the new file.
     return Picture(image, facts, _SAME.get(file.format or "", "png"), profile)
 
 
@@ -101,8 +128,8 @@ def _what_it_is(source: Path) -> str:
     if not start:
         return "it is empty (0 bytes)"
     return (
-        f"it is no picture, or its header is damaged: it begins with {start!r}. "
-        f"Read are: {', '.join(_READ)}"
+        f"it is not a picture, or its header is damaged: it begins with {start!r}. "
+        f"Supported formats: {', '.join(_READ)}"
     )
 
 
@@ -110,21 +137,21 @@ def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image)
     except SyntaxError:
-        # As Pillow has it for JPEG: EXIF that cannot be read says nothing.
+        # Unreadable EXIF data is ignored, as Pillow does for JPEG.
         return image.copy()
 
 
 def _simple(image: Image.Image) -> Image.Image:
-    """Return a picture as L, LA, RGB, RGBA, I;16 or F, whatever its mode is."""
+    """Convert a picture of any mode to L, LA, RGB, RGBA, I;16 or F."""
     if image.mode == "F":
         if not np.isfinite(np.asarray(image)).all():
-            raise ValueError("it has samples that are no finite numbers")
+            raise ValueError("it has samples that are not finite numbers")
         return image.copy()
     if image.mode.startswith("I"):
         samples = np.asarray(image)
         if samples.min() < 0 or samples.max() > _BITS_16:
             raise ValueError(
-                f"its samples reach from {samples.min()} to {samples.max()}: what is not within "
+                f"its samples range from {samples.min()} to {samples.max()}: samples outside of "
                 "0 to 65535 would be cut off"
             )
         return Image.fromarray(samples.astype(np.uint16))
@@ -135,7 +162,18 @@ def _simple(image: Image.Image) -> Image.Image:
 
 
 def fitted(image: Image.Image, width: int, height: int, fit: Fit, background: str) -> Image.Image:
-    """Return a picture in another size; `fit` is as in `batchmill.steps.images.resize`."""
+    """Resize a picture.
+
+    Args:
+        image: The picture.
+        width: The width in pixels.
+        height: The height in pixels.
+        fit: As in `batchmill.steps.images.resize`.
+        background: The colour of the padding.
+
+    Returns:
+        The new picture.
+    """
     if fit == "stretch":
         return image.resize((width, height), _FILTER)
     across, down = width / image.width, height / image.height
@@ -156,7 +194,7 @@ def fitted(image: Image.Image, width: int, height: int, fit: Fit, background: st
 
 
 def _fill(background: str, mode: str) -> Any:
-    """Return a colour as the pixel of a mode: in a grey picture its grey, in F nothing."""
+    """Return a colour as a pixel of a mode. It is 0 in the mode F."""
     red, green, blue = ImageColor.getrgb(background)[:3]
     grey: Any = Image.new("RGB", (1, 1), (red, green, blue)).convert("L").getpixel((0, 0))
     return {
@@ -170,7 +208,7 @@ def _fill(background: str, mode: str) -> Any:
 
 
 def _in_mode(image: Image.Image, mode: str, background: str) -> Image.Image:
-    """Return a picture of 8 or 16 bits in an 8-bit mode."""
+    """Convert a picture of 8 or 16 bits to an 8-bit mode."""
     if image.mode == "I;16":
         image = Image.fromarray(_eight_bits(np.asarray(image)))
     if image.mode.endswith("A") and not mode.endswith("A"):
@@ -180,7 +218,7 @@ def _in_mode(image: Image.Image, mode: str, background: str) -> Image.Image:
 
 
 def _eight_bits(samples: Any) -> Any:
-    """Scale 0..65535 to 0..255, to the nearest: no two pictures are scaled differently."""
+    """Scale 0..65535 to 0..255 and round. All pictures are scaled in the same way."""
     return ((samples.astype(np.uint32) + 128) // 257).astype(np.uint8)
 
 
@@ -193,18 +231,34 @@ def write_picture(
     quality: int,
     background: str,
 ) -> dict[str, Any]:
-    """Write an image that was made of `picture`; return what is told of the file."""
+    """Write an image that was made from a picture.
+
+    Args:
+        image: The image to write.
+        picture: Where it comes from.
+        out: The folder for the file.
+        stem: The file's name without suffix.
+        form: The format. "same": the picture's.
+        quality: The quality of JPEG and WebP.
+        background: The colour behind transparent parts if the format has no transparency.
+
+    Returns:
+        The columns about the file.
+
+    Raises:
+        ValueError: The format cannot hold the image's samples.
+    """
     chosen = picture.format if form == "same" else form
     if image.mode == "F":
         raise ValueError(
             f"its samples are floating-point numbers, which {chosen} cannot hold. "
             "Use to_tensor with dtype=float32."
         )
-    mode = _HELD[chosen].get(image.mode, image.mode)
+    mode = _CONVERTED[chosen].get(image.mode, image.mode)
     if mode != image.mode:
         image = _in_mode(image, mode, background)
     options: dict[str, Any] = {} if chosen == "png" else {"quality": quality}
-    # A profile says what the numbers mean, and is of no use to pixels of another kind.
+    # A colour profile is valid only for the kind of pixels that it describes.
     if picture.profile[16:20] == (b"RGB " if mode.startswith("RGB") else b"GRAY"):
         options["icc_profile"] = picture.profile
     name = stem + _SUFFIX[chosen]
@@ -221,7 +275,18 @@ def write_picture(
 def write_samples(
     image: Image.Image, path: Path, channels: int, dtype: str, background: str
 ) -> None:
-    """Write a picture's samples to a NumPy file, as [channels, height, width]."""
+    """Write a picture's samples to a NumPy file, as [channels, height, width].
+
+    Args:
+        image: The picture.
+        path: The file to write.
+        channels: 1 for grey, 3 for RGB, 4 for RGBA.
+        dtype: uint8 or float32.
+        background: The colour behind transparent parts, unless there are 4 channels.
+
+    Raises:
+        ValueError: The samples are floating-point numbers and the type is not float32.
+    """
     np.save(path, _samples_of(image, channels, dtype, background))
 
 
@@ -231,7 +296,7 @@ def _samples_of(image: Image.Image, channels: int, dtype: str, background: str) 
             raise ValueError("its samples are floating-point numbers: use dtype=float32")
         return _repeated(np.asarray(image), channels, 1.0)
     if image.mode == "I;16" and dtype == "float32":
-        # Not by way of 8 bits, where all but 256 shades would be lost.
+        # Converted directly, because 8 bits would keep only 256 shades.
         return _repeated(np.asarray(image).astype(np.float32) / _BITS_16, channels, 1.0)
     samples = np.asarray(_in_mode(image, {1: "L", 3: "RGB", 4: "RGBA"}[channels], background))
     stacked = samples.reshape(*samples.shape[:2], channels).transpose(2, 0, 1)

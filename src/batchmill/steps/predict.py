@@ -1,4 +1,4 @@
-"""A model over files: workers open and collate them, the shard's process calls the model."""
+"""Run a model over files: workers open and collate them, the shard's process calls the model."""
 
 import inspect
 import json
@@ -32,42 +32,42 @@ def _to_device(value: Any, *, device: torch.device) -> Any:
 
 
 def _to_cpu(value: Any) -> Any:
-    # Blocking: what is on its way yet would be read as it was before.
+    # Blocking, because the values must be complete when they are read.
     return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
-def _parts(given: Any, count: int) -> list[Any]:
-    """Return what a model has given for each sample. Raises ResultError."""
-    if isinstance(given, list):
-        return results_of(given, count)
-    fields = results_of(given if not isinstance(given, torch.Tensor) else {"": given}, count)
-    # A view would be saved with the whole batch.
+def _split_batch(output: Any, count: int) -> list[Any]:
+    """Return the model's output for each sample. Raises ResultError."""
+    if isinstance(output, list):
+        return results_of(output, count)
+    fields = results_of(output if not isinstance(output, torch.Tensor) else {"": output}, count)
+    # torch.save() would store the whole batch with a view.
     parts = [{name: _own(value) for name, value in part.items()} for part in fields]
-    return [part[""] for part in parts] if isinstance(given, torch.Tensor) else parts
+    return [part[""] for part in parts] if isinstance(output, torch.Tensor) else parts
 
 
 def _own(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _model_there(reference: str | None) -> str | None:
+def _check_model(reference: str | None) -> str | None:
     if reference is not None:
         resolve_reference(reference, "model")
     return reference
 
 
-def _load_there(load: str | None) -> str | None:
+def _check_load(load: str | None) -> str | None:
     _samples([], load)
     return load
 
 
-def _collate_there(collate: str) -> str:
+def _check_collate(collate: str) -> str:
     _collate(collate)
     return collate
 
 
 class _Files:
-    """Files, each opened when it is its turn."""
+    """Files as a torch Dataset. Each is opened when its item is read."""
 
     def __init__(self, paths: Sequence[str], load: Callable[[Path], Any]) -> None:
         self._paths = paths
@@ -82,12 +82,12 @@ class _Files:
 
 def _samples(inputs: Sequence[str], load: str | None) -> Any:
     if load is None:
-        # By suffix, each for itself: one that nobody can open costs itself alone.
+        # Chosen for each file, so that one file without a reader fails alone.
         return _Files(inputs, open_by_suffix)
     if not is_reference(load):
         return _Files(inputs, choose_load(load, [], "the inputs"))
     found: Any = resolve_reference(load, "load")
-    # isclass() would have told the type checker that it takes no arguments.
+    # Without the annotation, mypy would narrow the class to one that takes no arguments.
     is_class: bool = inspect.isclass(found)
     return found(inputs) if is_class else _Files(inputs, found)
 
@@ -106,21 +106,17 @@ def _collate(collate: str) -> Callable[[list[Any]], Any]:
 
 
 class PredictItems:
-    """Calls a model with batches of a Dataset's samples, and gives a row for each.
+    """A step that calls a model with batches of a torch Dataset, and returns a row per sample.
 
-    For the top level of a module, over a Dataset that is there already: `items =
-    PredictItems(ConcatDataset([...]), model="mylab.nets:segmenter")`, as a step. Its item i belongs
-    to row i of the manifest.
+    Use it at the top level of a module, over an existing torch Dataset: `items =
+    PredictItems(ConcatDataset([...]), model="mylab.nets:segmenter")`. Its item i belongs to row i
+    of the manifest.
 
-    `weights` is the file of a model, or `model` the reference of one, or of what makes one of the
-    `weights`: see `batchmill.inference.models.load_model`. `collate` makes a batch: `default` is
-    the Dataset's own `collate_fn`, or torch's; `pad` pads to the longest (`pad_collate`); or a
-    function.
-
-    The model is called with a tensor; with a dict's entries by name; with the items of a tuple one
-    by one. With `classes`, its output is taken for a score of each class (logits): rows have
-    `predicted`, the name of the highest, and `probability`, by softmax. Else they have
-    `prediction`, or, if the model gives a dict or NamedTuple, its entries.
+    The model is called with a tensor, with the entries of a dict as keyword arguments, or with the
+    items of a tuple as positional arguments. With `classes`, its output is a score per class
+    (logits), and rows have `predicted` (the class with the highest score) and `probability` (by
+    softmax). Otherwise rows have `prediction`, or the entries of the dict or NamedTuple that the
+    model returns.
     """
 
     def __init__(
@@ -133,6 +129,21 @@ class PredictItems:
         collate: str = "default",
         classes: list[str] | None = None,
     ) -> None:
+        """Check the parameters. The model is loaded with the first batch.
+
+        Args:
+            dataset: The torch Dataset.
+            weights: The file of a model, or of weights for `model`.
+            model: The reference of a model, or of a function that makes one: see
+                `batchmill.inference.models.load_model`.
+            device: `cpu`, `cuda`, or `auto`.
+            collate: How to make a batch. `default`: the Dataset's `collate_fn`, or torch's. `pad`:
+                pad to the longest sample. Otherwise the reference of a function.
+            classes: The names of the classes.
+
+        Raises:
+            StepError: A parameter cannot be used.
+        """
         if weights is None and model is None:
             raise StepError("give weights=FILE, model=package.module:attribute, or both")
         self._dataset = dataset
@@ -152,7 +163,7 @@ class PredictItems:
 
     @property
     def version(self) -> str:
-        """What the model is: its file's content, or the sources that make it."""
+        """What identifies the model: its file's content, or the sources that make it."""
         file = self._reference if is_model_file(self._reference) else self._weights
         try:
             content = ContentCounts().content(file) if file else ""
@@ -163,40 +174,47 @@ class PredictItems:
 
     def process_batch(self, batch: Any) -> Any:
         """Return the rows of a batch."""
-        given = self.predict(batch)
+        output = self.predict(batch)
         if self._classes:
-            return self._classified(given)
-        return {"prediction": given} if isinstance(given, torch.Tensor) else given
+            return self._classify(output)
+        return {"prediction": output} if isinstance(output, torch.Tensor) else output
 
     def predict(self, batch: Any) -> Any:
-        """Call the model with a batch, and return what it gives, in the memory of the machine.
+        """Call the model with a batch.
 
-        That is a tensor, or a dict or NamedTuple of tensors, with the samples in their first
-        dimension; or a list with a dict for each sample. Raises ResultError for anything else.
+        Args:
+            batch: A collated batch.
+
+        Returns:
+            The model's output, in main memory: a tensor, or a dict or NamedTuple of tensors, with
+            one entry per sample in the first dimension, or a list with a dict per sample.
+
+        Raises:
+            ResultError: The model returned a plain tuple.
         """
         device = choose_device(self._device)
         model = load_model(self._reference, device, self._weights)
         with torch.inference_mode():
             moved = tree_map(partial(_to_device, device=device), batch)
             if isinstance(moved, dict):
-                given = model(**moved)
+                output = model(**moved)
             elif isinstance(moved, tuple | list):
-                given = model(*moved)
+                output = model(*moved)
             else:
-                given = model(moved)
-            if isinstance(given, tuple) and not hasattr(given, "_fields"):
+                output = model(moved)
+            if isinstance(output, tuple) and not hasattr(output, "_fields"):
                 raise ResultError(
-                    f"the model gives a tuple of {len(given)}, which says nothing of what is what. "
-                    "Have it give a tensor, a dict or a NamedTuple."
+                    f"the model returned a tuple of {len(output)} values without names. "
+                    "Return a tensor, a dict or a NamedTuple."
                 )
-            return tree_map(_to_cpu, given)
+            return tree_map(_to_cpu, output)
 
-    def _classified(self, scores: Any) -> dict[str, Any]:
+    def _classify(self, scores: Any) -> dict[str, Any]:
         classes = self._classes or []
         if not isinstance(scores, torch.Tensor) or scores.shape[1:] != (len(classes),):
             shape = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores)
             raise ResultError(
-                f"classes has {len(classes)} names, and the model gives {shape} for a batch: "
+                f"classes has {len(classes)} names, but the model returned {shape} for a batch: "
                 f"expected (batch, {len(classes)})"
             )
         probability, index = scores.float().softmax(1).max(1)
@@ -204,14 +222,13 @@ class PredictItems:
 
 
 class Predict(PredictItems):
-    """Calls a model with batches of what the inputs hold, and gives a row for each.
+    """A step that calls a model with batches of the opened inputs, and returns a row per input.
 
-    Inputs are opened by their suffix, as `open_dataset` does it; `load` names a kind, or
-    package.module:attribute: a function of a path, or a Dataset class, which is made with the list
-    of paths and brings its own `collate_fn`. The other parameters are those of `PredictItems`.
+    Inputs are opened by their suffix, as in `open_dataset`. The other parameters are those of
+    `PredictItems`.
     """
 
-    # The source of what these parameters name is part of what this step is.
+    # The sources that these parameters name are part of the step's identity.
     references = ("model", "load", "collate")
 
     def __init__(
@@ -219,12 +236,28 @@ class Predict(PredictItems):
         inputs: Sequence[str],
         *,
         weights: Annotated[str | None, ContentCounts(refused=refused_models)] = None,
-        model: Annotated[str | None, AfterValidator(_model_there)] = None,
+        model: Annotated[str | None, AfterValidator(_check_model)] = None,
         device: str = "auto",
-        load: Annotated[str | None, AfterValidator(_load_there)] = None,
-        collate: Annotated[str, AfterValidator(_collate_there)] = "default",
+        load: Annotated[str | None, AfterValidator(_check_load)] = None,
+        collate: Annotated[str, AfterValidator(_check_collate)] = "default",
         classes: list[str] | None = None,
     ) -> None:
+        """Check the parameters, and load the model.
+
+        Args:
+            inputs: The paths of the inputs.
+            weights: As in `PredictItems`.
+            model: As in `PredictItems`.
+            device: As in `PredictItems`.
+            load: How to open inputs: the name of a kind of file, or the reference of a function of
+                a path or of a Dataset class. A class gets the list of paths, and may have its own
+                `collate_fn`.
+            collate: As in `PredictItems`.
+            classes: As in `PredictItems`.
+
+        Raises:
+            StepError: A parameter cannot be used.
+        """
         super().__init__(
             _samples(inputs, load),
             weights=weights,
@@ -233,27 +266,28 @@ class Predict(PredictItems):
             collate=collate,
             classes=classes,
         )
-        # Now, not for the first batch: what fails here would be taken for a batch's fault.
+        # Loaded here, because a failure in the first batch would be recorded as its inputs' fault.
         load_model(self._reference, choose_device(device), self._weights)
 
 
 class PredictArrays(Predict):
-    """As `Predict`, but what the model gives for each input is written to a file of its own.
+    """Like `Predict`, but the model's output for each input is written to a file of its own.
 
-    `prediction.npy` for a tensor, `prediction.pt` for a dict or tuple of tensors.
+    The file is `prediction.npy` for a tensor, `prediction.pt` for a dict or tuple of tensors.
     """
 
     def process_batch(self, batch: Any, outs: Sequence[Path]) -> Any:  # type: ignore[override]
-        """Write what the model gives for each sample, and return a row that names it."""
-        given = self.predict(batch)
+        """Write the model's output for each sample, and return rows that name the files."""
+        output = self.predict(batch)
         rows: list[dict[str, Any]] = [{} for _ in outs]
         if self._classes:
-            named = self._classified(given)
+            named = self._classify(output)
             rows = [
                 {"predicted": name, "probability": float(value)}
                 for name, value in zip(named["predicted"], named["probability"], strict=True)
             ]
-        for number, (out, part) in enumerate(zip(outs, _parts(given, len(outs)), strict=True)):
+        parts = _split_batch(output, len(outs))
+        for number, (out, part) in enumerate(zip(outs, parts, strict=True)):
             if isinstance(part, torch.Tensor):
                 np.save(out / "prediction.npy", part.numpy())
                 name = "prediction.npy"

@@ -14,22 +14,29 @@ except ImportError as error:
 
 
 class Recording(soundfile.SoundFile):
-    """A recording that is read from its beginning to its end only.
+    """A recording that is read only from its beginning to its end.
 
-    soundfile seeks after each block that it reads; there, a decoder of MP3 starts anew, and gives
+    soundfile seeks after each block that it reads. After a seek, MP3 decoders restart and return
     silence for some milliseconds.
     """
 
     def seekable(self) -> bool:
-        """Tell soundfile not to seek."""
+        """Return False, so that soundfile does not seek."""
         return False
 
 
 def open_recording(source: Path) -> Recording:
-    """Open a recording and check what its header says.
+    """Open a recording and check its header.
 
-    Raises ValueError for one that is empty or shorter than its header says, and
-    soundfile.LibsndfileError for what is no sound file.
+    Args:
+        source: The recording.
+
+    Returns:
+        The open recording.
+
+    Raises:
+        ValueError: It is empty, or shorter than its header says.
+        soundfile.LibsndfileError: It is not a sound file.
     """
     recording = Recording(source)
     try:
@@ -42,8 +49,20 @@ def open_recording(source: Path) -> Recording:
     return recording
 
 
-def frames_of(seconds: float, overlap: float, rate: int) -> tuple[int, int]:
-    """Return a window's length and the way from one to the next, in frames. Raises ValueError."""
+def to_frames(seconds: float, overlap: float, rate: int) -> tuple[int, int]:
+    """Convert the length and overlap of windows to frames.
+
+    Args:
+        seconds: The length of a window.
+        overlap: The seconds that a window shares with the next.
+        rate: The sample rate in Hz.
+
+    Returns:
+        The length of a window, and the distance from one window's start to the next.
+
+    Raises:
+        ValueError: The overlap is not below the length.
+    """
     length = max(1, round(seconds * rate))
     hop = length - round(overlap * rate)
     if hop < 1:
@@ -54,11 +73,21 @@ def frames_of(seconds: float, overlap: float, rate: int) -> tuple[int, int]:
 def windows(
     recording: Recording, length: int, hop: int, dtype: str
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (first frame, frames) of each window; the last may be shorter, none lies in another.
+    """Read a recording in windows. The last may be shorter. No window lies within another.
 
-    Raises ValueError for a recording that ends early, or has samples that are no numbers.
+    Args:
+        recording: The open recording.
+        length: Frames per window.
+        hop: Frames from one window's start to the next.
+        dtype: The NumPy type of the samples.
+
+    Yields:
+        The number of the first frame, and the samples, [frames, channels].
+
+    Raises:
+        ValueError: The recording ends early, or has samples that are not finite.
     """
-    # A clip may be asked for that is longer than any recording.
+    # `length` may be far longer than the recording.
     window = _read(recording, min(length, recording.frames), dtype, 0)
     start = 0
     total = len(window)
@@ -82,7 +111,7 @@ def windows(
 def _read(recording: Recording, frames: int, dtype: str, first: int) -> np.ndarray:
     blocks = []
     while frames > 0:
-        # A header may announce more than any memory holds; what there is comes to an end.
+        # A damaged header may announce more frames than fit in memory, so read in blocks.
         asked = min(frames, _BLOCK_FRAMES)
         blocks.append(recording.read(asked, dtype=dtype, always_2d=True))
         frames = frames - asked if len(blocks[-1]) == asked else 0
@@ -92,7 +121,7 @@ def _read(recording: Recording, frames: int, dtype: str, first: int) -> np.ndarr
         if odd.any():
             frame = first + int(odd.argmax())
             raise ValueError(
-                f"its sample {frame}, at {frame / recording.samplerate:.3f} s, is no number "
+                f"its sample {frame}, at {frame / recording.samplerate:.3f} s, is not a number "
                 "(NaN or infinite): it is damaged"
             )
     return block
@@ -101,7 +130,7 @@ def _read(recording: Recording, frames: int, dtype: str, first: int) -> np.ndarr
 def _check_length(recording: Any) -> None:
     if recording.frames == 0:
         raise ValueError("it holds no sound (0 frames)")
-    # libsndfile mends a wrong length silently, and says so in its log only.
+    # libsndfile silently corrects a wrong length. Only its log mentions it.
     for line in recording.extra_info.splitlines():
         if line.strip().startswith("data") and "should be" in line:
             announced = line.split(":", 1)[1].split("(")[0].strip()
@@ -114,18 +143,18 @@ def _check_length(recording: Any) -> None:
 
 
 def _check_last_page(source: Path) -> None:
-    """Raise ValueError for an OGG whose last page is not marked as such (RFC 3533, section 6)."""
+    """Raise ValueError if an OGG's last page lacks the end mark (RFC 3533, section 6)."""
     with source.open("rb") as file:
         file.seek(max(0, source.stat().st_size - _LARGEST_PAGE_BYTES))
         tail = file.read()
     page = tail.rfind(b"OggS")
     if page < 0 or len(tail) < page + 6 or not tail[page + 5] & _LAST_PAGE:
-        raise ValueError("its last page is not there: it is truncated or damaged")
+        raise ValueError("its last page is missing: it is truncated or damaged")
 
 
 _BLOCK_FRAMES = 2**22
 _LARGEST_PAGE_BYTES = 65_307
 _LAST_PAGE = 4
 
-# Programs that write to a pipe cannot know the length, and put one of these.
+# Programs that write to a pipe do not know the length, and write one of these values.
 _UNKNOWN_LENGTHS = {0, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FFFF000, 0x7FFFFFDB, 0xFFFFFFDB}

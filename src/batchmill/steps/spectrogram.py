@@ -9,8 +9,9 @@ from pydantic import Field
 
 from batchmill.errors import StepError
 from batchmill.step.tracked_file import ContentCounts
-from batchmill.steps.annotations import SUFFIXES, annotations_of, label_columns
-from batchmill.steps.recordings import frames_of, open_recording, windows
+from batchmill.steps.annotations import SUFFIXES, read_labels
+from batchmill.steps.clips import ClipFilter
+from batchmill.steps.recordings import Recording, open_recording, to_frames
 
 try:
     import numpy as np
@@ -18,12 +19,12 @@ try:
 except ImportError as error:
     raise StepError("Spectrograms need numpy and soxr: pip install 'batchmill[audio]'") from error
 
-# Nothing is told apart below this power, -100 dB: the logarithm of silence is infinite.
+# The lowest power, -100 dB. The logarithm of silence would be infinite.
 _FLOOR = 1e-10
-# So many frames are transformed at a time, which bounds memory.
+# Frames that are transformed at a time, which bounds memory.
 _CHUNK_FRAMES = 1024
 
-# Slaney's mel scale: straight up to 1000 Hz, then 27 steps for each factor of 6.4.
+# Slaney's mel scale: linear up to 1000 Hz, then logarithmic with 27 steps per factor of 6.4.
 _HZ_PER_MEL = 200 / 3
 _BREAK_HZ = 1000.0
 _BREAK_MEL = _BREAK_HZ / _HZ_PER_MEL
@@ -49,68 +50,86 @@ def log_mel(
     min_overlap_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0,
     only_labelled: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Write a log-mel spectrogram of each clip of `seconds` (None: of all): float32 [mels, frames].
+    """Write a log-mel spectrogram of each clip: float32 [mels, frames], in dB from -100 up.
 
-    Channels are averaged and, with `sample_rate`, each clip is resampled. A frame of `n_fft`
-    samples begins every `hop_length`; the power in `n_mels` bands between `fmin` and `fmax` (None:
-    half the sample rate) is given in dB, from -100 on, and with `top_db` not further below the
-    clip's loudest. `seconds`, `overlap`, `include_last` and the four about labels are as in
-    `batchmill.steps.audio:split`.
+    Args:
+        source: The recording. Its channels are averaged.
+        out: The folder for the `.npy` files.
+        seconds: The length of a clip. None: the whole recording.
+        overlap: As in `batchmill.steps.audio:split`, .
+        include_last: As in `split`.
+        sample_rate: The rate in Hz to resample each clip to. None: the recording's.
+        n_fft: Samples per frame.
+        hop_length: Samples from the start of a frame to the start of the next.
+        n_mels: The number of bands.
+        fmin: The lowest frequency in Hz.
+        fmax: The highest frequency in Hz. None: half the sample rate.
+        top_db: The largest distance from the clip's loudest value.
+        annotations: As in `split`.
+        label_column: As in `split`.
+        min_overlap_seconds: As in `split`.
+        only_labelled: As in `split`.
 
-    Yields for each clip: `output`, `source` (the recording's file name), `clip` (its number from
-    0), `start` and `end` (seconds), `sample_rate` (Hz, of what was transformed), `mels`, `frames`;
-    with annotations, `labels` and `label`.
+    Yields:
+        A row per clip as `split`, with `mels` and `frames` instead of `channels` and `peak`.
 
-    Raises ValueError for a recording that is empty, damaged or shorter than its header says, and
-    for bands that the sample rate or `n_fft` cannot give; soundfile.LibsndfileError for one that is
-    no sound file.
+    Raises:
+        ValueError: As `split`, or `n_fft` or the sample rate does not allow these bands.
     """
-    track = annotations_of(source, annotations, label_column=label_column)
+    selection = ClipFilter(
+        labels=read_labels(source, annotations, label_column=label_column),
+        include_last=include_last,
+        min_overlap_seconds=min_overlap_seconds,
+        only_labelled=only_labelled,
+    )
     with open_recording(source) as recording:
-        rate = recording.samplerate
-        length, hop = recording.frames, recording.frames
-        if seconds is not None:
-            length, hop = frames_of(seconds, overlap, rate)
-        used = sample_rate or rate
-        bank = mel_filters(used, n_fft, n_mels, fmin, used / 2 if fmax is None else fmax)
-        for number, (first, clip) in enumerate(windows(recording, length, hop, "float32")):
-            start, end = first / rate, (first + len(clip)) / rate
-            labels = track.within(start, end, min_overlap_seconds) if track else []
-            if (len(clip) < length and not include_last) or (only_labelled and not labels):
-                continue  # Not break: whether the recording is whole, its end tells.
-            sound = clip.mean(axis=1, dtype=np.float64)
-            if used != rate:
-                sound = soxr.resample(sound, rate, used)
-            image = _decibels(sound, bank, n_fft, hop_length)
-            if top_db is not None:
-                image = np.maximum(image, image.max() - np.float32(top_db))
-            name = f"{number:04d}.npy"
+        length, hop = _clip_frames(recording, seconds, overlap)
+        rate = sample_rate or recording.samplerate
+        bank = mel_filters(rate, n_fft, n_mels, fmin, rate / 2 if fmax is None else fmax)
+        for clip in selection.select(recording, length, hop, "float32"):
+            sound = _to_mono(clip.samples, recording.samplerate, rate)
+            image = _decibels(sound, bank, n_fft, hop_length, top_db)
+            name = f"{clip.number:04d}.npy"
             np.save(out / name, image)
-            row = {
-                "output": name,
-                "source": source.name,
-                "clip": number,
-                "start": start,
-                "end": end,
-                "sample_rate": used,
-                "mels": image.shape[0],
-                "frames": image.shape[1],
-            }
-            yield row | (label_columns(labels) if track else {})
+            yield clip.row(name, source, sample_rate=rate, mels=n_mels, frames=image.shape[1])
+
+
+def _clip_frames(recording: Recording, seconds: float | None, overlap: float) -> tuple[int, int]:
+    if seconds is None:
+        return recording.frames, recording.frames
+    return to_frames(seconds, overlap, recording.samplerate)
+
+
+def _to_mono(samples: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
+    """Average the channels, and resample to a new rate."""
+    sound: np.ndarray = samples.mean(axis=1, dtype=np.float64)
+    return sound if rate == new_rate else soxr.resample(sound, rate, new_rate)
 
 
 @lru_cache(maxsize=8)
 def mel_filters(rate: int, n_fft: int, n_mels: int, fmin: float, fmax: float) -> np.ndarray:
-    """Return triangular filters of equal area, evenly spaced on the mel scale: [mels, bins].
+    """Return triangular filters of equal area, evenly spaced on the mel scale.
 
     Scale and area are those of Slaney's Auditory Toolbox (Interval Research, Technical Report
-    1998-010), with the same values as `librosa.filters.mel`. Raises ValueError for a band outside
-    of the spectrum, and for filters that are narrower than its bins.
+    1998-010). The values are those of `librosa.filters.mel`.
+
+    Args:
+        rate: The sample rate in Hz.
+        n_fft: Samples per frame.
+        n_mels: The number of filters.
+        fmin: The lower end of the first filter in Hz.
+        fmax: The upper end of the last filter in Hz.
+
+    Returns:
+        The weights, [mels, bins].
+
+    Raises:
+        ValueError: The range exceeds the spectrum, or a filter is narrower than a bin.
     """
     if not fmin < fmax <= rate / 2:
         raise ValueError(
             f"the band from fmin ({fmin:g} Hz) to fmax ({fmax:g} Hz) must lie within 0 and "
-            f"{rate / 2:g} Hz, half the sample rate. Change them, or give a sample_rate."
+            f"{rate / 2:g} Hz, half the sample rate. Change them, or set a sample_rate."
         )
     edges = _hz(np.linspace(_mel(fmin), _mel(fmax), n_mels + 2))
     bins = np.fft.rfftfreq(n_fft, 1 / rate)
@@ -121,7 +140,7 @@ def mel_filters(rate: int, n_fft: int, n_mels: int, fmin: float, fmax: float) ->
     if len(empty):
         raise ValueError(
             f"{len(empty)} of {n_mels} mel bands are narrower than the {rate / n_fft:g} Hz that "
-            f"n_fft={n_fft} tells apart at {rate} Hz. Lower n_mels, or raise n_fft or fmin."
+            f"n_fft={n_fft} resolves at {rate} Hz. Lower n_mels, or raise n_fft or fmin."
         )
     return weights
 
@@ -137,8 +156,10 @@ def _hz(mel: np.ndarray) -> np.ndarray:
     return np.where(mel < _BREAK_MEL, mel * _HZ_PER_MEL, above)
 
 
-def _decibels(sound: np.ndarray, bank: np.ndarray, n_fft: int, hop_length: int) -> np.ndarray:
-    """Return the power in each band of each frame; frame i is centred at sample i * hop_length."""
+def _decibels(
+    sound: np.ndarray, bank: np.ndarray, n_fft: int, hop_length: int, top_db: float | None
+) -> np.ndarray:
+    """Return the power in each band of each frame. Frame i is centred at sample i * hop_length."""
     # A periodic Hann window.
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(n_fft) / n_fft)
     padded = np.pad(sound, (n_fft // 2, n_fft - n_fft // 2))
@@ -150,7 +171,9 @@ def _decibels(sound: np.ndarray, bank: np.ndarray, n_fft: int, hop_length: int) 
         chunk = slice(start, min(start + _CHUNK_FRAMES, count))
         power = np.abs(np.fft.rfft(frames[chunk] * hann)) ** 2
         for band, (first, end) in enumerate(bounds):
-            # Not `@`: a BLAS divides the sums among its threads, and the last bit depends on them.
-            heard = np.einsum("tf,f->t", power[:, first:end], bank[band, first:end])
-            image[band, chunk] = 10 * np.log10(np.maximum(heard, _FLOOR))
+            # Not `@`: BLAS splits sums among threads, so the last bit depends on their number.
+            band_power = np.einsum("tf,f->t", power[:, first:end], bank[band, first:end])
+            image[band, chunk] = 10 * np.log10(np.maximum(band_power, _FLOOR))
+    if top_db is not None:
+        image = np.maximum(image, image.max() - np.float32(top_db))
     return image

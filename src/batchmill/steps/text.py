@@ -1,4 +1,4 @@
-"""A step for texts: into chunks of characters, words or a tokenizer's tokens."""
+"""Cut texts into chunks of characters, words or a tokenizer's tokens."""
 
 import codecs
 import re
@@ -16,17 +16,17 @@ Unit = Literal["characters", "words", "tokens"]
 Errors = Literal["strict", "replace", "ignore"]
 
 _WORD = re.compile(r"\S+")
-# What a tokenizer may leave out between two tokens: all but letters and digits.
+# Text that a tokenizer may leave out between two tokens: anything but letters and digits.
 _GAP = re.compile(r"[\W_]*")
 _UTF_16 = {codecs.BOM_UTF16_LE: "little-endian", codecs.BOM_UTF16_BE: "big-endian"}
 _NUL = {"replace": "\ufffd", "ignore": ""}
 _SHOWN = 40
-# More than the tokens of any one character.
+# More tokens than any single character has.
 _MOST_PENDING = 64
 
 
 def _tokenizer(ref: str) -> Any:
-    """Return the object that `ref` names. Raises StepError, or OptionError if it is not allowed."""
+    """Import a tokenizer. Raises StepError, or OptionError if it may not be run here."""
     found = resolve_reference(ref, "tokenizer")
     if not callable(found) and not _has_both(found):
         raise ValueError(
@@ -43,7 +43,7 @@ def _importable(ref: str | None) -> str | None:
 
 
 def _has_both(value: object) -> bool:
-    # Of a class they would lack their `self`.
+    # The methods of a class would lack their `self`.
     return not isinstance(value, type) and all(
         callable(getattr(value, name, None)) for name in ("encode", "decode")
     )
@@ -59,22 +59,29 @@ def chunk(
     tokenizer: Annotated[str | None, AfterValidator(_importable)] = None,
     errors: Errors = "strict",
 ) -> Iterator[dict[str, Any]]:
-    """Cut one text into chunks of `size` characters, words or tokens, which share `overlap`.
+    """Cut one text into chunks that cover it. The last chunk may be shorter.
 
-    The chunks cover the text, and what is left at the end becomes a shorter one; an empty text, or
-    one without a word or token, has none. White space belongs to the word or token before it.
-    Nothing is changed: line ends stay as they are.
+    White space belongs to the word or token before it. The text is not changed, so line ends are
+    kept. A byte order mark is removed. A text without a word or token has no chunks.
 
-    `tokenizer` names a function text -> list of tokens, or an object whose `encode` gives a list of
-    ids, and `decode` the text of such a list. The text is UTF-8; `errors` says what is done about
-    bytes that are not, and about NUL. A byte order mark is no part of it.
+    Args:
+        source: The text, as UTF-8.
+        out: The folder for the chunks.
+        size: The characters, words or tokens of a chunk.
+        overlap: How many of them a chunk shares with the next.
+        unit: What is counted.
+        tokenizer: package.module:attribute of a function that splits a text into tokens, or of an
+            object whose `encode` returns a list of ids and whose `decode` returns their text.
+        errors: What to do about bytes that are not UTF-8, and about NUL.
 
-    Yields for each chunk: `output`, `source` (the text's file name), `chunk` (its number from 0),
-    `start` and `end` (in characters of the text), `characters`, and `tokens` (None without a
-    tokenizer).
+    Yields:
+        A row per chunk: `output`, `source` (the text's file name), `chunk` (its number from 0),
+        `start` and `end` (in characters of the text), `characters`, and `tokens` (None without a
+        tokenizer).
 
-    Raises ValueError if the file is no such text, the tokenizer's tokens are not those of the text,
-    or `overlap` is not below `size`.
+    Raises:
+        ValueError: The file is not such a text, the tokens do not match the text, or `overlap` is
+            not below `size`.
     """
     if (unit == "tokens") != (tokenizer is not None):
         raise ValueError("unit=tokens and tokenizer=package.module:attribute belong together")
@@ -95,7 +102,7 @@ def chunk(
         }
 
 
-# What the tokenizer's module says is part of what this step is (see `batchmill.step.fingerprint`).
+# The source of the tokenizer's module is part of the step's identity (batchmill.step.fingerprint).
 chunk.__dict__["references"] = ("tokenizer",)
 
 
@@ -108,7 +115,7 @@ def _text_of(source: Path, errors: Errors) -> str:
     if "\0" in text:
         if errors == "strict":
             raise ValueError(
-                f"it has a NUL as character {text.index(chr(0))}: it is no text, or not UTF-8"
+                f"it has a NUL as character {text.index(chr(0))}: it is not text, or not UTF-8"
             )
         text = text.replace("\0", _NUL[errors])
     return text
@@ -122,7 +129,7 @@ def _bounds(text: str, unit: Unit, tokenizer: str | None) -> Sequence[int]:
         starts: Iterable[int] = (word.start() for word in _WORD.finditer(text))
     else:
         starts = _token_starts(text, _tokenizer(tokenizer))
-    bounds = array("q", starts)  # A list of a large file's would take five times the memory.
+    bounds = array("q", starts)  # A list would take five times the memory.
     if not bounds:
         return [0]
     bounds[0] = 0
@@ -131,13 +138,13 @@ def _bounds(text: str, unit: Unit, tokenizer: str | None) -> Sequence[int]:
 
 
 def _token_starts(text: str, tokenizer: Any) -> Iterator[int]:
-    """Yield where each token begins: the characters of a chunk are the text's own.
+    """Yield where each token begins in the text.
 
-    Where several tokens make up one character, it belongs to the first of them.
+    If several tokens make up one character, the character belongs to the first of them.
     """
     if _has_both(tokenizer):
         tokens, decode = tokenizer.encode(text), tokenizer.decode
-        tokens = getattr(tokens, "ids", tokens)  # The library `tokenizers` wraps them up.
+        tokens = getattr(tokens, "ids", tokens)  # The library `tokenizers` returns an object.
     else:
         tokens, decode = tokenizer(text), _joined
     position = 0
@@ -148,7 +155,7 @@ def _token_starts(text: str, tokenizer: Any) -> Iterator[int]:
         piece = decode(pending)
         begin = _find(text, piece, position)
         if begin < 0 and before:
-            # The first token of a text may be decoded in another way: "##ing" for "ing".
+            # A token may be decoded differently at the start of a text: "##ing" for "ing".
             piece = decode([*before, *pending]).removeprefix(decode(before))
             begin = _find(text, piece, position)
         if begin >= 0:
@@ -162,12 +169,12 @@ def _token_starts(text: str, tokenizer: Any) -> Iterator[int]:
         yield from [position] * len(pending)
         pending = []
     if pending or not _GAP.fullmatch(text, position):
-        given = f"gives {decode(pending[:1])!r}" if pending else "ends"
+        given = f"returned {decode(pending[:1])!r}" if pending else "ended"
         raise ValueError(
             f"the tokenizer {given} where the text has {text[position : position + _SHOWN]!r} "
-            f"(character {position}). Its tokens must be the pieces of the whole text in their "
-            "order, without special ones; between them, it may leave out anything but letters "
-            "and digits."
+            f"(character {position}). Its tokens must be the pieces of the whole text in order, "
+            "without special tokens. Between them, it may leave out anything but letters and "
+            "digits."
         )
 
 
@@ -175,16 +182,16 @@ def _joined(tokens: list[Any]) -> str:
     for token in tokens:
         if not isinstance(token, str):
             raise TypeError(
-                f"the tokenizer gives a {type(token).__name__}: expected text. One that gives ids "
-                "must be an object with encode and decode."
+                f"the tokenizer returned a {type(token).__name__}: expected text. A tokenizer that "
+                "returns ids must be an object with encode and decode."
             )
     return "".join(tokens)
 
 
 def _find(text: str, piece: str, position: int) -> int:
-    """Return where a piece is, if nothing but a gap is before it; else -1.
+    """Return where a piece is, if only a gap precedes it, else -1.
 
-    An empty one is nowhere: the bytes of a part of a character may be decoded to nothing.
+    An empty piece is not found: a part of a character's bytes may be decoded to nothing.
     """
     if not piece:
         return -1

@@ -1,4 +1,4 @@
-"""Windows of one length over something longer."""
+"""Divide a length into windows of equal size."""
 
 from collections.abc import Iterator
 
@@ -6,9 +6,19 @@ from collections.abc import Iterator
 def windows(
     length: int, size: int, overlap: int, *, include_last: bool = True
 ) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of windows of `size`, each sharing `overlap` with the next.
+    """Divide a length into windows. No window lies within another.
 
-    None lies in another. With `include_last`, they cover all of `length`: the last may be shorter.
+    Args:
+        length: The length to divide.
+        size: The size of a window.
+        overlap: What a window shares with the next.
+        include_last: Whether the rest at the end becomes a shorter window.
+
+    Yields:
+        The start and the end of each window.
+
+    Raises:
+        ValueError: The overlap is not below the size.
 
     >>> list(windows(10, 4, 1))
     [(0, 4), (3, 7), (6, 10)]

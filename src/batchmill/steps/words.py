@@ -1,4 +1,4 @@
-"""The tutorial's step: cut words into overlapping parts."""
+"""The step of the tutorial: cut words into overlapping parts."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +13,18 @@ def split(
     num_chars: Annotated[int, Field(ge=1)] = 2,
     overlap: Annotated[int, Field(ge=0)] = 1,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the parts of the word in a text file: a row of `index` and `part` each.
+    """Cut the word in a text file into parts. A shorter rest at the end is left out.
 
-    Each part has `num_chars` characters and shares `overlap` of them with the next; what is left
-    at the end and shorter is not a part. Raises ValueError if `overlap` is not below `num_chars`.
+    Args:
+        source: The text file.
+        num_chars: The characters of a part.
+        overlap: The characters that a part shares with the next.
+
+    Yields:
+        A row with `index` and `part` for each part.
+
+    Raises:
+        ValueError: `overlap` is not below `num_chars`.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:

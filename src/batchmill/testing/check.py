@@ -141,7 +141,7 @@ class _Check:
         trial.set_up()
         job = trial.job()
         # As a manifest gives them: it fills in what a row lacks, and knows one type a column.
-        rows = trial.prepare().manifest.carried_rows()
+        rows = trial.prepare().manifest.manifest_rows()
         listed = zip(trial.names, rows, strict=True)
         inputs = [(name, str(trial.inputs / name), row) for name, row in listed]
         task = {"step": job.step, "params": job.params, "search": job.search, "inputs": inputs}

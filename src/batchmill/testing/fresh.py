@@ -113,7 +113,7 @@ def _item(made: Any, index: int) -> Any:
 def _runner(step: Any, made: Any, inputs: Any, bench: Any) -> Callable[[int], Any]:
     from batchmill.execution.batch_runner import BatchRunner
 
-    return BatchRunner(step=step, made=made, inputs=inputs, bench=bench).execute_one
+    return BatchRunner(step=step, torch_dataset=made, inputs=inputs, staging=bench).execute_one
 
 
 if __name__ == "__main__":

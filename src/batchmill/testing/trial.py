@@ -85,7 +85,7 @@ class Trial:
         outcomes: list[Outcome] = []
         with open_run(self.prepare()) as run:
             batching = Batching(batch_size=batch_size, num_workers=num_workers)
-            policy = FailurePolicy(retries=0, timeout_seconds=_TIMEOUT_SECONDS)
+            policy = FailurePolicy(retries=0, timeout=_TIMEOUT_SECONDS)
             _, shards = run.divide(batching, Cores(total=num_workers, node=num_workers), policy)
             for shard in shards:
                 run_shard(shard, outcomes.append)

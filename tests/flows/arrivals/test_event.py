@@ -3,28 +3,28 @@
 from itertools import pairwise
 
 import pytest
-from batchmill.flows.arrivals.event import announce, pauses, payload_of
-from batchmill.flows.arrivals.watch_target import WatchTarget, known_of, watched
+from batchmill.flows.arrivals.event import announce, make_payload, retry_pauses
+from batchmill.flows.arrivals.watch_target import WatchTarget, read_recorded_files, watched
 from batchmill.flows.resources import resource_id
 from live import free_ports
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchmill import BatchmillError, OptionError
-from batchmill.arrivals import Mark
+from batchmill.arrivals import FileVersion
 from batchmill.errors import ServiceError
 from batchmill.ledger.ledger import Ledger
 from batchmill.storage import LocalStore
 
 
 def test_pauses_between_attempts_grow_to_a_minute():
-    steps = [pause for pause, _ in zip(pauses(), range(10), strict=False)]
+    steps = [pause for pause, _ in zip(retry_pauses(), range(10), strict=False)]
     assert (steps[0], steps[-1]) == (1, 60)
     assert all(later >= sooner for sooner, later in pairwise(steps))
 
 
 def test_the_event_names_source_files_and_deployment():
     of = WatchTarget(source="/data/in", pattern="*.wav", settle_seconds=1, deployment="a/b")
-    payload = payload_of(of, {f"{number:02d}.wav": Mark(10, 0) for number in range(30)})
+    payload = make_payload(of, {f"{number:02d}.wav": FileVersion(10, 0) for number in range(30)})
     assert payload == {
         "source": "/data/in",
         "pattern": "*.wav",
@@ -42,7 +42,7 @@ def test_a_server_that_is_away_has_not_taken_it():
     of = WatchTarget(source="/data/in", pattern="*", settle_seconds=1)
     with (
         temporary_settings({PREFECT_API_URL: f"http://user:secret@127.0.0.1:{port}/api"}),
-        pytest.raises(ServiceError, match="has not taken") as error,
+        pytest.raises(ServiceError, match="did not accept") as error,
     ):
         announce(of, {})
     assert "secret" not in str(error.value)
@@ -75,10 +75,10 @@ def test_a_dataset_that_the_first_run_will_make_is_no_mistake(tmp_path):
     of = WatchTarget(
         source="/in", pattern="*", settle_seconds=1, deployment="a/b", dataset=str(out)
     )
-    with pytest.raises(OptionError, match=f"^the dataset {out} is not made yet.$"):
-        known_of(of)
+    with pytest.raises(OptionError, match=f"^the dataset {out} does not exist yet.$"):
+        read_recorded_files(of)
     Ledger(LocalStore(out)).create()
-    assert known_of(of) == {}
+    assert read_recorded_files(of) == {}
 
 
 def test_a_source_becomes_absolute(words, monkeypatch):

@@ -51,7 +51,7 @@ def unfit(api):
 def test_a_deployments_blocks_tell_what_its_runs_make(watch, tmp_path):
     store = DatasetStore(url=str(tmp_path / "sets"))
     assert watch(output="a", store=saved(store)).dataset == str(tmp_path / "sets" / "a")
-    job = SavedJob(manifest="/x", step="a:b", output="b", pattern="*.wav", store=store)
+    job = SavedJob(manifest="/x", step="a:b", output="b", inputs={"pattern": "*.wav"}, store=store)
     found = watch(job=saved(job))
     assert (found.dataset, found.pattern) == (str(tmp_path / "sets" / "b"), "*.wav")
 
@@ -77,9 +77,11 @@ def test_a_block_that_cannot_be_had_is_told(watch, name, given):
 
 
 def test_a_block_that_does_not_fit_is_told_without_its_secrets(watch, unfit, tmp_path):
-    with pytest.raises(BatchmillError, match="its store is a block that is gone, or") as error:
+    with pytest.raises(
+        BatchmillError, match="its store is a block that does not exist, or"
+    ) as error:
         watch(output="ds", store=unfit)
     assert SECRET not in str(error.value)
     assert error.value.__suppress_context__
-    with pytest.raises(BatchmillError, match="its job is no saved one"):
+    with pytest.raises(BatchmillError, match="its job is not a saved job"):
         watch(job=saved(DatasetStore(url=str(tmp_path))))

@@ -1,8 +1,8 @@
 """Batches of samples, on their way from DataLoader workers to the process that runs the shard.
 
-A sample is what a worker has loaded of one input. What a model does with a batch of them happens in
-the shard's own process; a batch with which it does not cope is loaded again in halves, until the
-one that is to blame stands alone.
+A sample is what a worker has loaded for one input. The model processes batches in the shard's own
+process. If a batch fails, its inputs are loaded again in halves, until the faulty input is alone in
+its batch.
 """
 
 import traceback
@@ -19,21 +19,21 @@ from batchmill.execution.isolation.worker_channel import WorkerChannel
 from batchmill.outcome import Fault, Outcome
 from batchmill.storage.scratch import FOR_SOCKETS, scratch_folder, short_base
 
-# multiprocessing adds 18 characters for a socket, and the folder has 22.
+# A socket's path has at most 107 bytes. The folder's name has 22, and multiprocessing adds 18.
 _LONGEST_FOLDER = 67
-# What torch's allocators say that have no error class of their own.
+# Texts of the errors of torch's allocators that have no class of their own.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 class Sample(NamedTuple):
-    """What a worker has loaded of an input, and what it has to say of the input."""
+    """What a worker has loaded for an input: the sample, and a note about the input."""
 
     value: Any
     note: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class IndexedSample:
     """A sample and the index of its input."""
 
     index: int
@@ -41,7 +41,7 @@ class Taken:
 
 
 class Batch(NamedTuple):
-    """The samples of some inputs, collated and pickled; `fault` says why they could not be."""
+    """The samples of some inputs, collated and pickled. `fault` is the error of the collation."""
 
     indices: list[int]
     notes: list[Any]
@@ -50,18 +50,18 @@ class Batch(NamedTuple):
 
     @property
     def data(self) -> Any:
-        """The collated samples; to be asked for once, for tensors lie in shared memory."""
+        """The collated samples. Read it only once: tensors are in shared memory."""
         return ForkingPickler.loads(self.pickled)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchCallbacks:
-    """What becomes of samples.
+    """How samples are processed.
 
-    `collate` makes a batch of some, in a worker; `process` gives the outcomes of a batch, in its
-    order, in this process. It raises BatchError where it cannot tell whose fault it is; of a batch
-    of one, it can; and BrokenDeviceError. `overdue` and `end` end this process once what is done
-    is committed: `overdue` for a batch that takes too long, `end` for any other reason.
+    `collate` makes a batch of samples, in a worker. `process` returns the outcomes of a batch, in
+    the batch's order, in this process. It raises BatchError if one of several inputs is faulty and
+    it cannot know which one, and BrokenDeviceError. `overdue` and `end` commit the outcomes so far
+    and end this process: `overdue` for a batch that takes too long, `end` for any other reason.
     """
 
     collate: Callable[[list[Any]], Any]
@@ -70,19 +70,21 @@ class BatchCallbacks:
     end: Callable[[str], None]
 
 
-def folder_for_sockets() -> AbstractContextManager[Path]:
-    """Give a folder for the sockets by which tensors leave workers; it goes with the block.
+def socket_folder() -> AbstractContextManager[Path]:
+    """Create a folder for the sockets that hand over tensors. It is removed after the block.
 
-    Each worker would make one of its own, and leave it where it is when it is killed. Raises
-    StoreError.
+    Without it, each worker would create a folder of its own, and leave it behind when it is killed.
+
+    Raises:
+        StoreError: There is no place for temporary files.
     """
     return scratch_folder(FOR_SOCKETS, short_base(_LONGEST_FOLDER))
 
 
 class BatchError(Exception):
-    """A batch that could not be processed, and of which nobody knows which input is to blame.
+    """A batch failed, and the faulty input is unknown.
 
-    With `out_of_memory`, a smaller one may succeed.
+    If `out_of_memory` is set, a smaller batch may succeed.
     """
 
     def __init__(self, message: str, *, out_of_memory: bool = False) -> None:
@@ -91,39 +93,49 @@ class BatchError(Exception):
 
 
 class BrokenDeviceError(Exception):
-    """A device that gives nothing but errors from now on, to this process."""
+    """From now on, the device returns only errors to this process."""
 
 
 def gather_batch(
-    items: Sequence[int | Taken], *, collate: Callable[[list[Any]], Any], station: WorkerChannel
+    items: Sequence[int | IndexedSample],
+    *,
+    collate: Callable[[list[Any]], Any],
+    channel: WorkerChannel,
 ) -> Batch:
-    """Collate the samples among a worker's items; those that are but an index have none."""
-    taken = [item for item in items if isinstance(item, Taken)]
-    indices = [item.index for item in taken]
-    notes = [item.sample.note for item in taken]
-    if not taken:
+    """Collate the samples among a worker's items.
+
+    Args:
+        items: Samples, and the indices of inputs that have an outcome already.
+        collate: Makes a batch of samples.
+        channel: The worker's channel.
+    """
+    loaded = [item for item in items if isinstance(item, IndexedSample)]
+    indices = [item.index for item in loaded]
+    notes = [item.sample.note for item in loaded]
+    if not loaded:
         return Batch([], [])
-    if len(taken) == 1:
-        station.resume(indices[0])  # Then it is known whose fault it is if this ends the worker.
+    if len(loaded) == 1:
+        # If this ends the worker, the input is known.
+        channel.resume(indices[0])
     try:
-        # Here, and not by the queue to the parent: that would drop what cannot be pickled.
-        pickled = bytes(ForkingPickler.dumps(collate([item.sample.value for item in taken])))
+        # The queue to the parent would silently drop a batch that cannot be pickled.
+        pickled = bytes(ForkingPickler.dumps(collate([item.sample.value for item in loaded])))
         return Batch(indices, notes, pickled)
-    except Exception as error:  # noqa: BLE001  # The user's own code: any fault of it is told.
+    except Exception as error:  # noqa: BLE001  # The user's code may raise anything; it is reported.
         return Batch(indices, notes, fault=fault_of(error))
     finally:
-        station.leave()
+        channel.leave()
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Put an exception into words, from the first line on that is not batchmill's."""
+    """Convert an exception to text, without the frame of the engine that caught it."""
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     text = "".join(traceback.format_exception(type(error), error, frames))
     return Fault(type(error).__name__, str(error), text)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether a smaller batch may succeed: the device's memory, or the machine's, is full."""
+    """Return whether the memory of the device or machine is full, so that less may succeed."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error).lower()
@@ -131,13 +143,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_broken_device(error: BaseException) -> bool:
-    """Tell whether a GPU will answer with errors alone, as after an index out of range there."""
+    """Return whether a GPU will return only errors, for example after an index out of range."""
     if is_out_of_memory(error):
         return False
     return isinstance(error, torch.AcceleratorError) or "CUDA error:" in str(error)
 
 
 def free_device_memory() -> None:
-    """Give what torch keeps of a GPU's memory for later back to it."""
+    """Return the GPU memory that torch caches to the GPU."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()

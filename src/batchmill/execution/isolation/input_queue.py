@@ -1,4 +1,4 @@
-"""The inputs that have no final outcome yet: which of them come next, and which come again."""
+"""The inputs without a final outcome: which ones run next, and which ones run again."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,12 +20,12 @@ class RetryPolicy:
     max_backoff_seconds: float = 30.0
 
     def pause(self, attempts: int) -> float:
-        """Return the seconds to wait after so many attempts."""
+        """Return the seconds to wait after this number of attempts."""
         return min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** (attempts - 1))
 
 
 class LoaderPass(NamedTuple):
-    """What one DataLoader is to do."""
+    """The work of one DataLoader."""
 
     indices: Sequence[int]
     batch_size: int
@@ -38,21 +38,21 @@ class _Retry(NamedTuple):
 
 
 class InputQueue:
-    """Inputs without a final outcome, each by its index.
+    """The inputs without a final outcome, each by its index.
 
-    `largest` is the size of the largest batch they come in; `taken` counts what became of inputs,
-    be it final or not. `settle` and `leave_out` may be called by any thread, all else by one.
+    `largest` is the size of the largest batch. `progress` counts outcomes, final or not, and
+    divided batches. Any thread may call `resolve` and `leave_out`; one thread calls all else.
     """
 
     def __init__(self, count: int, retry: RetryPolicy, wait: Callable[[float], object]) -> None:
         self.largest = 0
-        self.taken = 0
+        self.progress = 0
         self._retry = retry
         self._wait = wait
         self._open = set(range(count))
         self._attempts: dict[int, int] = {}
         self._retries: dict[int, _Retry] = {}
-        # Inputs of batches that were not coped with, and the size of the batches they come in next.
+        # Inputs of batches that failed as a whole, and the size of the batches they run in next.
         self._divided: dict[int, int] = {}
         self._waiting: list[int] = []
 
@@ -63,16 +63,19 @@ class InputQueue:
         return index in self._open
 
     def leave_out(self, indices: Iterable[int]) -> None:
-        """Forget inputs that are to have no outcome."""
+        """Remove inputs that shall have no outcome."""
         self._open.difference_update(indices)
 
     def begin(self, batch_size: int) -> None:
-        """Have all of them come, in batches of such a size."""
+        """Schedule all inputs, in batches of this size."""
         self._waiting = sorted(self._open)
         self.largest = batch_size
 
     def next(self, num_workers: int) -> LoaderPass:
-        """Return what is to be done next: what was too much at once, what has not been, retries."""
+        """Return the next work: divided batches first, then inputs not yet executed, then retries.
+
+        Waits until a retry is due if there is nothing else.
+        """
         if self._divided:
             size = max(self._divided.values())
             indices = sorted(i for i in self._divided if self._divided[i] == size)
@@ -86,28 +89,38 @@ class InputQueue:
             LoaderPass(indices, 1, 1) if alone else LoaderPass(indices, self.largest, num_workers)
         )
 
-    def come_again(self, work: LoaderPass) -> None:
-        """Have those of some work come again of which nothing has become."""
+    def reschedule(self, work: LoaderPass) -> None:
+        """Schedule the inputs of a pass again that have no outcome and no other schedule."""
         again = {*self._waiting, *work.indices}
-        self._waiting = sorted(i for i in again if self._is_untold(i))
+        self._waiting = sorted(i for i in again if self._is_unscheduled(i))
 
     def divide(self, indices: Sequence[int], batch_size: int) -> None:
-        """Have inputs come again that were too much at once, in smaller batches."""
-        self.taken += 1
+        """Schedule the inputs of a failed batch again, in smaller batches."""
+        self.progress += 1
         self._divided |= dict.fromkeys(indices, batch_size)
 
-    def bound_batches(self, batch_size: int) -> None:
-        """Have all that comes from now on come in batches of such a size at most."""
-        self.taken += 1
+    def limit_batches(self, batch_size: int) -> None:
+        """Limit the size of all batches from now on."""
+        self.progress += 1
         self.largest = batch_size
 
-    def settle(
+    def resolve(
         self, index: int, outcome: Outcome, *, again: bool, alone: bool = False
     ) -> Outcome | None:
-        """Return an input's final outcome; None if it has one, or is to be executed again."""
+        """Take the outcome of one attempt at an input.
+
+        Args:
+            index: The input.
+            outcome: The outcome of this attempt.
+            again: Whether the input may be executed again, within its retries.
+            alone: Whether it then runs without other inputs.
+
+        Returns:
+            The input's final outcome; None if it has one already, or will be executed again.
+        """
         if index not in self._open or index in self._retries:
             return None
-        self.taken += 1
+        self.progress += 1
         attempts = self._attempts.get(index, 0) + 1
         if again and attempts <= self._retry.retries:
             self._attempts[index] = attempts
@@ -116,15 +129,15 @@ class InputQueue:
             return None
         self._open.discard(index)
         if outcome.attempts in (0, attempts):
-            return outcome  # 0: there was no file to give to the step.
+            return outcome  # 0: the input is missing, and the step was not called.
         return outcome._replace(attempts=attempts)
 
-    def _is_untold(self, index: int) -> bool:
-        """Tell whether nothing has become of an input yet, and nothing is planned for it."""
+    def _is_unscheduled(self, index: int) -> bool:
+        """Return whether an input has no outcome, no retry and no smaller batch scheduled."""
         return index in self._open and index not in self._retries and index not in self._divided
 
     def _due(self) -> tuple[list[int], bool]:
-        """Wait for the next retry; return what runs now, and whether it runs alone."""
+        """Wait for the next retry. Returns the inputs to run now, and whether they run alone."""
         first = min(self._retries, key=lambda index: self._retries[index].due)
         self._wait(self._retries[first].due - time.monotonic())
         alone = self._retries[first].alone

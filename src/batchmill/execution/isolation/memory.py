@@ -1,6 +1,6 @@
-"""How much memory processes use, and how much there is left for them.
+"""How much memory processes use, and how much is left.
 
-All of it is Linux; elsewhere the functions do less, and say so.
+All of this is for Linux. On other systems the functions find nothing; their docstrings say so.
 """
 
 import os
@@ -12,7 +12,7 @@ from batchmill.execution.isolation.processes import descendants
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _CGROUPS = Path("/sys/fs/cgroup")
-# Limit, use, and the statistic of what the kernel can take back at once: version 2, version 1.
+# The files of the limit and the use, and the statistic of reclaimable memory, of versions 2 and 1.
 _CGROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -20,20 +20,20 @@ _CGROUP_FILES = (
 
 
 class Headroom(NamedTuple):
-    """What the machine, or the container that we are in, can still give; in bytes."""
+    """The memory that the machine or this container has left, and its total, in bytes."""
 
     available: int
     total: int
 
 
 def headroom() -> Headroom | None:
-    """Return how much memory is left; None where nothing tells."""
+    """Return how much memory is left; None if the system does not report it."""
     found = [room for room in (_machine(), *map(_cgroup, _cgroup_folders())) if room]
     return min(found, default=None)
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the memory that a process has in use, with what it shares with others."""
+    """Return the resident memory of a process, including memory that it shares; 0 if unknown."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError):
@@ -41,10 +41,10 @@ def resident_bytes(pid: int) -> int:
 
 
 def used_bytes(pid: int, before: int, limit: int) -> int:
-    """Return what a process and its descendants use beyond `before`, when it had begun.
+    """Return the bytes that a process and its descendants use beyond `before`.
 
-    What descendants share with it by a fork counts once. To tell that apart takes milliseconds, so
-    it is done only where there seems to be more than `limit`.
+    Memory that descendants share with it after a fork counts once. To find that memory takes
+    milliseconds. So this is done only if the sum with shared memory exceeds `limit`.
     """
     own = resident_bytes(pid)
     forks = list(descendants(pid))
@@ -52,9 +52,9 @@ def used_bytes(pid: int, before: int, limit: int) -> int:
     if not forks or used <= limit:
         return used
     tables = [_table(Path(f"/proc/{process}/smaps_rollup")) for process in (pid, *forks)]
-    # None of these is more than there is. The first is all of it, unless a fork has memory that it
-    # shares with forks of its own; then the others come closer: each process's share of what
-    # several have, which leaves out what those have that are not asked; and the largest process.
+    # Each of these three is a lower bound. The largest is the best estimate. `alone` is exact
+    # unless a fork shares memory with its own forks. `shares` divides shared memory among its
+    # processes, and so misses the part of processes outside this tree. `largest` is one process.
     alone = own + sum(
         _bytes_of(table, "Private_Clean:", "Private_Dirty:") if table else resident_bytes(fork)
         for fork, table in zip(forks, tables[1:], strict=True)
@@ -65,17 +65,17 @@ def used_bytes(pid: int, before: int, limit: int) -> int:
 
 
 def _bytes_of(table: dict[str, int], *names: str) -> int:
-    """Add such rows of a table in kB up; what is not there is 0."""
+    """Return the sum of these rows of a table in kB, in bytes. A missing row counts as 0."""
     return sum(table.get(name, 0) for name in names) * 1024
 
 
 def kernel_oom_kills() -> int:
-    """Return how many processes the kernel has killed for want of memory since it started."""
+    """Return how many processes the kernel has killed for lack of memory since it started."""
     return _table(Path("/proc/vmstat")).get("oom_kill", 0)
 
 
 def offer_to_oom_killer() -> None:
-    """Have the kernel, if memory runs out, kill this process before any other."""
+    """Make the kernel kill this process first if memory runs out."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
@@ -88,7 +88,7 @@ def _machine() -> Headroom | None:
 
 
 def _cgroup_folders() -> list[Path]:
-    """Return the folders that may tell of our container's limit; in one, its own is the root."""
+    """Return the folders that may hold our limit. Inside a container, that is the root folder."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -102,14 +102,14 @@ def _cgroup(folder: Path) -> Headroom | None:
         try:
             total = int((folder / limit).read_text())
             in_use = int((folder / used).read_text())
-        except (OSError, ValueError):  # Not there, or "max": no limit.
+        except (OSError, ValueError):  # The file is missing, or says "max": no limit.
             continue
         return Headroom(total - in_use + _table(folder / "memory.stat").get(reclaimable, 0), total)
     return None
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Read a file of names and numbers."""
+    """Read a file of names and numbers; empty if it cannot be read."""
     try:
         rows = [line.split() for line in path.read_text().splitlines()]
     except OSError:

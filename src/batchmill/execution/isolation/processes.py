@@ -1,6 +1,6 @@
-"""What the kernel knows of processes: who descends from whom, and their end.
+"""The kernel's view of processes: descendants, signals, exits.
 
-All of it is Linux; elsewhere the functions do less, and say so.
+All of this is for Linux. On other systems the functions do less; their docstrings say so.
 """
 
 import ctypes
@@ -15,15 +15,15 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform == "linux"
-# Now: in a fork, to look a library up may wait for a thread that is not in it.
+# Loaded at import time: in a fork, the loader's lock may be held by a thread that does not exist.
 _libc = ctypes.CDLL(None) if _LINUX else None
-_PAUSE_LOOKS, _PAUSE_SECONDS = 20, 0.002
+_PAUSE_CHECKS, _PAUSE_SECONDS = 20, 0.002
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; elsewhere than on Linux, nothing.
+    """Make the kernel kill this process when its parent dies. Only Linux does that.
 
-    The parent may have died before: then this process ends here.
+    The process ends at once if the parent has died already.
     """
     if _libc:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -32,7 +32,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def adopt_orphans(adopt: bool = True) -> None:
-    """Become the parent of descendants whose own parent dies, so that none escapes unseen."""
+    """Become the parent of descendants whose own parent dies, so that all of them can be found."""
     if _libc:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
@@ -60,9 +60,9 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def pause(pid: int) -> bool:
-    """Stop a process where it stands; False if it is no more."""
+    """Suspend a process. Returns False if it has ended."""
     _signal(pid, signal.SIGSTOP)
-    for _ in range(_PAUSE_LOOKS):
+    for _ in range(_PAUSE_CHECKS):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
@@ -74,13 +74,13 @@ def pause(pid: int) -> bool:
 
 
 def resume(pid: int) -> None:
-    """Let a stopped process go on."""
+    """Continue a suspended process."""
     _signal(pid, signal.SIGCONT)
 
 
 def kill_tree(pid: int) -> None:
     """Kill a process and all that it started."""
-    # Stopped first, it can start no more while the others are looked for.
+    # A suspended process cannot start others while its descendants are listed.
     pause(pid)
     for descendant in list(descendants(pid)):
         _signal(descendant, signal.SIGKILL)
@@ -88,20 +88,28 @@ def kill_tree(pid: int) -> None:
 
 
 def kill_descendants(pid: int, spare: frozenset[int] = frozenset()) -> None:
-    """Kill what descends from a process, but not those of its children that are to be spared."""
+    """Kill the descendants of a process, except the children in `spare` and their descendants."""
     for child in children(pid):
         if child not in spare:
             kill_tree(child)
 
 
 def reap(pid: int) -> None:
-    """Take note of a dead child that nobody else waits for."""
+    """Remove a dead child from the kernel's table, if no other code waits for it."""
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 
 
+def has_ended(pid: int) -> bool:
+    """Return whether a child has ended, without removing it from the kernel's table."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
 def _signal(pid: int, number: signal.Signals) -> None:
     if pid <= 0:
-        raise ValueError(f"{pid} is no process: a signal to it would be one to our own group")
+        raise ValueError(f"{pid} is not a process id: the signal would go to a process group")
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)

@@ -1,7 +1,7 @@
 """A queue of byte strings from one process to another, in memory that both share.
 
-What is written is the reader's, even if the writer dies in the next instant. Measured against a
-pipe: a third of the time a record, and no process is woken for each.
+The reader can read a record even if the writer dies right after it wrote the record. A record takes
+a third of the time that it takes in a pipe, and no process is woken for each record.
 """
 
 import mmap
@@ -10,7 +10,7 @@ import struct
 import time
 import zlib
 
-_FRAME = struct.Struct("=II")  # payload's bytes, with _MORE if the record goes on; its CRC
+_FRAME = struct.Struct("=II")  # size of the payload, with _MORE if the record continues; CRC
 _MORE = 1 << 31
 _COUNTERS = 16
 _WRITTEN, _READ = 0, 1
@@ -18,21 +18,21 @@ _FULL_SECONDS = 0.001
 
 
 class RingBuffer:
-    """A ring of `size` bytes, for one writing and one reading process; made before the fork."""
+    """A ring of `size` bytes, for one writing and one reading process, created before the fork."""
 
     def __init__(self, size: int = 2**20) -> None:
         self._size = size
         self._memory = mmap.mmap(-1, _COUNTERS + size)
         whole = memoryview(self._memory)
-        # Bytes since the beginning, each written by one side alone.
+        # Bytes written and read since the beginning. Each side writes only its own counter.
         self._counters = whole[:_COUNTERS].cast("q")
         self._ring = whole[_COUNTERS:]
-        self._most = size // 4  # bytes that are written or read in one go
+        self._most = size // 4  # bytes that are written or read at once
         self._payload = self._most - _FRAME.size
         self._begun: list[bytes] = []
 
     def write(self, record: bytes) -> None:
-        """Append a record of any length; waits while the ring is full."""
+        """Append a record of any length. Waits while the ring is full."""
         if len(record) <= self._payload:
             self._write_frame(record, 0)
             return
@@ -43,18 +43,18 @@ class RingBuffer:
         self._write_frame(record[start:], 0)
 
     def read(self) -> list[bytes]:
-        """Return all records that have arrived; does not wait."""
+        """Return all records that have arrived. Does not wait."""
         records: list[bytes] = []
         arrived = self._counters[_WRITTEN]
         while self._counters[_READ] < arrived:
             before = self._counters[_READ]
             records += self._read_some(min(arrived - before, self._most))
             if self._counters[_READ] == before:
-                break  # Not all of a frame is here, or not as it was written.
+                break  # The frame is incomplete, or its CRC is wrong.
         return records
 
     def _read_some(self, length: int) -> list[bytes]:
-        """Return the records that end in the next bytes, as far as whole frames go."""
+        """Return the records that end in the next `length` bytes. Reads only whole frames."""
         first = self._counters[_READ]
         arrived = self._copy(first, length)
         records = []
@@ -63,7 +63,7 @@ class RingBuffer:
             size, crc = _FRAME.unpack_from(arrived, start)
             end = start + _FRAME.size + (size & ~_MORE)
             payload = arrived[start + _FRAME.size : end]
-            # Not all of it is here; or this processor shows a counter before what it counts.
+            # The frame is incomplete; or this processor shows the counter before the data.
             if end > len(arrived) or zlib.crc32(payload) != crc:
                 break
             start = end
@@ -78,7 +78,7 @@ class RingBuffer:
         return records
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._counters.release()
         self._ring.release()
         self._memory.close()
@@ -89,7 +89,7 @@ class RingBuffer:
         while written + len(frame) - self._counters[_READ] > self._size:
             time.sleep(_FULL_SECONDS)
             if os.getppid() == 1:
-                os._exit(1)  # Nobody reads any more.
+                os._exit(1)  # The reading process has died.
         start = written % self._size
         fits = self._size - start
         if len(frame) <= fits:
@@ -97,7 +97,7 @@ class RingBuffer:
         else:
             self._ring[start:] = frame[:fits]
             self._ring[: len(frame) - fits] = frame[fits:]
-        # Last, so that a writer that dies half-way has written nothing.
+        # Updated last: a writer that dies half-way has then written nothing.
         self._counters[_WRITTEN] = written + len(frame)
 
     def _copy(self, position: int, length: int) -> bytes:

@@ -5,9 +5,9 @@ import time
 
 
 class Stop:
-    """Once requested, no input begins; those at hand may take `grace_seconds` more.
+    """A request to begin no more inputs. Running inputs may take `grace_seconds` longer.
 
-    Any thread may request it.
+    Any thread may make the request.
     """
 
     def __init__(self, grace_seconds: float = 3.0) -> None:
@@ -16,21 +16,21 @@ class Stop:
         self._requested_at = 0.0
 
     def request(self) -> None:
-        """Ask for it; a second time changes nothing."""
+        """Make the request. A second call has no effect."""
         if not self._event.is_set():
             self._requested_at = time.monotonic()
             self._event.set()
 
     @property
     def requested(self) -> bool:
-        """Whether it was asked for."""
+        """Whether the request was made."""
         return self._event.is_set()
 
     @property
     def overdue(self) -> bool:
-        """Whether what is still at work has had its time."""
+        """Whether the grace period of running inputs is over."""
         return self.requested and time.monotonic() > self._requested_at + self._grace_seconds
 
     def wait(self, seconds: float) -> None:
-        """Sleep, but not beyond the request."""
+        """Sleep for `seconds`, or until the request is made."""
         self._event.wait(max(0.0, seconds))

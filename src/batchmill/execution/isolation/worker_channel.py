@@ -1,8 +1,8 @@
 """What one worker shares with the process that watches it: a slot, a journal and a log.
 
-The slot says which input the worker is at, and since when. What stands in the journal is the
-watcher's, even if the worker dies in the next instant. The log has what the step prints; it lives
-in memory and is bounded.
+The slot holds the worker's current input and the time at which it began. The journal holds
+outcomes; the watcher can read them even if the worker dies right after it wrote them. The log holds
+what the step prints. It is in memory, and its size is limited.
 """
 
 import fcntl
@@ -12,7 +12,7 @@ import struct
 import tempfile
 from dataclasses import dataclass
 
-# By name, here and below: a step may put functions of its own into these modules.
+# Imported by name, here and below: a step may replace functions of these modules.
 from marshal import dumps, loads
 from time import monotonic
 from typing import Any
@@ -25,21 +25,21 @@ LOG_TAIL_BYTES = 16 * 1024
 _LOG_LIMIT_BYTES = 8 * 2**20
 _SLOT = struct.Struct("qd")  # index, started
 _BASELINE = struct.Struct("q")  # bytes of memory
-_LAST = struct.Struct("q")  # the index that was begun last
+_LAST = struct.Struct("q")  # index of the input that was begun last
 _LAST_AT = _SLOT.size + _BASELINE.size
 _IDLE = -1
 
 
 @dataclass(frozen=True)
 class Occupied:
-    """A worker at work: the index of its input, and since when (seconds, monotonic)."""
+    """A worker's current input: its index, and when the worker began it (monotonic seconds)."""
 
     index: int
     started: float
 
 
 class WorkerChannel:
-    """Made before the worker is forked, so that both have it; `close` ends the watcher's part."""
+    """The channel between one worker and its watcher. It is created before the worker is forked."""
 
     def __init__(self) -> None:
         self._slot = mmap.mmap(-1, _LAST_AT + _LAST.size)
@@ -51,25 +51,25 @@ class WorkerChannel:
     # The worker's side
 
     def enter(self) -> None:
-        """Say that this process is the worker, and what it uses before it begins."""
+        """Record how much memory the worker uses before its first input."""
         _BASELINE.pack_into(self._slot, _SLOT.size, resident_bytes(os.getpid()))
 
     def begin(self, index: int) -> None:
-        """Say that the worker is at an input now."""
+        """Record that the worker begins an input."""
         _LAST.pack_into(self._slot, _LAST_AT, index)
         self.resume(index)
 
     def resume(self, index: int) -> None:
-        """Say that the worker is once more at an input that it has begun before."""
+        """Record that the worker continues with an input that it began earlier."""
         _SLOT.pack_into(self._slot, 0, index, monotonic())
 
     def leave(self) -> None:
-        """Say that the worker is idle: it has not touched the input after all."""
+        """Record that the worker is idle."""
         _SLOT.pack_into(self._slot, 0, _IDLE, 0.0)
 
     def finish(self, index: int, outcome: Outcome) -> None:
-        """Hand over an input's outcome; then the worker is idle."""
-        # An outcome holds plain values alone, for which marshal takes a third of pickle's time.
+        """Write an input's outcome to the journal, and record that the worker is idle."""
+        # marshal takes a third of pickle's time, and an outcome holds only plain values.
         fields: tuple[Any, ...] = outcome
         if outcome.outputs:
             fields = outcome._replace(outputs=tuple(map(tuple, outcome.outputs)))  # type: ignore[arg-type]
@@ -79,34 +79,34 @@ class WorkerChannel:
     # The watcher's side
 
     def used_bytes(self, pid: int, limit: int) -> int:
-        """Return what the worker, `pid`, and its children use of memory beyond its beginning.
+        """Return the bytes that the worker `pid` and its descendants have added since `enter`.
 
-        It is exact where it matters: above `limit`.
+        The number is exact only above `limit`.
         """
         return used_bytes(pid, int(_BASELINE.unpack_from(self._slot, _SLOT.size)[0]), limit)
 
     @property
     def last(self) -> int:
-        """The index of the input that the worker began last; -1 before the first."""
+        """The index of the input that the worker began last; -1 before the first input."""
         return int(_LAST.unpack_from(self._slot, _LAST_AT)[0])
 
     @property
     def occupied(self) -> Occupied | None:
-        """What the worker is at; None if it is idle."""
+        """The worker's current input; None if it is idle."""
         index, started = _SLOT.unpack_from(self._slot)
         return None if index == _IDLE else Occupied(index, started)
 
     def receive(self) -> list[tuple[int, Outcome]]:
-        """Return what has arrived: pairs of an input's index and its outcome. Does not wait."""
+        """Return the outcomes that have arrived, each with its input's index. Does not wait."""
         return [_unpack(record) for record in self._journal.read()]
 
     def bound_log(self) -> None:
-        """Keep what a step prints from filling the memory; the worker need not wait for it."""
+        """Empty the log if a step has printed too much. The worker does not wait for this."""
         if os.fstat(self.log).st_size > _LOG_LIMIT_BYTES:
             os.ftruncate(self.log, 0)
 
     def close(self) -> None:
-        """Give back what the watcher's side holds."""
+        """Release the memory and the file of the watcher's side."""
         os.close(self.log)
         self._journal.close()
         self._slot.close()
@@ -114,14 +114,14 @@ class WorkerChannel:
     # Both sides
 
     def log_tail(self) -> str:
-        """Return the end of what the step has printed on this input."""
+        """Return the last part of what the step has printed for this input."""
         size = os.fstat(self.log).st_size
         data = os.pread(self.log, LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES))
         return data.decode("utf-8", "replace").replace("\0", "\ufffd")
 
 
 def _unpack(record: bytes) -> tuple[int, Outcome]:
-    # From a process of our own, through memory that nobody else has.
+    # The data comes from our own process, through memory that no other process has.
     index, *fields = loads(record)  # noqa: S302
     outcome = Outcome._make(fields)
     if outcome.outputs:
@@ -130,7 +130,7 @@ def _unpack(record: bytes) -> tuple[int, Outcome]:
 
 
 def anonymous_file(name: str) -> int:
-    """Open a file without a path, in memory where the system has such; it is appended to."""
+    """Open a file without a path, for appending. It is in memory if the system supports that."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create(name)
     else:

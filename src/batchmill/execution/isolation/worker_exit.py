@@ -1,4 +1,4 @@
-"""How a worker ended, at which input, and what kind of outcome that makes."""
+"""How a worker ended, at which input, and what kind of outcome that is."""
 
 import signal
 import time
@@ -22,24 +22,30 @@ class WorkerExit:
     seconds: float
 
 
-def death_of(
-    station: WorkerChannel,
+def exit_of(
+    channel: WorkerChannel,
     exitcode: int | None,
-    verdict: KillReason | None,
+    kill_reason: KillReason | None,
     killed_by_kernel: Callable[[], bool],
 ) -> WorkerExit:
-    """Say how the worker at a station ended.
+    """Return how a worker ended.
 
-    `verdict` is the watchdog's, if that has killed it; `killed_by_kernel` tells whether the kernel
-    has killed a process for want of memory meanwhile, and is asked of one that was killed.
+    Args:
+        channel: The worker's channel.
+        exitcode: The exit code of its process. A negative code is a signal's number.
+        kill_reason: Why the watchdog killed it; None if the watchdog did not.
+        killed_by_kernel: Returns whether the kernel has killed a process for lack of memory since
+            the worker started. Called only if the worker was killed.
     """
-    occupied = station.occupied
+    occupied = channel.occupied
     index = occupied.index if occupied else None
     seconds = time.monotonic() - occupied.started if occupied else 0.0
-    log = station.log_tail()
-    if verdict:
-        error = {"timeout": "Timeout", "oom": "OutOfMemory"}[verdict.kind]
-        return WorkerExit(verdict.index, verdict.kind, error, verdict.message, log, seconds)
+    log = channel.log_tail()
+    if kill_reason:
+        error = {"timeout": "Timeout", "oom": "OutOfMemory"}[kill_reason.kind]
+        return WorkerExit(
+            kill_reason.index, kill_reason.kind, error, kill_reason.message, log, seconds
+        )
     if exitcode == -signal.SIGKILL and killed_by_kernel():
         message = "the machine ran out of memory, and its kernel killed the worker"
         return WorkerExit(index, "oom", "OutOfMemory", message, log, seconds)

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import jinja2
 
-from batchmill import __version__
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.verify import REPORT
 from batchmill.publishing.report.facts import SHOWN_FAILURES, Facts, gather
 from batchmill.publishing.report.figures import figures
 from batchmill.sizes import readable_size
+from batchmill.version import VERSION
 
 
 class Report(NamedTuple):
@@ -54,7 +54,7 @@ def render(report: Report) -> str:
         summary=facts.summary,
         figures=report.pictures,
         shown_failures=facts.failures[:SHOWN_FAILURES].to_pylist(),
-        version=__version__,
+        version=VERSION,
         now=time.time(),
     )
 

@@ -1,8 +1,8 @@
-"""The flow, called from Python: what is refused is refused before anything is written."""
+"""A job started from Python: mistakes are reported before anything is written."""
 
 import pytest
-from batchmill.flows.preprocess import preprocess
 
+import batchmill
 from batchmill import LedgerError, OptionError
 from batchmill.ledger.lease import lease
 from batchmill.ledger.ledger import Ledger
@@ -12,11 +12,12 @@ SPLIT = "batchmill.steps.words:split"
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"cluster": "nowhere"}, {"batch_size": 0}, {"max_failures": "some"}]
+    "wrong",
+    [{"cluster": "nowhere"}, {"batch_size": 0}, {"max_failures": "some"}, {"retry": 3}],
 )
 def test_a_list_is_not_saved_for_a_run_that_is_refused(words, tmp_path, wrong):
     with pytest.raises(OptionError):
-        preprocess([words / "a.txt"], SPLIT, tmp_path / "out", **wrong)
+        batchmill.run([words / "a.txt"], SPLIT, tmp_path / "out", **wrong)
     assert not (tmp_path / "out").exists()
 
 
@@ -24,5 +25,5 @@ def test_a_list_is_not_saved_over_that_of_a_run_that_is_going_on(words, tmp_path
     ledger = Ledger(LocalStore(tmp_path / "out"))
     ledger.create()
     with lease(ledger), pytest.raises(LedgerError, match="a run is going on there"):
-        preprocess([words / "a.txt"], SPLIT, tmp_path / "out")
+        batchmill.run([words / "a.txt"], SPLIT, tmp_path / "out")
     assert not (tmp_path / "out" / ".batchmill" / "manifest.parquet").exists()

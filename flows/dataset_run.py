@@ -1,0 +1,178 @@
+"""What a flow run does with a dataset that it holds: execute shards, publish, report the end."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+
+from batchmill.blocks.ray_cluster import RayCluster
+from batchmill.flows.cancellation import Cancellation
+from batchmill.flows.display.run_reporter import RunReporter
+from batchmill.flows.runners.local import LocalRunner
+from batchmill.flows.runners.runner import ShardRunner
+from batchmill.flows.runners.scheduler import ShardScheduler
+from batchmill.flows.services.api import end_dead_run, record_ends, wait_until_recorded
+from batchmill.tasks.local_shard import run_local_shard
+from batchmill.tasks.metadata import write_metadata
+from batchmill.tasks.report import write_report
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Completed, Failed
+from prefect.utilities.annotations import opaque
+
+from batchmill.options import ExecutionOptions
+from batchmill.planning.batching import Batching
+from batchmill.planning.run_spec import read_work
+from batchmill.policy import FailurePolicy
+from batchmill.runs.context import tell_task_runs
+from batchmill.runs.progress import RunWatcher
+from batchmill.runs.run import Run
+from batchmill.runs.summary import failure_message, summarise
+from batchmill.runs.worker_number import choose_workers
+from batchmill.storage.access import Access
+
+# After this many lost shard processes in one run, lost shards are not submitted again.
+_LOSSES_ALLOWED = 50
+_RECORD_SECONDS, _CANCEL_RECORD_SECONDS = 5.0, 1.0
+
+
+class DatasetRun:
+    """One run over a dataset, as a flow run shows it in Prefect.
+
+    As a context manager, it ends the runner's processes when the block ends. Prefect records how
+    the shards ended while tables are written.
+    """
+
+    def __init__(self, run: Run, policy: FailurePolicy, cancellation: Cancellation) -> None:
+        self._run = run
+        self._policy = policy
+        self._cancellation = cancellation
+        self._reporter = RunReporter(run.prepared.job.output, run.number)
+        self._at_end = ExitStack()
+        self._ended_early: Sequence[str] = ()
+
+    def __enter__(self) -> Self:
+        prepared = self._run.prepared
+        self._reporter.begin(
+            inputs=len(prepared.manifest), pending=self._run.pending, step=prepared.job.step
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._at_end.__exit__(kind, error, traceback)
+
+    def execute(
+        self, execution: ExecutionOptions, cluster: RayCluster | None, access: Sequence[Access]
+    ) -> None:
+        """Run the pending inputs as shards, on a cluster or on this machine."""
+        run = self._run
+        if not run.pending:
+            run.divide_nothing(self._policy)
+            self._record_flow_run()
+            return
+        runner = self._at_end.enter_context(self._make_runner(cluster, access))
+        self._cancellation.listen()  # Ray has replaced the handler of SIGTERM.
+        execution, reason = choose_workers(execution, run.prepared, runner.cores.node)
+        batching = Batching.from_options(execution, reason)
+        layout, shards = run.divide(batching, runner.cores, self._policy)
+        self._record_flow_run()
+        runner.prepare(layout.num_workers)
+        if self._cancellation.reason:
+            return
+        watch = _StopConditions(run, self._reporter, self._cancellation)
+        scheduler = ShardScheduler(
+            runner=runner,
+            workers=layout.num_workers,
+            look=watch.check,
+            cancelled=lambda: bool(self._cancellation.reason),
+            losses_allowed=_LOSSES_ALLOWED,
+        )
+        try:
+            scheduler.run(shards)
+        finally:
+            runner.release()
+            run.task_runs, run.lost = len(scheduler.ends), scheduler.losses > 0
+            self._at_end.callback(self._record_shards, scheduler)
+        if watch.check() and not self._cancellation.reason:
+            scheduler.ended_early.append("It was stopped early. The other inputs are pending.")
+        self._ended_early = scheduler.ended_early
+
+    def finish(self, *, prune: bool) -> Any:
+        """Publish the dataset; return the flow run's final state."""
+        run, job = self._run, self._run.prepared.job
+        if self._cancellation.reason:
+            summary = summarise(run.ledger, run.number)
+            self._reporter.end(summary, "Cancelled")
+            return Cancelled(message=f"{self._cancellation.reason}: {summary.sentence()}")
+        run.settle(prune=prune)
+        prepared: Any = opaque(run.prepared)  # Prefect need not search it for futures.
+        write_metadata(prepared)
+        summary = run.end()
+        is_stale = run.report_is_stale
+        tell_task_runs(run.task_runs + 2 + is_stale)  # With load_manifest and write_metadata.
+        if is_stale:
+            ledger: Any = opaque(run.ledger)
+            self._reporter.sum_up(write_report(ledger, run.number, job.output))
+        accepted = summary.accepted(self._policy.failures_allowed(summary.inputs))
+        self._reporter.end(summary, "Completed" if accepted else "Failed")
+        if not accepted:
+            lines = [failure_message(summary, job.output), *self._ended_early]
+            return Failed(message="\n".join(lines))
+        return Completed(message=summary.sentence(), data=summary.as_json())
+
+    def _make_runner(self, cluster: RayCluster | None, access: Sequence[Access]) -> ShardRunner:
+        """Make the runner. Ray is imported only for a cluster."""
+        if cluster is None:
+            return LocalRunner(access)
+        from batchmill.flows.cluster.token import present_token
+
+        present_token(cluster)
+        from batchmill.flows.cluster.ray_runner import RayRunner
+
+        return RayRunner(cluster, access, self._run.probe, lambda: bool(self._cancellation.reason))
+
+    def _record_flow_run(self) -> None:
+        """Record which flow run this is; end the previous one if its process was killed."""
+        run = self._run
+        run.ledger.control.record_flow_run(run.number, str(flow_run.get_id()))
+        before = run.ledger.control.read_flow_run(run.number - 1)
+        if before:
+            reason = f"Its process was killed. Run {run.number} resumes its work."
+            end_dead_run(UUID(before), reason)
+
+    def _record_shards(self, scheduler: ShardScheduler) -> None:
+        """Make sure that the API knows how the shards ended, before their processes end."""
+        this_run = UUID(flow_run.get_id())
+        seconds = _CANCEL_RECORD_SECONDS if self._cancellation.reason else _RECORD_SECONDS
+        wait_until_recorded(this_run, len(scheduler.ends) + 1, seconds)
+        record_ends(this_run, run_local_shard, scheduler.ends)
+
+
+class _StopConditions:
+    """Decides, again and again while shards run, whether the run has to stop."""
+
+    def __init__(self, run: Run, reporter: RunReporter, cancellation: Cancellation) -> None:
+        self._run = run
+        self._reporter = reporter
+        self._cancellation = cancellation
+        self._watcher = RunWatcher(run.ledger, run.number)
+        self._enough_failures = read_work(run.ledger, run.number).enough_failures
+
+    def check(self) -> bool:
+        """Show what has failed so far; return whether the run has been asked to stop."""
+        run = self._run
+        run.lease.check()
+        progress = self._watcher.poll()
+        if progress:
+            self._reporter.show(progress)
+            enough = self._enough_failures
+            if enough is not None and progress.failed > enough:
+                run.ledger.control.request_stop(run.number)
+        if self._cancellation.reason and not run.ledger.control.stop_requested(run.number):
+            run.ledger.control.request_stop(run.number)
+        return run.ledger.control.stop_requested(run.number)

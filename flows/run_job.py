@@ -1,0 +1,239 @@
+"""A job from its request to its end: what the command line and the Python call share.
+
+Everything that can be refused is refused before a server, a process or a folder exists. Prefect is
+imported only for a job that executes something, or that names a saved block.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from batchmill.flows.noop_run import finish, is_idle
+from batchmill.flows.services.embedded_server import starting_server
+
+from batchmill.errors import CancelledError, RunError
+from batchmill.inference.model_step import ModelOptions, make_inference
+from batchmill.ledger.lease import check_free
+from batchmill.manifest import ManifestLike
+from batchmill.manifest.saved import listed_manifest, save_manifest
+from batchmill.planning.batching import Batching, Cores, Layout, own_cores, plan_shards
+from batchmill.planning.job import Prepared, check_prune, make_job, prepare
+from batchmill.planning.option_groups import OptionGroups
+from batchmill.runs.context import RunContext, handing_over
+from batchmill.runs.summary import Summary, summarise
+from batchmill.runs.worker_number import choose_workers
+from batchmill.step.load import reference_to, refuse_nested_run
+from batchmill.storage.access import Access, access_to
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """What a caller asks for.
+
+    `manifest` may be a path, a URL, a list of paths or a DataFrame. `step` is a reference, or a
+    function or class that other processes can import. With a `model`, the step follows from the
+    model. `cluster` is an address, block:NAME, or a RayCluster; `store` is block:NAME or a store.
+    """
+
+    manifest: ManifestLike
+    output: str | os.PathLike[str]
+    step: str | Callable[..., Any] = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+    model_options: ModelOptions = ModelOptions()
+    options: OptionGroups = OptionGroups()
+    cluster: Any = None
+    store: Any = None
+
+
+class RunObserver:
+    """What a caller shows of a run. This one shows nothing."""
+
+    def show_plan(self, prepared: Prepared) -> None:
+        """Show what the run will do."""
+
+    def show_trial(self) -> None:
+        """Say that a few inputs are measured to choose the number of workers."""
+
+    def show_workers(self, number: int, reason: str) -> None:
+        """Show the number of workers, and why it was chosen."""
+
+    def follow(self, prepared: Prepared) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Show progress while the block runs."""
+        return nullcontext()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedRun:
+    """A run that has ended: its job, its number, its summary, and the error that it ended with.
+
+    `access` opens the store that its dataset is in.
+    """
+
+    prepared: Prepared
+    number: int
+    summary: Summary
+    access: Sequence[Access] = ()
+    error: RunError | None = None
+
+
+def run_job(request: JobRequest, observer: RunObserver | None = None) -> EndedRun:
+    """Run a job to its end.
+
+    Raises ManifestError, StepError, OptionError, LedgerError or StoreError before anything is
+    started, ServiceError if Prefect or Ray cannot be used, CancelledError if the run was cancelled,
+    and RunError if it ended without a result. A run with more failures than allowed does not raise:
+    `EndedRun.error` says so.
+    """
+    observer = observer or RunObserver()
+    refuse_nested_run()
+    with ExitStack() as held:
+        request, prepared, is_listed = _prepare(request, held)
+        options = request.options
+        observer.show_plan(prepared)
+        execution, reason = choose_workers(
+            options.execution, prepared, own_cores(), observer.show_trial
+        )
+        if reason:
+            observer.show_workers(int(execution.num_workers or 0), reason)
+        request = replace(request, options=replace(options, execution=execution))
+        if not options.run.wait:
+            check_free(prepared.ledger)
+        _check_cluster(request.cluster)
+        if is_listed:
+            job = prepared.job
+            save_manifest(prepared.manifest, job.manifest, job.inputs.input_column)
+        context = held.enter_context(handing_over(prepared))
+        error = None
+        with observer.follow(prepared):
+            try:
+                _execute(request, context)
+            except CancelledError:
+                raise
+            except RunError as failed:
+                if not context.run:
+                    raise
+                error = failed
+        return EndedRun(
+            prepared=prepared,
+            number=context.run,
+            summary=summarise(prepared.ledger, context.run),
+            access=request.store.access if request.store else (),
+            error=error,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """What a run would do: its plan, and how its inputs are divided on a number of cores."""
+
+    prepared: Prepared
+    layout: Layout
+    cores: int
+
+
+def plan_run(
+    request: JobRequest, cores: int = 0, on_trial: Callable[[], None] = lambda: None
+) -> PlannedRun:
+    """Check a request and plan its job for `cores` cores; 0 means those of this machine.
+
+    Starts nothing and writes nothing. Raises as `run_job` does before it starts anything.
+    """
+    available = cores or own_cores()
+    with ExitStack() as held:
+        request, prepared, _ = _prepare(request, held)
+        execution, reason = choose_workers(request.options.execution, prepared, available, on_trial)
+    layout = plan_shards(
+        prepared.plan.pending["size"].to_numpy(),
+        Batching.from_options(execution, reason),
+        Cores(total=available, node=available),
+        whole_batches=prepared.step.is_batched,
+    )
+    return PlannedRun(prepared=prepared, layout=layout, cores=available)
+
+
+def _prepare(request: JobRequest, held: ExitStack) -> tuple[JobRequest, Prepared, bool]:
+    """Check a request and plan its job; also return whether the manifest is a list or table."""
+    request = _with_blocks(request, held)
+    output, options = os.fspath(request.output), request.options
+    if isinstance(request.manifest, str | os.PathLike):
+        manifest, listed = os.fspath(request.manifest), None
+    else:
+        manifest, listed = listed_manifest(output), request.manifest
+    step, params = request.step, request.params
+    if request.model:
+        step, params = make_inference(request.model, request.model_options)
+    job = make_job(
+        manifest=manifest,
+        step=reference_to(step),
+        output=output,
+        params=params,
+        inputs=options.inputs,
+        partitions=options.partitions,
+        force=options.run.force,
+    )
+    check_prune(job, prune=options.run.prune)
+    return request, prepare(job, listed), listed is not None
+
+
+def _with_blocks(request: JobRequest, held: ExitStack) -> JobRequest:
+    """Replace the names of saved blocks by the blocks, and open the store while `held`."""
+    if request.cluster is None and request.store is None:
+        return request
+    from batchmill.blocks.dataset_store import as_store, place_of_dataset
+    from batchmill.blocks.ray_cluster import as_cluster
+    from batchmill.blocks.saved import saved_name
+    from batchmill.flows.deployment_checks import check_blocks
+
+    if any(saved_name(given) is not None for given in (request.cluster, request.store)):
+        from batchmill.flows.services.api import shared_api
+
+        held.enter_context(shared_api())
+    cluster, store = as_cluster(request.cluster), as_store(request.store)
+    check_blocks(store, cluster)
+    held.enter_context(access_to(store.access if store else []))
+    output = place_of_dataset(store, request.output)
+    return replace(request, cluster=cluster, store=store, output=output)
+
+
+def _check_cluster(cluster: Any) -> None:
+    """Raise OptionError or ServiceError if it is plain that a cluster cannot be used."""
+    if cluster is None:
+        return
+    from batchmill.flows.cluster.token import present_token
+
+    present_token(cluster)
+    from batchmill.flows.cluster.connection import check_cluster
+
+    check_cluster(cluster)
+
+
+def _execute(request: JobRequest, context: RunContext) -> None:
+    """Run the flow, unless there is nothing to execute or to report. Raises RunError."""
+    how = request.options.run
+    # Only the flow can check a cluster.
+    can_skip = request.cluster is None and is_idle(context.prepared)
+    if can_skip and finish(context.prepared, prune=how.prune, wait=how.wait):
+        return
+    # The server starts while Prefect is imported, which takes a second or two.
+    with starting_server():
+        from batchmill.flows.flow_run import run_flow
+
+        run_flow(request.model, _parameters(request, context.prepared), context)
+
+
+def _parameters(request: JobRequest, prepared: Prepared) -> dict[str, Any]:
+    """Return the parameters of the flow."""
+    own: dict[str, Any] = {"step": prepared.job.step, "params": dict(request.params)}
+    if request.model:
+        own = {"model": request.model, "model_options": request.model_options}
+    return {
+        "manifest": prepared.job.manifest,
+        "output": prepared.job.output,
+        **own,
+        **request.options.parameters(),
+        "cluster": request.cluster,
+        "store": request.store,
+    }

@@ -1,0 +1,1 @@
+"""The Python calls: what `import batchmill` offers besides reading a dataset."""

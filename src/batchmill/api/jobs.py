@@ -1,0 +1,264 @@
+"""Run a job, infer, or see what a run would do, from Python."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Unpack
+
+import pandas as pd
+
+from batchmill.api.keywords import InferKeywords, JobKeywords, with_options
+from batchmill.flows.run_job import EndedRun, JobRequest, PlannedRun, plan_run, run_job
+from batchmill.inference.model_step import ModelOptions
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.open import open_ledger
+from batchmill.manifest import ManifestLike
+from batchmill.planning.option_groups import OptionGroups
+from batchmill.publishing.failures import failure_table
+from batchmill.reading.published import read_published
+from batchmill.runs.summary import Summary, failure_message
+from batchmill.storage.access import Access, access_to
+
+Step = str | Callable[..., Any]
+Place = str | os.PathLike[str]
+
+_OUTCOME_COLUMNS = ("input", "outcome", "attempts", "seconds", "error", "message")
+
+
+@dataclass(frozen=True, repr=False)
+class RunResult:
+    """What came of a run: counts, and the dataset's tables as DataFrames."""
+
+    dataset: str
+    summary: Summary
+    access: Sequence[Access] = field(default=(), repr=False)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of inputs by outcome, for example {"ok": 9998, "failed": 2}."""
+        return dict(self.summary.outcomes)
+
+    @property
+    def inputs(self) -> int:
+        """The number of inputs in the manifest."""
+        return self.summary.inputs
+
+    @property
+    def executed(self) -> int:
+        """The number of inputs that this run executed."""
+        return self.summary.executed
+
+    @property
+    def pending(self) -> int:
+        """The number of inputs without an outcome."""
+        return self.summary.pending
+
+    @property
+    def outcomes(self) -> pd.DataFrame:
+        """One row per input: outcome, attempts, seconds of the last attempt, error, message."""
+        with access_to(self.access):
+            records = self._ledger.records(_OUTCOME_COLUMNS).select(list(_OUTCOME_COLUMNS))
+        table: pd.DataFrame = records.sort_by("input").to_pandas()
+        return table
+
+    @property
+    def failures(self) -> pd.DataFrame:
+        """One row per input that is not ok: outcome, error, traceback, log."""
+        with access_to(self.access):
+            table: pd.DataFrame = failure_table(self._ledger, self.dataset).to_pandas()
+        return table
+
+    @property
+    def metadata(self) -> pd.DataFrame:
+        """The published table: the rows that the step returned, in the manifest's order."""
+        with access_to(self.access):
+            table: pd.DataFrame = read_published(self.dataset).table.to_pandas()
+        return table
+
+    @property
+    def _ledger(self) -> Ledger:
+        return open_ledger(self.dataset)
+
+    def __repr__(self) -> str:
+        lines = [failure_message(self.summary, self.dataset)]
+        lines += [f"{self.executed:,} executed. Dataset: {self.dataset}"]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, repr=False)
+class PlanResult:
+    """What a run would do."""
+
+    planned: PlannedRun
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of inputs by reason: new, changed, retry, unchanged and so on."""
+        return dict(self.planned.prepared.plan.counts)
+
+    @property
+    def pending(self) -> int:
+        """The number of inputs to execute."""
+        return len(self.planned.prepared.plan.pending)
+
+    @property
+    def shards(self) -> int:
+        """The number of shards that the pending inputs are divided into."""
+        return self.planned.layout.shards if self.pending else 0
+
+    @property
+    def batch_size(self) -> int:
+        """The number of inputs per batch."""
+        return self.planned.layout.batch_size
+
+    @property
+    def num_workers(self) -> int:
+        """The number of DataLoader workers per shard."""
+        return self.planned.layout.num_workers
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the inputs are divided like this, one sentence per choice."""
+        return tuple(self.planned.layout.reasons)
+
+    def __repr__(self) -> str:
+        listed = ", ".join(f"{count:,} {reason}" for reason, count in self.counts.items() if count)
+        return (
+            f"{self.pending:,} inputs to execute ({listed or 'no inputs'}) in {self.shards:,} "
+            f"shard(s), batch_size {self.batch_size}, num_workers {self.num_workers}"
+        )
+
+
+@with_options()
+def run(
+    manifest: ManifestLike,
+    step: Step,
+    output: Place,
+    *,
+    params: Mapping[str, Any] | None = None,
+    cluster: Any = None,
+    store: Any = None,
+    **options: Unpack[JobKeywords],
+) -> RunResult:
+    """Run a step over every input of a manifest, and write the dataset.
+
+    Inputs that are already done are not executed again. Every mistake is reported before anything
+    is started.
+
+    Args:
+        manifest: Path or URL of a table, a folder, a glob, a list of paths, or a DataFrame.
+        step: Function or class that other processes can import, or its reference
+            package.module:attribute.
+        output: The dataset: a folder or URL. An existing dataset is continued.
+        params: The step's keyword arguments.
+        cluster: Address of a Ray cluster, "local", "block:NAME" or a RayCluster. Default: this
+            machine, without Ray.
+        store: "block:NAME" or a DatasetStore that contains the dataset.
+        **options: See below.
+
+    Returns:
+        The counts, and the dataset's tables as DataFrames.
+
+    Raises:
+        ManifestError, StepError, OptionError, LedgerError, StoreError: Nothing was started.
+        ServiceError: Prefect or Ray cannot be used.
+        RunError: More inputs failed than `max_failures`, or the run ended early.
+        CancelledError: The run was cancelled.
+    """
+    request = JobRequest(
+        manifest=manifest,
+        step=step,
+        output=output,
+        params=params or {},
+        options=OptionGroups.from_flat(options),
+        cluster=cluster,
+        store=store,
+    )
+    return _result(run_job(request))
+
+
+@with_options(ModelOptions)
+def infer(
+    manifest: ManifestLike,
+    model: str | os.PathLike[str],
+    output: Place,
+    *,
+    cluster: Any = None,
+    store: Any = None,
+    **options: Unpack[InferKeywords],
+) -> RunResult:
+    """Run a model over every input of a manifest, and write its predictions as a dataset.
+
+    Args:
+        manifest: A dataset, whose outputs are the inputs; or what `run` takes.
+        model: A file (.pt2 of torch.export; .pt, .pth, .ts of TorchScript), or
+            package.module:function, which makes the model.
+        output: The dataset of predictions: a folder or URL.
+        cluster: As for `run`.
+        store: As for `run`.
+        **options: See below.
+
+    Returns:
+        The counts, and the dataset's tables as DataFrames.
+
+    Raises:
+        BatchmillError: As for `run`.
+    """
+    given = dict(options)
+    own = {name: given.pop(name) for name in ModelOptions.model_fields if name in given}
+    request = JobRequest(
+        manifest=manifest,
+        model=os.fspath(model),
+        model_options=ModelOptions(**own),  # type: ignore[arg-type]
+        output=output,
+        options=OptionGroups.from_flat(given),
+        cluster=cluster,
+        store=store,
+    )
+    return _result(run_job(request))
+
+
+@with_options()
+def plan(
+    manifest: ManifestLike,
+    step: Step,
+    output: Place,
+    *,
+    params: Mapping[str, Any] | None = None,
+    cores: int = 0,
+    store: Any = None,
+    **options: Unpack[JobKeywords],
+) -> PlanResult:
+    """Return what `run` would do. Starts nothing and writes nothing.
+
+    Args:
+        manifest: As for `run`.
+        step: As for `run`.
+        output: As for `run`.
+        params: As for `run`.
+        cores: Cores to plan for, for example those of a cluster. Default: this machine's.
+        store: As for `run`.
+        **options: See below.
+
+    Returns:
+        The counts, and how the pending inputs are divided.
+
+    Raises:
+        ManifestError, StepError, OptionError, LedgerError, StoreError: The job cannot be run.
+    """
+    request = JobRequest(
+        manifest=manifest,
+        step=step,
+        output=output,
+        params=params or {},
+        options=OptionGroups.from_flat(options),
+        store=store,
+    )
+    return PlanResult(plan_run(request, cores))
+
+
+def _result(ended: EndedRun) -> RunResult:
+    """Return the result of a run. Raises the error that it ended with."""
+    if ended.error:
+        raise ended.error
+    return RunResult(ended.prepared.job.output, ended.summary, ended.access)

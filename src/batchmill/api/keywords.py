@@ -1,0 +1,87 @@
+"""The options of the Python calls, for type checkers and for `help()`.
+
+Names and defaults are those of the option models. A type checker needs them in the source, so the
+classes here repeat the names and the types that a Python caller may give; a test compares them with
+the models.
+"""
+
+import inspect
+import os
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypedDict, TypeVar, get_type_hints
+
+from batchmill.options import Options
+from batchmill.planning.option_groups import OptionGroups
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+class JobKeywords(TypedDict, total=False):
+    """Options of `run` and `plan`."""
+
+    input_column: str
+    root: str | os.PathLike[str]
+    pattern: str
+    min_age: float
+    partition: str | Mapping[str, float]
+    group_by: str
+    stratify: str
+    seed: int
+    batch_size: int | None
+    num_workers: int | Literal["auto"] | None
+    retries: int
+    timeout: float | None
+    memory_limit: str | int
+    max_failures: int | str
+    fail_fast: bool
+    force: bool
+    prune: bool
+    wait: bool
+
+
+class InferKeywords(JobKeywords, total=False):
+    """Options of `infer`."""
+
+    weights: str | os.PathLike[str]
+    load: str
+    collate: str
+    device: str
+    classes: Sequence[str] | str
+    predictions: Literal["rows", "files"]
+
+
+def with_options(*more: type[Options]) -> Callable[[_Call], _Call]:
+    """Show the options of a call in its signature and its docstring, as the models define them."""
+    groups = [type(group) for group in OptionGroups().parameters().values()]
+
+    def describe(call: _Call) -> _Call:
+        fields = {
+            name: field for group in (*more, *groups) for name, field in group.model_fields.items()
+        }
+        signature = inspect.signature(call)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        types = get_type_hints(InferKeywords)
+        flat = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=types[name],
+            )
+            for name, field in fields.items()
+        ]
+        call.__signature__ = signature.replace(parameters=[*own, *flat])  # type: ignore[attr-defined]
+        lines = [
+            textwrap.fill(
+                f"{name}: {field.description}",
+                width=96,
+                initial_indent=" " * 4,
+                subsequent_indent=" " * 8,
+            )
+            for name, field in fields.items()
+        ]
+        call.__doc__ = f"{inspect.getdoc(call)}\n\nOptions:\n" + "\n".join(lines) + "\n"
+        return call
+
+    return describe

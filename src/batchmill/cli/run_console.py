@@ -1,0 +1,130 @@
+"""What `run` and `infer` print: the plan, the progress, and what came of the run."""
+
+import json as json_text
+import logging
+import os
+import sys
+import time
+from contextlib import AbstractContextManager, ExitStack, redirect_stdout
+
+from batchmill.cli.console import console
+from batchmill.cli.plan import partition_lines, partitions_as_json
+from batchmill.cli.progress import showing_progress
+from batchmill.errors import RunError
+from batchmill.flows.run_job import EndedRun, JobRequest, RunObserver, run_job
+from batchmill.maintenance.leakage import find_duplicates
+from batchmill.options import RunOptions
+from batchmill.planning.job import Prepared
+from batchmill.planning.option_groups import OptionGroups
+from batchmill.planning.partition_assignment import has_assigned
+from batchmill.runs.summary import failure_message
+
+
+class RunConsole(RunObserver):
+    """Prints to standard error what a run will do, and its progress."""
+
+    def __init__(self, *, is_quiet: bool) -> None:
+        self._console = console(stderr=True)
+        self._is_quiet = is_quiet
+        self.started = time.monotonic()
+
+    def show_plan(self, prepared: Prepared) -> None:
+        """Print the number of inputs to execute, and why all are executed again, if so."""
+        lines = [_to_do(prepared)]
+        lines += [f"Re-running all inputs: {line}." for line in prepared.step_changes]
+        self._print(*lines, *partition_lines(prepared))
+        self.started = time.monotonic()
+
+    def show_trial(self) -> None:
+        """Say that a few inputs are measured."""
+        self._print("Measuring a few inputs. Their results are not kept.")
+
+    def show_workers(self, number: int, reason: str) -> None:
+        """Print the number of workers, and why it was chosen."""
+        self._print(f"num_workers {number}: {reason}.")
+        self.started = time.monotonic()
+
+    def follow(self, prepared: Prepared) -> AbstractContextManager[None]:
+        """Show progress while the block runs."""
+        is_quiet = self._is_quiet or not len(prepared.plan.pending)
+        return showing_progress(prepared.ledger, self._console, quiet=is_quiet)
+
+    def _print(self, *lines: str) -> None:
+        for line in () if self._is_quiet else lines:
+            self._console.print(line)
+
+
+def run_and_show(
+    request: JobRequest | str,
+    *,
+    run_options: RunOptions | None = None,
+    json: bool,
+    verbose: bool,
+) -> None:
+    """Run a job, or the saved job of this name, and print what came of it.
+
+    Raises what `run_job` raises, and RunError for more failures than allowed.
+    """
+    _set_log_level(verbose)
+    observer = RunConsole(is_quiet=json)
+    # Ray prints to standard output, which belongs to the result.
+    with ExitStack() as held, redirect_stdout(sys.stderr):
+        if isinstance(request, str):
+            request = _saved_request(request, run_options or RunOptions(), held)
+        ended = run_job(request, observer)
+    seconds = time.monotonic() - observer.started
+    if json:
+        found = partitions_as_json(ended.prepared) | ended.summary.as_json()
+        print(json_text.dumps(found, ensure_ascii=False))
+    else:
+        _show(ended, seconds)
+    if ended.error:
+        # If the message has several lines, the first has just been printed.
+        first, _, rest = str(ended.error).partition("\n")
+        raise RunError(rest or first) from ended.error
+
+
+def _saved_request(name: str, run_options: RunOptions, held: ExitStack) -> JobRequest:
+    """Return the request that a saved job describes; the Prefect API stays open while `held`."""
+    from batchmill.blocks.saved_job import as_job
+    from batchmill.flows.services.api import shared_api
+
+    held.enter_context(shared_api())
+    saved = as_job(name).parameters()
+    groups = {group: saved.pop(group) for group in OptionGroups().parameters() if group in saved}
+    return JobRequest(**saved, options=OptionGroups(**groups, run=run_options))
+
+
+def _to_do(prepared: Prepared) -> str:
+    counts = prepared.plan.counts
+    pending = len(prepared.plan.pending)
+    listed = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    too_young = len(prepared.manifest.unsettled)
+    skipped = f" {too_young:,} files skipped: younger than --min-age." if too_young else ""
+    return f"{len(prepared.manifest):,} inputs ({listed}); {pending:,} to execute.{skipped}"
+
+
+def _show(ended: EndedRun, seconds: float) -> None:
+    out, prepared, summary = console(), ended.prepared, ended.summary
+    dataset = prepared.job.output
+    out.print(f"{summary.sentence()} ({summary.executed:,} executed in {seconds:.1f} s)")
+    out.print(f"Dataset: {dataset}")
+    if summary.failed and not ended.error:
+        out.print(failure_message(summary, dataset).partition("\n")[2])
+    # A run that added nothing has no new duplicates, and the search takes a while.
+    is_new = summary.executed or has_assigned(prepared.ledger, ended.number)
+    duplicates = sum(1 for _ in find_duplicates(prepared.ledger)) if is_new else 0
+    if duplicates:
+        out.print(
+            "Inputs with the same content are in different partitions (contents: "
+            f"{duplicates:,}). To list them: batchmill verify {dataset}"
+        )
+
+
+def _set_log_level(verbose: bool) -> None:
+    """Keep Prefect's log off the terminal by default. Its API gets the log in any case."""
+    if verbose:
+        logging.getLogger("batchmill").setLevel(logging.DEBUG)
+    else:
+        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+        os.environ.setdefault("DO_NOT_TRACK", "1")

@@ -1,0 +1,142 @@
+"""One session of `batchmill watch`: its signals, its messages and its watcher."""
+
+import json
+import signal
+import time
+from types import FrameType
+from typing import Any
+
+from batchmill.arrivals import FileVersion
+from batchmill.cli.console import console
+from batchmill.errors import BatchmillError
+from batchmill.flows.arrivals.event import ARRIVED
+from batchmill.flows.arrivals.folder_watcher import FolderWatcher
+from batchmill.flows.arrivals.watch_target import WatchTarget, read_recorded_files
+from batchmill.flows.arrivals.watching import SourceWatcher
+from batchmill.flows.resources import resource_id
+from batchmill.outcome import visible
+from batchmill.sizes import readable_size
+from batchmill.storage import is_url
+
+_SHOWN_NAMES = 3
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class WatchSession:
+    """Watches a source until Ctrl-C or SIGTERM, and prints what it announces."""
+
+    def __init__(
+        self, target: WatchTarget, *, every_seconds: float, poll: bool, as_json: bool
+    ) -> None:
+        """Read which files are known already. Nothing is watched yet.
+
+        Args:
+            target: The source, and the deployment to run.
+            every_seconds: The pause between two listings without file-system events.
+            poll: Whether to do without file-system events.
+            as_json: Whether to print one JSON document per announcement.
+        """
+        self._target = target
+        self._every = every_seconds
+        self._as_json = as_json
+        # Announcements are the command's result. Everything else goes to stderr.
+        self._out, self._messages = console(), console(stderr=True)
+        use_events = not poll and not is_url(target.source)
+        self._folder_watcher = FolderWatcher(target.source) if use_events else None
+        known: dict[str, FileVersion] = {}
+        self._unknown_reason = ""
+        if target.deployment:
+            try:
+                known = read_recorded_files(target)
+            except BatchmillError as error:
+                self._unknown_reason = str(error)
+        self._watcher = SourceWatcher(
+            target,
+            every_seconds=every_seconds,
+            folder_watcher=self._folder_watcher,
+            known=known,
+            report=self._print_announcement,
+            warn=self._warn,
+        )
+
+    def run(self) -> None:
+        """Watch until a signal arrives.
+
+        Raises:
+            BatchmillError: The source cannot be read at the start.
+        """
+        previous_handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        try:
+            # Until the first listing is complete, both signals interrupt it.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            self._watcher.start()
+            # From now on, a handler requests the stop. An exception could be lost, for example in
+            # the `__del__` of some library.
+            for number in _SIGNALS:
+                signal.signal(number, self._handle_signal)
+            self._print_start()
+            self._watcher.run()
+        except KeyboardInterrupt:
+            pass  # Files that are not announced yet are announced at the next start.
+        finally:
+            for number, handler in previous_handlers.items():
+                signal.signal(number, handler)
+            if self._folder_watcher:
+                self._folder_watcher.close()
+        self._messages.print(
+            "Stopped watching. Files that are not announced yet are announced at the next start."
+        )
+
+    def _handle_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Stop after the current action. A second signal interrupts it."""
+        signal.signal(number, signal.default_int_handler)
+        self._watcher.stop()
+
+    def _print_start(self) -> None:
+        target = self._target
+        how = "by file-system events" if self._folder_watcher else f"every {self._every:g} s"
+        self._messages.print(
+            f"Watching {visible(target.source)} {how}. Files are announced after "
+            f"{target.settle_seconds:g} s without a change. Press Ctrl-C to stop."
+        )
+        if self._unknown_reason:
+            self._messages.print(
+                visible(f"All existing files are announced: {self._unknown_reason}")
+            )
+        if not target.deployment:
+            self._warn(visible(_no_deployment(target.source)))
+        if not target.has_automation:
+            self._warn(
+                f"{target.deployment}: no automation runs it. Add a trigger, such as that of "
+                "preprocess/on-arrival in prefect.yaml."
+            )
+
+    def _print_announcement(self, payload: dict[str, Any]) -> None:
+        deployment = self._target.deployment
+        if self._as_json:
+            announced = payload | {"deployment": deployment}
+            print(json.dumps(announced, ensure_ascii=False), flush=True)
+        else:
+            self._out.print(_line(payload, deployment))
+
+    def _warn(self, text: str) -> None:
+        self._messages.print(f"batchmill: {text}", style="red")
+
+
+def _no_deployment(source: str) -> str:
+    return (
+        "no deployment is named, so nothing runs unless one of your automations waits for the "
+        f"event {ARRIVED} of {resource_id('source', source)}. To name a deployment: "
+        "--deployment preprocess/on-arrival"
+    )
+
+
+def _line(payload: dict[str, Any], deployment: str) -> str:
+    count, names = payload["count"], payload["first"][:_SHOWN_NAMES]
+    files = "1 new file" if count == 1 else f"{count:,} new files"
+    more = ", ..." if count > len(names) else ""
+    receiver = f" to {deployment}" if deployment else ""
+    return visible(
+        f"{time.strftime('%Y-%m-%d %H:%M:%S')} {files} ({readable_size(payload['bytes'])}) "
+        f"announced{receiver}: {', '.join(names)}{more}"
+    )

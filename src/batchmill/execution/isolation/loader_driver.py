@@ -1,0 +1,145 @@
+"""Drives one DataLoader: starts its workers, receives their batches, and reports dead workers."""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmill.execution.isolation.batch_processor import BatchProcessor
+from batchmill.execution.isolation.batches import Sample
+from batchmill.execution.isolation.dataloader import (
+    LoaderIterator,
+    WorkerDiedError,
+    iterating,
+    keep_batch,
+    wait_until_idle,
+)
+from batchmill.execution.isolation.input_queue import InputQueue, LoaderPass
+from batchmill.execution.isolation.memory import kernel_oom_kills
+from batchmill.execution.isolation.processes import kill_tree
+from batchmill.execution.isolation.shared_flags import DrainFlag, StartBarrier, StopIndex
+from batchmill.execution.isolation.stop import Stop
+from batchmill.execution.isolation.watchdog import BatchMonitor, Limits, Watchdog
+from batchmill.execution.isolation.worker import Collate, GuardedInputs, begin_worker
+from batchmill.execution.isolation.worker_channel import WorkerChannel
+from batchmill.execution.isolation.worker_exit import WorkerExit, exit_of
+from batchmill.outcome import Outcome
+from batchmill.planning.batching import cut
+
+
+@dataclass(kw_only=True)
+class LoaderDriver:
+    """One DataLoader, from its start to its end. There is one worker for each channel.
+
+    `run` executes one input in a worker. `receive` is called with outcomes, from the watchdog's
+    thread. `queue` is only read: it has the inputs without a final outcome. `weights` has a weight
+    for each input of the shard; None gives batches of equal length.
+    """
+
+    work: LoaderPass
+    channels: Sequence[WorkerChannel]
+    run: Callable[[int], Outcome | Sample]
+    receive: Callable[[Sequence[tuple[int, Outcome]]], None]
+    queue: InputQueue
+    limits: Limits
+    stop: Stop
+    stop_index: StopIndex
+    monitor: BatchMonitor
+    processor: BatchProcessor | None
+    weights: NDArray[np.int64] | None
+    sockets: Path | None
+    _drain: DrainFlag = field(default_factory=DrainFlag)
+    _barrier: StartBarrier = field(default_factory=StartBarrier)
+    _worker_died: bool = False
+
+    def drive(self) -> list[WorkerExit]:
+        """Run the DataLoader until it is exhausted or a worker has died.
+
+        Returns:
+            The workers that died while they had an input, or that ended the DataLoader.
+        """
+        oom_kills = kernel_oom_kills()
+        with self._start_workers() as batches:
+            processes = list(batches.workers)
+            watchdog = Watchdog(
+                self.channels,
+                [process.pid for process in processes],
+                self.limits,
+                self._drain,
+                self.stop,
+                self.receive,
+                self.monitor,
+            )
+            watchdog.start()
+            try:
+                self._receive_batches(batches)
+            except WorkerDiedError:
+                self._worker_died = True
+            except BaseException:  # The run was cancelled. A later run executes the rest.
+                for process in processes:
+                    kill_tree(process.pid)
+                batches.abandon()
+                raise
+            finally:
+                self._end_workers(batches, processes, watchdog)
+        return self._exits(processes, watchdog, lambda: kernel_oom_kills() > oom_kills)
+
+    def _start_workers(self) -> AbstractContextManager[LoaderIterator]:
+        indices = self.work.indices
+        weights = (
+            np.ones(len(indices), np.int64) if self.weights is None else self.weights[list(indices)]
+        )
+        return iterating(
+            GuardedInputs(
+                indices=indices, run=self.run, drain=self._drain, stop_index=self.stop_index
+            ),
+            cut(weights, self.work.batch_size, len(self.channels), even=self.weights is not None),
+            len(self.channels),
+            Collate(self.processor.callbacks.collate) if self.processor else keep_batch,
+            partial(
+                begin_worker,
+                channels=self.channels,
+                barrier=self._barrier,
+                parent=os.getpid(),
+                # If memory is limited, kept memory would count for the next input.
+                keeps_memory=self.limits.memory_bytes is None,
+                sockets=self.sockets,
+            ),
+        )
+
+    def _receive_batches(self, batches: LoaderIterator) -> None:
+        """Let the workers begin, and process their batches. Raises WorkerDiedError."""
+        self._barrier.open(len(self.channels))
+        for batch in batches:
+            if self.processor and batch.indices:
+                self.processor.process(batch, self._drain)
+
+    def _end_workers(
+        self, batches: LoaderIterator, processes: Sequence[Any], watchdog: Watchdog
+    ) -> None:
+        """Let the workers finish their current inputs, and end them and the watchdog."""
+        self._drain.set()
+        wait_until_idle(self.channels, processes)
+        batches.end()
+        watchdog.stop()
+        for process in processes:  # A worker may have missed the message to end.
+            kill_tree(process.pid)
+            process.join()
+
+    def _exits(
+        self, processes: Sequence[Any], watchdog: Watchdog, killed_by_kernel: Callable[[], bool]
+    ) -> list[WorkerExit]:
+        reasons = watchdog.kill_reasons
+        return [
+            exit_of(channel, process.exitcode, reasons.get(number), killed_by_kernel)
+            for number, (channel, process) in enumerate(zip(self.channels, processes, strict=True))
+            if number in reasons
+            or (channel.occupied and channel.occupied.index in self.queue)
+            or (process.exitcode and self._worker_died)
+        ]

@@ -1,0 +1,89 @@
+"""Records the outcomes of a shard: counts them, commits them, and reports them."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from batchmill.errors import LedgerError, StoreError
+from batchmill.execution.isolation import Stop
+from batchmill.ledger.committer import Committer
+from batchmill.ledger.lease import is_held
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import Origin
+from batchmill.outcome import Outcome
+from batchmill.planning.run_spec import RunSpec
+from batchmill.storage import NO_ROOM
+
+
+class OutcomeRecorder:
+    """Records outcomes. `counts` has how many inputs had which kind of outcome."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        spec: RunSpec,
+        stop: Stop,
+        on_outcome: Callable[[Outcome], None] | None,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self._ledger = ledger
+        self._spec = spec
+        self._stop = stop
+        self._on_outcome = on_outcome
+
+    @contextmanager
+    def committing(
+        self, prefix: str, origins: Mapping[str, Origin], on_tick: Callable[[], None]
+    ) -> Iterator[None]:
+        """Commit outcomes in a thread within the block, and the last of them at its end.
+
+        Args:
+            prefix: The beginning of the names of the ledger's parts.
+            origins: What the ledger records of each input, by name.
+            on_tick: Called each time the thread wakes up.
+        """
+        with Committer(self._ledger, prefix, origins, on_tick) as self._committer:
+            yield
+
+    def record(self, outcomes: Sequence[Outcome]) -> None:
+        """Record final outcomes.
+
+        Raises:
+            StoreError: The store is full, or has failed at an input.
+            LedgerError: The run has lost its lease, or a commit has failed.
+        """
+        if any(outcome.kind != "ok" for outcome in outcomes):
+            self._check_writable()
+        cancelled = [outcome for outcome in outcomes if outcome.kind == "cancelled"]
+        outcomes = [outcome for outcome in outcomes if outcome.kind != "cancelled"]
+        self.counts.update(outcome.kind for outcome in outcomes)
+        self._committer.add(outcomes)
+        self._check_failures()
+        if self._on_outcome:
+            for outcome in outcomes:
+                self._on_outcome(outcome)
+        if cancelled:
+            raise StoreError(f"at {cancelled[0].input}", cancelled[0].message)
+
+    def flush(self) -> None:
+        """Commit all recorded outcomes now."""
+        self._committer.flush()
+
+    def _check_writable(self) -> None:
+        """Raise an error if inputs may fail for lack of room, or because another run has begun.
+
+        Another run removes the files that this run has begun. Such a failure is not an outcome.
+        """
+        store, spec = self._ledger.store, self._spec
+        if store.is_full:
+            raise StoreError(store.url, NO_ROOM)
+        if spec.token and not is_held(self._ledger, spec.token):
+            raise LedgerError(f"{store.url}: run {spec.run} holds it no more.")
+
+    def _check_failures(self) -> None:
+        """Stop the whole run if more inputs have failed than its policy allows."""
+        allowed = self._spec.enough_failures
+        failed = self.counts.total() - self.counts["ok"]
+        if allowed is not None and failed > allowed and not self._stop.requested:
+            self._stop.request()
+            self._ledger.control.request_stop(self._spec.run)

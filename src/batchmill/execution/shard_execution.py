@@ -1,0 +1,178 @@
+"""Executes the inputs of one shard in DataLoader workers, and records their outcomes."""
+
+import faulthandler
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import getitem
+from typing import Any
+
+from batchmill.errors import StepError
+from batchmill.execution.batch_runner import BatchRunner
+from batchmill.execution.failures import lost
+from batchmill.execution.isolation import (
+    BatchCallbacks,
+    IsolatedExecutor,
+    Limits,
+    RetryPolicy,
+    Sample,
+    Stop,
+    WorkerExit,
+)
+from batchmill.execution.outcome_recorder import OutcomeRecorder
+from batchmill.execution.run_input import execute, load, make_dataset
+from batchmill.execution.shard_inputs import ShardInputs
+from batchmill.execution.shard_monitor import ShardMonitor
+from batchmill.execution.staging import Input, StagingArea
+from batchmill.ledger.ledger import Ledger
+from batchmill.outcome import Outcome
+from batchmill.step.load import Step
+
+logger = logging.getLogger(__name__)
+
+
+class ShardExecution:
+    """One attempt at a shard, in a staging area of its own."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        inputs: ShardInputs,
+        staging: StagingArea,
+        on_outcome: Callable[[Outcome], None] | None,
+    ) -> None:
+        self._ledger = ledger
+        self._inputs = inputs
+        self._staging = staging
+        self._step = inputs.step
+        self._items = inputs.items(staging)
+        self._look_up, self._torch_dataset = _make_look_up(inputs, self._items)
+        self._stop = Stop()
+        self._recorder = OutcomeRecorder(ledger, inputs.spec, self._stop, on_outcome)
+        self._callbacks = self._batch_callbacks()
+        self._executor = self._make_executor()
+
+    def run(self, prefix: str) -> Mapping[str, int]:
+        """Execute all inputs, and commit their outcomes in parts whose names begin with `prefix`.
+
+        Returns:
+            How many inputs had which kind of outcome.
+        """
+        shard, spec = self._inputs.shard, self._inputs.spec
+        if shard.left == 1:
+            self._ledger.control.record_lone_attempt(shard.run, shard.start, shard.attempt)
+        monitor = ShardMonitor(self._ledger, self._inputs, self._stop, self._executor)
+        with self._recorder.committing(prefix, self._inputs.origins, monitor.on_tick):
+            self._executor.execute(
+                batch_size=self._inputs.batch_size(step_is_batched=self._callbacks is not None),
+                num_workers=spec.num_workers,
+            )
+        return dict(self._recorder.counts)
+
+    def _make_executor(self) -> IsolatedExecutor:
+        policy = self._inputs.spec.policy
+        return IsolatedExecutor(
+            count=len(self._inputs),
+            run=self._load_one if self._callbacks else self._execute_one,
+            lost=self._lost,
+            deliver=self._recorder.record,
+            limits=Limits(timeout_seconds=policy.timeout_seconds, memory_bytes=policy.memory_bytes),
+            retry=RetryPolicy(retries=policy.retries),
+            stop=self._stop,
+            processing=self._callbacks,
+            weights=self._inputs.weights,
+        )
+
+    def _batch_callbacks(self) -> BatchCallbacks | None:
+        """Return how batches are processed; None if the step has no batches."""
+        if not self._step.is_batched or self._torch_dataset is None:
+            return None
+        runner = BatchRunner(
+            step=self._step,
+            torch_dataset=self._torch_dataset,
+            inputs=self._items,
+            staging=self._staging,
+        )
+        return BatchCallbacks(
+            collate=runner.collate,
+            process=runner.process,
+            overdue=self._end_overdue,
+            end=self._end_process,
+        )
+
+    def _execute_one(self, index: int) -> Outcome:
+        look_up = partial(self._look_up, index)
+        return execute(self._step, self._items[index], self._staging, look_up)
+
+    def _load_one(self, index: int) -> Outcome | Sample:
+        loaded = load(self._items[index], self._staging, partial(self._look_up, index))
+        return loaded if isinstance(loaded, Outcome) else Sample(*loaded)
+
+    def _lost(self, index: int, worker_exit: WorkerExit) -> Outcome:
+        """Return the outcome of an input whose process is gone."""
+        outcome = lost(
+            self._items[index],
+            self._staging,
+            kind=worker_exit.kind,
+            error=worker_exit.error,
+            message=worker_exit.message,
+            log=worker_exit.log,
+            seconds=worker_exit.seconds,
+        )
+        return self._inputs.as_planned(outcome, index)
+
+    def _end_overdue(self, indices: Sequence[int]) -> None:
+        """End this process, because its batch takes too long.
+
+        If the batch has only one input, a timeout is the outcome of that input.
+        """
+        seconds = self._inputs.spec.policy.timeout_seconds or 0.0
+        message = f"its batch was still at work after {seconds:g} s (--timeout)"
+        try:
+            faulthandler.dump_traceback(all_threads=True)
+            if len(indices) == 1:
+                timeout = WorkerExit(indices[0], "timeout", "Timeout", message, "", seconds)
+                self._recorder.record([self._lost(indices[0], timeout)])
+        finally:
+            self._end_process(f"{len(indices)} inputs: {message}")
+
+    def _end_process(self, reason: str) -> None:
+        """Commit all outcomes and kill this process. The driver runs the other inputs again."""
+        try:
+            logger.error("%s: %s", self._inputs.shard.title, reason)
+            self._recorder.flush()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _make_look_up(inputs: ShardInputs, items: list[Input]) -> tuple[Callable[[int], Any], Any]:
+    """Return the function that looks up an item by its index, and the torch Dataset, if any.
+
+    If the step's class raises an error, so does the function: then each input fails.
+    """
+    step = inputs.step
+    if step.kind == "items":
+        return partial(_look_up_position, step, inputs.positions), step.target
+    if step.kind == "dataset":
+        try:
+            torch_dataset = make_dataset(step, items)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            if step.is_batched and isinstance(error, StepError):
+                raise  # For example, the model is missing. No input is at fault.
+            return partial(_raise, error), None
+        return partial(getitem, torch_dataset), torch_dataset
+    return _no_item, None
+
+
+def _look_up_position(step: Step, positions: Sequence[int], index: int) -> Any:
+    return step.target[positions[index]]
+
+
+def _raise(error: BaseException, _: int) -> Any:
+    raise error
+
+
+def _no_item(_: int) -> None:
+    """Return nothing: a step that is a function has no items."""

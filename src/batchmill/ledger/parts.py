@@ -1,0 +1,134 @@
+"""The format of a ledger's parts, and which of several records of an input wins.
+
+A part is a Parquet file. Each row is a record: the outcome of an input, and what it depends on. A
+part is never changed after it is written.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchmill.errors import LedgerError
+from batchmill.outcome import Outcome
+from batchmill.storage import Store
+
+VERSION = 2
+# The outcome of an input that the manifest no longer lists and that was removed on request.
+PRUNED = "pruned"
+_OK = "ok"
+
+_FILE = pa.struct([("path", pa.string()), ("size", pa.int64()), ("content", pa.string())])
+PART_SCHEMA = pa.schema(
+    [
+        ("input", pa.string()),
+        ("input_id", pa.string()),
+        ("outcome", pa.string()),
+        ("attempts", pa.int32()),
+        ("seconds", pa.float64()),
+        ("finished_at", pa.float64()),
+        ("host", pa.string()),
+        ("rows", pa.string()),
+        ("outputs", pa.list_(_FILE)),
+        ("error", pa.string()),
+        ("message", pa.string()),
+        ("traceback", pa.string()),
+        ("log", pa.string()),
+        # What the outcome depends on: the input's content, the manifest's row, the step.
+        ("size", pa.int64()),
+        ("mtime_ns", pa.int64()),
+        ("etag", pa.string()),
+        ("content", pa.string()),
+        ("carried", pa.string()),
+        ("step", pa.string()),
+        ("run", pa.int32()),
+    ],
+    metadata={"batchmill.ledger": str(VERSION)},
+)
+
+
+class Origin(NamedTuple):
+    """What an outcome depends on besides the input's file.
+
+    Attributes:
+        carried: The other columns of the manifest's row, as a JSON object.
+        step: The identity of the step.
+        run: The number of the run.
+    """
+
+    carried: str
+    step: str
+    run: int
+
+
+def as_part(records: Sequence[tuple[Outcome, Origin]]) -> pa.Table:
+    """Return records as a table with the columns of `PART_SCHEMA`.
+
+    Args:
+        records: The outcomes, at least one, each with what it depends on.
+    """
+    outcomes, origins = zip(*records, strict=True)
+    fields = dict(zip(Outcome._fields, zip(*outcomes, strict=True), strict=True))
+    fields |= dict(zip(Origin._fields, zip(*origins, strict=True), strict=True))
+    fields["outcome"] = fields.pop("kind")
+    columns = [pa.array(fields[field.name], field.type) for field in PART_SCHEMA]
+    return pa.Table.from_arrays(columns, schema=PART_SCHEMA)
+
+
+def write_part(store: Store, name: str, part: pa.Table) -> None:
+    """Write a part to a file of the store.
+
+    Args:
+        store: The store of the dataset.
+        name: The name of the file in the store.
+        part: A table with the schema `PART_SCHEMA`.
+
+    Raises:
+        StoreError: The file cannot be written.
+    """
+    store.fill(name, lambda file: pq.write_table(part, file, compression="zstd"))
+
+
+def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read a part from a file of the store.
+
+    Args:
+        store: The store of the dataset.
+        name: The name of the file in the store.
+        columns: The columns to read; all by default.
+
+    Raises:
+        LedgerError: The part is damaged or foreign.
+        StoreError: The file cannot be read.
+    """
+    place = store.place(name)
+    try:
+        file = pq.ParquetFile(store.open(name))
+        if (file.schema_arrow.metadata or {}).get(b"batchmill.ledger") != str(VERSION).encode():
+            raise LedgerError(f"{place}: is no part of a ledger of version {VERSION}.")
+        return file.read(columns=list(columns) if columns else None)
+    except (OSError, pa.ArrowException) as error:
+        raise LedgerError(
+            f"{place}: cannot be read ({error}). Move it away, and run the same command again: "
+            "the inputs that it recorded run once more."
+        ) from error
+
+
+def winning_records(records: pa.Table) -> pa.Table:
+    """Return one record of each input.
+
+    The record of the latest run wins. Within a run, an `ok` or `pruned` record wins over others,
+    because a node that was counted as lost may return, and fail where another attempt has
+    succeeded. Then the latest record wins, then the one that comes last in the table.
+
+    Args:
+        records: Records of any number of parts.
+    """
+    if len(records["input"].unique()) == len(records):
+        return records
+    keys = records.select(["input", "run", "finished_at"]).to_pandas()
+    keys["good"] = records["outcome"].to_pandas().isin([_OK, PRUNED])
+    ordered = keys.sort_values(["run", "good", "finished_at"], kind="stable")
+    kept = ordered.drop_duplicates("input", keep="last").index
+    return records if len(kept) == len(records) else records.take(pa.array(kept.sort_values()))

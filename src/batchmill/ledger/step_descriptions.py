@@ -1,0 +1,57 @@
+"""What the steps of a dataset's runs consist of, by the identity of the step."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from batchmill.ledger.json_file import read_json
+from batchmill.storage import Store
+
+
+class StepDescriptions:
+    """The descriptions of the steps that a dataset's runs have used.
+
+    A later run compares its own step with them, to report what has changed.
+
+    Args:
+        store: The store of the dataset.
+        folder: The name of the folder that holds the descriptions.
+    """
+
+    def __init__(self, store: Store, folder: str) -> None:
+        self._store = store
+        self._folder = folder
+
+    def record(self, identity: str, description: Mapping[str, Any]) -> None:
+        """Record what a step consists of, unless a description is there already.
+
+        Args:
+            identity: The identity of the step.
+            description: JSON values, such as the reference, the params and the source digests.
+
+        Raises:
+            StoreError: The dataset cannot be written.
+        """
+        name = self._name(identity)
+        if not self._store.exists(name):
+            text = json.dumps(description, indent=2, ensure_ascii=False)
+            self._store.write(name, text.encode())
+
+    def read(self, identity: str) -> dict[str, Any] | None:
+        """Return what a step consists of.
+
+        Args:
+            identity: The identity of the step.
+
+        Returns:
+            The description; None if it was not recorded.
+
+        Raises:
+            LedgerError: The description is damaged.
+            StoreError: The dataset cannot be read.
+        """
+        name = self._name(identity)
+        return read_json(self._store, name) if self._store.exists(name) else None
+
+    def _name(self, identity: str) -> str:
+        return f"{self._folder}/{identity}.json"

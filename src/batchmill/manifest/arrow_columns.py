@@ -1,0 +1,54 @@
+"""Convert the columns of a pandas DataFrame to Arrow."""
+
+import json
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from batchmill.manifest.inputs import is_missing
+
+
+def to_arrow_table(frame: pd.DataFrame) -> pa.Table:
+    """Convert a DataFrame to an Arrow table that Parquet and CSV can hold.
+
+    Args:
+        frame: The columns to convert. Column names become text.
+
+    Returns:
+        A table with the same rows. Lists and dicts become JSON text. A column whose values have no
+        common type becomes text.
+    """
+    return pa.table({str(name): _to_arrow_array(frame[name]) for name in frame.columns})
+
+
+def _to_arrow_array(values: pd.Series) -> pa.Array:
+    try:
+        column = pa.array(values, from_pandas=True)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return _to_text_array(values.tolist())
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_null(kind) or pa.types.is_primitive(kind):
+        return column
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return column.cast(pa.string())
+    if pa.types.is_decimal(kind):
+        return column
+    return _to_text_array(column.to_pylist())
+
+
+def _to_text_array(values: list[Any]) -> pa.Array:
+    return pa.array(
+        [None if is_missing(value) else _to_text(value) for value in values], pa.string()
+    )
+
+
+def _to_text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, dict | list):
+        value = json.dumps(value, default=str, ensure_ascii=False)
+    # Arrow text must be UTF-8: lone surrogates become "?".
+    return str(value).encode("utf-8", "replace").decode()

@@ -1,0 +1,206 @@
+"""Every option of a run, defined once: name, type, default, bounds, title and help.
+
+The command line, the form of the flow, saved jobs and the Python call are made from these models.
+"""
+
+import difflib
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+
+from batchmill.errors import OptionError
+
+_EXPECTED = {
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "finite_number": "a number of seconds, 0 or more",
+    "bool_parsing": "true or false",
+}
+
+
+def _as_text(value: object) -> object:
+    """Accept what a Python caller would give for a text: a path, a number, None."""
+    if value is None:
+        return ""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _as_shares(value: object) -> object:
+    """Accept shares as a mapping, for example {"train": 0.8, "test": 0.2}."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={share}" for name, share in value.items())
+    return _as_text(value)
+
+
+Text = Annotated[str, BeforeValidator(_as_text)]
+
+
+def _for_forms(schema: dict[str, Any]) -> None:
+    """Describe an optional number as a number that may be left out.
+
+    Prefect's form shows a null alternative as a field of its own, which cannot be filled in.
+    """
+    for entry in schema.get("properties", {}).values():
+        kinds = [kind for kind in entry.get("anyOf", ()) if kind != {"type": "null"}]
+        if "anyOf" in entry and len(kinds) < len(entry["anyOf"]):
+            del entry["anyOf"]
+            entry |= kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+            if entry.get("default", ...) is None:
+                del entry["default"]
+
+
+class Options(BaseModel):
+    """A group of options: immutable, and without unknown names. Raises OptionError."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=_for_forms)
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A form cannot show null. None is the default of every option that may be None.
+        return {name: value for name, value in handler(self).items() if value is not None}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return handler(given)
+        except ValidationError as error:
+            raise OptionError(_explanation(cls, error)) from None
+
+
+def option_name(field: str) -> str:
+    """Return the name of an option on the command line.
+
+    >>> option_name("max_failures")
+    '--max-failures'
+    """
+    return "--" + field.replace("_", "-")
+
+
+def _explanation(group: type[BaseModel], error: ValidationError) -> str:
+    """Say what is wrong with the first refused option, in the words of JSON Schema."""
+    first = error.errors()[0]
+    field = str(first["loc"][0]) if first["loc"] else ""
+    value, limits = first["input"], first.get("ctx", {})
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(field, group.model_fields, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        return f"{field}: no such option.{hint}"
+    if first["type"] == "greater_than_equal":
+        return f"{option_name(field)}: {value} is less than the minimum of {limits['ge']:g}."
+    if first["type"] == "greater_than":
+        return (
+            f"{option_name(field)}: {value} is less than or equal to the minimum of "
+            f"{limits['gt']:g}."
+        )
+    expected = _EXPECTED.get(first["type"]) or first["msg"].removeprefix("Input should be ")
+    if field == "num_workers":
+        expected += " or auto"
+    return f"{option_name(field)} {value}: expected {expected}."
+
+
+class InputOptions(Options):
+    """Which files of the manifest are inputs."""
+
+    input_column: Text = Field(
+        default="input",
+        title="Input column",
+        description="Column of the manifest with the inputs' paths.",
+    )
+    root: Text = Field(
+        default="",
+        title="Root",
+        description="Folder that contains all inputs. Relative inputs start there. Default: the "
+        "manifest's folder.",
+    )
+    pattern: Text = Field(
+        default="*",
+        title="Pattern",
+        description="For a folder: only files whose name or relative path matches.",
+    )
+    min_age: float = Field(
+        default=0,
+        ge=0,
+        allow_inf_nan=False,
+        title="Minimum age in seconds",
+        description="For a folder or glob: skip files modified less than this many seconds ago. "
+        "They may still be incomplete.",
+    )
+
+
+class PartitionOptions(Options):
+    """How the rows of the tables are assigned to partitions."""
+
+    partition: Annotated[str, BeforeValidator(_as_shares)] = Field(
+        default="",
+        title="Partitions",
+        description="Partitions and their shares, for example train=0.8,validation=0.1,test=0.1 or "
+        "percentages. The tables get a column partition.",
+    )
+    group_by: Text = Field(
+        default="",
+        title="Keep together by column",
+        description="Column of the manifest, for example the speaker. Rows with the same value "
+        "stay in one partition.",
+    )
+    stratify: Text = Field(
+        default="",
+        title="Stratify by column",
+        description="Column of the manifest, for example the label. Each value is divided "
+        "close to the shares.",
+    )
+    seed: int = Field(
+        default=0, title="Seed", description="Random seed for the partition assignment."
+    )
+
+
+class ExecutionOptions(Options):
+    """How inputs are divided into batches and processes."""
+
+    batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        title="Batch size",
+        description="Inputs per batch. Default: chosen from the number of inputs and cores.",
+    )
+    num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] | None = Field(
+        default=None,
+        title="DataLoader workers",
+        description="DataLoader workers per shard. auto measures a few inputs to choose a number. "
+        "Default: one per core, at most 8.",
+    )
+
+
+class RunOptions(Options):
+    """What one run does differently. A saved job does not contain these options."""
+
+    force: bool = Field(
+        default=False,
+        title="Force",
+        description="Execute all inputs again, also those that are done.",
+    )
+    prune: bool = Field(
+        default=False,
+        title="Prune",
+        description="Remove files and rows of inputs that are no longer in the manifest.",
+    )
+    wait: bool = Field(
+        default=False,
+        title="Wait for another run",
+        description="Wait until another run over the dataset has ended.",
+    )

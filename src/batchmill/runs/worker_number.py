@@ -1,0 +1,30 @@
+"""`num_workers="auto"`: the number of workers, once a few inputs have been measured."""
+
+from collections.abc import Callable
+
+from batchmill.options import ExecutionOptions
+from batchmill.planning.job import Prepared
+
+AUTO = "auto"
+
+
+def choose_workers(
+    execution: ExecutionOptions,
+    prepared: Prepared,
+    cores: int,
+    on_trial: Callable[[], None] = lambda: None,
+) -> tuple[ExecutionOptions, str]:
+    """Replace "auto" by a number of workers; also return why, or "" if it was not "auto".
+
+    Calls `on_trial` before it executes a few inputs. Without pending inputs, nothing is measured.
+    """
+    if execution.num_workers != AUTO:
+        return execution, ""
+    if not len(prepared.plan.pending):
+        return execution.model_copy(update={"num_workers": None}), ""
+    # This imports torch.
+    from batchmill.runs.worker_trial import measure_workers
+
+    on_trial()
+    workers = measure_workers(prepared, cores)
+    return execution.model_copy(update={"num_workers": workers.number}), workers.reason

@@ -1,0 +1,55 @@
+"""Looking at a dataset, releasing inputs, verifying and trying, from Python."""
+
+import json
+from pathlib import Path
+
+import pytest
+from jobs import run_job
+
+import batchmill
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+@pytest.fixture
+def dataset(words, tmp_path, monkeypatch):
+    """A dataset in which b.txt has failed."""
+    monkeypatch.chdir(SUPPORT)
+    run_job(words, "steps_under_test:fails_on_b", tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_failures_are_a_data_frame(dataset):
+    failures = batchmill.failures(dataset)
+    assert failures["input"].tolist() == ["b.txt"]
+    assert failures["outcome"].tolist() == ["failed"]
+    assert batchmill.failures(dataset, kind="crashed").empty
+    with pytest.raises(batchmill.OptionError, match="expected one of failed, timeout"):
+        batchmill.failures(dataset, kind=["nosuch"])
+    with pytest.raises(batchmill.OptionError, match=r"a\.txt: is not one of the failed inputs"):
+        batchmill.failures(dataset, "a.txt")
+
+
+def test_what_is_released_runs_again(dataset, words):
+    assert batchmill.retry(dataset, kind=["crashed"]) == []
+    assert batchmill.retry(dataset, "b.txt") == ["b.txt"]
+    plan = batchmill.plan(words, "steps_under_test:fails_on_b", dataset, batch_size=1)
+    assert (plan.pending, plan.counts["retry"], plan.batch_size) == (1, 1, 1)
+    assert repr(plan).startswith("1 inputs to execute (1 retry")
+
+
+def test_verify_lists_what_differs(dataset):
+    assert batchmill.verify(dataset).empty
+    (dataset / "metadata.csv").unlink()
+    found = batchmill.verify(dataset)
+    assert found[["kind", "path"]].values.tolist() == [["missing", "metadata.csv"]]
+
+
+def test_a_step_is_tried_on_one_file(words, tmp_path):
+    outcome = batchmill.try_one(
+        words / "a.txt", "batchmill.steps.words:split", params={"num_chars": 2, "overlap": 0}
+    )
+    assert outcome.kind == "ok"
+    assert [row["part"] for row in json.loads(outcome.rows)] == ["si", "mp", "le"]
+    with pytest.raises(batchmill.OptionError, match="no such file"):
+        batchmill.try_one(tmp_path / "nosuch", "batchmill.steps.words:split")
