@@ -109,7 +109,7 @@ class DatasetRun:
             summary = summarise(run.ledger, run.number)
             self._reporter.end(summary, "Cancelled")
             return Cancelled(message=f"{self._cancellation.reason}: {summary.sentence()}")
-        run.settle(prune=prune)
+        run.finalize(prune=prune)
         prepared: Any = opaque(run.prepared)  # Prefect need not search it for futures.
         write_metadata(prepared)
         summary = run.end()

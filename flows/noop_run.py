@@ -33,7 +33,7 @@ def finish(prepared: Prepared, *, prune: bool, wait: bool) -> dict[str, Any] | N
         if not _is_done(run.prepared):
             return None
         run.divide_nothing(FailurePolicy())
-        run.settle(prune=prune)
+        run.finalize(prune=prune)
         publish_changes(run.ledger, run.prepared.manifest)
         run.end()
         if run.report_is_stale:

@@ -23,7 +23,7 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from batchmill.arrivals import new_or_changed, settled
+from batchmill.arrivals import complete_files, new_or_changed
 from batchmill.errors import OptionError
 from batchmill.storage import is_url
 
@@ -40,21 +40,21 @@ def _run_name() -> str:
 def watch_source(
     source: str,
     deployment: str,
-    pattern: str | None = None,
-    settle_seconds: Annotated[float, at_least(0)] = 60,
+    pattern: str = "",
+    min_age: Annotated[float, at_least(0)] = 60,
 ) -> Any:
     """Announce what is new in a folder or bucket, in one event that makes a deployment run.
 
     Args:
         source: The folder, or the bucket's prefix, as s3://bucket/recordings.
-        deployment: The deployment that is to run, as preprocess/on-arrival. What its dataset has
-            already is not new.
-        pattern: Only files whose name or relative path fits it. By default, the deployment's.
-        settle_seconds: Of a folder, leave out files that were written to within so many seconds:
-            somebody may be writing them still.
+        deployment: The deployment to run, for example preprocess/on-arrival. Files that its dataset
+            already has are not new.
+        pattern: Only files whose name or relative path matches. Default: the deployment's pattern.
+        min_age: For a folder: skip files modified less than this many seconds ago. They may still
+            be incomplete.
     """
     refuse_relative(source=source)
-    found = watched(source, deployment=deployment, pattern=pattern, settle_seconds=settle_seconds)
+    found = watched(source, deployment=deployment, pattern=pattern, min_age=min_age)
     if not found.dataset:
         # Else all would be new, each time.
         raise OptionError(
@@ -68,7 +68,7 @@ def watch_source(
         known = {}
     wall = time.time()
     new = new_or_changed(found.list_files(), known)
-    batch = new if is_url(found.source) else settled(new, found.settle_seconds, wall)
+    batch = new if is_url(found.source) else complete_files(new, found.min_age, wall)
     left = f"; {len(new) - len(batch):,} are being written" if len(batch) < len(new) else ""
     if not batch:
         return Completed(message=f"nothing new{left}")

@@ -22,7 +22,8 @@ from batchmill.errors import OptionError, ServiceError
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_ledger
 from batchmill.manifest.listing import is_glob
-from batchmill.manifest.min_age import check_settle
+from batchmill.manifest.min_age import check_min_age
+from batchmill.options import InputOptions
 from batchmill.storage import is_url, open_store, remote
 from batchmill.storage.access import Access, access_to
 from batchmill.storage.urls import absolute, hide_secrets
@@ -39,7 +40,7 @@ class WatchTarget:
     Attributes:
         source: An absolute path or a URL.
         pattern: What a file's relative path or name must match.
-        settle_seconds: How long a file must be unchanged before it is announced.
+        min_age: How long a file must be unchanged before it is announced.
         deployment: FLOW/NAME, or empty.
         deployment_id: Its ID. None without a deployment.
         dataset: The dataset that its runs write. Empty if its parameters do not name one that this
@@ -50,7 +51,7 @@ class WatchTarget:
 
     source: str
     pattern: str
-    settle_seconds: float
+    min_age: float
     deployment: str = ""
     deployment_id: UUID | None = None
     dataset: str = ""
@@ -72,7 +73,7 @@ class WatchTarget:
 
 
 def watched(
-    source: str, *, deployment: str = "", pattern: str | None = None, settle_seconds: float = 60
+    source: str, *, deployment: str = "", pattern: str = "", min_age: float = 60
 ) -> WatchTarget:
     """Check a source and a deployment.
 
@@ -80,7 +81,7 @@ def watched(
         source: A folder, or the URL of a bucket prefix.
         deployment: The deployment to run, as FLOW/NAME. Empty: none.
         pattern: What a file's relative path or name must match. Default: the deployment's pattern.
-        settle_seconds: How long a file must be unchanged. It is raised to the deployment's value,
+        min_age: How long a file must be unchanged. It is raised to the deployment's value,
             because its runs leave out younger files.
 
     Returns:
@@ -91,16 +92,17 @@ def watched(
         ServiceError: The Prefect server does not respond.
         StoreError: The URL cannot be used.
     """
-    check_settle(settle_seconds)
+    check_min_age(min_age)
     found, has_automation = _find_deployment(deployment) if deployment else (None, True)
     parameters = _parameters_of(deployment, found) if found else {}
-    settle = max(settle_seconds, _number(parameters.get("settle_seconds")))
+    inputs = _inputs_of(parameters)
+    min_age = max(min_age, inputs.min_age)
     store = _block(deployment, parameters, "store", as_store)
     dataset = _dataset(parameters.get("output"), store)
     return WatchTarget(
         source=_checked_source(source),
-        pattern=pattern if pattern is not None else str(parameters.get("pattern") or "*"),
-        settle_seconds=settle + _MARGIN_SECONDS if settle else 0,
+        pattern=pattern or inputs.pattern,
+        min_age=min_age + _MARGIN_SECONDS if min_age else 0,
         deployment=deployment,
         deployment_id=found.id if found else None,
         dataset=dataset,
@@ -147,8 +149,16 @@ def _block(
         ) from None
 
 
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and value > 0 else 0.0
+def _inputs_of(parameters: Mapping[str, Any]) -> InputOptions:
+    """Return the input options of a deployment's runs; the defaults if they cannot be read.
+
+    A deployment may have a template instead of a value; its runs then report what is wrong.
+    """
+    given = parameters.get("inputs")
+    try:
+        return InputOptions.model_validate(given if given is not None else {})
+    except OptionError:
+        return InputOptions()
 
 
 def _checked_source(source: str) -> str:

@@ -16,8 +16,8 @@ from batchmill.storage import is_url
 # File-system events can be lost, so the source is also listed at this interval.
 _LONGEST_PAUSE_SECONDS = 300.0
 _SHORTEST_PAUSE_SECONDS = 0.5
-# While files are settling, the source is listed this many times per settle time.
-_LISTINGS_WHILE_SETTLING = 8
+# While files are incomplete, the source is listed this many times per `min_age`.
+_LISTINGS_PER_MIN_AGE = 8
 # Pause per second of listing: listings take at most a fifth of the time, for any number of files.
 _PAUSE_PER_LISTING = 4
 # What can be wrong: the keys of `_problems`.
@@ -53,9 +53,7 @@ class SourceWatcher:
         self._report = report
         self._warn = warn
         self._problems: dict[str, str] = {}
-        self._arrivals = Arrivals(
-            target.settle_seconds, local=not is_url(target.source), known=known
-        )
+        self._arrivals = Arrivals(target.min_age, local=not is_url(target.source), known=known)
         self._listed_at = self._listing_took = 0.0
         self._pauses = retry_pauses()
         self._retry_at = 0.0
@@ -124,7 +122,7 @@ class SourceWatcher:
         if self._folder_watcher is None or self._arrivals.waiting or self._problems:
             pause = self._every
             if self._arrivals.waiting:
-                pause = min(pause, self._target.settle_seconds / _LISTINGS_WHILE_SETTLING)
+                pause = min(pause, self._target.min_age / _LISTINGS_PER_MIN_AGE)
             self._stopped.wait(max(pause, self._shortest_pause()))
         else:
             self._wait_for_events(self._folder_watcher)

@@ -101,12 +101,12 @@ def age_seconds(file: FileVersion, wall: float) -> float:
     return wall - file.mtime_ns / _NANOSECONDS
 
 
-def settled(files: Listing, settle_seconds: float, wall: float) -> dict[str, FileVersion]:
-    """Return the files that have settled, judged by one listing and the files' own times.
+def complete_files(files: Listing, min_age: float, wall: float) -> dict[str, FileVersion]:
+    """Return the files that are complete, judged by one listing and the files' own times.
 
     Args:
         files: The files that exist now.
-        settle_seconds: How long a file must be unchanged.
+        min_age: How long a file must be unchanged.
         wall: When they were listed, by time.time().
 
     Returns:
@@ -115,8 +115,8 @@ def settled(files: Listing, settle_seconds: float, wall: float) -> dict[str, Fil
     return {
         name: file
         for name, file in files.items()
-        if age_seconds(file, wall) >= settle_seconds
-        or age_seconds(file, wall) <= -max(_CLOCK_SKEW_SECONDS, settle_seconds)
+        if age_seconds(file, wall) >= min_age
+        or age_seconds(file, wall) <= -max(_CLOCK_SKEW_SECONDS, min_age)
     }
 
 
@@ -127,36 +127,36 @@ class _Waiting:
     Attributes:
         version: Its version in the latest listing.
         since: When this version was first seen, by the steady clock.
-        settled: When it settled. None if it has not settled yet.
+        complete_since: When it became complete. None if it is not complete yet.
     """
 
     version: FileVersion
     since: float
-    settled: float | None = None
+    complete_since: float | None = None
 
 
 class Arrivals:
     """Decide from successive listings of a source which files to announce, and when.
 
-    A file has settled when it was seen unchanged for `settle_seconds`. A `local` file has also
-    settled if its time was that long ago when it was first seen. A file that vanishes and comes
-    back is announced again after it has settled.
+    A file is complete when it was seen unchanged for `min_age`. A `local` file is also
+    complete if its time was that long ago when it was first seen. A file that vanishes and comes
+    back is announced again once it is complete.
     """
 
-    def __init__(self, settle_seconds: float, *, local: bool, known: Listing | None = None) -> None:
+    def __init__(self, min_age: float, *, local: bool, known: Listing | None = None) -> None:
         """Start without any listing.
 
         Args:
-            settle_seconds: How long a file must be unchanged.
+            min_age: How long a file must be unchanged.
             local: Whether the files' times come from this machine's file systems.
             known: Files that need no announcement unless they change or vanish.
         """
-        self._settle = settle_seconds
+        self._min_age = min_age
         self._local = local
         self._announced: dict[str, FileVersion] = dict(known or {})
         # The run for the earlier announcement may have missed a vanished file, so the file is new
-        # when it comes back. It must settle first, because an unreliable listing that omits it now
-        # and then would cause an announcement each time.
+        # when it comes back. It must be complete first: an unreliable listing that omits it now and
+        # then would cause an announcement each time.
         self._vanished: set[str] = set()
         self._waiting: dict[str, _Waiting] = {}
 
@@ -181,28 +181,30 @@ class Arrivals:
         for name, file in files.items():
             waiting = self._waiting.get(name)
             if waiting and waiting.version == file:
-                if waiting.settled is None and self._has_settled(waiting, now, wall):
-                    waiting.settled = now
+                if waiting.complete_since is None and self._is_complete(waiting, now, wall):
+                    waiting.complete_since = now
             elif _is_same(file, self._announced.get(name)):
                 self._waiting.pop(name, None)
             else:
                 is_first = waiting is None and name not in self._vanished
-                is_old = self._local and is_first and age_seconds(file, wall) >= self._settle
-                settled_at = now if is_old or not self._settle else None
-                self._waiting[name] = _Waiting(version=file, since=now, settled=settled_at)
+                is_old = self._local and is_first and age_seconds(file, wall) >= self._min_age
+                complete_since = now if is_old or not self._min_age else None
+                self._waiting[name] = _Waiting(
+                    version=file, since=now, complete_since=complete_since
+                )
 
-    def _has_settled(self, waiting: _Waiting, now: float, wall: float) -> bool:
-        if now - waiting.since < self._settle:
+    def _is_complete(self, waiting: _Waiting, now: float, wall: float) -> bool:
+        if now - waiting.since < self._min_age:
             return False
         # The run that follows checks only the file's time, which a fast clock may have set.
-        earliest = -max(_CLOCK_SKEW_SECONDS, self._settle)
-        return not (self._local and earliest < age_seconds(waiting.version, wall) < self._settle)
+        earliest = -max(_CLOCK_SKEW_SECONDS, self._min_age)
+        return not (self._local and earliest < age_seconds(waiting.version, wall) < self._min_age)
 
     def due(self, now: float) -> dict[str, FileVersion]:
         """Return the files to announce now, as one batch.
 
         Settled files are due when no other file is still changing, or when the first of them has
-        waited for another `settle_seconds`. So a file that never stops growing delays no other.
+        waited for another `min_age`. So a file that never stops growing delays no other.
 
         Args:
             now: The current time, by the steady clock.
@@ -210,13 +212,14 @@ class Arrivals:
         Returns:
             The files by name. Usually there are none.
         """
-        settled_files = {name: w for name, w in self._waiting.items() if w.settled is not None}
+        complete = {name: w for name, w in self._waiting.items() if w.complete_since is not None}
         first = min(
-            (w.settled for w in settled_files.values() if w.settled is not None), default=now
+            (w.complete_since for w in complete.values() if w.complete_since is not None),
+            default=now,
         )
-        if len(settled_files) < len(self._waiting) and now - first < self._settle:
+        if len(complete) < len(self._waiting) and now - first < self._min_age:
             return {}
-        return {name: w.version for name, w in settled_files.items()}
+        return {name: w.version for name, w in complete.items()}
 
     def mark_announced(self, batch: Listing) -> None:
         """Record that a batch was announced. Without this call, its files stay due.

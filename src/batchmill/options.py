@@ -50,18 +50,22 @@ def _as_shares(value: object) -> object:
 Text = Annotated[str, BeforeValidator(_as_text)]
 
 
-def _for_forms(schema: dict[str, Any]) -> None:
-    """Describe an optional number as a number that may be left out.
+def without_null(entry: dict[str, Any]) -> None:
+    """Describe a property that may be null as one that may be left out.
 
     Prefect's form shows a null alternative as a field of its own, which cannot be filled in.
     """
+    kinds = [kind for kind in entry.get("anyOf", ()) if kind != {"type": "null"}]
+    if "anyOf" in entry and len(kinds) < len(entry["anyOf"]):
+        del entry["anyOf"]
+        entry |= kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+        if entry.get("default", ...) is None:
+            del entry["default"]
+
+
+def _for_forms(schema: dict[str, Any]) -> None:
     for entry in schema.get("properties", {}).values():
-        kinds = [kind for kind in entry.get("anyOf", ()) if kind != {"type": "null"}]
-        if "anyOf" in entry and len(kinds) < len(entry["anyOf"]):
-            del entry["anyOf"]
-            entry |= kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
-            if entry.get("default", ...) is None:
-                del entry["default"]
+        without_null(entry)
 
 
 class Options(BaseModel):
@@ -148,7 +152,7 @@ class PartitionOptions(Options):
 
     partition: Annotated[str, BeforeValidator(_as_shares)] = Field(
         default="",
-        title="Partitions",
+        title="Shares",
         description="Partitions and their shares, for example train=0.8,validation=0.1,test=0.1 or "
         "percentages. The tables get a column partition.",
     )

@@ -19,7 +19,7 @@ from batchmill.cli.main import main
 
 ON_ARRIVAL = "preprocess/on-arrival"
 LETTERS = {"step": "batchmill.steps.words:split", "params": {"num_chars": 1, "overlap": 0}}
-SETTLE = 3
+MIN_AGE = 3
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +62,14 @@ class Arrivals:
         self.output = str(output)
         made = LETTERS | {
             "output": self.output,
-            "inputs": {"min_age": SETTLE},
+            "inputs": {"min_age": MIN_AGE},
             "run": {"wait": True},
         }
         deployments.set_parameters(ON_ARRIVAL, **made | parameters)
 
     def watch(self, *options):
-        settle = ["--settle", SETTLE, *options]
-        return Watcher(self.shell, self.source, "--deployment", ON_ARRIVAL, *map(str, settle))
+        given = ["--min-age", MIN_AGE, *options]
+        return Watcher(self.shell, self.source, "--deployment", ON_ARRIVAL, *map(str, given))
 
     def runs(self):
         """The flow runs over this dataset."""
@@ -144,7 +144,7 @@ def test_a_file_that_is_being_written_is_not_taken_early(arrivals, work):
         for piece in "abcdef":
             file.write(piece)
             file.flush()
-            time.sleep(SETTLE / 4)  # A slow writer; longer in all than a file needs to settle.
+            time.sleep(MIN_AGE / 4)  # A slow writer; longer in all than the minimum age.
     wait_for(lambda: sum(made["count"] for made in watcher.announced()) == 2, "both")
     wait_for(lambda: arrivals.runs(), "a run")
     arrivals.completed(len(watcher.announced()))
@@ -168,7 +168,7 @@ def test_what_arrives_while_a_run_is_on_is_the_next_one_s(deployments, shell, wo
     assert watcher.wait(2)[1]["first"] == ["02.txt"]
     wait_for(lambda: len(arrivals.runs()) == 2, "the second run")
     # The ledger has neither of them; but somebody will see to them.
-    look = {"source": arrivals.source, "deployment": ON_ARRIVAL, "settle_seconds": 0}
+    look = {"source": arrivals.source, "deployment": ON_ARRIVAL, "min_age": 0}
     state = deployments("watch-source/manual", **look)
     assert state["message"] == "2 new files, which a run takes that is waiting already"
     (work / "go").touch()
@@ -184,7 +184,7 @@ def test_what_a_server_that_was_away_has_missed_is_told_when_it_is_back(bare_she
     bare_shell.environment["PREFECT_API_URL"] = url
     (work / "in").mkdir()
     (work / "in" / "a.txt").write_text("a")
-    watcher = Watcher(bare_shell, "in", "--settle", "1")
+    watcher = Watcher(bare_shell, "in", "--min-age", "1")
     wait_for(lambda: "did not accept the event" in watcher.said(), "a complaint")
     assert watcher.announced() == []
     with prefect_server_in(tmp_path / "late-home", port=port):
@@ -211,7 +211,7 @@ def test_the_scheduled_flow_announces_what_is_new_in_a_bucket(
     assert deployments("watch-source/manual", **look)["message"] == "nothing new"
     (words / "e.txt").write_text("new")
     upload(words, arrivals.source)
-    state = deployments("watch-source/manual", **look | {"settle_seconds": 0})
+    state = deployments("watch-source/manual", **look | {"min_age": 0})
     assert state["message"] == "1 new file announced"
     arrivals.completed(2)
     state = deployments("watch-source/manual", **look | {"deployment": "nosuch/one"})
@@ -225,7 +225,7 @@ def test_the_documented_request_makes_a_run(arrivals, shell, work):
     page = (ROOT / "docs" / "arrivals.md").read_text()
     (request,) = (b for b in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) if "curl" in b)
     assert "/data/recordings" in request
-    wait_for(lambda: time.time() - (work / "in" / "a.txt").stat().st_mtime > SETTLE, "its age")
+    wait_for(lambda: time.time() - (work / "in" / "a.txt").stat().st_mtime > MIN_AGE, "its age")
     done = shell.run("bash", "-euc", request.replace("/data/recordings", arrivals.source))
     assert done.returncode == 0, done.stderr
     arrivals.completed(1)

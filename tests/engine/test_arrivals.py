@@ -11,10 +11,10 @@ from object_store import upload
 from batchmill.arrivals import (
     Arrivals,
     FileVersion,
+    complete_files,
     list_files,
     new_or_changed,
     recorded_files,
-    settled,
 )
 from batchmill.errors import ManifestError
 from batchmill.ledger.open import open_ledger
@@ -117,7 +117,7 @@ def test_a_listing_that_has_a_file_now_and_then_does_not_announce_it_all_the_tim
     assert clock.announced == [(0, ["b"]), (1, ["a"])]
 
 
-def test_what_is_removed_before_it_has_settled_is_forgotten():
+def test_what_is_removed_before_it_is_complete_is_forgotten():
     clock = Clock()
     clock.see(0, a=mark(1))
     clock.see(5)
@@ -152,7 +152,7 @@ def test_a_file_of_a_clock_that_is_wrong_does_not_wait_for_its_time():
     for at in range(60):
         clock.see(at, a=mark(1, at=100_000))
     assert clock.announced == [(SETTLE, ["a"])]
-    assert set(settled({"a": mark(1, at=100_000)}, SETTLE, EPOCH)) == {"a"}
+    assert set(complete_files({"a": mark(1, at=100_000)}, SETTLE, EPOCH)) == {"a"}
 
 
 def test_the_times_of_a_bucket_say_nothing():

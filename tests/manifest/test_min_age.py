@@ -11,7 +11,7 @@ from object_store import upload
 from batchmill.arrivals import list_files
 from batchmill.errors import ManifestError, OptionError
 from batchmill.manifest import load_manifest
-from batchmill.manifest.min_age import is_unsettled
+from batchmill.manifest.min_age import is_too_young
 from batchmill.planning.job import check_prune, prepare
 
 SPLIT = "batchmill.steps.words:split"
@@ -44,38 +44,38 @@ def names(manifest):
 
 def test_of_a_folder_or_glob_what_is_young_is_left_out(source):
     for manifest in (source, str(source / "**" / "*.txt")):
-        loaded = load_manifest(manifest, settle_seconds=600)
+        loaded = load_manifest(manifest, min_age=600)
         assert names(loaded) == ["ahead.txt", "old.txt", "sub/old.txt"]
-        assert loaded.unsettled.to_pylist() == ["new.txt"]
+        assert loaded.too_young.to_pylist() == ["new.txt"]
         assert loaded.manifest_rows() == [{}, {}, {}]
         assert len(load_manifest(manifest)) == 4
 
 
 def test_what_somebody_has_listed_is_taken(source):
     (source / "manifest.csv").write_text("input\nnew.txt\nold.txt\n")
-    loaded = load_manifest(source / "manifest.csv", settle_seconds=600)
+    loaded = load_manifest(source / "manifest.csv", min_age=600)
     assert names(loaded) == ["new.txt", "old.txt"]
-    assert len(load_manifest([str(source / "new.txt")], settle_seconds=600)) == 1
+    assert len(load_manifest([str(source / "new.txt")], min_age=600)) == 1
 
 
 def test_objects_are_whole_when_they_appear(source, bucket):
     upload(source, f"{bucket}/in")
-    assert len(load_manifest(f"{bucket}/in", settle_seconds=600)) == 4
+    assert len(load_manifest(f"{bucket}/in", min_age=600)) == 4
 
 
 def test_all_left_out_is_a_fault_that_says_so(tmp_path):
     write(tmp_path / "in", "a.txt")
     write(tmp_path / "in", "b.txt")
-    with pytest.raises(ManifestError, match="2 files were left out, younger than --settle 600"):
-        load_manifest(tmp_path / "in", settle_seconds=600)
+    with pytest.raises(ManifestError, match="2 files were left out, younger than --min-age 600"):
+        load_manifest(tmp_path / "in", min_age=600)
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])
 def test_a_time_that_is_none_is_refused(source, seconds):
     with pytest.raises(OptionError, match="--min-age"):
         job_of(source, SPLIT, "out", min_age=seconds)
-    with pytest.raises(OptionError, match="--settle"):
-        load_manifest(source, settle_seconds=seconds)
+    with pytest.raises(OptionError, match="--min-age"):
+        load_manifest(source, min_age=seconds)
 
 
 def test_it_changes_neither_the_step_nor_what_is_done(source, tmp_path):
@@ -110,11 +110,11 @@ def test_a_time_that_cannot_be_recorded_is_the_nearest_that_can(source, tmp_path
     for name in ("old.txt", "ahead.txt"):
         os.utime(source / name, ns=(0, 12 * 10**18))
     assert (source / "old.txt").stat().st_mtime_ns > LATEST, "the file system has no such times"
-    loaded = load_manifest(source, settle_seconds=600)
+    loaded = load_manifest(source, min_age=600)
     assert names(loaded) == ["ahead.txt", "old.txt", "sub/old.txt"]
     assert loaded.inputs["mtime_ns"].to_pylist()[:2] == [LATEST, LATEST]
     assert list_files(str(source))["old.txt"].mtime_ns == LATEST
     assert run_job(source, SPLIT, tmp_path / "out").outcomes == {"ok": 4}
     assert run_job(source, SPLIT, tmp_path / "out").executed == 0
     early = pa.table({"mtime_ns": [-LATEST - 1], "size": [4]})
-    assert is_unsettled(early, 600).to_pylist() == [False]
+    assert is_too_young(early, 600).to_pylist() == [False]

@@ -217,7 +217,7 @@ def prune(prepared):
     """Begin a run that executes nothing, and prune; return what was planned."""
     with open_run(prepared) as run:
         plan = run.prepared.plan
-        run.settle(prune=True)
+        run.finalize(prune=True)
         publish(run.ledger, run.prepared.manifest)
     return plan
 

@@ -60,7 +60,7 @@ def test_each_input_has_one_reason():
     records = records_of(a="ok", b="failed", d="oom", gone="ok")
     plan = make_plan(manifest_of("a", "b", "c", "d"), records, "s", released={"b": 1})
     assert reasons(plan) == {"b": "retry", "c": "new"}
-    assert plan.settled == {"ok": 1, "oom": 1}
+    assert plan.resolved == {"ok": 1, "oom": 1}
     assert plan.counts == {
         "new": 1,
         "changed": 0,

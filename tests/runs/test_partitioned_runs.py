@@ -143,7 +143,7 @@ def test_the_report_is_stale_when_the_partitions_are_others(job):
     def is_stale(**options):
         with open_run(job.plan(**options)) as run:
             run.divide(Batching(), Cores(total=1, node=1), FailurePolicy())
-            run.settle()
+            run.finalize()
             jobs.publish(run.ledger, run.prepared.manifest)
             run.end()
             return run.report_is_stale

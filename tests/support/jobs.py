@@ -52,6 +52,6 @@ def run_job(
             before()
         for shard in shards:
             run_shard(shard, seen.append if seen is not None else None)
-        run.settle(prune=prune)
+        run.finalize(prune=prune)
         publish(run.ledger, run.prepared.manifest)
         return run.end()

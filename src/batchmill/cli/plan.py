@@ -88,7 +88,7 @@ def _as_json(prepared: Prepared, layout: Layout, cores: int) -> dict[str, object
     pending = len(prepared.plan.pending)
     return {
         **prepared.plan.counts,
-        "unsettled": len(prepared.manifest.unsettled),
+        "too_young": len(prepared.manifest.too_young),
         "step_changes": list(prepared.step_changes),
         **partitions_as_json(prepared),
         "shards": layout.shards if pending else 0,
@@ -143,10 +143,10 @@ def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
     out.print(_line("withdrawn", counts["withdrawn"], gone))
     if gone:
         out.print("Files and rows of withdrawn inputs stay; batchmill run --prune removes them.")
-    unsettled = prepared.manifest.unsettled
-    if len(unsettled):
-        names = unsettled.slice(0, SHOWN_NAMES).to_pylist()
-        out.print(_line("skipped, younger than --min-age", len(unsettled), names))
+    too_young = prepared.manifest.too_young
+    if len(too_young):
+        names = too_young.slice(0, SHOWN_NAMES).to_pylist()
+        out.print(_line("skipped, younger than --min-age", len(too_young), names))
     for line in prepared.step_changes:
         out.print(f"Re-running all inputs: {line}.")
     for line in partition_lines(prepared):

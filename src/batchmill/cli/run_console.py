@@ -99,7 +99,7 @@ def _to_do(prepared: Prepared) -> str:
     counts = prepared.plan.counts
     pending = len(prepared.plan.pending)
     listed = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-    too_young = len(prepared.manifest.unsettled)
+    too_young = len(prepared.manifest.too_young)
     skipped = f" {too_young:,} files skipped: younger than --min-age." if too_young else ""
     return f"{len(prepared.manifest):,} inputs ({listed}); {pending:,} to execute.{skipped}"
 

@@ -24,12 +24,12 @@ def watch(
         ),
     ] = "",
     pattern: Annotated[
-        str | None,
+        str,
         Parameter(
             help="Only files whose name or path matches. Default: the deployment's pattern, or all."
         ),
-    ] = None,
-    settle: Annotated[
+    ] = "",
+    min_age: Annotated[
         float,
         Parameter(help="Seconds without a change after which a file counts as complete."),
     ] = 60,
@@ -65,5 +65,5 @@ def watch(
     from batchmill.flows.arrivals.watch_target import check_server, watched
 
     check_server()
-    target = watched(source, deployment=deployment, pattern=pattern, settle_seconds=settle)
+    target = watched(source, deployment=deployment, pattern=pattern, min_age=min_age)
     WatchSession(target, every_seconds=every, poll=poll, as_json=json).run()

@@ -97,7 +97,7 @@ class WatchSession:
         how = "by file-system events" if self._folder_watcher else f"every {self._every:g} s"
         self._messages.print(
             f"Watching {visible(target.source)} {how}. Files are announced after "
-            f"{target.settle_seconds:g} s without a change. Press Ctrl-C to stop."
+            f"{target.min_age:g} s without a change. Press Ctrl-C to stop."
         )
         if self._unknown_reason:
             self._messages.print(

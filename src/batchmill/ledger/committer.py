@@ -25,7 +25,7 @@ class Committer:
         ledger: The ledger to write to.
         prefix: The first part of the names of the parts. No other attempt uses it.
         origins: What the outcome of each input depends on, by the name of the input.
-        on_tick: Called in the thread after each time-based commit.
+        on_tick: Called in the thread after each commit, at least every `COMMIT_SECONDS`.
     """
 
     ledger: Ledger

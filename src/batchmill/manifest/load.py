@@ -15,7 +15,7 @@ from batchmill.manifest.delimited import type_columns
 from batchmill.manifest.formats import read_source
 from batchmill.manifest.groups import faults_of_groups, missing_columns, read_groups
 from batchmill.manifest.inputs import check_inputs
-from batchmill.manifest.min_age import check_settle, is_unsettled
+from batchmill.manifest.min_age import check_min_age, is_too_young
 from batchmill.manifest.source import ManifestLike, Source
 from batchmill.partitioning import Groups, Partitioning
 from batchmill.storage import is_url
@@ -37,7 +37,7 @@ class Manifest:
             there is no such file. `mtime_ns` is the time of the last change. `etag` is null unless
             the store has ETags.
         manifest_columns: The manifest's other columns, row for row.
-        unsettled: Names of the files that were left out because they are too young: somebody may
+        too_young: Names of the files that were left out because they are too young: somebody may
             still be writing them.
         groups: Which inputs belong together. None without a partitioning.
         partition: The partition of each row, once it is decided.
@@ -47,7 +47,7 @@ class Manifest:
     root: str
     inputs: pa.Table
     manifest_columns: pa.Table
-    unsettled: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
+    too_young: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
     groups: Groups | None = None
     partition: pa.Array | None = None
 
@@ -68,7 +68,7 @@ def load_manifest(
     input_column: str = "input",
     root: str | os.PathLike[str] | None = None,
     pattern: str = "*",
-    settle_seconds: float = 0,
+    min_age: float = 0,
     may_be_empty: bool = False,
     partitioning: Partitioning | None = None,
 ) -> Manifest:
@@ -81,7 +81,7 @@ def load_manifest(
         root: What relative inputs are relative to. Default: the manifest's folder, or the working
             directory for a list or DataFrame.
         pattern: Which files of a folder or bucket prefix are inputs.
-        settle_seconds: Leave out files of a local folder or glob that changed less than this many
+        min_age: Leave out files of a local folder or glob that changed less than this many
             seconds ago.
         may_be_empty: Whether a listing without files is accepted.
         partitioning: How the inputs will be divided. The manifest must have its columns and must
@@ -93,7 +93,7 @@ def load_manifest(
     Raises:
         ManifestError: The manifest cannot be used. It lists all faults, each with its line.
     """
-    check_settle(settle_seconds)
+    check_min_age(min_age)
     table = read_source(source, pattern, may_be_empty=may_be_empty)
     column = "input" if table.form in ("listing", "dataset") else input_column
     faults = _check_columns(table, column, may_be_empty=may_be_empty)
@@ -118,8 +118,8 @@ def load_manifest(
     )
     # Objects in a bucket appear only when they are complete. Files in a table were listed on
     # purpose, whatever their age.
-    if settle_seconds and table.form == "listing" and not is_url(table.folder):
-        return _without_young_files(manifest, settle_seconds, may_be_empty=may_be_empty)
+    if min_age and table.form == "listing" and not is_url(table.folder):
+        return _without_young_files(manifest, min_age, may_be_empty=may_be_empty)
     return manifest
 
 
@@ -193,28 +193,26 @@ def _read_manifest_columns(table: Source, column: str) -> pa.Table:
     return to_arrow_table(frame.drop(columns=column))
 
 
-def _without_young_files(
-    manifest: Manifest, settle_seconds: float, *, may_be_empty: bool
-) -> Manifest:
+def _without_young_files(manifest: Manifest, min_age: float, *, may_be_empty: bool) -> Manifest:
     """Leave out the files of a local listing that somebody may still be writing."""
     inputs, groups = manifest.inputs, manifest.groups
-    is_young = is_unsettled(inputs, settle_seconds)
+    is_young = is_too_young(inputs, min_age)
     is_old = pc.invert(is_young)
     young = inputs["input"].filter(is_young).combine_chunks()
     if len(young) == len(inputs) and len(young) and not may_be_empty:
-        raise ManifestError(manifest.name, [_all_too_young(len(young), settle_seconds)])
+        raise ManifestError(manifest.name, [_all_too_young(len(young), min_age)])
     return replace(
         manifest,
         inputs=inputs.filter(is_old),
-        unsettled=young,
+        too_young=young,
         groups=groups and groups.only(is_old),
     )
 
 
-def _all_too_young(count: int, settle_seconds: float) -> str:
+def _all_too_young(count: int, min_age: float) -> str:
     left_out = "1 file was" if count == 1 else f"{count:,} files were"
     return (
-        f"no input in it: {left_out} left out, younger than --settle {settle_seconds:g} (seconds). "
+        f"no input in it: {left_out} left out, younger than --min-age {min_age:g} (seconds). "
         "Wait, or give a smaller one."
     )
 

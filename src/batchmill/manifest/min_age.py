@@ -12,22 +12,22 @@ from batchmill.manifest.inputs import MISSING_SIZE
 _NANOSECONDS = 1_000_000_000
 
 
-def check_settle(seconds: float) -> None:
+def check_min_age(seconds: float) -> None:
     """Check the minimum age of files.
 
     Args:
-        seconds: The value of the option --settle.
+        seconds: The value of the option --min-age.
 
     Raises:
         OptionError: It is negative or not finite.
     """
     if seconds < 0:
-        raise OptionError(f"--settle: {seconds:g} is less than the minimum of 0.")
+        raise OptionError(f"--min-age: {seconds:g} is less than the minimum of 0.")
     if not math.isfinite(seconds):
-        raise OptionError(f"--settle {seconds}: expected a number of seconds, 0 or more.")
+        raise OptionError(f"--min-age {seconds}: expected a number of seconds, 0 or more.")
 
 
-def is_unsettled(inputs: pa.Table, seconds: float) -> pa.ChunkedArray:
+def is_too_young(inputs: pa.Table, seconds: float) -> pa.ChunkedArray:
     """Return which files of a listing are too young to be read.
 
     Args:

@@ -143,7 +143,7 @@ def _read_manifest(job: Job, listed: ManifestLike | None = None) -> Manifest:
         input_column=job.inputs.input_column,
         root=job.inputs.root or None,
         pattern=job.inputs.pattern,
-        settle_seconds=job.inputs.min_age,
+        min_age=job.inputs.min_age,
         partitioning=job.partitioning,
     )
 

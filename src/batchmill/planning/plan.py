@@ -44,7 +44,7 @@ class Plan:
         touched: Inputs whose time changed while their content stayed the same.
         counts: The number of inputs by reason, and of those that are quarantined, unchanged and
             withdrawn.
-        settled: The number of inputs that are not pending, by recorded outcome.
+        resolved: The number of inputs that are not pending, by recorded outcome.
         stale_steps: The identities of other steps that have records, with their number of records.
     """
 
@@ -52,7 +52,7 @@ class Plan:
     withdrawn: pa.Table
     touched: pa.Array
     counts: Mapping[str, int]
-    settled: Mapping[str, int]
+    resolved: Mapping[str, int]
     stale_steps: Mapping[str, int]
 
     def first(self, reason: str, count: int) -> list[str]:
@@ -127,7 +127,7 @@ def make_plan(
             **{name: counted[name] for name in (*REASONS, "quarantined", "unchanged")},
             "withdrawn": len(withdrawn),
         },
-        settled=dict(_count(done["outcome"].filter(is_done))),
+        resolved=dict(_count(done["outcome"].filter(is_done))),
         stale_steps=dict(_count(done["step"].filter(compared.has_other_step)).most_common()),
     )
 
@@ -207,7 +207,7 @@ def _withdrawn(known: pa.Table, record_rows: pa.Array, manifest: Manifest) -> pa
     is_listed[record_rows.drop_null().to_numpy()] = True
     unlisted = known.filter(~is_listed)
     # A file that was left out because it is too young still exists.
-    return unlisted.filter(pc.invert(pc.is_in(unlisted["input"], value_set=manifest.unsettled)))
+    return unlisted.filter(pc.invert(pc.is_in(unlisted["input"], value_set=manifest.too_young)))
 
 
 def _count(values: pa.Array | pa.ChunkedArray) -> Counter[str]:

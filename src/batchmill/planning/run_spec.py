@@ -32,15 +32,15 @@ _BATCH_ROWS = 4096
 class RunSpec:
     """What every shard of a run needs to know besides its inputs.
 
-    `root` is the folder or URL that inputs are relative to. `counts` are the plan's: how many of
-    the manifest's inputs were new, unchanged, and so on; `settled` has those that were not pending,
-    by outcome. `token` is that of the run's lease. `partitions` counts the manifest's inputs by
-    partition, if there is a `partitioning`.
+    `root` is the folder or URL that inputs are relative to. `counts` has the number of the
+    manifest's inputs by reason (new, unchanged and so on), `resolved` the number of inputs that are
+    not pending by outcome, `partitions` the number of inputs by partition, if there is a
+    `partitioning`. `token` belongs to the run's lease.
     """
 
     run: int
     counts: Mapping[str, int]
-    settled: Mapping[str, int]
+    resolved: Mapping[str, int]
     step: str
     params: Mapping[str, Any]
     search: str
@@ -76,7 +76,7 @@ def write_run_plan(
     work = RunSpec(
         run=run,
         counts=plan.counts,
-        settled=plan.settled,
+        resolved=plan.resolved,
         step=job.step,
         params=job.params,
         search=job.search,

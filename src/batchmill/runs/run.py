@@ -29,7 +29,7 @@ from batchmill.runs.summary import Summary, summarise
 
 @dataclass(kw_only=True)
 class Run:
-    """A run that holds its dataset: `divide` it, execute its shards, `settle`, publish, `end`.
+    """A run that holds its dataset: `divide` it, execute its shards, `finalize`, publish, `end`.
 
     Whoever executes the shards says how many `task_runs` there were, and whether some were `lost`.
     """
@@ -84,7 +84,7 @@ class Run:
         """Return what a machine needs to know to tell whether it could run the shards."""
         return Probe(dataset=self.prepared.job.output, run=self.number, token=self.lease.token)
 
-    def settle(self, *, prune: bool = False) -> None:
+    def finalize(self, *, prune: bool = False) -> None:
         """Record what needs no execution, and remove what is there no more.
 
         With `prune`, withdrawn inputs, too.

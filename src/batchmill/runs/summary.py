@@ -68,7 +68,7 @@ def summarise(ledger: Ledger, run: int) -> Summary:
     planned = planned_names(ledger, run)
     records = ledger.records(["input", "outcome", "attempts", "error", "message"], run=run)
     outcomes = Counter(records["outcome"].to_pylist())
-    outcomes.update(work.settled)
+    outcomes.update(work.resolved)
     failures = [
         (record["input"], f"{record['outcome']}: {one_line(record['error'], record['message'])}")
         for record in records.sort_by("input").to_pylist()

@@ -89,7 +89,7 @@ class Trial:
             _, shards = run.divide(batching, Cores(total=num_workers, node=num_workers), policy)
             for shard in shards:
                 run_shard(shard, outcomes.append)
-            run.settle()
+            run.finalize()
             publish(run.ledger, run.prepared.manifest)
             run.end()
         return {outcome.input.removeprefix("inputs/"): result_of(outcome) for outcome in outcomes}

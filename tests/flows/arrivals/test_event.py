@@ -23,7 +23,7 @@ def test_pauses_between_attempts_grow_to_a_minute():
 
 
 def test_the_event_names_source_files_and_deployment():
-    of = WatchTarget(source="/data/in", pattern="*.wav", settle_seconds=1, deployment="a/b")
+    of = WatchTarget(source="/data/in", pattern="*.wav", min_age=1, deployment="a/b")
     payload = make_payload(of, {f"{number:02d}.wav": FileVersion(10, 0) for number in range(30)})
     assert payload == {
         "source": "/data/in",
@@ -39,7 +39,7 @@ def test_the_event_names_source_files_and_deployment():
 @pytest.mark.slow
 def test_a_server_that_is_away_has_not_taken_it():
     (port,) = free_ports()
-    of = WatchTarget(source="/data/in", pattern="*", settle_seconds=1)
+    of = WatchTarget(source="/data/in", pattern="*", min_age=1)
     with (
         temporary_settings({PREFECT_API_URL: f"http://user:secret@127.0.0.1:{port}/api"}),
         pytest.raises(ServiceError, match="did not accept") as error,
@@ -58,8 +58,8 @@ def test_a_server_that_is_away_has_not_taken_it():
         ("s3://key:secret@bucket/in", {}, "holds a credential"),
         ("bad\udcff", {}, "is not UTF-8"),
         ("nosuch://bucket/in", {}, "no library knows"),
-        (".", {"settle_seconds": -1}, "is less than the minimum of 0"),
-        (".", {"settle_seconds": float("nan")}, "0 or more"),
+        (".", {"min_age": -1}, "is less than the minimum of 0"),
+        (".", {"min_age": float("nan")}, "0 or more"),
     ],
 )
 def test_what_cannot_be_watched_is_told(words, monkeypatch, bucket, source, options, expected):
@@ -72,9 +72,7 @@ def test_what_cannot_be_watched_is_told(words, monkeypatch, bucket, source, opti
 
 def test_a_dataset_that_the_first_run_will_make_is_no_mistake(tmp_path):
     out = tmp_path / "out"
-    of = WatchTarget(
-        source="/in", pattern="*", settle_seconds=1, deployment="a/b", dataset=str(out)
-    )
+    of = WatchTarget(source="/in", pattern="*", min_age=1, deployment="a/b", dataset=str(out))
     with pytest.raises(OptionError, match=f"^the dataset {out} does not exist yet.$"):
         read_recorded_files(of)
     Ledger(LocalStore(out)).create()
@@ -83,6 +81,6 @@ def test_a_dataset_that_the_first_run_will_make_is_no_mistake(tmp_path):
 
 def test_a_source_becomes_absolute(words, monkeypatch):
     monkeypatch.chdir(words.parent)
-    of = watched("words/", settle_seconds=0)
-    assert (of.source, of.pattern, of.settle_seconds) == (str(words), "*", 0)
-    assert watched("words", settle_seconds=5).settle_seconds > 5
+    of = watched("words/", min_age=0)
+    assert (of.source, of.pattern, of.min_age) == (str(words), "*", 0)
+    assert watched("words", min_age=5).min_age > 5

@@ -34,7 +34,7 @@ def folder_watcher(source):
 
 
 def watching(source, folder_watcher, report, warn):
-    watched = WatchTarget(source=str(source), pattern="*", settle_seconds=0)
+    watched = WatchTarget(source=str(source), pattern="*", min_age=0)
     options = {"every_seconds": 0.2, "folder_watcher": folder_watcher, "known": {}}
     return SourceWatcher(watched, **options, report=report, warn=warn)
 

@@ -72,13 +72,15 @@ class IsolatedExecutor:
         self._monitor = BatchMonitor(
             self.processing.overdue if self.processing else None, self.limits.timeout_seconds
         )
-        self._processor = self.processing and BatchProcessor(
-            callbacks=self.processing,
-            queue=self._queue,
-            stop=self.stop,
-            monitor=self._monitor,
-            resolve=self._resolve,
-        )
+        self._processor: BatchProcessor | None = None
+        if self.processing:
+            self._processor = BatchProcessor(
+                callbacks=self.processing,
+                queue=self._queue,
+                stop=self.stop,
+                monitor=self._monitor,
+                resolve=self._resolve,
+            )
 
     def shorten(self) -> int:
         """Leave out the inputs that have not begun. Any thread may call it.
