@@ -88,7 +88,7 @@ class DatasetRun:
         scheduler = ShardScheduler(
             runner=runner,
             workers=layout.num_workers,
-            look=watch.check,
+            on_tick=watch.check,
             cancelled=lambda: bool(self._cancellation.reason),
             losses_allowed=_LOSSES_ALLOWED,
         )

@@ -44,15 +44,10 @@ class ShardScheduler:
         *,
         runner: ShardRunner,
         workers: int,
+        on_tick: Callable[[], bool],
         cancelled: Callable[[], bool],
         losses_allowed: int,
-        on_tick: Callable[[], bool] | None = None,
-        look: Callable[[], bool] | None = None,
     ) -> None:
-        # `look` is the former name of `on_tick`. Remove it when no caller passes it.
-        on_tick = on_tick or look
-        if on_tick is None:
-            raise TypeError("ShardScheduler: on_tick is missing. Pass a callable.")
         self._runner = runner
         self._on_tick = on_tick
         self._cancelled = cancelled

@@ -210,7 +210,7 @@ def test_a_run_that_is_killed_and_cancelled_can_be_completed(
     state = api(f"/flow_runs/{killed['id']}")["state"]
     assert (state["type"], state["message"]) == (
         "CRASHED",
-        "Its process was killed. Run 2 goes on from there.",
+        "Its process was killed. Run 2 resumes its work.",
     )
     of_run = {"flow_runs": {"id": {"any_": [killed["id"]]}}, "limit": 200}
     states = {task["state"]["type"] for task in api("/task_runs/filter", of_run)}
