@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from batchmill.blocks.dataset_store import Store
 from batchmill.blocks.ray_cluster import RayCluster, as_cluster
 from batchmill.flows.deployment_checks import refuse_relative
-from batchmill.flows.parameter_schema import NOT_NULL, titled
+from batchmill.flows.parameter_schema import titled
 from batchmill.flows.preprocess import preprocess
 from prefect import flow
 from prefect.runtime import flow_run
@@ -35,8 +35,8 @@ def infer(
     execution: ExecutionOptions = ExecutionOptions(),
     failures: FailurePolicy = FailurePolicy(),
     run: RunOptions = RunOptions(),
-    cluster: Annotated[RayCluster | None, BeforeValidator(as_cluster), NOT_NULL] = None,
-    store: Annotated[Store, NOT_NULL] = None,
+    cluster: Annotated[RayCluster | None, BeforeValidator(as_cluster)] = None,
+    store: Store = None,
 ) -> Any:
     """Run a model over every input that a manifest lists.
 

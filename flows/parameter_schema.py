@@ -4,31 +4,13 @@ import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, ParamSpec, TypeVar
 
-from pydantic import Field, GetJsonSchemaHandler, WithJsonSchema
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
-
-from batchmill.options import without_null
+from pydantic import Field, WithJsonSchema
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 # An object that may also be null is a field that cannot be filled in: this one is a JSON editor.
 JSON_OBJECT = WithJsonSchema({"type": "object"})
-
-
-class _NotNull:
-    """Leaves null out of the JSON schema of an optional block: the form cannot fill it in."""
-
-    def __get_pydantic_json_schema__(
-        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        schema = handler(core_schema)
-        without_null(schema)
-        return schema
-
-
-NOT_NULL = _NotNull()
 
 
 def titled(**titles: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

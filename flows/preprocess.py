@@ -9,7 +9,7 @@ from batchmill.blocks.ray_cluster import RayCluster, as_cluster
 from batchmill.flows.cancellation import Cancellation
 from batchmill.flows.dataset_run import DatasetRun
 from batchmill.flows.deployment_checks import check_blocks, finding_step, refuse_relative
-from batchmill.flows.parameter_schema import JSON_OBJECT, NOT_NULL, titled
+from batchmill.flows.parameter_schema import JSON_OBJECT, titled
 from batchmill.tasks.manifest import load_manifest
 from prefect import flow
 from prefect.runtime import flow_run
@@ -44,8 +44,8 @@ def preprocess(
     execution: ExecutionOptions = ExecutionOptions(),
     failures: FailurePolicy = FailurePolicy(),
     run: RunOptions = RunOptions(),
-    cluster: Annotated[RayCluster | None, BeforeValidator(as_cluster), NOT_NULL] = None,
-    store: Annotated[Store, NOT_NULL] = None,
+    cluster: Annotated[RayCluster | None, BeforeValidator(as_cluster)] = None,
+    store: Store = None,
 ) -> Any:
     """Run one step over every input that a manifest lists.
 

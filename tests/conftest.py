@@ -15,8 +15,10 @@ from live import (
     RUN_FOLDER,
     ask,
     clean_environment,
+    end_shared_servers,
     make_home,
     prefect_server_in,
+    shared_prefect_server,
     shell_in,
 )
 from object_store import forget_connections, make_bucket, s3_server
@@ -56,6 +58,8 @@ def pytest_configure(config):
 
 
 def pytest_unconfigure(config):
+    """End what the processes of the test run have shared. Each has a folder of its own."""
+    end_shared_servers(config.own_folder)
     shutil.rmtree(config.own_folder, ignore_errors=True)
 
 
@@ -110,8 +114,15 @@ def sample(seed, is_long):
 
 
 @pytest.fixture(scope="session")
-def prefect_server(tmp_path_factory):
-    """A Prefect server on a free port; gives its API's URL."""
+def prefect_server(tmp_path_factory, request):
+    """A Prefect server on a free port; gives its API's URL.
+
+    All processes of a test run share it. Long versions deploy the same names from several
+    processes, so there each process has its own.
+    """
+    if not request.config.getoption("--long"):
+        yield shared_prefect_server()
+        return
     with prefect_server_in(tmp_path_factory.mktemp("server-home")) as url:
         yield url
 

@@ -50,22 +50,18 @@ def _as_shares(value: object) -> object:
 Text = Annotated[str, BeforeValidator(_as_text)]
 
 
-def without_null(entry: dict[str, Any]) -> None:
-    """Describe a property that may be null as one that may be left out.
+def _for_forms(schema: dict[str, Any]) -> None:
+    """Describe an optional number as a number that may be left out.
 
     Prefect's form shows a null alternative as a field of its own, which cannot be filled in.
     """
-    kinds = [kind for kind in entry.get("anyOf", ()) if kind != {"type": "null"}]
-    if "anyOf" in entry and len(kinds) < len(entry["anyOf"]):
-        del entry["anyOf"]
-        entry |= kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
-        if entry.get("default", ...) is None:
-            del entry["default"]
-
-
-def _for_forms(schema: dict[str, Any]) -> None:
     for entry in schema.get("properties", {}).values():
-        without_null(entry)
+        kinds = [kind for kind in entry.get("anyOf", ()) if kind != {"type": "null"}]
+        if "anyOf" in entry and len(kinds) < len(entry["anyOf"]):
+            del entry["anyOf"]
+            entry |= kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+            if entry.get("default", ...) is None:
+                del entry["default"]
 
 
 class Options(BaseModel):

@@ -124,7 +124,7 @@ def test_an_entry_says_what_the_commands_help_says(site, pages):
     for option in ("--max-failures", "--memory-limit", "--repair", "--deployment"):
         assert option in text
     # The whole docstring of each, not the line of the overview.
-    assert "Inputs that are done already are not executed again" in text
+    assert "Inputs that are already done are not executed again" in text
     assert "[required]" not in text
 
 

@@ -22,7 +22,7 @@ def texts(work):
 @pytest.mark.parametrize(
     ("step", "outcome", "timeout"),
     [
-        ("Dies", ("crashed", "ShardProcessDied"), 60),
+        pytest.param("Dies", ("crashed", "ShardProcessDied"), 60, marks=pytest.mark.long),
         pytest.param("Hangs", ("timeout", "Timeout"), 3, marks=pytest.mark.long),
         pytest.param(
             "BreaksTheDevice", ("crashed", "ShardProcessDied"), 60, marks=pytest.mark.long

@@ -26,6 +26,7 @@ def servers(shell):
     return found
 
 
+@pytest.mark.long
 def test_two_runs_at_once_share_one_server(bare_shell, words):
     shell = bare_shell
     runs = [

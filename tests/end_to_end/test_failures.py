@@ -125,6 +125,7 @@ def test_a_failure_is_seen_while_the_run_goes(shell, api, work, runner):
     assert "1 failed" in err
 
 
+@pytest.mark.long
 def test_fail_fast_stops_the_run_and_the_next_one_resumes(shell, api, work, runner):
     make_inputs(work / "in", ["bad.txt", *[f"good{n:02d}.txt" for n in range(30)]])
     (work / "waiting.py").write_text(WAITING)

@@ -75,6 +75,7 @@ def shard_processes(shell):
     return found
 
 
+@pytest.mark.long
 def test_a_lost_shards_inputs_are_finished_in_the_same_run(shell, api, inputs, work, runner):
     names = inputs(60)
     options = ["--param", f"log={work}/log", "--batch-size", "4", "--num-workers", "2", *runner]

@@ -149,11 +149,11 @@ def test_a_store_is_where_relative_outputs_are(shell, saved, bucket, words, is_l
 
 MISTAKES = [
     (["--job", "none-such"], "--job block:none-such: there is no saved block of this name"),
-    (["--job", "clips", "--batch-size", "3"], "--job clips: what to do, where and how is"),
-    (["--job", "clips", "--max-failures", "0"], "--job clips: what to do, where and how is"),
+    (["--job", "clips", "--batch-size", "3"], "--job clips: the saved job contains all options"),
+    (["--job", "clips", "--max-failures", "0"], "--job clips: the saved job contains all options"),
     (["--job", "lab/lab"], "--job block:lab/lab: there is no saved block of this name"),
     (["--job", "batchmill-dataset-store/lab"], "is of another type than batchmill-saved-job."),
-    (["words", "--job", "clips"], "--job clips: what to do, where and how is saved with"),
+    (["words", "--job", "clips"], "--job clips: the saved job contains all options"),
     (["words", "--step", "a:b", "-o", "x", "--store", "lab"], "--store: 'lab' is no dataset s"),
     (["words", "--step", "a:b", "-o", "x", "--store", "block:no/no"], "--store block:no/no: "),
     (["words", "--step", "a:b", "-o", "../x", "--store", "block:lab"], "has '..' in it."),

@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 import uuid
 from base64 import b64encode
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 MARK = "BATCHMILL_TEST_MARK"
 # The folder of the test run, which all of its processes share; it has the migrated database.
 RUN_FOLDER = "BATCHMILL_TEST_RUN_FOLDER"
+_SERVER = "server.json"
 START_SECONDS = 180
 _BUSY_ANSWERS = 20
 
@@ -214,6 +215,35 @@ def prefect_server_in(home, host="127.0.0.1", port=None, environment=None):
 
     `environment` may have settings of the server, another database among them.
     """
+    process, url = start_prefect_server(home, host, port, environment)
+    with ended(process):
+        yield url
+
+
+def shared_prefect_server():
+    """Return the URL of a server that all processes of this test run share.
+
+    The first process that needs it starts it; `end_shared_servers` ends it.
+    """
+
+    def start(folder):
+        process, url = start_prefect_server(folder)
+        (folder / _SERVER).write_text(json.dumps({"pid": process.pid, "url": url}))
+
+    return json.loads((made_once("prefect-server", start) / _SERVER).read_text())["url"]
+
+
+def end_shared_servers(run_folder):
+    """End the servers that processes of a test run have shared."""
+    for record in Path(run_folder).glob(f"*/{_SERVER}"):
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(json.loads(record.read_text())["pid"])
+            process.terminate()
+            process.wait(30)
+
+
+def start_prefect_server(home, host="127.0.0.1", port=None, environment=None):
+    """Start a Prefect server and wait until it responds; return its process and its API's URL."""
     environment = environment or {}
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     on_sqlite = "PREFECT_API_DATABASE_CONNECTION_URL" not in environment
@@ -230,17 +260,33 @@ def prefect_server_in(home, host="127.0.0.1", port=None, environment=None):
     }
     address = ["--host", host, "--port", str(port)]
     command = [sys.executable, "-m", "prefect", "server", "start", *address]
-    with running_server(command, f"{url}/health", home / "server.log", settings | environment):
-        yield url
+    log = home / "server.log"
+    return start_server(command, f"{url}/health", log, settings | environment), url
 
 
 @contextmanager
 def running_server(command, health_url, log, environment=None):
-    """Run a server until the block ends, which begins when the server answers."""
+    """Run a server until the block ends, which begins when the server responds."""
+    with ended(start_server(command, health_url, log, environment)) as server:
+        yield server
+
+
+@contextmanager
+def ended(process):
+    """End a process when the block ends."""
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def start_server(command, health_url, log, environment=None):
+    """Start a server and wait until it responds; return its process."""
     with log.open("w") as out:
         server = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
 
-    def answers():
+    def responds():
         assert server.poll() is None, log.read_text()
         try:
             with urllib.request.urlopen(health_url, timeout=5) as answer:
@@ -249,8 +295,9 @@ def running_server(command, health_url, log, environment=None):
             return False
 
     try:
-        wait_for(answers, f"the start of {command}", START_SECONDS)
-        yield server
-    finally:
-        server.terminate()
+        wait_for(responds, f"the start of {command}", START_SECONDS)
+    except BaseException:
+        server.kill()
         server.wait(30)
+        raise
+    return server
