@@ -110,7 +110,7 @@ def as_store(store: object) -> Any:
         return made
     what = repr(store) if isinstance(store, str) else f"a {type(store).__name__}"
     raise OptionError(
-        f"--store: {what} is no dataset store. Give block:NAME of a saved one, or "
+        f"--store: {what} is not a dataset store. Give block:NAME of a saved one, or "
         "block:remote-file-system/NAME."
     )
 

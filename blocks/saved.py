@@ -34,7 +34,7 @@ def load_saved(option: str, name: str, *kinds: type[Block]) -> Any:
         # What it says has all that was saved in it, secrets too.
         raise OptionError(
             f"{option} {_SAVED}{name}: what was saved does not fit this version of batchmill. "
-            "Save it anew."
+            "Save it again."
         ) from None
     if not isinstance(saved, kinds):
         wanted = " or ".join(kind.get_block_type_slug() for kind in kinds)

@@ -24,7 +24,7 @@ from batchmill.options import ExecutionOptions
 from batchmill.planning.batching import Batching
 from batchmill.planning.run_spec import read_work
 from batchmill.policy import FailurePolicy
-from batchmill.runs.context import tell_task_runs
+from batchmill.runs.context import report_task_runs
 from batchmill.runs.progress import RunWatcher
 from batchmill.runs.run import Run
 from batchmill.runs.summary import failure_message, summarise
@@ -114,7 +114,7 @@ class DatasetRun:
         write_metadata(prepared)
         summary = run.end()
         is_stale = run.report_is_stale
-        tell_task_runs(run.task_runs + 2 + is_stale)  # With load_manifest and write_metadata.
+        report_task_runs(run.task_runs + 2 + is_stale)  # With load_manifest and write_metadata.
         if is_stale:
             ledger: Any = opaque(run.ledger)
             self._reporter.sum_up(write_report(ledger, run.number, job.output))

@@ -39,7 +39,7 @@ def verify_dataset(
         repair: Let the inputs concerned run again, and remove what is unreferenced.
     """
     refuse_relative(dataset=dataset)
-    found = examine(open_ledger(dataset), hash_files=hash_files, mend=repair)
+    found = examine(open_ledger(dataset), hash_files=hash_files, repair=repair)
     if not found:
         return Completed(message=f"{dataset} is what its ledger says.")
     counts = Counter(difference.kind for difference in found)
@@ -57,6 +57,6 @@ def verify_dataset(
     remedy = (
         "Repaired: the next run makes what is missing or changed."
         if repair
-        else f"To mend it: batchmill verify {dataset} --repair, then a run."
+        else f"To repair it: batchmill verify {dataset} --repair, then a run."
     )
     return Failed(message=f"{dataset}: {text}. {remedy}")

@@ -17,5 +17,5 @@ def load_manifest(job: Job) -> Prepared:
     logger.info("%s: %s", prepared.manifest.name, counts)
     if prepared.partition_changes:
         changes = "; ".join(prepared.partition_changes)
-        logger.info("all groups are dealt to partitions anew: %s", changes)
+        logger.info("re-assigning all groups to partitions: %s", changes)
     return prepared

@@ -172,7 +172,7 @@ def _checked_source(source: str) -> str:
     if is_url(place):
         remote.check_url(place)
         remote.check_bucket(place)
-        is_file = not place.endswith("/") and not is_glob(place) and bool(remote.look(place))
+        is_file = not place.endswith("/") and not is_glob(place) and bool(remote.stat(place))
     else:
         is_file = os.path.exists(place) and not os.path.isdir(place)
     if is_file:
@@ -239,7 +239,7 @@ def read_recorded_files(target: WatchTarget) -> dict[str, FileVersion]:
         The recorded inputs by name.
 
     Raises:
-        OptionError: There is no dataset, or this process cannot find it.
+        OptionError: There is not a dataset, or this process cannot find it.
         LedgerError: The ledger cannot be read.
         StoreError: The store cannot be read.
     """

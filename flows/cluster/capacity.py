@@ -17,6 +17,8 @@ from batchmill.planning.batching import Cores
 # each process of the cluster keeps a core busy with asking for it.
 _HEAD_SECONDS, _HEAD_ANSWER_SECONDS = 15.0, 2.0
 
+_RESUME = "Committed results are kept. Run the same command again to complete the dataset."
+
 
 class Node(NamedTuple):
     """A node of the cluster: its id, its address, and what it has of each resource."""
@@ -115,13 +117,9 @@ class _Question(threading.Thread):
 
 def lost_head_message(cluster: RayCluster) -> str:
     """Say that a cluster's head went away in the middle of a run, and what that costs."""
-    again = "the same command, given again, completes the dataset."
     if cluster.is_local:
-        return f"Ray on the machine of the flow run has died. What is committed stays; {again}"
-    return (
-        f"The head of the Ray cluster at {cluster.address} answers no more. What is committed "
-        f"stays; once the cluster is back, {again}"
-    )
+        return f"Ray on the machine of the flow run has died. {_RESUME}"
+    return f"The head of the Ray cluster at {cluster.address} stopped responding. {_RESUME}"
 
 
 def _head_address(cluster: RayCluster) -> tuple[str, int] | None:

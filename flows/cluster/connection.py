@@ -117,6 +117,6 @@ def check_cluster(cluster: RayCluster) -> None:
         socket.create_connection(cluster.head, timeout=_CONNECT_SECONDS).close()
     except OSError as error:
         raise ServiceError(
-            f"--ray {cluster.address}: nobody answers there ({error}). Is the cluster up, the port "
-            "right?"
+            f"--ray {cluster.address}: nothing responds there ({error}). Start the "
+            "cluster, or correct the port."
         ) from error

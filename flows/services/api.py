@@ -67,8 +67,8 @@ def shared_api() -> Iterator[None]:
 def lost_server_message(error: Exception) -> str:
     """Say that the Prefect server went away in the middle of a run, and what that costs."""
     return (
-        f"The Prefect server at {_shown_api()} answers no more. What is committed "
-        f"stays; the same command, given again, completes the dataset. ({error})"
+        f"The Prefect server at {_shown_api()} stopped responding. Committed "
+        f"results are kept. Run the same command again to complete the dataset. ({error})"
     )
 
 
@@ -98,15 +98,15 @@ def trouble_with_server(error: Exception) -> tuple[str, str]:
     """Return what an error of Prefect's client says of the server, and what to do about it."""
     if not isinstance(error, httpx.HTTPStatusError):
         reason = str(error).partition("\n")[0] or type(error).__name__
-        return f"does not answer ({reason})", "Start it or correct its address"
+        return f"does not respond ({reason})", "Start it or correct its address"
     status = error.response.status_code
     answer = f"({status} {error.response.reason_phrase})"
     if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         remedy = "Set PREFECT_API_AUTH_STRING=USER:PASSWORD, or for Prefect Cloud PREFECT_API_KEY"
-        return f"lets nobody in {answer}", remedy
+        return f"rejected the credentials {answer}", remedy
     if httpx.codes.is_client_error(status):
         return f"has no API there {answer}", "Give its API's address, which ends in /api"
-    return f"answers with an error {answer}", "See its log, or try again later"
+    return f"responded with an error {answer}", "See its log, or try again later"
 
 
 def wait_until_recorded(flow_run: UUID, task_runs: int, seconds: float = _RECORD_SECONDS) -> None:

@@ -57,7 +57,7 @@ def test_file_systems_of_prefect_are_stores():
     assert (access.url, access.options) == ("s3://bucket/sets", {"key": "abcdef"})
     assert as_store(LocalFileSystem(basepath="/data")).place_of("clips") == "/data/clips"
     assert as_store(LocalFileSystem(basepath="/data")).access == []
-    with pytest.raises(OptionError, match="is no dataset store"):
+    with pytest.raises(OptionError, match="is not a dataset store"):
         as_store(3)
 
 

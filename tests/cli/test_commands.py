@@ -150,7 +150,7 @@ def test_verify_fails_for_a_leak_and_only_warns_of_duplicates(
     code, out, _ = command("verify", "out", "--repair")
     assert code == 1
     assert "leak: metadata.parquet: b.txt is in train, and was assigned to test" in out
-    assert "The same run, given again, writes the tables anew." in out
+    assert "Run the same command again to rebuild the tables." in out
     assert "removed" not in out
     assert (
         json.loads(command("plan", words / "m.csv", "--step", SPLIT, "-o", "out", "--json")[1])[
@@ -189,7 +189,10 @@ def test_verify_fails_for_a_leak_and_only_warns_of_duplicates(
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--retries", "x"], "whole number"),
         (["plan", "manifest.csv", "--step", SPLIT, "-o", "out", "--cores", "-1"], "1 or more"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--ray", "x"], "expected ray://"),
-        (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--ray", "127.0.0.1:9"], "nobody"),
+        (
+            ["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--ray", "127.0.0.1:9"],
+            "nothing responds",
+        ),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--retries", "-1"], "less than"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--timeout", "-1"], "minimum of 0"),
         (
@@ -201,8 +204,8 @@ def test_verify_fails_for_a_leak_and_only_warns_of_duplicates(
             "a percentage",
         ),
         (["try", ".", "--step", SPLIT], "is a folder"),
-        (["status", "nosuch"], "is no dataset"),
-        (["failures", "."], "is no dataset"),
+        (["status", "nosuch"], "is not a dataset"),
+        (["failures", "."], "is not a dataset"),
         (["try", "nosuch.txt", "--step", SPLIT], "no such file"),
         (["watch", ".", "--every", "0"], "more than 0"),
         (["watch", "."], "set PREFECT_API_URL"),

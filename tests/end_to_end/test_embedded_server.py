@@ -92,7 +92,7 @@ def test_a_run_whose_server_is_killed_ends_with_a_word_and_can_be_completed(bare
     (work / "go").touch()
     _, err = run.communicate(timeout=300)
     assert run.returncode == 1
-    assert "answers no more. What is committed stays; the same command" in err
+    assert "stopped responding. Committed results stays; the same command" in err
     assert "Traceback" not in err
     done = shell.batchmill(*command, "out")
     assert done.returncode == 0, done.stderr

@@ -42,7 +42,7 @@ LocalStore.put_folder = put_later
 WRITE_IN_PLACE = """
 import io, time
 from batchmill.storage import LocalStore
-def fill(store, name, writer):
+def write_atomic(store, name, writer):
     whole = io.BytesIO()
     writer(whole)
     target = store.root / name
@@ -52,7 +52,7 @@ def fill(store, name, writer):
         file.write(data[: len(data) // 2])
         time.sleep(0.5)
         file.write(data[len(data) // 2 :])
-LocalStore.fill = fill
+LocalStore.write_atomic = write_atomic
 """
 # The processes of a run that are killed, on each runner.
 VICTIMS = {

@@ -136,7 +136,7 @@ def test_the_end_of_a_local_ray_blames_no_input(shell, api, inputs, work):
     _, err = run.communicate(timeout=120)
     assert run.returncode == 1
     assert "Ray on the machine of the flow run has died" in err
-    assert "The same command, given again, runs what is pending." in err
+    assert "Run the same command again to execute the pending inputs." in err
     flow_run, tasks = flow_run_of(api, work / "out")
     assert flow_run["state"]["type"] == "FAILED"
     assert {task["state"]["type"] for task in tasks} <= FINAL
@@ -188,7 +188,7 @@ def test_a_run_that_is_killed_and_cancelled_can_be_completed(
         wait_for(lambda: not shell.leftovers(), "the end of all processes")
         print(f"{cancel.__name__}: {time.monotonic() - begun:.1f} s")
         assert run.returncode == 130, out + err
-        assert "Cancelled. What is committed stays" in err
+        assert "Cancelled. Committed results are kept" in err
         assert " pending" in err
         assert "Traceback" not in err
         done = committed(work / "out")

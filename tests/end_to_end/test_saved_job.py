@@ -154,7 +154,7 @@ MISTAKES = [
     (["--job", "lab/lab"], "--job block:lab/lab: there is no saved block of this name"),
     (["--job", "batchmill-dataset-store/lab"], "is of another type than batchmill-saved-job."),
     (["words", "--job", "clips"], "--job clips: the saved job contains all options"),
-    (["words", "--step", "a:b", "-o", "x", "--store", "lab"], "--store: 'lab' is no dataset s"),
+    (["words", "--step", "a:b", "-o", "x", "--store", "lab"], "--store: 'lab' is not a dataset s"),
     (["words", "--step", "a:b", "-o", "x", "--store", "block:no/no"], "--store block:no/no: "),
     (["words", "--step", "a:b", "-o", "../x", "--store", "block:lab"], "has '..' in it."),
     ([], "missing: MANIFEST, --step, --output. Give all three; or, to `run`, a saved job"),

@@ -25,7 +25,7 @@ def test_a_run_needs_the_password_of_a_server_that_has_one(bare_shell, work, tmp
         bare_shell.environment["PREFECT_API_AUTH_STRING"] = "mill:wrong"
         done = bare_shell.batchmill("run", *job)
         assert done.returncode == 2, done.stderr
-        assert f"PREFECT_API_URL={url} lets nobody in" in done.stderr
+        assert f"PREFECT_API_URL={url} rejected the credentials" in done.stderr
         assert "Set PREFECT_API_AUTH_STRING=USER:PASSWORD" in done.stderr
         assert "Traceback" not in done.stderr
         assert not (work / "parts").exists()

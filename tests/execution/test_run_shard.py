@@ -212,7 +212,7 @@ def test_what_fails_when_the_run_holds_the_dataset_no_more_is_no_outcome(words, 
     with open_run(prepare(job)) as run:
         _, (whole,) = run.divide(Batching(batch_size=9), Cores(total=1, node=1), FailurePolicy())
     # The run has ended, as one that was killed and taken over has; its shard goes on.
-    with pytest.raises(LedgerError, match="run 1 holds it no more"):
+    with pytest.raises(LedgerError, match="run 1 no longer holds it"):
         run_shard(whole)
     assert "failed" not in Ledger(LocalStore(out)).records(["outcome"])["outcome"].to_pylist()
 
@@ -289,9 +289,9 @@ def test_a_second_writer_is_refused_and_told_who_the_first_is(tmp_path):
     ledger.create()
     with lease(ledger):
         assert f"process {os.getpid()}" in holder(ledger)
-        with pytest.raises(LedgerError, match="a run is going on there"):
+        with pytest.raises(LedgerError, match="another run is using it"):
             check_free(ledger)
-        with pytest.raises(LedgerError, match="a run is going on there"), lease(ledger):
+        with pytest.raises(LedgerError, match="another run is using it"), lease(ledger):
             pass
     assert holder(ledger) is None
     check_free(ledger)

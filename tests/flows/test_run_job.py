@@ -24,6 +24,6 @@ def test_a_list_is_not_saved_for_a_run_that_is_refused(words, tmp_path, wrong):
 def test_a_list_is_not_saved_over_that_of_a_run_that_is_going_on(words, tmp_path):
     ledger = Ledger(LocalStore(tmp_path / "out"))
     ledger.create()
-    with lease(ledger), pytest.raises(LedgerError, match="a run is going on there"):
+    with lease(ledger), pytest.raises(LedgerError, match="another run is using it"):
         batchmill.run([words / "a.txt"], SPLIT, tmp_path / "out")
     assert not (tmp_path / "out" / ".batchmill" / "manifest.parquet").exists()

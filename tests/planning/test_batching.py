@@ -9,8 +9,8 @@ from batchmill.planning.batching import (
     MAX_SHARDS,
     Batching,
     Cores,
-    cut,
     input_weights,
+    make_batches,
     own_cores,
     plan_shards,
 )
@@ -94,20 +94,20 @@ def lpt(weights, workers):
 def test_inputs_of_a_kilobyte_to_a_gigabyte_are_even_for_the_workers_of_a_shard(seed, workers):
     exponents = np.random.default_rng(seed).uniform(3, 9, 3000)
     weights = np.sort(input_weights((10**exponents).astype(np.int64)))[::-1]
-    batches = cut(weights, 256, workers)
+    batches = make_batches(weights, 256, workers)
     assert [index for batch in batches for index in batch] == list(range(3000))
     busy = lpt([weights[list(batch)].sum() for batch in batches], workers)
     assert max(busy) <= 1.1 * np.mean(busy)
 
 
 def test_the_light_ones_share_batches():
-    batches = cut(input_weights(np.array([10**9, *[1] * 1000])), 256, 2)
+    batches = make_batches(input_weights(np.array([10**9, *[1] * 1000])), 256, 2)
     assert len(batches[0]) == 1
     assert len(batches) < 30
 
 
 def test_whole_batches_are_as_large_as_was_said():
-    batches = cut(input_weights(np.array([10**9, 10**8, *[1] * 8])), 4, 2, even=False)
+    batches = make_batches(input_weights(np.array([10**9, 10**8, *[1] * 8])), 4, 2, even=False)
     assert [len(batch) for batch in batches] == [4, 4, 2]
 
 

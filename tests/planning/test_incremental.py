@@ -14,7 +14,7 @@ from jobs import job_of, run_job
 from batchmill import ManifestError, StoreError
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import compact
-from batchmill.maintenance.verify import repair, verify
+from batchmill.maintenance.verify import repair_differences, verify
 from batchmill.manifest.saved import listed_manifest, save_manifest
 from batchmill.planning.job import make_job, prepare
 from batchmill.publishing.tables import publish
@@ -320,7 +320,7 @@ def test_verify_finds_what_is_missing_changed_and_unreferenced(job):
     }
     with_hash = list(verify(job.ledger, hash_files=True))
     assert ("changed", "in/00002.txt") in {(d.kind, d.input) for d in with_hash}
-    repair(job.ledger, with_hash)
+    repair_differences(job.ledger, with_hash)
     assert job.run() == 3
     assert list(verify(job.ledger, hash_files=True)) == []
     assert same_size.read_text() == "00002.txt"
@@ -363,7 +363,7 @@ def test_a_folder_where_nothing_or_something_else_is_left_can_be_mended(job):
     job.output("00003.txt").mkdir()
     found = list(verify(job.ledger))
     assert {d.input for d in found if d.kind == "missing"} == {f"in/0000{n}.txt" for n in range(4)}
-    repair(job.ledger, found)
+    repair_differences(job.ledger, found)
     assert job.run() == 4
     assert list(verify(job.ledger, hash_files=True)) == []
     assert len(list((job.folder / "in").iterdir())) == 20, "what the link led to is untouched"

@@ -238,7 +238,7 @@ def test_inputs_that_may_not_be_read_here(words, tmp_path, monkeypatch):
 
 
 def test_what_is_no_dataset_or_has_no_table(tmp_path):
-    with pytest.raises(OptionError, match="is no dataset"):
+    with pytest.raises(OptionError, match="is not a dataset"):
         open_dataset(tmp_path)
     Ledger(LocalStore(tmp_path)).create()
     with pytest.raises(OptionError, match=r"no metadata\.parquet yet"):

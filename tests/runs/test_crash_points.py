@@ -209,7 +209,7 @@ def record_before_outputs(points):
 def write_in_place(points):
     """Break the protocol: files are written under their names, and may be seen half-written."""
 
-    def fill(store, name, writer):
+    def write_atomic(store, name, writer):
         target = store.root / name
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb", buffering=0) as file:
@@ -219,7 +219,7 @@ def write_in_place(points):
             writer(file)
             file.truncate()
 
-    LocalStore.fill = fill
+    LocalStore.write_atomic = write_atomic
 
 
 @pytest.mark.long  # Only some of the points show that it is broken.

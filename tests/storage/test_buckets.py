@@ -99,9 +99,9 @@ def test_only_what_has_changed_is_executed(job, store, bucket):
 def test_another_etag_of_the_same_content_is_read_once_and_executes_nothing(job, data, bucket):
     """As after a copy in parts: the ETag says how many there were."""
     job()
-    before = remote.look(f"{data}/in/0.txt").etag
+    before = remote.stat(f"{data}/in/0.txt").etag
     upload_in_parts(f"{data}/in/0.txt", b"content of in/0.txt")
-    assert remote.look(f"{data}/in/0.txt").etag != before
+    assert remote.stat(f"{data}/in/0.txt").etag != before
     plan = prepare(make_job(manifest=f"{data}/m.csv", step=COPY, output=f"{bucket}/out")).plan
     assert (plan.counts["unchanged"], len(plan.touched)) == (10, 1)
     assert executed(job) == 0
@@ -162,9 +162,9 @@ def test_many_inputs_are_looked_at_by_listing(data, monkeypatch):
     for url in urls:
         files.pipe_file(url, b"x" * 3)
     alone = []
-    look = remote.look
+    look = remote.stat
     monkeypatch.setattr(remote, "look", lambda url: alone.append(url) or look(url))
-    seen = remote.look_at([*urls, f"{data}/in/0.txt", f"{data}/many/none"])
+    seen = remote.stat_many([*urls, f"{data}/in/0.txt", f"{data}/many/none"])
     assert [found and found.size for found in seen] == [3] * 300 + [19, None]
     assert alone == [f"{data}/in/0.txt"]
 
@@ -222,7 +222,7 @@ def test_a_bucket_that_is_not_there_or_has_something_else_in_it(job, data):
         job(output="s3://no-such-bucket/out")
     with pytest.raises(OptionError, match="holds files that are not a dataset's"):
         job(output=data)
-    with pytest.raises(OptionError, match="is no dataset"):
+    with pytest.raises(OptionError, match="is not a dataset"):
         open_ledger(f"{data}/nosuch")
 
 

@@ -26,7 +26,7 @@ def test_what_may_pass_is_tried_again(tmp_path, monkeypatch, error, tries):
         raise OSError(error, "no")
 
     with pytest.raises(StoreError, match="no"):
-        LocalStore(tmp_path).fill("a", fail)
+        LocalStore(tmp_path).write_atomic("a", fail)
     assert count == tries
     assert os.listdir(tmp_path) == []
 

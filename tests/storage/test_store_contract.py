@@ -36,7 +36,7 @@ def shared_store(request, tmp_path):
 
 def test_a_url_is_an_object_store_and_a_path_a_folder(store):
     assert isinstance(store, LocalStore if "://" not in store.url else ObjectStore)
-    assert store.place("a/b") == f"{store.url}/a/b"
+    assert store.url_of("a/b") == f"{store.url}/a/b"
 
 
 def test_a_file_is_replaced_when_the_new_one_is_whole(store):
@@ -47,7 +47,7 @@ def test_a_file_is_replaced_when_the_new_one_is_whole(store):
         assert store.read("a/b") == b"old"
         assert store.names("a") == ["b"]
 
-    store.fill("a/b", writer)
+    store.write_atomic("a/b", writer)
     assert store.read("a/b") == b"new"
     assert store.names("a") == ["b"]
     assert list(store.leftovers()) == []
@@ -61,7 +61,7 @@ def test_a_writer_that_fails_changes_nothing(store):
         raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
-        store.fill("a", stop_half_way)
+        store.write_atomic("a", stop_half_way)
     assert store.names("") == ["a"]
     assert store.read("a") == b"old"
 
@@ -145,7 +145,7 @@ def test_a_large_file_arrives_whole_or_not_at_all(shared_store):
         for _ in range(count):
             file.write(block)
 
-    shared_store.fill("large", write)
+    shared_store.write_atomic("large", write)
     assert list(shared_store.sizes(["large"])) == [120 * 2**20]
     before = shared_store.content_of("large")
 
@@ -153,7 +153,7 @@ def test_a_large_file_arrives_whole_or_not_at_all(shared_store):
         write(file, 1)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    process = FORK.Process(target=shared_store.fill, args=("large", die))
+    process = FORK.Process(target=shared_store.write_atomic, args=("large", die))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL

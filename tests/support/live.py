@@ -227,7 +227,8 @@ def shared_prefect_server():
     """
 
     def start(folder):
-        process, url = start_prefect_server(folder)
+        # Not in this folder: it is renamed once the server runs.
+        process, url = start_prefect_server(Path(os.environ[RUN_FOLDER]) / "server-home")
         (folder / _SERVER).write_text(json.dumps({"pid": process.pid, "url": url}))
 
     return json.loads((made_once("prefect-server", start) / _SERVER).read_text())["url"]

@@ -76,7 +76,9 @@ def verify(
         OptionError: There is no such dataset.
         LedgerError: A run is using the dataset.
     """
-    found: list[Difference] = examine(open_ledger(os.fspath(dataset)), hash_files=hash, mend=repair)
+    found: list[Difference] = examine(
+        open_ledger(os.fspath(dataset)), hash_files=hash, repair=repair
+    )
     rows = [asdict(difference) for difference in found]
     return pd.DataFrame(rows, columns=_DIFFERENCE_COLUMNS)
 

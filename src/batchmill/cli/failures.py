@@ -61,7 +61,7 @@ def failures(
     if not records:
         out.print("There are no such failed inputs." if inputs or kind else "No input has failed.")
     else:
-        out.print(f"{count_inputs(len(records))} not ok. All of it: --json, --csv")
+        out.print(f"{count_inputs(len(records))} not ok. For everything: --json, --csv")
 
 
 def _most_telling(lines: list[str]) -> tuple[list[str], str]:

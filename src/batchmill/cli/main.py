@@ -15,7 +15,7 @@ from batchmill.errors import BatchmillError, CancelledError, RunError
 from batchmill.version import VERSION
 
 DONE, INCOMPLETE, NOT_STARTED, CANCELLED = 0, 1, 2, 130
-_STAYS = " What is committed stays; the same command goes on from there."
+_STAYS = " Committed results are kept. Run the same command again to resume."
 
 # Each is imported when it is called: `try` needs neither Prefect nor Ray. So the overview of all
 # has a line for each here; a command's own help is its docstring.
@@ -23,13 +23,17 @@ _OVERVIEW = (
     ("run", "batchmill.cli.run:run", "Run a step over every input of a manifest."),
     ("infer", "batchmill.cli.infer:infer", "Run a model over every input of a manifest."),
     ("try", "batchmill.cli.try_one:try_one", "Run a step on one input, in this process."),
-    ("plan", "batchmill.cli.plan:plan", "Tell what a run would do, and on how many cores."),
+    ("plan", "batchmill.cli.plan:plan", "Show what a run would do, and on how many cores."),
     ("status", "batchmill.cli.status:status", "Count the inputs of a dataset by outcome."),
     ("failures", "batchmill.cli.failures:failures", "List the inputs that are not ok, and why."),
-    ("report", "batchmill.cli.report:report", "Write a dataset's report.html anew."),
+    ("report", "batchmill.cli.report:report", "Rebuild a dataset's report.html."),
     ("verify", "batchmill.cli.verify:verify", "Compare a dataset's files with its ledger."),
-    ("watch", "batchmill.cli.watch:watch", "Tell Prefect of new files in a folder or bucket."),
-    ("retry", "batchmill.cli.retry:retry", "Let failed inputs run again."),
+    ("watch", "batchmill.cli.watch:watch", "Announce new files in a folder or bucket to Prefect."),
+    (
+        "retry",
+        "batchmill.cli.retry:retry",
+        "Release failed inputs, so that the next run executes them.",
+    ),
     ("ui", "batchmill.cli.ui:ui", "Show Prefect's UI with the runs of this machine."),
 )
 

@@ -9,7 +9,7 @@ from batchmill.publishing.report import write_report
 
 
 def report(dataset: Dataset, /) -> None:
-    """Write a dataset's report.html anew: what came of its inputs, how fast, what failed and why.
+    """Rebuild a dataset's report.html: outcomes, speed, failures and their reasons.
 
     Each run that executes something writes it at its end.
 
@@ -21,4 +21,4 @@ def report(dataset: Dataset, /) -> None:
     run = last_run(ledger, dataset)
     check_free(ledger)
     write_report(ledger, run, dataset)
-    console().print(ledger.store.place(REPORT))
+    console().print(ledger.store.url_of(REPORT))

@@ -44,9 +44,9 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
         )
         return
     out = console()
-    state = "was stopped before its end"
+    state = "did not finish"
     if who:
-        state = f"is going on ({who})"
+        state = f"is running ({who})"
     elif ended:
         state = f"took {ended['seconds']:.1f} s"
         if summary.executed:
@@ -57,6 +57,6 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
     out.print(message.removesuffix(f"\n{RUN_AGAIN}") if who else message)
     let_go = count_released(ledger)
     if let_go:
-        out.print(f"{let_go:,} inputs were let go; the next run executes them.")
+        out.print(f"{let_go:,} inputs were released. The next run executes them.")
     if contents.outputs:
         out.print(f"{contents.outputs:,} output files, {readable_size(contents.bytes)}")

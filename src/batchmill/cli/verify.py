@@ -44,7 +44,7 @@ def verify(
     ```
     """
     ledger = open_ledger(dataset)
-    found = examine(ledger, hash_files=hash, mend=repair)
+    found = examine(ledger, hash_files=hash, repair=repair)
     if json:
         print(json_text.dumps([asdict(difference) for difference in found], ensure_ascii=False))
     else:
@@ -64,18 +64,22 @@ def _show(dataset: str, found: list[Difference], *, repaired: bool) -> None:
     if found:
         out.print(", ".join(f"{count:,} {kind}" for kind, count in counts.items()))
     if counts["duplicate"]:
-        out.print("Of inputs with the same content, drop one, or make them one group: --group-by.")
+        out.print(
+            "Drop one of the inputs with the same content, or put them into one group: --group-by."
+        )
     if all(difference.is_warning for difference in found):
         out.print(f"{dataset}: is what its ledger says.")
         return
     if counts["leak"]:
-        out.print("The same run, given again, writes the tables anew.")
+        out.print("Run the same command again to rebuild the tables.")
         if counts["leak"] + counts["duplicate"] == len(found):
             return
     if repaired:
         if counts["unreferenced"]:
-            out.print("Unreferenced files are removed.")
+            out.print("Unreferenced files were removed.")
         if counts["missing"] or counts["changed"]:
-            out.print("The same run, given again, makes what is missing or changed.")
+            out.print("Run the same command again to rebuild missing or changed files.")
     else:
-        out.print(f"To mend it: batchmill verify {dataset} --repair, then the run's command again.")
+        out.print(
+            f"To repair it: batchmill verify {dataset} --repair, then the run's command again."
+        )

@@ -78,7 +78,7 @@ class OutcomeRecorder:
         if store.is_full:
             raise StoreError(store.url, NO_ROOM)
         if spec.token and not is_held(self._ledger, spec.token):
-            raise LedgerError(f"{store.url}: run {spec.run} holds it no more.")
+            raise LedgerError(f"{store.url}: run {spec.run} no longer holds it.")
 
     def _check_failures(self) -> None:
         """Stop the whole run if more inputs have failed than its policy allows."""

@@ -220,7 +220,7 @@ def _fetch(item: Input, planned: remote.FileStat) -> Fingerprint:
     os.makedirs(os.path.dirname(item.path), exist_ok=True)
     for _ in range(_FETCHES):
         remote.fetch(item.url, item.path)
-        now = remote.look(item.url)
+        now = remote.stat(item.url)
         if now is None:
             break  # Some web servers return files, but not their state.
         if now.etag == planned.etag and (now.etag or now.mtime_ns == planned.mtime_ns):

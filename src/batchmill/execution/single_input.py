@@ -56,7 +56,7 @@ def _stat(place: str) -> FileStat | None:
     if is_url(place):
         remote.check_url(place)
         remote.check_bucket(place)
-        stat = remote.look(place)
+        stat = remote.stat(place)
         if stat is None and place.startswith(("http://", "https://")):
             return FileStat(-1, remote.UNKNOWN_TIME, None)  # Fetching it will show more.
         if stat is None:

@@ -29,6 +29,6 @@ def read_json(store: Store, name: str, *keys: str) -> dict[str, Any]:
     except ValueError:
         pass
     raise LedgerError(
-        f"{store.place(name)}: is no file of this ledger, or torn. Move it away, and give "
+        f"{store.url_of(name)}: is no file of this ledger, or torn. Move it away, and give "
         "the same command again."
     )

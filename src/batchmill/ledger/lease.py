@@ -220,9 +220,7 @@ def check_free(ledger: Ledger) -> None:
 
 
 def _message(dataset: str, who: Holder) -> str:
-    return (
-        f"{dataset}: a run is going on there ({who}). Wait for its end (--wait does), or stop it."
-    )
+    return f"{dataset}: another run is using it ({who}). Wait until it ends (--wait), or stop it."
 
 
 def _name(number: int) -> str:
@@ -246,8 +244,8 @@ def _latest(ledger: Ledger) -> Holder | None:
                 time.sleep(0.1)
                 continue
             raise LedgerError(
-                f"{ledger.store.place(f'{LEASES}/{names[-1]}')}: is no lease of this version. "
-                "If no run is going on, remove it."
+                f"{ledger.store.url_of(f'{LEASES}/{names[-1]}')}: is no lease of this version. "
+                "If no run is active, remove it."
             ) from error
 
 

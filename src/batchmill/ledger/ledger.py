@@ -94,7 +94,7 @@ class Ledger:
             version = json.loads(self.store.read(_FORMAT))["ledger"]
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerError(
-                f"{self.store.place(_FORMAT)}: is not a ledger's format file. "
+                f"{self.store.url_of(_FORMAT)}: is not a ledger's format file. "
                 "Is this folder a dataset? Choose another one."
             ) from error
         if version != VERSION:

@@ -32,7 +32,7 @@ def open_output(output: str) -> Ledger:
         ledger.check_version()
         return ledger
     if is_url(output):
-        if remote.look(output):
+        if remote.stat(output):
             raise OptionError(f"--output {output}: is a file. Name a folder.")
     else:
         _check_folder(output)
@@ -80,7 +80,7 @@ def open_ledger(dataset: str) -> Ledger:
         dataset: The path of the folder, or the URL.
 
     Raises:
-        OptionError: There is no dataset.
+        OptionError: There is not a dataset.
         LedgerError: The version of the ledger is unknown.
         StoreError: The dataset cannot be read.
     """
@@ -91,7 +91,9 @@ def open_ledger(dataset: str) -> Ledger:
         raise OptionError(f"{shown_url(place)}: {fault}")
     ledger = Ledger(open_store(place))
     if not ledger.exists:
-        raise OptionError(f"{dataset}: is no dataset (it has no {FOLDER} folder). Check the path.")
+        raise OptionError(
+            f"{dataset}: is not a dataset (it has no {FOLDER} folder). Check the path."
+        )
     ledger.check_version()
     return ledger
 

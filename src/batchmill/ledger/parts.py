@@ -87,7 +87,7 @@ def write_part(store: Store, name: str, part: pa.Table) -> None:
     Raises:
         StoreError: The file cannot be written.
     """
-    store.fill(name, lambda file: pq.write_table(part, file, compression="zstd"))
+    store.write_atomic(name, lambda file: pq.write_table(part, file, compression="zstd"))
 
 
 def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -102,7 +102,7 @@ def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> 
         LedgerError: The part is damaged or foreign.
         StoreError: The file cannot be read.
     """
-    place = store.place(name)
+    place = store.url_of(name)
     try:
         file = pq.ParquetFile(store.open(name))
         if (file.schema_arrow.metadata or {}).get(b"batchmill.ledger") != str(VERSION).encode():

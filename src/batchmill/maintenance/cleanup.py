@@ -17,7 +17,7 @@ from batchmill.storage.local import STAGING
 MANY_PARTS = 500
 
 
-def sweep(ledger: Ledger) -> None:
+def remove_orphans(ledger: Ledger) -> None:
     """Remove what a run that was killed has left: half-written files, and outputs of no record."""
     store = ledger.store
     store.remove(STAGING)
@@ -28,7 +28,7 @@ def sweep(ledger: Ledger) -> None:
     in_threads(store.remove, strays, store.threads)
 
 
-def note_touched(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table) -> None:
+def record_touched(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table) -> None:
     """Record the new times and ETags of inputs with the same content, to not read them again."""
     if len(plan.touched) == 0:
         return

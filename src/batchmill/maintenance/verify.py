@@ -94,22 +94,22 @@ def unreferenced(store: Store, named: Mapping[str, object]) -> Iterator[str]:
         last = stray
 
 
-def examine(ledger: Ledger, *, hash_files: bool = False, mend: bool = False) -> list[Difference]:
-    """Return the differences between a dataset and its ledger; with `mend`, `repair` them, too.
+def examine(ledger: Ledger, *, hash_files: bool = False, repair: bool = False) -> list[Difference]:
+    """Return the differences between a dataset and its ledger; with `repair`, repair them, too.
 
-    Raises LedgerError if a run is going on there.
+    Raises LedgerError if another run is using it.
     """
     check_free(ledger)
-    if not mend:
+    if not repair:
         return list(verify(ledger, hash_files=hash_files))
     with lease(ledger) as held:
         found = list(verify(ledger, hash_files=hash_files))
-        repair(ledger, found)
+        repair_differences(ledger, found)
         held.clean_end = held.clean
     return found
 
 
-def repair(ledger: Ledger, differences: list[Difference]) -> None:
+def repair_differences(ledger: Ledger, differences: list[Difference]) -> None:
     """Let inputs with missing or changed outputs run again, and remove what is unreferenced."""
     inputs = sorted({found.input for found in differences if found.input})
     if inputs:

@@ -95,7 +95,7 @@ def _read_path(text: str, pattern: str) -> Source:
 def _read_url(url: str, pattern: str, *, may_be_empty: bool) -> Source:
     try:
         remote.check_url(url)
-        if not url.endswith("/") and remote.look(url):
+        if not url.endswith("/") and remote.stat(url):
             return _read_file(url, lambda: remote.read(url))
         if is_web(url):
             if restricts_inputs():

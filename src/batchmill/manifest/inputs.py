@@ -295,7 +295,7 @@ def _stat_urls(places: Mapping[int, str], faults: dict[int, str]) -> list[FileSt
             faults[index] = f"{place!r}: {fault}"
     if any(unusable.values()):
         return [None] * len(places)
-    return remote.look_at(list(places.values()))
+    return remote.stat_many(list(places.values()))
 
 
 def is_missing(value: object) -> bool:

@@ -85,7 +85,7 @@ def read_url_glob(pattern: str) -> Source:
     above = {str(up).rstrip("/") for name in seen for up in PurePosixPath(f"/{name}").parents}
     tops = sorted(above)
     marks = [f"{folder}{top}/{_DATASET_MARK}/format.json" for top in tops]
-    datasets = {top for top, mark in zip(tops, remote.look_at(marks), strict=True) if mark}
+    datasets = {top for top, mark in zip(tops, remote.stat_many(marks), strict=True) if mark}
     seen = _visible(seen, datasets)
     seen = _unambiguous(folder, seen)
     return _listed(pattern, folder, list(seen), "no file matches it", seen)

@@ -13,7 +13,7 @@ from batchmill.storage.urls import absolute
 
 def listed_manifest(output: str | os.PathLike[str]) -> str:
     """Return the path or URL where a dataset saves a manifest that was not a file."""
-    return open_store(absolute(os.fspath(output))).place(f"{FOLDER}/manifest.parquet")
+    return open_store(absolute(os.fspath(output))).url_of(f"{FOLDER}/manifest.parquet")
 
 
 def save_manifest(manifest: Manifest, place: str, input_column: str) -> None:
@@ -31,4 +31,4 @@ def save_manifest(manifest: Manifest, place: str, input_column: str) -> None:
     frame.insert(0, input_column, manifest.inputs["input"].to_pandas())
     frame.attrs[ROOT_ATTRIBUTE] = manifest.root
     folder, _, name = place.rpartition("/")
-    open_store(folder).fill(name, lambda file: frame.to_parquet(file, index=False))
+    open_store(folder).write_atomic(name, lambda file: frame.to_parquet(file, index=False))

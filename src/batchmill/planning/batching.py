@@ -139,12 +139,12 @@ def input_weights(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.maximum(sizes, 0) + _INPUT_BYTES
 
 
-def cut(
+def make_batches(
     weights: NDArray[np.int64], batch_size: int, workers: int, *, even: bool = True
 ) -> list[range]:
     """Cut inputs into batches of so many; if they are to be `even`, of fewer where those are heavy.
 
-    >>> cut(np.array([50, 30, 10, 5, 5] + [1] * 60), batch_size=20, workers=1)[:4]
+    >>> make_batches(np.array([50, 30, 10, 5, 5] + [1] * 60), batch_size=20, workers=1)[:4]
     [range(0, 1), range(1, 2), range(2, 3), range(3, 4)]
     """
     heaviest = weights.sum() / (max(1, workers) * _PARTS) if even else np.inf

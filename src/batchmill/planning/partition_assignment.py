@@ -86,7 +86,7 @@ def record_assignment(
     def write(file: BinaryIO) -> None:
         pq.write_table(rows, file, compression="zstd")
 
-    ledger.store.fill(f"{PARTITIONS}/{run:06d}.parquet", write)
+    ledger.store.write_atomic(f"{PARTITIONS}/{run:06d}.parquet", write)
 
 
 def _rows_of(manifest: Manifest) -> pa.Table:
@@ -152,13 +152,13 @@ def _run_of(name: str) -> int:
 
 
 def _read(ledger: Ledger, name: str) -> Assignment:
-    place = ledger.store.place(name)
+    place = ledger.store.url_of(name)
     try:
         rows = pq.ParquetFile(ledger.store.open(name)).read()
     except (OSError, pa.ArrowException) as error:
         raise LedgerError(
             f"{place}: cannot be read ({error}). Move it away, and run the same command again; "
-            "with --stratify, groups are then dealt to partitions anew."
+            "with --stratify, groups are then assigned to partitions again."
         ) from error
     metadata = rows.schema.metadata or {}
     version = metadata.get(_VERSION_KEY, b"none").decode()

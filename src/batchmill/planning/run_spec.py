@@ -104,7 +104,7 @@ def write_run_plan(
     table = table.replace_schema_metadata(
         {_KEY: json.dumps(asdict(work) | {"policy": work.policy.model_dump()})}
     )
-    ledger.store.fill(ledger.plan_name(run), lambda file: _write_arrow(table, file))
+    ledger.store.write_atomic(ledger.plan_name(run), lambda file: _write_arrow(table, file))
 
 
 def partitions_of(prepared: Prepared) -> dict[str, int]:
@@ -191,6 +191,6 @@ def _open(ledger: Ledger, run: int) -> pa.ipc.RecordBatchFileReader:
         return pa.ipc.open_file(ledger.store.open(name))
     except (OSError, pa.ArrowException, StoreError) as error:
         raise LedgerError(
-            f"{ledger.store.place(name)}: the plan of run {run} cannot be read ({error}). "
+            f"{ledger.store.url_of(name)}: the plan of run {run} cannot be read ({error}). "
             "Is the dataset's folder there, on this machine too? Run the same command again."
         ) from error

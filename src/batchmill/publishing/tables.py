@@ -47,10 +47,10 @@ def publish(ledger: Ledger, manifest: Manifest) -> None:
     )
     ok = pc.equal(records["outcome"], "ok")
     metadata = metadata_table(records.filter(ok), manifest)
-    fill, failures = ledger.store.fill, failure_records(ledger)
-    fill(METADATA, lambda file: _write_parquet(metadata, file))
-    fill(_METADATA_CSV, lambda file: pcsv.write_csv(metadata, file))
-    fill(_FAILURES_CSV, lambda file: pcsv.write_csv(failures, file))
+    write, failures = ledger.store.write_atomic, failure_records(ledger)
+    write(METADATA, lambda file: _write_parquet(metadata, file))
+    write(_METADATA_CSV, lambda file: pcsv.write_csv(metadata, file))
+    write(_FAILURES_CSV, lambda file: pcsv.write_csv(failures, file))
 
 
 def _write_parquet(table: pa.Table, file: BinaryIO) -> None:

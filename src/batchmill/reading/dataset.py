@@ -51,7 +51,7 @@ def open_dataset(
     `transform` is called with what a file holds, and gives the sample's `data`. A
     step that writes no files leaves the inputs, which are opened then.
 
-    Raises OptionError for what is no dataset, has no table yet, or lacks what is asked for,
+    Raises OptionError for what is not a dataset, has no table yet, or lacks what is asked for,
     StoreError for what cannot be read.
     """
     dataset = absolute(os.fspath(url))
@@ -90,7 +90,7 @@ def _input_root(dataset: str, name: str) -> str:
     """Return what inputs are relative to. Raises OptionError if the first one is not there."""
     root = input_root(dataset)
     first = join(root, name)
-    if not (remote.look(first) if is_url(first) else os.path.exists(first)):
+    if not (remote.stat(first) if is_url(first) else os.path.exists(first)):
         raise OptionError(
             f"{dataset}: its step wrote no files, so samples are of its inputs, and {first} is not "
             "there. Open it where the inputs are, or have the step write files."

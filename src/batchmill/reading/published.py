@@ -28,7 +28,7 @@ def read_published(
 ) -> Published:
     """Read `columns` of a dataset's table, those that it has; None: all.
 
-    Raises OptionError where there is no dataset, or no table yet, or, if a `content` is given, the
+    Raises OptionError if there is no dataset, or no table yet, or, if a `content` is given, the
     table is not the one that had this hash.
     """
     with _opened(open_ledger(dataset).store, dataset) as file:
@@ -61,7 +61,7 @@ def input_root(dataset: str) -> str:
 @contextmanager
 def _opened(store: Store, dataset: str) -> Iterator[BinaryIO]:
     """Open the table; a remote one is fetched, for it is read twice: for its hash, and for it."""
-    place = store.place(METADATA)
+    place = store.url_of(METADATA)
     if not store.exists(METADATA):
         raise OptionError(
             f"{dataset}: has no {METADATA} yet, which a run writes at its end. Let batchmill run "

@@ -126,7 +126,7 @@ def partition_column(rows: pa.Table, dataset: str) -> pa.Array:
     if PARTITION not in rows.column_names:
         raise OptionError(
             f"{dataset}: has no column {PARTITION!r}. Give the manifest one (train, validation, "
-            "test, ...), and run again: that executes nothing anew, unless the step takes the row."
+            "test, ...), and run again: that executes nothing again, unless the step takes the row."
         )
     column = _one_array(rows[PARTITION].cast(_TEXT))
     return pc.if_else(pc.equal(column, ""), None, column)
@@ -137,7 +137,7 @@ def label_column(rows: pa.Table, dataset: str) -> pa.ChunkedArray:
     if LABEL not in rows.column_names:
         raise OptionError(
             f"{dataset}: has no column {LABEL!r}. Give the manifest one, and run again: that "
-            "executes nothing anew, unless the step takes labels or the row."
+            "executes nothing again, unless the step takes labels or the row."
         )
     return rows[LABEL]
 

@@ -41,14 +41,14 @@ def prepare_once(job: Job) -> Prepared:
     return handover.prepared if handover and handover.prepared.job == job else prepare(job)
 
 
-def tell_run(run: int) -> None:
+def report_run(run: int) -> None:
     """Tell the caller of a flow which run it is."""
     handover = _handover.get()
     if handover:
         handover.run = run
 
 
-def tell_task_runs(count: int) -> None:
+def report_task_runs(count: int) -> None:
     """Tell the caller of a flow how many task runs its flow run has had."""
     handover = _handover.get()
     if handover:

@@ -63,7 +63,7 @@ def _cannot_open(ledger: Ledger, run: int) -> str:
         return ""
     try:
         if is_url(place):
-            found = remote.look(place) is not None
+            found = remote.stat(place) is not None
         else:
             with open(place, "rb") as file:
                 file.read(1)

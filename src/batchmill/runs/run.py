@@ -11,10 +11,10 @@ from batchmill.ledger.lease import Lease, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import (
     compact,
-    note_touched,
+    record_touched,
+    remove_orphans,
     remove_replaced,
     remove_withdrawn,
-    sweep,
 )
 from batchmill.maintenance.verify import REPORT
 from batchmill.planning.batching import Batching, Cores, Layout, plan_shards
@@ -22,7 +22,7 @@ from batchmill.planning.job import Prepared, plan_again
 from batchmill.planning.partition_assignment import forget_earlier, record_assignment
 from batchmill.planning.run_spec import partitions_of, write_run_plan
 from batchmill.policy import FailurePolicy
-from batchmill.runs.context import tell_run
+from batchmill.runs.context import report_run
 from batchmill.runs.node_check import Probe
 from batchmill.runs.summary import Summary, summarise
 
@@ -96,7 +96,7 @@ class Run:
         if self.prepared.job.partitioning:
             manifest, how = self.prepared.manifest, self.prepared.job.partitioning
             record_assignment(self.ledger, self.number, manifest, how)
-        note_touched(self.ledger, self.number, self.prepared.plan, self.prepared.manifest.inputs)
+        record_touched(self.ledger, self.number, self.prepared.plan, self.prepared.manifest.inputs)
         if self.pending:
             remove_replaced(self.ledger, self.number)
         if prune:
@@ -137,9 +137,9 @@ def open_run(prepared: Prepared, *, wait: bool = False) -> Iterator[Run]:
     ledger.create()
     with lease(ledger, wait=wait) as held:
         if not held.clean:
-            sweep(ledger)
+            remove_orphans(ledger)
         prepared = plan_again(prepared)
         number = 1 + max(ledger.runs(), default=0)
-        tell_run(number)
+        report_run(number)
         ledger.steps.record(prepared.step.identity, prepared.step.description)
         yield Run(prepared=prepared, number=number, lease=held)

@@ -12,7 +12,7 @@ from batchmill.outcome import KINDS, one_line
 from batchmill.planning.run_spec import planned_names, read_work
 
 SHOWN_NAMES = 10
-RUN_AGAIN = "The same command, given again, runs what is pending."
+RUN_AGAIN = "Run the same command again to execute the pending inputs."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +120,11 @@ def failure_message(summary: Summary, dataset: str) -> str:
     if hidden > 0:
         lines.append(f"  ... and {hidden:,} more")
     if summary.failed:
-        lines.append(f"Which, and why, with tracebacks: batchmill failures {dataset}")
+        lines.append(f"For reasons and tracebacks: batchmill failures {dataset}")
     if summary.counts.get("quarantined"):
         lines.append(
-            f"{summary.counts['quarantined']:,} of them failed in an earlier run, and were not "
-            f"executed again; they will be after: batchmill retry {dataset}"
+            f"{summary.counts['quarantined']:,} of them failed in an earlier run and were skipped. "
+            f"To run them again: batchmill retry {dataset}"
         )
     if summary.pending:
         lines.append(RUN_AGAIN)

@@ -41,33 +41,33 @@ class LocalStore:
         self.url = os.fspath(root)
         self.root = Path(root)
 
-    def place(self, name: str) -> str:
+    def url_of(self, name: str) -> str:
         """Return the path of `name`."""
         return str(self.root / name)
 
     def exists(self, name: str) -> bool:
         """Tell whether there is a file of this name."""
-        return os.path.exists(self.place(name))
+        return os.path.exists(self.url_of(name))
 
     @patient
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder in sorted order, without what is being written."""
         try:
-            found = os.listdir(self.place(folder))
+            found = os.listdir(self.url_of(folder))
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise _fault(self.place(folder), error) from error
+            raise _fault(self.url_of(folder), error) from error
         return sorted(name for name in found if not _TEMPORARY.fullmatch(name))
 
     def files(self, folder: str) -> Iterator[str]:
         """Yield the names of all files in a folder and its folders, and of empty folders."""
         try:
-            entries = sorted(os.scandir(self.place(folder)), key=lambda entry: entry.name)
+            entries = sorted(os.scandir(self.url_of(folder)), key=lambda entry: entry.name)
         except FileNotFoundError:
             return
         except OSError as error:
-            raise _fault(self.place(folder), error) from error
+            raise _fault(self.url_of(folder), error) from error
         if not entries:
             yield folder
         for entry in entries:
@@ -92,32 +92,32 @@ class LocalStore:
     def content_of(self, name: str) -> str:
         """Read a file and hash its content."""
         try:
-            return content_of(self.place(name))
+            return content_of(self.url_of(name))
         except OSError as error:
-            raise _fault(self.place(name), error) from error
+            raise _fault(self.url_of(name), error) from error
 
     @patient
     def read(self, name: str) -> bytes:
         """Return a file's content."""
         try:
-            return Path(self.place(name)).read_bytes()
+            return Path(self.url_of(name)).read_bytes()
         except OSError as error:
-            raise _fault(self.place(name), error) from error
+            raise _fault(self.url_of(name), error) from error
 
     @patient
     def open(self, name: str) -> pa.NativeFile:
         """Map a file into memory."""
         try:
-            return pa.memory_map(self.place(name))
+            return pa.memory_map(self.url_of(name))
         except OSError as error:
-            raise _fault(self.place(name), error) from error
+            raise _fault(self.url_of(name), error) from error
 
     def write(self, name: str, data: bytes) -> None:
         """Write a whole file; it takes the place of an earlier one."""
-        self.fill(name, lambda file: file.write(data))
+        self.write_atomic(name, lambda file: file.write(data))
 
     @patient
-    def fill(self, name: str, writer: Callable[[BinaryIO], object]) -> None:
+    def write_atomic(self, name: str, writer: Callable[[BinaryIO], object]) -> None:
         """Have `writer` write a file, which takes the place of `name` when it is whole."""
         target = self.root / name
         temporary = _temporary(target)
@@ -166,11 +166,11 @@ class LocalStore:
     def delete(self, name: str) -> None:
         """Remove a file, and the folders of outputs that this leaves empty."""
         try:
-            os.unlink(self.place(name))
+            os.unlink(self.url_of(name))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             pass  # There is no file of this name, whatever else there may be.
         except OSError as error:
-            raise _fault(self.place(name), error) from error
+            raise _fault(self.url_of(name), error) from error
         if name.startswith(f"{FILES}/"):
             with suppress(OSError):  # There is something else in it.
                 for folder in PurePosixPath(name).parents[:-2]:
@@ -178,7 +178,7 @@ class LocalStore:
 
     def remove(self, name: str) -> None:
         """Remove a file, or a folder and what is in it; what is not there is no fault."""
-        place = self.place(name)
+        place = self.url_of(name)
         if os.path.isdir(place) and not os.path.islink(place):
             remove_folder(place)
         else:
@@ -190,7 +190,7 @@ class LocalStore:
         try:
             self._put_folder(folder, f"{self.url}/{name}", files)
         except OSError as error:
-            raise _fault(self.place(name), error) from error
+            raise _fault(self.url_of(name), error) from error
 
     def _put_folder(self, folder: Path, target: str, files: Sequence[str]) -> None:
         try:

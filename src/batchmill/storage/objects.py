@@ -36,49 +36,49 @@ class ObjectStore:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
 
-    def place(self, name: str) -> str:
+    def url_of(self, name: str) -> str:
         """Return the URL of `name`."""
         return f"{self.url}/{name}" if name else self.url
 
     def exists(self, name: str) -> bool:
         """Tell whether there is a file of this name."""
-        return remote.look(self.place(name)) is not None
+        return remote.stat(self.url_of(name)) is not None
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder in sorted order."""
-        return remote.names(self.place(folder))
+        return remote.names(self.url_of(folder))
 
     def files(self, folder: str) -> Iterator[str]:
         """Yield the names of all files in a folder and its folders."""
-        for name in remote.find(self.place(folder)):
+        for name in remote.find(self.url_of(folder)):
             yield f"{folder}/{name}"
 
     def sizes(self, names: Sequence[str]) -> Iterable[int | None]:
         """Return the size of each file in bytes, None where there is none."""
         if len(names) > remote.FEW and all(name.startswith(f"{FILES}/") for name in names):
-            found = remote.find(self.place(FILES))
+            found = remote.find(self.url_of(FILES))
             seen = [found.get(name.removeprefix(f"{FILES}/")) for name in names]
         else:
-            seen = remote.look_at([self.place(name) for name in names])
+            seen = remote.stat_many([self.url_of(name) for name in names])
         return [None if file is None else file.size for file in seen]
 
     def content_of(self, name: str) -> str:
         """Read a file and hash its content."""
-        return remote.content_of(self.place(name))
+        return remote.content_of(self.url_of(name))
 
     def read(self, name: str) -> bytes:
         """Return a file's content."""
-        return remote.read(self.place(name))
+        return remote.read(self.url_of(name))
 
     def open(self, name: str) -> pa.NativeFile:
         """Open a file for Arrow, which reads of it what it needs."""
-        return remote.open_for_arrow(self.place(name))
+        return remote.open_for_arrow(self.url_of(name))
 
     def write(self, name: str, data: bytes) -> None:
         """Write a whole file; it takes the place of an earlier one."""
-        remote.write(self.place(name), data)
+        remote.write(self.url_of(name), data)
 
-    def fill(self, name: str, writer: Callable[[BinaryIO], object]) -> None:
+    def write_atomic(self, name: str, writer: Callable[[BinaryIO], object]) -> None:
         """Have `writer` write a file, which takes the place of `name` when it is whole."""
         with scratch_folder() as folder:
             path = folder / "file"
@@ -87,25 +87,25 @@ class ObjectStore:
                     writer(file)
             except OSError as error:
                 raise StoreError(str(path), f"{error.strerror}.", general=True) from error
-            remote.upload(str(path), self.place(name))
+            remote.upload(str(path), self.url_of(name))
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file that is not there yet; False if it is. Of several, one succeeds."""
-        return remote.create(self.place(name), data)
+        return remote.create(self.url_of(name), data)
 
     def delete(self, name: str) -> None:
         """Remove a file; one that is not there is no fault."""
-        remote.delete(self.place(name))
+        remote.delete(self.url_of(name))
 
     def remove(self, name: str) -> None:
         """Remove a file, or a folder and what is in it; what is not there is no fault."""
-        inside = [self.place(found) for found in self.files(name)]
-        in_threads(remote.delete, [*inside, self.place(name)], self.threads)
+        inside = [self.url_of(found) for found in self.files(name)]
+        in_threads(remote.delete, [*inside, self.url_of(name)], self.threads)
 
     def put_folder(self, folder: Path, name: str, files: Sequence[str]) -> None:
         """Upload the `files` of a folder to below `name`."""
         for file in files:
-            remote.upload(f"{folder}/{file}", self.place(f"{name}/{file}"))
+            remote.upload(f"{folder}/{file}", self.url_of(f"{name}/{file}"))
 
     def staging(self, attempt: str) -> AbstractContextManager[Path]:  # noqa: ARG002
         """Give an empty folder of this machine."""

@@ -57,7 +57,7 @@ def why_unusable(url: str) -> str:
 
 
 @patient_beyond_libraries
-def look(url: str) -> FileStat | None:
+def stat(url: str) -> FileStat | None:
     """Return what a store says of a file; None if there is none."""
     try:
         with connected(url) as (files, path):
@@ -73,10 +73,10 @@ def look(url: str) -> FileStat | None:
         raise
 
 
-def look_at(urls: Sequence[str]) -> list[FileStat | None]:
-    """Do as `look` does for many files: those of one folder by one listing."""
+def stat_many(urls: Sequence[str]) -> list[FileStat | None]:
+    """Do as `stat` does for many files: those of one folder by one listing."""
     if len(urls) <= FEW:
-        return in_threads(look, urls, THREADS)
+        return in_threads(stat, urls, THREADS)
     folders: dict[str, int] = {}
     for url in urls:
         folder = url.rpartition("/")[0]
@@ -84,7 +84,7 @@ def look_at(urls: Sequence[str]) -> list[FileStat | None]:
     many = [folder for folder, count in folders.items() if count > FEW // 10]
     listed = dict(zip(many, in_threads(_list_folder, many, THREADS), strict=True))
     alone = [url for url in urls if url.rpartition("/")[0] not in listed]
-    looked = dict(zip(alone, in_threads(look, alone, THREADS), strict=True))
+    looked = dict(zip(alone, in_threads(stat, alone, THREADS), strict=True))
     return [
         looked[url] if url in looked else listed[url.rpartition("/")[0]].get(url) for url in urls
     ]

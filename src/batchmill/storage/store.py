@@ -36,7 +36,7 @@ class Store(Protocol):
     threads: int
     """How many calls at a time make it quicker."""
 
-    def place(self, name: str) -> str:
+    def url_of(self, name: str) -> str:
         """Return the full path or URL of `name`."""
         ...
 
@@ -72,7 +72,7 @@ class Store(Protocol):
         """Write a whole file; it takes the place of an earlier one."""
         ...
 
-    def fill(self, name: str, writer: Callable[[BinaryIO], object]) -> None:
+    def write_atomic(self, name: str, writer: Callable[[BinaryIO], object]) -> None:
         """Have `writer` write a file, which takes the place of `name` when it is whole.
 
         `writer` may be called again.

@@ -43,7 +43,7 @@ def test_a_head_that_takes_questions_and_does_not_answer(capacity, monkeypatch):
     assert (capacity(), capacity()) == (None, None)
     assert len(asked) == 1  # What Ray is asked while it does not answer, it is asked once.
     monkeypatch.setattr("batchmill.flows.cluster.capacity._HEAD_SECONDS", 0.0)
-    with pytest.raises(RunError, match="answers no more"):
+    with pytest.raises(RunError, match="stopped responding"):
         capacity()
     answers.set()
     assert capacity() == 3

@@ -11,7 +11,7 @@ from batchmill import OptionError, ServiceError
 def test_an_address_at_which_nobody_answers():
     (port,) = free_ports()
     cluster = RayCluster(address=f"ray://127.0.0.1:{port}")
-    with pytest.raises(ServiceError, match="nobody answers there"), ray_runner(cluster):
+    with pytest.raises(ServiceError, match="nothing responds there"), ray_runner(cluster):
         pytest.fail("nobody is there")
 
 

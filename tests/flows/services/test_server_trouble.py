@@ -33,5 +33,5 @@ def test_a_server_that_is_not_there_is_told(work, use):
     url = f"http://127.0.0.1:{free_ports()[0]}/api"
     with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ServiceError) as error:
         use(work)
-    assert f"{url} does not answer (" in str(error.value)
+    assert f"{url} does not respond (" in str(error.value)
     assert "Start it or correct its address" in str(error.value)

@@ -129,7 +129,7 @@ def test_the_head_is_lost(shell, work, undisturbed, ray_environment, api):
         (work / "go").touch()
         _, err = started.communicate(timeout=240)
         assert started.returncode == 1
-        assert f"The head of the Ray cluster at {cluster.address} answers no more" in err
+        assert f"The head of the Ray cluster at {cluster.address} stopped responding" in err
         assert "the same command" in err
         assert "Traceback" not in err
     flow_run, task_runs = flow_run_of(api, work / "out")
@@ -190,7 +190,7 @@ def test_cancelling_ends_the_runs_processes_on_all_nodes(
     wait_for(lambda: not any(process.is_running() for process in at_work), "their end", 10)
     _, err = started.communicate(timeout=60)
     assert started.returncode == 130
-    assert "Cancelled. What is committed stays" in err
+    assert "Cancelled. Committed results are kept" in err
     flow_run, task_runs = flow_run_of(api, work / "out")
     assert flow_run["state"]["type"] == "CANCELLED"
     assert {task_run["state"]["type"] for task_run in task_runs} <= FINAL

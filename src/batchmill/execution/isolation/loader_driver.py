@@ -30,7 +30,7 @@ from batchmill.execution.isolation.worker import Collate, GuardedInputs, begin_w
 from batchmill.execution.isolation.worker_channel import WorkerChannel
 from batchmill.execution.isolation.worker_exit import WorkerExit, exit_of
 from batchmill.outcome import Outcome
-from batchmill.planning.batching import cut
+from batchmill.planning.batching import make_batches
 
 
 @dataclass(kw_only=True)
@@ -99,7 +99,9 @@ class LoaderDriver:
             GuardedInputs(
                 indices=indices, run=self.run, drain=self._drain, stop_index=self.stop_index
             ),
-            cut(weights, self.work.batch_size, len(self.channels), even=self.weights is not None),
+            make_batches(
+                weights, self.work.batch_size, len(self.channels), even=self.weights is not None
+            ),
             len(self.channels),
             Collate(self.processor.callbacks.collate) if self.processor else keep_batch,
             partial(

@@ -23,6 +23,7 @@ from batchmill.outcome import Outcome, WrittenFile
 
 LOG_TAIL_BYTES = 16 * 1024
 _LOG_LIMIT_BYTES = 8 * 2**20
+_TAIL_TRIES = 10
 _SLOT = struct.Struct("qd")  # index, started
 _BASELINE = struct.Struct("q")  # bytes of memory
 _LAST = struct.Struct("q")  # index of the input that was begun last
@@ -101,9 +102,23 @@ class WorkerChannel:
         return [_unpack(record) for record in self._journal.read()]
 
     def bound_log(self) -> None:
-        """Empty the log if a step has printed too much. The worker does not wait for this."""
-        if os.fstat(self.log).st_size > _LOG_LIMIT_BYTES:
-            os.ftruncate(self.log, 0)
+        """Shorten the log to its tail if a step has printed too much. The worker does not wait.
+
+        The tail is copied to the beginning before the rest is cut off, so that a worker that reads
+        the log at the same moment finds a tail.
+        """
+        size = os.fstat(self.log).st_size
+        if size <= _LOG_LIMIT_BYTES:
+            return
+        # Opened again: what is written through the worker's own descriptor is always appended.
+        with open(f"/proc/self/fd/{self.log}", "r+b", buffering=0) as log:
+            for _ in range(_TAIL_TRIES):  # A step may print faster than this.
+                tail = os.pread(self.log, LOG_TAIL_BYTES, size - LOG_TAIL_BYTES)
+                os.pwrite(log.fileno(), tail, 0)
+                before, size = size, os.fstat(self.log).st_size
+                if size == before:
+                    break
+            os.ftruncate(self.log, len(tail))
 
     def close(self) -> None:
         """Release the memory and the file of the watcher's side."""
