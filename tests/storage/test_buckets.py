@@ -213,7 +213,7 @@ def test_one_writer(job, bucket):
     assert holder(ledger) is None
     with lease(ledger):
         assert str(os.getpid()) in holder(ledger)
-        with pytest.raises(LedgerError, match="a run is going on"):
+        with pytest.raises(LedgerError, match="another run is using it"):
             job()
 
 
