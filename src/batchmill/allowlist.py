@@ -17,7 +17,7 @@ import inspect
 from collections.abc import Sequence
 
 from batchmill.errors import OptionError
-from batchmill.storage.limits import DATASETS, INPUTS, is_inside, listed_in, roots_in
+from batchmill.storage.allowed_places import DATASETS, INPUTS, is_inside, listed_in, roots_in
 from batchmill.storage.urls import shown_url
 
 STEPS = "BATCHMILL_ALLOWED_STEPS"

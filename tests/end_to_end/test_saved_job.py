@@ -157,7 +157,7 @@ MISTAKES = [
     (["words", "--step", "a:b", "-o", "x", "--store", "lab"], "--store: 'lab' is not a dataset s"),
     (["words", "--step", "a:b", "-o", "x", "--store", "block:no/no"], "--store block:no/no: "),
     (["words", "--step", "a:b", "-o", "../x", "--store", "block:lab"], "has '..' in it."),
-    ([], "missing: MANIFEST, --step, --output. Give all three; or, to `run`, a saved job"),
+    ([], "missing: MANIFEST, --step, --output. Give all three, or a saved job: --job NAME."),
 ]
 
 

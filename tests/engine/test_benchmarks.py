@@ -120,16 +120,16 @@ def test_batchmill_and_the_others_get_the_same_rows_from_the_work(work, tmp_path
 def test_the_bare_loop_leaves_what_is_expected_and_a_changed_byte_is_noticed(work, tmp_path):
     import subprocess
 
-    from benchmarks.peers.results import expected_counts, stat_many
+    from benchmarks.peers.results import expected_counts, look_at
 
     work.make_inputs("clips", 3, tmp_path / "in", seconds=SECONDS)
     command = [sys.executable, "-m", "benchmarks.peers.dataloader", "clips"]
     subprocess.run([*command, tmp_path / "in", tmp_path / "out"], check=True, cwd=ROOT)
-    left = stat_many(tmp_path / "out", "clips")
+    left = look_at(tmp_path / "out", "clips")
     assert (left.rows, left.files) == expected_counts("clips", 3, SECONDS) == (9, 9)
     changed = next((tmp_path / "out" / "files").glob("*/0001.wav"))
     changed.write_bytes(changed.read_bytes()[:-1] + b"!")
-    assert stat_many(tmp_path / "out", "clips").content != left.content
+    assert look_at(tmp_path / "out", "clips").content != left.content
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def test_what_a_command_leaves_behind_is_ended(race):
 
 
 def test_a_table_may_be_one_file_or_a_folder_of_them(tmp_path):
-    from benchmarks.peers.results import stat_many
+    from benchmarks.peers.results import look_at
 
     frame = pd.DataFrame(
         {"word": ["b", "a"], "characters": [1, 1], "first": ["b", "a"], "last": ["b", "a"]}
@@ -224,7 +224,7 @@ def test_a_table_may_be_one_file_or_a_folder_of_them(tmp_path):
     for number in (1, 0):
         part = tmp_path / "parts" / "metadata.parquet" / f"{1 - number}.parquet"
         frame[number : number + 1].to_parquet(part)
-    assert stat_many(tmp_path / "one", "words") == stat_many(tmp_path / "parts", "words")
+    assert look_at(tmp_path / "one", "words") == look_at(tmp_path / "parts", "words")
 
 
 def test_turns_alternate_and_peers_take_one_in_the_quick_comparison(compare):

@@ -406,7 +406,7 @@ def test_a_store_that_fails_now_and_then_loses_nothing(job, monkeypatch):
             raise OSError(errno.EIO, "Input/output error")
         return replace(path, target)
 
-    monkeypatch.setattr("batchmill.storage.store.patient.pauses", (0.0,) * 8)
+    monkeypatch.setattr("batchmill.storage.retries.retry_local.pauses", (0.0,) * 8)
     monkeypatch.setattr(Path, "replace", flaky)
     for number in range(12):
         job.path("00000.txt").write_text(f"version {number}")

@@ -162,8 +162,8 @@ def test_many_inputs_are_looked_at_by_listing(data, monkeypatch):
     for url in urls:
         files.pipe_file(url, b"x" * 3)
     alone = []
-    look = remote.stat
-    monkeypatch.setattr(remote, "look", lambda url: alone.append(url) or look(url))
+    stat = remote.stat
+    monkeypatch.setattr(remote, "stat", lambda url: alone.append(url) or stat(url))
     seen = remote.stat_many([*urls, f"{data}/in/0.txt", f"{data}/many/none"])
     assert [found and found.size for found in seen] == [3] * 300 + [19, None]
     assert alone == [f"{data}/in/0.txt"]
@@ -242,7 +242,7 @@ def unsteady(monkeypatch):
         return await call(self, method, *arguments, **options)
 
     monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", flaky)
-    pauses = "batchmill.storage.store.patient_beyond_libraries.pauses"
+    pauses = "batchmill.storage.retries.retry_remote.pauses"
     monkeypatch.setattr(pauses, (0.0,) * 6)
     return state
 

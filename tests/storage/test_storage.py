@@ -17,7 +17,7 @@ from batchmill.storage.connection import connected
 
 @pytest.mark.parametrize(("error", "tries"), [(errno.EIO, 3), (errno.EACCES, 1)])
 def test_what_may_pass_is_tried_again(tmp_path, monkeypatch, error, tries):
-    monkeypatch.setattr("batchmill.storage.store.patient.pauses", (0.0, 0.0))
+    monkeypatch.setattr("batchmill.storage.retries.retry_local.pauses", (0.0, 0.0))
     count = 0
 
     def fail(file):
@@ -110,7 +110,7 @@ def test_what_an_error_comes_from_keeps_its_kind_and_no_secret(raised, kind):
     ],
 )
 def test_a_servers_address_is_told_without_what_is_secret_of_it(options, monkeypatch):
-    monkeypatch.setattr("batchmill.storage.store.patient_beyond_libraries.pauses", ())
+    monkeypatch.setattr("batchmill.storage.retries.retry_remote.pauses", ())
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         host = f"127.0.0.1:{nobody.getsockname()[1]}"

@@ -12,7 +12,7 @@ from batchmill.execution.single_input import run_single_input
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import Difference, examine
 from batchmill.outcome import Outcome
-from batchmill.publishing.failures import failure_table, release_failures
+from batchmill.publishing.failed_inputs import failure_table, release_failures
 from batchmill.step.load import load_step, reference_to
 
 _DIFFERENCE_COLUMNS = ["kind", "path", "input", "message"]

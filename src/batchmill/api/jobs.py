@@ -14,7 +14,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_ledger
 from batchmill.manifest import ManifestLike
 from batchmill.planning.option_groups import OptionGroups
-from batchmill.publishing.failures import failure_table
+from batchmill.publishing.failed_inputs import failure_table
 from batchmill.reading.published import read_published
 from batchmill.runs.summary import Summary, failure_message
 from batchmill.storage.access import Access, access_to

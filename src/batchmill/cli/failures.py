@@ -10,7 +10,7 @@ from batchmill.cli.options import Dataset, Json
 from batchmill.errors import OptionError
 from batchmill.ledger.open import open_ledger
 from batchmill.outcome import one_line, visible
-from batchmill.publishing.failures import failure_table
+from batchmill.publishing.failed_inputs import failure_table
 
 Inputs = Annotated[str, Parameter(help="Only these inputs, as `failures` names them.")]
 FailureKinds = Annotated[

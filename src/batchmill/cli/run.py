@@ -1,6 +1,5 @@
 """`batchmill run`: the main job."""
 
-from dataclasses import replace
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -67,9 +66,10 @@ def run(
         )
         run_and_show(request, json=json, verbose=verbose)
         return
-    job_options = replace(options, run=JobOptions().run)
-    given = (manifest, step, output, param, params, store)
-    if any(given) or job_options != JobOptions() or cluster != ClusterOptions():
+    # An option with its default value counts as well: the saved job may have another value.
+    groups = [group for name, group in options.parameters().items() if name != "run"]
+    given = (manifest, step, output, param, params, store, *(g.model_fields_set for g in groups))
+    if any(given) or cluster != ClusterOptions():
         raise OptionError(
             f"--job {job}: the saved job contains all options of the job. Drop the other options "
             "(--force, --prune and --wait are allowed), or change the saved job."

@@ -5,7 +5,7 @@ from typing import Any
 from aiohttp import ClientRequest, ClientSession
 from yarl import URL
 
-from batchmill.storage.limits import INPUTS, is_inside, roots_in
+from batchmill.storage.allowed_places import INPUTS, is_inside, roots_in
 from batchmill.storage.urls import is_web
 
 

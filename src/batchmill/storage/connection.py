@@ -11,7 +11,7 @@ import fsspec
 
 from batchmill.errors import StoreError
 from batchmill.storage.access import granted_options, options_for
-from batchmill.storage.limits import INPUTS, listed_in
+from batchmill.storage.allowed_places import INPUTS, listed_in
 from batchmill.storage.urls import hide_secrets, is_web
 
 _FINAL = (

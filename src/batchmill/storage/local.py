@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from batchmill.errors import StoreError
 from batchmill.storage.fingerprints import content_of
-from batchmill.storage.store import FILES, NO_ROOM, patient
+from batchmill.storage.retries import retry_local
+from batchmill.storage.store import FILES, NO_ROOM
 
 _TEMPORARY = re.compile(r"\..+\.part-[0-9a-f]{32}")
 STAGING = ".batchmill/staging"
@@ -49,7 +50,7 @@ class LocalStore:
         """Tell whether there is a file of this name."""
         return os.path.exists(self.url_of(name))
 
-    @patient
+    @retry_local
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder in sorted order, without what is being written."""
         try:
@@ -96,7 +97,7 @@ class LocalStore:
         except OSError as error:
             raise _fault(self.url_of(name), error) from error
 
-    @patient
+    @retry_local
     def read(self, name: str) -> bytes:
         """Return a file's content."""
         try:
@@ -104,7 +105,7 @@ class LocalStore:
         except OSError as error:
             raise _fault(self.url_of(name), error) from error
 
-    @patient
+    @retry_local
     def open(self, name: str) -> pa.NativeFile:
         """Map a file into memory."""
         try:
@@ -116,7 +117,7 @@ class LocalStore:
         """Write a whole file; it takes the place of an earlier one."""
         self.write_atomic(name, lambda file: file.write(data))
 
-    @patient
+    @retry_local
     def write_atomic(self, name: str, writer: Callable[[BinaryIO], object]) -> None:
         """Have `writer` write a file, which takes the place of `name` when it is whole."""
         target = self.root / name
@@ -135,7 +136,7 @@ class LocalStore:
             with suppress(OSError):  # After the rename it is gone.
                 temporary.unlink()
 
-    @patient
+    @retry_local
     def create(self, name: str, data: bytes) -> bool:
         """Write a file that is not there yet; False if it is. Of several, one succeeds."""
         target = self.root / name
@@ -162,7 +163,7 @@ class LocalStore:
                 temporary.unlink()
         return True
 
-    @patient
+    @retry_local
     def delete(self, name: str) -> None:
         """Remove a file, and the folders of outputs that this leaves empty."""
         try:
@@ -184,7 +185,7 @@ class LocalStore:
         else:
             self.delete(name)
 
-    @patient
+    @retry_local
     def put_folder(self, folder: Path, name: str, files: Sequence[str]) -> None:
         """Move the `files` of a folder on the same disk to below `name`."""
         try:

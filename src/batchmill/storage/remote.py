@@ -12,7 +12,8 @@ import pyarrow as pa
 from batchmill.errors import StoreError
 from batchmill.storage.connection import connected
 from batchmill.storage.fingerprints import hash_file, recordable
-from batchmill.storage.store import in_threads, patient_beyond_libraries
+from batchmill.storage.retries import retry_remote
+from batchmill.storage.store import in_threads
 from batchmill.storage.urls import is_url, shown_url, url_fault
 
 # So many calls wait for answers at a time.
@@ -56,7 +57,7 @@ def why_unusable(url: str) -> str:
         return error.reason
 
 
-@patient_beyond_libraries
+@retry_remote
 def stat(url: str) -> FileStat | None:
     """Return what a store says of a file; None if there is none."""
     try:
@@ -90,14 +91,14 @@ def stat_many(urls: Sequence[str]) -> list[FileStat | None]:
     ]
 
 
-@patient_beyond_libraries
+@retry_remote
 def find(url: str) -> dict[str, FileStat]:
     """Return all files below a URL, by their names relative to it, in sorted order."""
     found = _listed(url, lambda files, path: files.find(path, detail=True).values())
     return dict(sorted(_files_in(found).items()))
 
 
-@patient_beyond_libraries
+@retry_remote
 def glob(pattern: str) -> dict[str, FileStat]:
     """Return the files that fit a pattern, by URL, in sorted order."""
     with connected(pattern) as (files, path):
@@ -109,14 +110,14 @@ def glob(pattern: str) -> dict[str, FileStat]:
         }
 
 
-@patient_beyond_libraries
+@retry_remote
 def is_folder(url: str) -> bool:
     """Tell whether there are files below a URL."""
     with connected(url) as (files, path):
         return bool(files.isdir(path.rstrip("/")))
 
 
-@patient_beyond_libraries
+@retry_remote
 def names(url: str) -> list[str]:
     """Return the names in a folder, in sorted order; of one that is not there, none."""
     found = _listed(url, lambda files, path: files.ls(path, detail=True))
@@ -124,7 +125,7 @@ def names(url: str) -> list[str]:
     return sorted({name.rstrip("/") for name in found} - {""})
 
 
-@patient_beyond_libraries
+@retry_remote
 def check_bucket(url: str) -> None:
     """Raise StoreError unless the bucket of a URL is there and lets us in."""
     with connected(url) as (files, path):
@@ -138,7 +139,7 @@ def check_bucket(url: str) -> None:
             raise FileNotFoundError(what) from error
 
 
-@patient_beyond_libraries
+@retry_remote
 def read(url: str) -> bytes:
     """Return a file's content."""
     with connected(url) as (files, path):
@@ -146,7 +147,7 @@ def read(url: str) -> bytes:
         return data
 
 
-@patient_beyond_libraries
+@retry_remote
 def open_for_arrow(url: str) -> pa.NativeFile:
     """Open a file for Arrow: a large one is fetched piece by piece, as it is read."""
     with connected(url) as (files, path):
@@ -155,21 +156,21 @@ def open_for_arrow(url: str) -> pa.NativeFile:
         return pa.PythonFile(files.open(path, "rb", block_size=_BLOCK_BYTES), mode="r")
 
 
-@patient_beyond_libraries
+@retry_remote
 def content_of(url: str) -> str:
     """Read a file and hash its content, as `fingerprints` does."""
     with connected(url) as (files, path), files.open(path, "rb", block_size=_BLOCK_BYTES) as file:
         return hash_file(file)
 
 
-@patient_beyond_libraries
+@retry_remote
 def write(url: str, data: bytes) -> None:
     """Write a file, at once."""
     with connected(url) as (files, path):
         files.pipe_file(path, data)
 
 
-@patient_beyond_libraries
+@retry_remote
 def create(url: str, data: bytes) -> bool:
     """Write a file that is not there yet; False if it is."""
     try:
@@ -182,21 +183,21 @@ def create(url: str, data: bytes) -> bool:
     return True
 
 
-@patient_beyond_libraries
+@retry_remote
 def upload(path: str, url: str) -> None:
     """Write a local file to a URL, at once; in parts if it is large."""
     with connected(url) as (files, target):
         files.put_file(path, target)
 
 
-@patient_beyond_libraries
+@retry_remote
 def fetch(url: str, path: str) -> None:
     """Write a file to a local path."""
     with connected(url) as (files, source):
         files.get_file(source, path)
 
 
-@patient_beyond_libraries
+@retry_remote
 def delete(url: str) -> None:
     """Remove a file; one that is not there is no fault."""
     try:
@@ -207,7 +208,7 @@ def delete(url: str) -> None:
             raise
 
 
-@patient_beyond_libraries
+@retry_remote
 def _list_folder(url: str) -> dict[str, FileStat]:
     """Return the files in a folder, by URL."""
     found = _listed(url, lambda files, path: files.ls(path, detail=True))

@@ -1,16 +1,12 @@
-"""What every store promises, and the patience that all of them have."""
+"""The interface of a store, and what all stores share."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from functools import wraps
 from pathlib import Path
-from typing import BinaryIO, ParamSpec, Protocol, TypeVar
+from typing import BinaryIO, Protocol, TypeVar
 
 import pyarrow as pa
-
-from batchmill.errors import StoreError
 
 NO_ROOM = (
     "No space left on device. Make room, and run the same command again: what is done stays done."
@@ -19,7 +15,6 @@ NO_ROOM = (
 FILES = "files"
 METADATA = "metadata.parquet"
 
-_Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 
@@ -123,29 +118,3 @@ def in_threads(
         return [function(item) for item in items]
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(function, items))
-
-
-class _Patience:
-    """Makes a function try again, a few times, what fails for a reason that may pass."""
-
-    def __init__(self, *pauses: float) -> None:
-        self.pauses = pauses
-
-    def __call__(self, function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-        @wraps(function)
-        def again(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
-            for pause in self.pauses:
-                try:
-                    return function(*args, **kwargs)
-                except StoreError as error:
-                    if not error.passing:
-                        raise
-                    time.sleep(pause)
-            return function(*args, **kwargs)
-
-        return again
-
-
-# With pauses in seconds. The libraries behind URLs try several times themselves.
-patient = _Patience(0.1, 0.5, 2.0, 5.0)
-patient_beyond_libraries = _Patience(1.0, 5.0)

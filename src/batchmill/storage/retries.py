@@ -1,0 +1,42 @@
+"""Repeat an operation on a store if the reason for its failure may pass."""
+
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from batchmill.errors import StoreError
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+
+class Retry:
+    """Decorates a function: after a failure that may pass, it waits and tries again.
+
+    `pauses` are the waiting times in seconds, one per repetition.
+    """
+
+    def __init__(self, *pauses: float) -> None:
+        self.pauses = pauses
+
+    def __call__(self, function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+        """Return the function with repetitions."""
+
+        @wraps(function)
+        def repeat(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+            for pause in self.pauses:
+                try:
+                    return function(*args, **kwargs)
+                except StoreError as error:
+                    if not error.passing:
+                        raise
+                    time.sleep(pause)
+            return function(*args, **kwargs)
+
+        return repeat
+
+
+retry_local = Retry(0.1, 0.5, 2.0, 5.0)
+# The libraries behind URLs repeat an operation several times themselves.
+retry_remote = Retry(1.0, 5.0)
