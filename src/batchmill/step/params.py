@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -49,22 +49,6 @@ def parse_pairs(pairs: Sequence[str], option: str, example: str) -> dict[str, An
             raise OptionError(f"{option} {pair}: expected key=value, such as {option} {example}.")
         values[key.strip()] = _json_or_text(text)
     return values
-
-
-def arguments_for(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the values that a function has parameters for.
-
-    Args:
-        function: The function.
-        values: Values by name.
-
-    Returns:
-        The values whose names are parameters of the function.
-
-    >>> arguments_for(lambda *, retries, fail_fast=False: None, {"retries": 2, "root": "in"})
-    {'retries': 2}
-    """
-    return {name: values[name] for name in inspect.signature(function).parameters if name in values}
 
 
 def check_params(
