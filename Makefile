@@ -119,7 +119,7 @@ bench: setup ## Measure what batchmill costs, and compare it with other tools; a
 	$(BIN)/python -m benchmarks.compare
 	$(BIN)/python -m benchmarks.page --print
 
-bench-full: setup ## Compare with other tools over more files, into docs/benchmarks.md; about two hours
+bench-full: setup ## Compare with other tools over more files, into docs/explanation/benchmarks.md; about two hours
 	$(BIN)/python -m benchmarks.compare --full
 	$(BIN)/python -m benchmarks.page
 

@@ -2,8 +2,8 @@
 
 python -m benchmarks.page [--print]
 
-They take the place of what stands between two comments in docs/benchmarks.md, and the picture that
-of docs/benchmarks.svg; with `--print`, the tables are printed and nothing is written.
+Replaces the text between two comments in docs/explanation/benchmarks.md, and the picture
+docs/explanation/benchmarks.svg. `--print` prints the tables and writes nothing.
 """
 
 import argparse
@@ -17,8 +17,8 @@ from benchmarks.compare import FIGURES
 from benchmarks.peers.contenders import BARE, OURS
 from benchmarks.peers.environments import ROOT
 
-PAGE = ROOT / "docs" / "benchmarks.md"
-PICTURE = ROOT / "docs" / "benchmarks.svg"
+PAGE = ROOT / "docs" / "explanation" / "benchmarks.md"
+PICTURE = ROOT / "docs" / "explanation" / "benchmarks.svg"
 BEGIN = "<!-- benchmarks.page: what stands from here on is made by it -->"
 END = "<!-- benchmarks.page: up to here -->"
 # Two commands of which neither took so much longer are as fast as each other.

@@ -55,7 +55,7 @@ def _write_reference(pages: Path) -> None:
     from python_api import python_api
     from reference import blocks, commands, flows
 
-    (pages / "reference").mkdir()
+    (pages / "reference").mkdir(exist_ok=True)
     for place, make in zip(REFERENCE, (commands, flows, blocks, python_api), strict=True):
         (pages / place).write_text(make(), encoding="utf-8")
 

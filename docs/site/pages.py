@@ -1,7 +1,7 @@
 """Lay out the repository's pages as a site's: the same text, with links that lead to its pages.
 
-On GitHub a page links to files around it. Here README.md becomes `index.md`, what is in docs/
-stands at the top, and a source file or folder that somebody links to becomes a page that shows it.
+On GitHub a page links to files around it. In the site the folders of docs/ are at the top, and a
+source file or folder that a page links to becomes a page that shows it.
 """
 
 import os
@@ -13,11 +13,11 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 # Pages that belong to the site, wherever they are.
 SOURCES = (
-    "README.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "docs/*.md",
+    "docs/*/*.md",
     "examples/*/README.md",
 )
 _FENCED = re.compile(r"(^```.*?^```[^\n]*$)", re.MULTILINE | re.DOTALL)
@@ -47,8 +47,6 @@ def source_pages() -> list[Path]:
 def place_of(source: Path) -> str:
     """Return where a page, a picture, or the page about another file or folder is in the site."""
     path = source.relative_to(ROOT)
-    if path == Path("README.md"):
-        return "index.md"
     if path.suffix in (".md", *_PICTURES):
         return (path.relative_to("docs") if path.parts[0] == "docs" else path).as_posix()
     # Names that begin with a dot would be left out of the site.

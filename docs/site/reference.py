@@ -17,15 +17,15 @@ from prefect import Flow
 
 from batchmill.cli.main import make_app
 
-_GENERATED = "Made from the code when these pages are built."
+_GENERATED = "Generated from the code."
 _COMMANDS = (
-    f"What `batchmill COMMAND --help` says. {_GENERATED} [Running it](../running.md) tells how "
-    "they work together, and what their exit codes mean."
+    f"The output of `batchmill COMMAND --help`. {_GENERATED} [Running it](../how-to/running.md) "
+    "explains how the commands work together, and their exit codes."
 )
 _FLOWS = (
-    f"What deployments, forms and Python can run. {_GENERATED} The names at the left are those of "
-    "`parameters` in a deployment and of keyword arguments in Python; the form in "
-    "[Prefect's UI](../ui.md) shows their titles."
+    f"The flows that deployments, forms and Python can run. {_GENERATED} The left column has the "
+    "names of `parameters` in a deployment and of keyword arguments in Python. The form in "
+    "[Prefect's UI](../how-to/prefect-ui.md) shows their titles."
 )
 
 
@@ -73,7 +73,7 @@ def blocks() -> str:
     """Return the page of the blocks: what each is for, and its fields."""
     pieces = [
         "# Blocks",
-        f"What can be saved in Prefect and named: [how](../blocks.md). {_GENERATED}",
+        "Settings that Prefect can [save under a name](../how-to/saved-blocks.md). " + _GENERATED,
     ]
     for name in batchmill.blocks.__all__:
         block = getattr(batchmill.blocks, name)

@@ -249,7 +249,7 @@ def test_every_command_has_help_with_an_example(command, name):
 
 
 def test_the_commands_are_those_that_are_documented(command):
-    docs = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
+    docs = (Path(__file__).parents[2] / "docs" / "how-to" / "running.md").read_text()
     documented = set(re.findall(r"^\| `batchmill (\w+) ", docs, re.MULTILINE))
     commands = {name for name in make_app() if not name.startswith("-")}
     assert commands == documented

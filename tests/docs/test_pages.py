@@ -9,14 +9,14 @@ import pandas as pd
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ALL_PAGES = [
     *PAGES,
     *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md")),
     *sorted((ROOT / "examples").glob("*/README.md")),
 ]
 
-CLASSIFIER = ROOT / "docs" / "classifier.md"
+CLASSIFIER = ROOT / "docs" / "tutorials" / "classifier.md"
 
 # Blocks of `sh` are run. What needs a cluster is in blocks of `bash`: tests/system/cluster.
 # Those of `python run`, joined, are run after them: each goes on from the one before.
@@ -75,7 +75,7 @@ def test_the_readme_has_commands_to_run():
 
 
 def test_the_page_about_training_has_python_to_run():
-    script = "\n".join(blocks(ROOT / "docs" / "training.md", "python run"))
+    script = "\n".join(blocks(ROOT / "docs" / "how-to" / "training.md", "python run"))
     for name in ("open_dataset", "pad_collate", "partition", "frame"):
         assert name in script
 
@@ -97,7 +97,7 @@ def test_the_readmes_step_is_the_examples():
 
 
 def test_the_example_of_a_test_is_the_examples():
-    page = ROOT / "docs" / "own-steps.md"
+    page = ROOT / "docs" / "how-to" / "own-steps.md"
     (test,) = (block for block in blocks(page, "python") if "check_step" in block)
     assert test == (ROOT / "examples" / "words" / "test_counting.py").read_text()
 

@@ -107,9 +107,11 @@ def test_each_page_is_in_it_and_in_the_navigation(site, pages):
         link.partition("#")[0]
         for link in re.findall(r'href="([^"]*)"', pages[site / "index.html"].text)
     }
-    for page in [*(ROOT / "docs").glob("*.md"), ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md"]:
-        assert (site / f"{page.stem}.html").exists()
-        assert {f"{page.stem}.html", f"./{page.stem}.html"} & named, page
+    places = [page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")]
+    for place in [*places, Path("ARCHITECTURE.md"), Path("CHANGELOG.md")]:
+        name = place.with_suffix(".html").as_posix()
+        assert (site / name).exists()
+        assert {name, f"./{name}"} & named, place
 
 
 def test_each_command_has_its_entry(site, pages):
@@ -167,26 +169,32 @@ def test_a_file_or_folder_that_a_page_links_to_is_shown(site, pages):
 
 
 def test_a_folder_of_recordings_can_be_linked_to(copy, tmp_path):
-    with (copy / "docs" / "ui.md").open("a") as page:
+    with (copy / "docs" / "how-to" / "prefect-ui.md").open("a") as page:
         page.write(
-            "\nSee [them](../examples/recordings) and [how](../examples/recordings/make.sh).\n"
+            "\nSee [them](../../examples/recordings) "
+            "and [how](../../examples/recordings/make.sh).\n"
         )
     pages_of(copy).lay_out(tmp_path / "pages")
     shown = (tmp_path / "pages" / "source" / "examples" / "recordings.md").read_text()
     assert "## vento.wav\n\n" in shown
     assert "bytes, not text." in shown
-    assert "](source/examples/recordings/make.sh.md)" in (tmp_path / "pages" / "ui.md").read_text()
+    assert (
+        "](../source/examples/recordings/make.sh.md)"
+        in (tmp_path / "pages" / "how-to" / "prefect-ui.md").read_text()
+    )
 
 
 def test_names_of_files_are_titles_and_code_is_left_alone(copy, tmp_path):
-    (copy / "docs" / "ui.md").write_text(
-        "# UI\n\n[docs/stores.md](stores.md#datasets), [../CHANGELOG.md](../CHANGELOG.md)\n\n"
-        "```text\n[docs/stores.md](stores.md)\n```\n"
+    (copy / "docs" / "how-to" / "prefect-ui.md").write_text(
+        "# UI\n\n[docs/how-to/buckets.md](buckets.md#datasets), "
+        "[../../CHANGELOG.md](../../CHANGELOG.md)\n\n"
+        "```text\n[docs/how-to/buckets.md](buckets.md)\n```\n"
     )
     pages_of(copy).lay_out(tmp_path / "pages")
-    assert (tmp_path / "pages" / "ui.md").read_text() == (
-        "# UI\n\n[Stores: folders and buckets](stores.md#datasets), [Changelog](CHANGELOG.md)\n\n"
-        "```text\n[docs/stores.md](stores.md)\n```\n"
+    assert (tmp_path / "pages" / "how-to" / "prefect-ui.md").read_text() == (
+        "# UI\n\n[Stores: folders and buckets](buckets.md#datasets), "
+        "[Changelog](../CHANGELOG.md)\n\n"
+        "```text\n[docs/how-to/buckets.md](buckets.md)\n```\n"
     )
 
 
@@ -232,19 +240,19 @@ def test_a_page_that_nobody_can_find_is_refused(copy, tmp_path):
 
 
 def test_a_link_that_leads_nowhere_is_refused(copy, tmp_path):
-    with (copy / "docs" / "ui.md").open("a") as page:
+    with (copy / "docs" / "how-to" / "prefect-ui.md").open("a") as page:
         page.write("\nSee [this](gone.md).\n")
     done = build(copy, tmp_path / "built", tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "docs/ui.md: the link to gone.md leads nowhere.\n"
+    assert done.stderr == "docs/how-to/prefect-ui.md: the link to gone.md leads nowhere.\n"
 
 
 @pytest.mark.long  # It takes the building of a whole site.
 def test_an_anchor_that_leads_nowhere_is_refused(copy, tmp_path):
-    with (copy / "docs" / "ui.md").open("a") as page:
-        page.write("\nSee [this](stores.md#gone).\n")
+    with (copy / "docs" / "how-to" / "prefect-ui.md").open("a") as page:
+        page.write("\nSee [this](buckets.md#gone).\n")
     done = build(copy, tmp_path / "built", tmp_path)
     assert done.returncode == 2
     assert "anchor does not exist" in done.stderr
-    assert "ui.md" in done.stderr
+    assert "prefect-ui.md" in done.stderr
     assert "Traceback" not in done.stderr

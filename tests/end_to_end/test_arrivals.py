@@ -222,7 +222,7 @@ def test_the_scheduled_flow_announces_what_is_new_in_a_bucket(
 @pytest.mark.long
 def test_the_documented_request_makes_a_run(arrivals, shell, work):
     (work / "in" / "a.txt").write_text("a")
-    page = (ROOT / "docs" / "arrivals.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "new-data.md").read_text()
     (request,) = (b for b in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) if "curl" in b)
     assert "/data/recordings" in request
     wait_for(lambda: time.time() - (work / "in" / "a.txt").stat().st_mtime > MIN_AGE, "its age")

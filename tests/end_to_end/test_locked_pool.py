@@ -1,4 +1,4 @@
-"""A worker on which only some steps may be run: docs/security.md, with a saved job beside it."""
+"""A worker that may run only some steps, as docs/how-to/security.md sets it up."""
 
 import re
 import shutil
@@ -33,7 +33,7 @@ def prefect_server(tmp_path):
 @pytest.fixture
 def locked(shell, api, work, words):
     """The documented pool and its worker, with the test's folders; runs deployments."""
-    page = (ROOT / "docs" / "security.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "security.md").read_text()
     (commands,) = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
     create, *exports, start = commands.strip().splitlines()
     limits = "; ".join(exports)

@@ -1,4 +1,4 @@
-"""docs/notifications.md: a receiver of messages, and a server that sends them."""
+"""docs/how-to/notifications.md: a receiver of messages, and a server that sends them."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from live import ROOT, prefect_server_in, serving, wait_for
 
-PAGE = (ROOT / "docs" / "notifications.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "notifications.md").read_text()
 
 
 class Receiver(ThreadingHTTPServer):

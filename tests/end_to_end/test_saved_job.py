@@ -13,7 +13,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchmill.cli.main import main
 
-PAGE = (ROOT / "docs" / "blocks.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "saved-blocks.md").read_text()
 OTHERS = """
 import json, os
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem

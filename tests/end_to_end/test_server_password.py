@@ -1,4 +1,4 @@
-"""A Prefect server that asks for a password, as docs/servers.md sets it up."""
+"""A Prefect server that asks for a password, as docs/how-to/prefect-server.md sets it up."""
 
 import re
 import shutil
@@ -6,7 +6,7 @@ import shutil
 import pytest
 from live import ROOT, ask, prefect_server_in
 
-PAGE = (ROOT / "docs" / "servers.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "prefect-server.md").read_text()
 
 
 def setting(name):

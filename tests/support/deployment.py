@@ -12,8 +12,8 @@ from live import ROOT, wait_for
 
 
 def documented_commands():
-    """The commands of docs/running.md that deploy and start a worker."""
-    text = (ROOT / "docs" / "running.md").read_text()
+    """The commands of docs/how-to/running.md that deploy and start a worker."""
+    text = (ROOT / "docs" / "how-to" / "running.md").read_text()
     (block,) = (
         block
         for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
@@ -64,7 +64,7 @@ class Deployed:
 
 
 def deploy(shell, api, work):
-    """Register the deployments as docs/running.md says."""
+    """Register the deployments as docs/how-to/running.md says."""
     create, deploy, _ = documented_commands()
     (work / "prefect.yaml").write_text((ROOT / "prefect.yaml").read_text())
     for command in (create, deploy):

@@ -1,4 +1,4 @@
-"""A Prefect server that keeps its history in Postgres, set up as docs/servers.md says."""
+"""A Prefect server with its history in Postgres, as docs/how-to/prefect-server.md sets it up."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ from live import ROOT, ask, flow_run_of, prefect_server_in, wait_for
 from postgres import postgres
 
 SPLIT = "batchmill.steps.words:split"
-PAGE = (ROOT / "docs" / "servers.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "prefect-server.md").read_text()
 
 
 @pytest.fixture(scope="module")
