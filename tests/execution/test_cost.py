@@ -1,4 +1,4 @@
-"""What an input costs, counted: a slow-down is seen on any machine, however fast or busy it is."""
+"""Counts the system calls and bytes of one input. Counts show a slow-down on any machine."""
 
 import ctypes
 import json
@@ -37,13 +37,14 @@ BATCHES = 10
 # To read it and hash it, and to find its worker as the one before left it.
 READ = {"open": 1, "fstat": 1, "read": 2, "lseek": 3, "getcwd": 1}
 # `open` and `mkdir`, `list` and `rename`: the step's own file, its folder, what is in that, and to
-# where it belongs; once more `open`, `fstat` and `read` to hash it. Nothing is brought to the disk.
-WRITTEN = {**READ, "open": 3, "fstat": 2, "read": 4, "stat": 2, "mkdir": 1, "list": 1, "rename": 1}
+# where it belongs; once more `open`, `fstat` and `read` to hash it; `open` for the folder of outputs,
+# so that no link leads elsewhere. Nothing is brought to the disk.
+WRITTEN = {**READ, "open": 4, "fstat": 2, "read": 4, "stat": 2, "mkdir": 1, "list": 1, "rename": 1}
 
 
 @pytest.fixture(autouse=True)
 def _nothing_by_time(tmp_path, monkeypatch):
-    """Parts and heartbeats are for time; here there is one part, and no beat."""
+    """Write only one part and no heartbeats, because their number depends on time."""
     monkeypatch.setattr("batchmill.ledger.committer.COMMIT_SECONDS", 3600.0)
     monkeypatch.setattr("batchmill.ledger.lease.BEAT_SECONDS", 3600.0)
     monkeypatch.chdir(tmp_path)
@@ -51,7 +52,7 @@ def _nothing_by_time(tmp_path, monkeypatch):
 
 
 def folder_with(tmp_path, count):
-    """A folder of inputs with names of the same length, and their manifest."""
+    """Create a folder of inputs with names of the same length, and their manifest."""
     folder = tmp_path / f"in{count}"
     folder.mkdir()
     names = [f"{number:04d}.txt" for number in range(count)]
@@ -62,7 +63,7 @@ def folder_with(tmp_path, count):
 
 
 def shard_of(tmp_path, step, count, counted):
-    """Run `count` inputs as one shard with two workers, and return what `counted` counts of it."""
+    """Run `count` inputs as one shard with two workers. Return the result of `counted`."""
     job = make_job(
         manifest=str(folder_with(tmp_path, count) / "manifest.csv"),
         step=step,
@@ -76,18 +77,18 @@ def shard_of(tmp_path, step, count, counted):
 
 @pytest.mark.parametrize(("step", "bounds"), [("nothing", READ), ("one_file", WRITTEN)])
 @pytest.mark.slow
-def test_what_an_input_asks_of_the_system(tmp_path, step, bounds):
+def test_system_calls_of_an_input(tmp_path, step, bounds):
     slopes = for_each_input(lambda count: shard_of(tmp_path, f"costs:{step}", count, calls_of), FEW)
     assert_within(bounds, slopes)
-    assert {"open", "read"} <= {key.what for key in slopes}, "calls are not seen any more"
+    assert {"open", "read"} <= {key.what for key in slopes}, "calls are no longer counted"
 
 
 @pytest.mark.slow
-def test_what_an_input_sends_from_process_to_process(tmp_path):
+def test_bytes_that_an_input_sends_between_processes(tmp_path):
     slopes = for_each_input(
         lambda count: shard_of(tmp_path, "costs:one_file", count, bytes_of), FEW
     )
-    # Its index on the way there, its index as a receipt; all else goes through the journal.
+    # The queue carries the index to the worker and back. The outcome goes through the journal.
     bounds = {"queue": 2 * 2, "journal": 350 + len(socket.gethostname())}
     assert_within(bounds, slopes)
     assert {key.what for key in slopes} == set(bounds)
@@ -95,19 +96,19 @@ def test_what_an_input_sends_from_process_to_process(tmp_path):
 
 @pytest.mark.parametrize(("step", "looks"), [("nothing", 1), ("one_file", 2)])
 @pytest.mark.slow
-def test_a_run_with_nothing_to_do_looks_at_each_file_once(tmp_path, step, looks):
+def test_a_run_with_nothing_to_do_stats_each_file_once(tmp_path, step, looks):
     def second_run(count):
         job = (folder_with(tmp_path, count) / "manifest.csv", f"costs:{step}", f"out{count}")
         run_job(*job)
         return calls_of(lambda: run_job(*job))
 
     slopes = for_each_input(second_run, FEW)
-    # At the input, and at the output that the ledger names; nothing is opened.
+    # One `stat` for the input, and one for the output that the ledger names. No file is opened.
     assert_within({"stat": looks}, slopes)
-    assert sum(slopes.values()) == looks, "a call is not seen any more"
+    assert sum(slopes.values()) == looks, "a call is no longer counted"
 
 
-# Of what fits a glob, whether it is a file is asked before.
+# A glob needs one more `stat` for each match, to check that it is a file.
 @pytest.mark.parametrize(("manifest", "looks"), [("manifest.csv", 1), ("", 1), ("*.txt", 2)])
 def test_a_plan_opens_no_input(tmp_path, manifest, looks):
     def plan(count):
@@ -117,15 +118,15 @@ def test_a_plan_opens_no_input(tmp_path, manifest, looks):
 
     slopes = for_each_input(plan, FEW)
     assert_within({"stat": looks}, slopes)
-    assert slopes, "calls are not seen any more"
+    assert slopes, "calls are no longer counted"
 
 
-PAGES = 4 * 3 * 2**20 // resource.getpagesize()  # Of what the step `arrays` has at a time.
+PAGES = 4 * 3 * 2**20 // resource.getpagesize()  # The pages that `arrays` uses at a time.
 
 
 @pytest.fixture
 def like_a_new_process():
-    """Memory is given back as glibc does at first: it learns, and this process has lived long."""
+    """Reset glibc's thresholds, which adapt during the life of this process."""
     mallopt = ctypes.CDLL(None).mallopt
     trim, mmap = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
     for what in (trim, mmap):
@@ -136,7 +137,7 @@ def like_a_new_process():
 
 
 def pages_of_an_input(tmp_path, memory_bytes=None):
-    """Return how many pages of memory a worker asks the kernel for, with its last input."""
+    """Return how many pages of memory the kernel gives a worker for its last input."""
     outcomes = []
     manifest = folder_with(tmp_path, 6) / "manifest.csv"
     policy = FailurePolicy(memory_limit=memory_bytes)
@@ -146,22 +147,22 @@ def pages_of_an_input(tmp_path, memory_bytes=None):
 
 
 @pytest.mark.usefixtures("like_a_new_process")
-def test_what_a_step_frees_serves_its_next_arrays(tmp_path):
+def test_memory_that_a_step_frees_is_reused_for_its_next_arrays(tmp_path):
     assert pages_of_an_input(tmp_path) < PAGES / 10
 
 
 @pytest.mark.usefixtures("like_a_new_process")
-def test_where_memory_is_counted_a_worker_keeps_none_for_others(tmp_path):
+def test_with_a_memory_limit_a_worker_keeps_no_freed_memory(tmp_path):
     assert pages_of_an_input(tmp_path, memory_bytes=500 * 2**20) > PAGES
 
 
 @pytest.mark.usefixtures("like_a_new_process")
-def test_how_memory_is_freed_is_left_to_who_has_set_it(tmp_path, monkeypatch):
+def test_a_users_malloc_setting_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
     assert pages_of_an_input(tmp_path) > PAGES
 
 
-def test_what_a_run_brings_to_the_disk(tmp_path):
+def test_number_of_fsync_calls_of_a_run(tmp_path):
     job = (folder_with(tmp_path, 10) / "manifest.csv", "costs:one_file", "out")
     first, second = (
         {
@@ -171,7 +172,7 @@ def test_what_a_run_brings_to_the_disk(tmp_path):
         }
         for _ in range(2)
     )
-    # The format (tried twice), the step, the part; and as in each run the lease, at its begin and
-    # its end, the plan, the three tables, the summary.
+    # Each run syncs the lease (twice), the plan, the three tables and the summary. The first run
+    # also syncs the format (up to twice), the step and the part.
     assert sum(first.values()) <= 4 + 7, first
     assert 0 < sum(second.values()) <= 7, second

@@ -1,4 +1,4 @@
-"""A second run costs only what has changed; what it makes is what a run from scratch makes."""
+"""Test that a second run executes only changed inputs, and gives the result of a full run."""
 
 import errno
 import os
@@ -35,7 +35,7 @@ HELPER = "def measure(source):\n    return len(source.read_text())\n"
 
 
 class Job:
-    """A folder with inputs, a step of its own and its manifest; `run` counts the executions."""
+    """A folder with inputs, a step and a manifest. `run` counts the executions."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder = folder
@@ -65,7 +65,7 @@ class Job:
         return self.dataset / table.loc[f"in/{name}", "output"]
 
     def edit(self, step=None, helper=None):
-        """Write the step's modules; forget what Python has imported of them."""
+        """Write the step's modules, and remove them from Python's import cache."""
         import sys
 
         for name, text in ((self.module, step), (self.helper, helper)):
@@ -84,7 +84,7 @@ class Job:
         return job_of(self.folder / "m.csv", step, self.dataset, **options)
 
     def run(self, **options):
-        """Run; return how many inputs were executed, by what they say themselves."""
+        """Run the job, and return the number of executions that the step logged."""
         log = self.folder / "executed"
         log.unlink(missing_ok=True)
         self.summary = run_job(
@@ -104,7 +104,7 @@ class Job:
 
 
 def snapshot(folder):
-    """Every file's path, size and time."""
+    """Return the size and time of every file, by path."""
     found = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
 
@@ -116,7 +116,7 @@ def job(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_thousands_of_inputs_cost_what_has_changed(tmp_path, monkeypatch):
+def test_only_changed_inputs_are_executed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     job = Job(tmp_path, 2_000)
     assert job.run() == 2_000
@@ -133,7 +133,7 @@ def test_thousands_of_inputs_cost_what_has_changed(tmp_path, monkeypatch):
         os.utime(job.path(name), (1, 1))
     assert job.reasons() == {"unchanged": 2_001}
     assert job.run() == 0
-    # Their times are known now: they need not be read again.
+    # The new times are recorded, so the files are not read again.
     assert len(job.plan().plan.touched) == 0
 
     job.path("00007.txt").write_text("00008.txt")
@@ -154,30 +154,30 @@ def test_thousands_of_inputs_cost_what_has_changed(tmp_path, monkeypatch):
     assert table.loc["in/00001.txt", "label"] == "speech"
 
     assert job.reasons(params={"times": 2}) == {"changed": 2_001}
-    assert job.plan(params={"times": 2}).step_changes == ["the parameter times was 1, and is 2"]
+    assert job.plan(params={"times": 2}).step_changes == ["the parameter times changed from 1 to 2"]
     assert job.reasons(force=True) == {"forced": 2_001}
 
 
-def test_an_edit_of_the_step_executes_all_and_says_why(job):
+def test_an_edited_step_executes_all_inputs_and_reports_why(job):
     job.run()
     job.edit(step=STEP.format(helper=job.helper) + "# a remark\n")
-    assert job.plan().step_changes == [f"the source of {job.module} has changed"]
+    assert job.plan().step_changes == [f"the source of {job.module} changed"]
     assert job.run() == 20
     job.edit(helper=HELPER.replace("len(", "1 + len("))
-    assert job.plan().step_changes == [f"the source of {job.helper} has changed"]
+    assert job.plan().step_changes == [f"the source of {job.helper} changed"]
     assert job.run() == 20
     job.edit(step=STEP.format(helper=job.helper) + "step.version = '2'\n")
-    assert "its version was None, and is 2" in job.plan().step_changes
+    assert "its version changed from None to 2" in job.plan().step_changes
     assert job.run() == 20
     assert job.run() == 0
 
 
-def test_another_division_of_the_work_changes_nothing(job):
+def test_batch_size_and_workers_do_not_change_the_dataset(job):
     job.run(batch_size=1, num_workers=1, cores=1)
     assert job.run(batch_size=7, num_workers=2, cores=8) == 0
 
 
-def test_a_withdrawn_row_stays_until_it_is_pruned(job):
+def test_withdrawn_rows_stay_until_they_are_pruned(job):
     job.run()
     gone = job.output("00002.txt")
     job.names.remove("00002.txt")
@@ -197,7 +197,7 @@ def test_a_withdrawn_row_stays_until_it_is_pruned(job):
 
 @pytest.fixture
 def over_a_folder(job):
-    """Prepares a job over the folder of inputs, or of a list of them."""
+    """Return a function that prepares a job over the folder of inputs, or over a list."""
 
     def over(listed=None):
         place = str(job.folder / "in") if listed is None else listed_manifest(job.dataset)
@@ -208,13 +208,13 @@ def over_a_folder(job):
 
 
 def arrive_and_run(job, name="late.txt"):
-    """Put a new input into the folder, and let another run process it."""
+    """Add a new input to the folder, and process it with another run."""
     job.path(name).write_text(name)
     return run_job(job.folder / "in", f"{job.module}:step", job.dataset)
 
 
 def prune(prepared):
-    """Begin a run that executes nothing, and prune; return what was planned."""
+    """Start a run that executes no input, prune the dataset, and return the plan."""
     with open_run(prepared) as run:
         plan = run.prepared.plan
         run.finalize(prune=True)
@@ -222,7 +222,7 @@ def prune(prepared):
     return plan
 
 
-def test_what_another_run_made_while_this_one_waited_is_not_pruned(job, over_a_folder):
+def test_results_of_a_run_during_the_wait_are_not_pruned(job, over_a_folder):
     arrive_and_run(job)
     prepared = over_a_folder()
     arrive_and_run(job, "later.txt")
@@ -235,9 +235,7 @@ def test_what_another_run_made_while_this_one_waited_is_not_pruned(job, over_a_f
     assert "00003.txt" not in table.index
 
 
-def test_what_is_recorded_between_a_look_and_its_plan_is_not_pruned(
-    job, over_a_folder, monkeypatch
-):
+def test_records_written_during_planning_are_not_pruned(job, over_a_folder, monkeypatch):
     arrive_and_run(job)
 
     def load(*args, **options):
@@ -251,19 +249,19 @@ def test_what_is_recorded_between_a_look_and_its_plan_is_not_pruned(
     assert (len(plan.withdrawn), plan.counts["unchanged"]) == (0, 22)
 
 
-def test_a_list_stays_as_it_is_while_its_run_waits(job, over_a_folder):
+def test_a_list_does_not_change_while_its_run_waits(job, over_a_folder):
     names = [str(job.path(name)) for name in job.names]
     prepared = over_a_folder(names)
     save_manifest(prepared.manifest, prepared.job.manifest, "input")
     run_job(prepared.job.manifest, f"{job.module}:step", job.dataset)
-    # Another run with a list of its own has come in between, and waits.
+    # Another run saved its own list meanwhile, and waits.
     another = over_a_folder(names[:3])
     save_manifest(another.manifest, another.job.manifest, "input")
     assert prune(prepared).counts["unchanged"] == 20
     assert len(prune(another).withdrawn) == 17
 
 
-def test_a_manifest_that_cannot_be_read_any_more_ends_the_run(job, over_a_folder):
+def test_an_unreadable_manifest_ends_the_waiting_run(job, over_a_folder):
     arrive_and_run(job)
     prepared = over_a_folder()
     arrive_and_run(job, "later.txt")
@@ -273,14 +271,14 @@ def test_a_manifest_that_cannot_be_read_any_more_ends_the_run(job, over_a_folder
     assert len(job.ledger.records(["input"])) == 22
 
 
-def test_force_executes_all(job):
+def test_force_executes_all_inputs(job):
     job.run()
     before = contents(job.dataset)
     assert job.run(force=True) == 20
     assert contents(job.dataset) == before
 
 
-def test_an_input_that_fails_has_no_files_any_more(job):
+def test_files_of_a_newly_failed_input_are_removed(job):
     job.run()
     before = job.output("00009.txt")
     job.path("00009.txt").write_bytes(b"\xff")
@@ -290,7 +288,7 @@ def test_an_input_that_fails_has_no_files_any_more(job):
     assert list(verify(job.ledger)) == []
 
 
-def test_a_file_that_changes_between_plan_and_run_is_recorded_as_it_was_read(job):
+def test_a_file_changed_after_planning_is_recorded_as_it_was_read(job):
     def change():
         job.path("00005.txt").write_text("later")
 
@@ -299,7 +297,7 @@ def test_a_file_that_changes_between_plan_and_run_is_recorded_as_it_was_read(job
     assert job.run() == 0
 
 
-def test_verify_finds_what_is_missing_changed_and_unreferenced(job):
+def test_verify_finds_missing_changed_and_unreferenced_files(job):
     job.run()
     assert list(verify(job.ledger, hash_files=True)) == []
     missing, changed, same_size = (job.output(f"0000{n}.txt") for n in range(3))
@@ -330,7 +328,7 @@ def test_verify_finds_what_is_missing_changed_and_unreferenced(job):
     ("before", "after"),
     [(["a", "b"], ["a"]), (["x"], ["x/y"]), (["x/y", "z"], ["x"]), (["a"], []), (["a/b/c"], ["d"])],
 )
-def test_files_that_a_step_writes_no_more_are_removed(job, before, after):
+def test_files_that_a_step_no_longer_writes_are_removed(job, before, after):
     def writing(names):
         return STEP.format(helper=job.helper) + (
             f"def step(source, out):\n    for name in {names}:\n"
@@ -351,7 +349,7 @@ def outputs_below(dataset):
     return [path for path in (dataset / "files").rglob("*") if path.is_file()]
 
 
-def test_a_folder_where_nothing_or_something_else_is_left_can_be_mended(job):
+def test_a_missing_or_replaced_output_folder_can_be_repaired(job):
     job.run()
     emptied, replaced, linked = (job.output(f"0000{n}.txt").parent for n in range(3))
     (emptied / "copy.txt").unlink()
@@ -369,45 +367,45 @@ def test_a_folder_where_nothing_or_something_else_is_left_can_be_mended(job):
     assert len(list((job.folder / "in").iterdir())) == 20, "what the link led to is untouched"
 
 
-def test_what_fails_while_there_is_no_room_is_not_recorded(job, monkeypatch):
-    """Also where only the folder is full that steps write to."""
+def test_failures_in_a_full_scratch_folder_are_not_recorded(job, monkeypatch):
+    """Only the folder that steps write to is full."""
     job.path("00003.txt").write_bytes(b"\xff")
     with monkeypatch.context() as full:
         full.setattr("batchmill.execution.failures.has_room", lambda folder: False)
-        with pytest.raises(StoreError, match="Make room"):
+        with pytest.raises(StoreError, match="Free some space"):
             job.run()
     assert "in/00003.txt" not in job.ledger.records(["input"])["input"].to_pylist()
     job.run()
     assert job.summary.outcomes == {"ok": 19, "failed": 1}
 
 
-def test_a_full_disk_is_nobodys_fault(job, monkeypatch):
-    """What fails while there is no room gets no outcome, and so is executed again."""
+def test_failures_on_a_full_disk_are_not_recorded(job, monkeypatch):
+    """A failure on a full disk gets no outcome, so the next run retries the input."""
     room = job.folder / "room"
     monkeypatch.setattr(LocalStore, "is_full", property(lambda store: not room.exists()))
     job.path("00003.txt").write_bytes(b"\xff")
-    with pytest.raises(StoreError, match="Make room"):
+    with pytest.raises(StoreError, match="Free some space"):
         job.run()
     room.touch()
-    job.path("00003.txt").write_text("mended")
+    job.path("00003.txt").write_text("fixed")
     job.run()
     assert job.summary.outcomes == {"ok": 20}
     assert list(verify(job.ledger)) == []
 
 
 @pytest.mark.slow
-def test_a_store_that_fails_now_and_then_loses_nothing(job, monkeypatch):
+def test_occasional_store_failures_lose_no_results(job, monkeypatch):
     chance = random.Random(0)
-    replace, failures = Path.replace, []
+    rename, failures = os.rename, []
 
-    def flaky(path, target):
+    def flaky(path, target, **folders):
         if chance.random() < 0.1:
             failures.append(path)
             raise OSError(errno.EIO, "Input/output error")
-        return replace(path, target)
+        return rename(path, target, **folders)
 
     monkeypatch.setattr("batchmill.storage.retries.retry_local.pauses", (0.0,) * 8)
-    monkeypatch.setattr(Path, "replace", flaky)
+    monkeypatch.setattr(os, "rename", flaky)
     for number in range(12):
         job.path("00000.txt").write_text(f"version {number}")
         job.run(batch_size=1)
@@ -418,7 +416,7 @@ def test_a_store_that_fails_now_and_then_loses_nothing(job, monkeypatch):
 
 
 @pytest.mark.slow
-def test_many_parts_become_one_and_say_the_same(job):
+def test_compaction_keeps_all_records(job):
     for number in range(6):
         job.path("00000.txt").write_text(f"version {number}")
         job.run()

@@ -195,7 +195,7 @@ def test_keys_are_names_as_they_stand(data, store):
     with pytest.raises(ManifestError) as caught:
         load_manifest(f"{data}/bad.csv")
     assert caught.value.faults[0].startswith("line 2: 'in/../in/0.txt' has '..' in it")
-    assert "listed already on line 3" in caught.value.faults[1]
+    assert "already listed on line 3" in caught.value.faults[1]
 
 
 def test_a_root_keeps_inputs_below_it(data, store):

@@ -29,6 +29,7 @@ def open_output(output: str) -> Ledger:
             raise OptionError(f"--output {shown_url(output)}: {fault}")
     ledger = Ledger(open_store(output))
     if ledger.exists:
+        _check_links(ledger)
         ledger.check_version()
         return ledger
     if is_url(output):
@@ -42,6 +43,17 @@ def open_output(output: str) -> Ledger:
             f"--output {output}: holds files that are not a dataset's. Name a new or empty folder."
         )
     return ledger
+
+
+def _check_links(ledger: Ledger) -> None:
+    """Raise OptionError if a folder or file of the dataset itself is a link."""
+    for folder in ("", FOLDER):
+        for name in ledger.store.links(folder):
+            place = ledger.store.url_of(f"{folder}/{name}" if folder else name)
+            raise OptionError(
+                f"{place}: is a link. A run writes and removes files there, so a dataset contains "
+                "no links. Replace the link with a copy of its target."
+            )
 
 
 def _check_not_inside(output: str) -> None:
@@ -94,6 +106,7 @@ def open_ledger(dataset: str) -> Ledger:
         raise OptionError(
             f"{dataset}: is not a dataset (it has no {FOLDER} folder). Check the path."
         )
+    _check_links(ledger)
     ledger.check_version()
     return ledger
 

@@ -8,16 +8,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from batchmill.errors import LedgerError
 from batchmill.outcome import Outcome
-from batchmill.storage import Store
+from batchmill.storage import FILES, Store
 
 VERSION = 2
 # The outcome of an input that the manifest no longer lists and that was removed on request.
 PRUNED = "pruned"
 _OK = "ok"
+# A part of a path that is empty, "." or "..", or a NUL.
+_LEADS_OUT = r"(^|/)\.{0,2}(/|$)|\x00"
 
 _FILE = pa.struct([("path", pa.string()), ("size", pa.int64()), ("content", pa.string())])
 PART_SCHEMA = pa.schema(
@@ -99,7 +102,7 @@ def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> 
         columns: The columns to read; all by default.
 
     Raises:
-        LedgerError: The part is damaged or foreign.
+        LedgerError: The part is damaged or foreign, or names outputs outside the dataset.
         StoreError: The file cannot be read.
     """
     place = store.url_of(name)
@@ -107,12 +110,37 @@ def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> 
         file = pq.ParquetFile(store.open(name))
         if (file.schema_arrow.metadata or {}).get(b"batchmill.ledger") != str(VERSION).encode():
             raise LedgerError(f"{place}: is no part of a ledger of version {VERSION}.")
-        return file.read(columns=list(columns) if columns else None)
+        table = file.read(columns=list(columns) if columns else None)
     except (OSError, pa.ArrowException) as error:
         raise LedgerError(
             f"{place}: cannot be read ({error}). Move it away, and run the same command again: "
             "the inputs that it recorded run once more."
         ) from error
+    outside = _first_outside(table)
+    if outside is not None:
+        raise LedgerError(
+            f"{place}: names {outside!r}, which is outside the folder of the outputs. Nothing was "
+            "changed. The file is damaged, or was made to do harm: move it away, and run the same "
+            "command again."
+        )
+    return table
+
+
+def _first_outside(table: pa.Table) -> str | None:
+    """Return a name in a part that leads out of the folder of the outputs; None if there is none.
+
+    A dataset may come from somebody else, and a run opens and removes what its parts name.
+    """
+    outside = []
+    if "input_id" in table.column_names:
+        ids = table["input_id"]
+        outside.append(ids.filter(pc.match_substring_regex(ids, f"{_LEADS_OUT}|/")))
+    if "outputs" in table.column_names:
+        paths = pc.struct_field(pc.list_flatten(table["outputs"]), "path")
+        is_inside = pc.starts_with(paths, f"{FILES}/")
+        leads_out = pc.or_(pc.invert(is_inside), pc.match_substring_regex(paths, _LEADS_OUT))
+        outside.append(paths.filter(leads_out))
+    return next((name for names in outside for name in names.to_pylist()), None)
 
 
 def winning_records(records: pa.Table) -> pa.Table:

@@ -1,12 +1,12 @@
-"""A folder of this machine, or of a file system that machines share."""
+"""A store in a folder of this machine, or of a file system that machines share."""
 
 import errno
+import mmap
 import os
 import re
 import shutil
 import stat
 import subprocess
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -15,25 +15,38 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from batchmill.errors import StoreError
-from batchmill.storage.fingerprints import content_of
+from batchmill.storage.beneath import (
+    folder_of,
+    link_file,
+    move,
+    open_file,
+    open_folder,
+    remove_tree,
+    stat_entry,
+    temporary_file,
+)
+from batchmill.storage.fingerprints import hash_file
 from batchmill.storage.retries import retry_local
 from batchmill.storage.store import FILES, NO_ROOM
 
 _TEMPORARY = re.compile(r"\..+\.part-[0-9a-f]{32}")
 STAGING = ".batchmill/staging"
-# With less than this, no file of any size can be counted on to be written whole.
+# With less free space than this, no file is sure to be written completely.
 _ROOM_BYTES = 2**20
-# What a busy or remote file system says when the next try may be answered otherwise.
+# Errors of a busy or remote file system. The next try may succeed.
 _PASSING = {errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR}
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 _NO_RIGHT = {errno.EACCES, errno.EPERM, errno.EROFS}
 
+# A root, and the name of something below it.
+_Place = tuple[str, str]
+
 
 class LocalStore:
-    """A store whose names are paths below one folder.
+    """A store whose names are paths below one folder. No part of a name may be a link.
 
-    A file is written under a temporary name, brought to the disk, then renamed: a power cut leaves
-    the old one or the new one.
+    A file is written under a temporary name, flushed to the disk, then renamed. After a power cut,
+    the name has the old content or the new content.
     """
 
     threads = 1
@@ -47,39 +60,34 @@ class LocalStore:
         return str(self.root / name)
 
     def exists(self, name: str) -> bool:
-        """Tell whether there is a file of this name."""
-        return os.path.exists(self.url_of(name))
+        """Whether there is a file of this name."""
+        with self._faults(name):
+            return stat_entry(self.url, name) is not None
 
     @retry_local
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder in sorted order, without what is being written."""
-        try:
-            found = os.listdir(self.url_of(folder))
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise _fault(self.url_of(folder), error) from error
-        return sorted(name for name in found if not _TEMPORARY.fullmatch(name))
+        """Return the names in a folder in sorted order, without files that are being written."""
+        return sorted(name for name, _ in self._list(folder) if not _TEMPORARY.fullmatch(name))
+
+    def links(self, folder: str) -> list[str]:
+        """Return the names in a folder that are links, in sorted order."""
+        return sorted(name for name, mode in self._list(folder) if stat.S_ISLNK(mode))
 
     def files(self, folder: str) -> Iterator[str]:
-        """Yield the names of all files in a folder and its folders, and of empty folders."""
-        try:
-            entries = sorted(os.scandir(self.url_of(folder)), key=lambda entry: entry.name)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise _fault(self.url_of(folder), error) from error
-        if not entries:
+        """Yield the names of all files below a folder, and of empty folders."""
+        entries = sorted(self._list(folder))
+        if not entries and self.exists(folder):
             yield folder
-        for entry in entries:
-            name = f"{folder}/{entry.name}"
-            if entry.is_dir(follow_symlinks=False):
-                yield from self.files(name)
+        for last, mode in entries:
+            if stat.S_ISDIR(mode):
+                yield from self.files(f"{folder}/{last}")
             else:
-                yield name
+                yield f"{folder}/{last}"
 
     def sizes(self, names: Sequence[str]) -> Iterable[int | None]:
-        """Return the size of each file in bytes, None where there is none."""
+        """Return the size of each file in bytes, None if there is no file."""
+        # A million sizes are read to plan a run. The paths are only examined, so a link in one of
+        # them does no harm here.
         prefix = f"{self.root}/"
         for name in names:
             try:
@@ -92,143 +100,123 @@ class LocalStore:
 
     def content_of(self, name: str) -> str:
         """Read a file and hash its content."""
-        try:
-            return content_of(self.url_of(name))
-        except OSError as error:
-            raise _fault(self.url_of(name), error) from error
+        with self._faults(name), open(open_file(self.url, name), "rb", buffering=0) as file:
+            return hash_file(file)
 
     @retry_local
     def read(self, name: str) -> bytes:
-        """Return a file's content."""
-        try:
-            return Path(self.url_of(name)).read_bytes()
-        except OSError as error:
-            raise _fault(self.url_of(name), error) from error
+        """Return the content of a file."""
+        with self._faults(name), open(open_file(self.url, name), "rb") as file:
+            return file.read()
 
     @retry_local
     def open(self, name: str) -> pa.NativeFile:
         """Map a file into memory."""
-        try:
-            return pa.memory_map(self.url_of(name))
-        except OSError as error:
-            raise _fault(self.url_of(name), error) from error
+        with self._faults(name), open(open_file(self.url, name), "rb", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                return pa.BufferReader(b"")
+            return pa.BufferReader(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a whole file; it takes the place of an earlier one."""
+        """Write a whole file, and replace an earlier one."""
         self.write_atomic(name, lambda file: file.write(data))
 
     @retry_local
     def write_atomic(self, name: str, writer: Callable[[BinaryIO], object]) -> None:
-        """Have `writer` write a file, which takes the place of `name` when it is whole."""
-        target = self.root / name
-        temporary = _temporary(target)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("xb") as file:
-                writer(file)
-                file.flush()
-                os.fsync(file.fileno())
-            # Rename is atomic only within one filesystem: hence the temporary name beside it.
-            temporary.replace(target)
-        except OSError as error:
-            raise _fault(str(target), error) from error
-        finally:
-            with suppress(OSError):  # After the rename it is gone.
-                temporary.unlink()
+        """Have `writer` write a file, and replace `name` with it when it is complete."""
+        with (
+            self._faults(name),
+            folder_of(self.url, name, make=True) as (folder, last),
+            temporary_file(folder, last, writer) as temporary,
+        ):
+            # A rename is atomic only within one file system, so the temporary file is beside it.
+            os.rename(temporary, last, src_dir_fd=folder, dst_dir_fd=folder)
 
     @retry_local
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file that is not there yet; False if it is. Of several, one succeeds."""
-        target = self.root / name
-        temporary = _temporary(target)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _fault(str(target.parent), error) from error
-        try:
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            _link(temporary, target)
-        except FileExistsError:
-            return False
-        except FileNotFoundError:
-            # Who was quicker has swept up what others were writing.
-            return False
-        except OSError as error:
-            raise _fault(str(target), error) from error
-        finally:
-            with suppress(OSError):
-                temporary.unlink()
+        """Write a file that does not exist yet. Return False if it exists.
+
+        If several processes call this for one name, one of them succeeds.
+        """
+        with self._faults(name), folder_of(self.url, name, make=True) as (folder, last):
+            try:
+                with temporary_file(folder, last, lambda file: file.write(data)) as temporary:
+                    link_file(folder, temporary, last)
+            except (FileExistsError, FileNotFoundError):
+                # FileNotFoundError: the process that succeeded has removed our temporary file.
+                return False
         return True
 
     @retry_local
     def delete(self, name: str) -> None:
-        """Remove a file, and the folders of outputs that this leaves empty."""
-        try:
-            os.unlink(self.url_of(name))
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            pass  # There is no file of this name, whatever else there may be.
-        except OSError as error:
-            raise _fault(self.url_of(name), error) from error
+        """Remove a file, and the folders of outputs that become empty."""
+        with self._faults(name):
+            try:
+                with folder_of(self.url, name) as (folder, last):
+                    os.unlink(last, dir_fd=folder)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                pass  # There is no file of this name.
         if name.startswith(f"{FILES}/"):
-            with suppress(OSError):  # There is something else in it.
-                for folder in PurePosixPath(name).parents[:-2]:
-                    os.rmdir(self.root / folder)
+            with suppress(OSError):  # The folder is not empty.
+                for above in PurePosixPath(name).parents[:-2]:
+                    with folder_of(self.url, str(above)) as (folder, last):
+                        os.rmdir(last, dir_fd=folder)
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder and what is in it; what is not there is no fault."""
-        place = self.url_of(name)
-        if os.path.isdir(place) and not os.path.islink(place):
-            remove_folder(place)
-        else:
-            self.delete(name)
+        """Remove a file, or a folder and its content. Ignore a name that does not exist."""
+        with self._faults(name):
+            seen = stat_entry(self.url, name)
+            if seen and stat.S_ISDIR(seen.st_mode):
+                remove_tree(self.url, name)
+                return
+        self.delete(name)
 
     @retry_local
     def put_folder(self, folder: Path, name: str, files: Sequence[str]) -> None:
         """Move the `files` of a folder on the same disk to below `name`."""
-        try:
-            self._put_folder(folder, f"{self.url}/{name}", files)
-        except OSError as error:
-            raise _fault(self.url_of(name), error) from error
+        with self._faults(name):
+            self._put_folder(folder, name, files)
 
-    def _put_folder(self, folder: Path, target: str, files: Sequence[str]) -> None:
+    def _put_folder(self, folder: Path, name: str, files: Sequence[str]) -> None:
+        with folder_of(self.url, name) as (above, last):
+            try:
+                os.rename(folder, last, dst_dir_fd=above)
+                return
+            except OSError:
+                if not stat_entry(self.url, name):
+                    raise
+        # The files of an earlier run exist. They are replaced one by one, so that none is missing
+        # at any time.
+        staged = [(str(folder), file) for file in files]
+        placed = [(self.url, f"{name}/{file}") for file in files]
         try:
-            os.rename(folder, target)
-            return
-        except OSError:
-            if not os.path.lexists(target):
-                raise
-        # An earlier run's files are there. File by file, so that at no moment one is missing.
-        try:
-            _replace_files(folder, Path(target), files)
+            _replace_files(staged, placed)
         except (FileExistsError, IsADirectoryError, NotADirectoryError):
-            # What was a file is a folder now, or the other way round.
-            remaining = [name for name in files if not os.path.lexists(folder / name)]
-            _replace_files(Path(target), folder, remaining)
-            remove_folder(target)
-            os.rename(folder, target)
+            # A file has become a folder, or the other way round.
+            for source, target in zip(placed, staged, strict=True):
+                if not stat_entry(*target):
+                    move(source, target)
+            self.remove(name)
+            with folder_of(self.url, name) as (above, last):
+                os.rename(folder, last, dst_dir_fd=above)
         remove_folder(folder)
 
     @contextmanager
     def staging(self, attempt: str) -> Iterator[Path]:
-        """Give an empty folder on the same disk, from which a rename is enough."""
-        folder = self.root / STAGING / attempt
+        """Create an empty folder on the same disk for the block, so that a rename is enough."""
+        name = f"{STAGING}/{attempt}"
+        with self._faults(name):
+            for needed in (FILES, name):
+                os.close(open_folder(self.url, needed, make=True))
         try:
-            (self.root / FILES).mkdir(parents=True, exist_ok=True)
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _fault(str(folder), error) from error
-        try:
-            yield folder
+            yield self.root / name
         finally:
-            remove_folder(folder)
-            with suppress(OSError):  # Another attempt has its own there.
-                folder.parent.rmdir()
+            self.remove(name)
+            with suppress(OSError), folder_of(self.url, STAGING) as (folder, last):
+                os.rmdir(last, dir_fd=folder)  # Fails if another attempt has its folder there.
 
     def leftovers(self) -> Iterator[str]:
-        """Yield the names of files that are being written, or were when their writer died."""
+        """Yield the names of files that are being written, or whose writer died."""
         for folder, folders, files in os.walk(self.root):
             if folder == str(self.root):
                 folders[:] = [name for name in folders if name.startswith(".")]
@@ -238,22 +226,43 @@ class LocalStore:
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room left to write to."""
+        """Whether the disk has no free space."""
         return not has_room(self.root)
+
+    def _list(self, folder: str) -> list[tuple[str, int]]:
+        """Return the names in a folder, each with its type as in `stat`."""
+        with self._faults(folder):
+            try:
+                descriptor = open_folder(self.url, folder)
+            except FileNotFoundError:
+                return []
+            try:
+                with os.scandir(descriptor) as entries:
+                    return [(entry.name, _type_of(entry)) for entry in entries]
+            finally:
+                os.close(descriptor)
+
+    @contextmanager
+    def _faults(self, name: str) -> Iterator[None]:
+        """Raise StoreError instead of OSError in the block."""
+        try:
+            yield
+        except OSError as error:
+            raise _fault(self.url_of(name), error) from error
 
 
 def has_room(folder: Path) -> bool:
-    """Tell whether a file of any size can be written to a folder's file system."""
+    """Whether the file system of a folder has free space."""
     try:
         space = os.statvfs(folder)
     except OSError:
-        return True  # That is another trouble.
+        return True  # That is a different fault.
     return space.f_bavail * space.f_frsize >= _ROOM_BYTES
 
 
 def remove_folder(folder: Path | str) -> None:
-    """Remove a folder and what is in it, or a link to one; what is not there is no fault."""
-    # As a rule there is none, and to ask takes a quarter of an exception's time.
+    """Remove a folder and its content, or a link. Ignore a path that does not exist."""
+    # Usually it does not exist, and this test takes a quarter of the time of an exception.
     if not os.path.lexists(folder):
         return
     if os.path.islink(folder) or not os.path.isdir(folder):
@@ -261,45 +270,40 @@ def remove_folder(folder: Path | str) -> None:
         return
     try:
         shutil.rmtree(folder, ignore_errors=True)
-    except RecursionError:  # Folders in folders in folders.
+    except RecursionError:  # The folders are nested too deeply for Python.
         subprocess.run(["rm", "-rf", "--", os.fspath(folder)], check=False)  # noqa: S607
 
 
-def _replace_files(source: Path, target: Path, files: Iterable[str]) -> None:
-    for name in files:
-        # In a second try, those that the first has moved are there.
-        if os.path.lexists(source / name) or not os.path.lexists(target / name):
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(source / name, target / name)
+def _type_of(entry: os.DirEntry[str]) -> int:
+    if entry.is_symlink():
+        return stat.S_IFLNK
+    return stat.S_IFDIR if entry.is_dir(follow_symlinks=False) else stat.S_IFREG
 
 
-def _temporary(target: Path) -> Path:
-    return target.with_name(f".{target.name}.part-{uuid.uuid4().hex}")
-
-
-def _link(temporary: Path, target: Path) -> None:
-    """Give a whole file its name. Raises FileExistsError if the name is taken."""
-    try:
-        os.link(temporary, target)
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK):
-            raise
-        # Some shared file systems have no links. The name is taken at once, its content follows.
-        with target.open("xb") as file:
-            file.write(temporary.read_bytes())
+def _replace_files(sources: Iterable[_Place], targets: Iterable[_Place]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        # On a second try, the first try has moved some files already.
+        if stat_entry(*source) or not stat_entry(*target):
+            move(source, target)
 
 
 def _fault(place: str, error: OSError) -> StoreError:
+    is_link = error.errno == errno.ELOOP
     return StoreError(
-        place,
+        str(error.filename or place) if is_link else place,
         _reason(error),
         passing=error.errno in _PASSING,
-        general=error.errno in _NO_ROOM or error.errno in _NO_RIGHT,
+        general=is_link or error.errno in _NO_ROOM or error.errno in _NO_RIGHT,
     )
 
 
 def _reason(error: OSError) -> str:
     text = error.strerror or str(error)
+    if error.errno == errno.ELOOP:
+        return (
+            "is a link. A dataset contains no links, because they can lead outside. "
+            "Replace the link with a copy of its target."
+        )
     if error.errno in _NO_ROOM:
         return NO_ROOM
     if error.errno in _NO_RIGHT:

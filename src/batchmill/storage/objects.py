@@ -1,4 +1,4 @@
-"""A bucket's prefix, or whatever else fsspec opens by URL."""
+"""A store in a prefix of a bucket, or behind another URL that fsspec opens."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -10,17 +10,17 @@ import pyarrow as pa
 from batchmill.errors import StoreError
 from batchmill.storage import remote
 from batchmill.storage.scratch import scratch_folder
-from batchmill.storage.store import FILES, in_threads
+from batchmill.storage.store import FILES, in_threads, parts_of
 
-# One PUT replaces an object at once, and can be made to fail where there is one.
+# A PUT replaces an object atomically, and can be made to fail if the object exists.
 WRITABLE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az")
 
 
 def unwritable(url: str) -> str:
-    """Say why no dataset can be at a URL; empty if one can. Raises StoreError."""
+    """Return why a dataset cannot be at a URL; empty if it can. Raises StoreError."""
     scheme = url.partition("://")[0]
     if scheme == "memory":
-        return "lives in one process only, and a run has many. Name a folder or a bucket."
+        return "exists in one process only, and a run has several. Name a folder or a bucket."
     if scheme not in WRITABLE:
         return f"datasets go to a folder or to {', '.join(WRITABLE)}; {scheme}:// is read only."
     remote.check_url(url)
@@ -29,7 +29,7 @@ def unwritable(url: str) -> str:
 
 
 class ObjectStore:
-    """A store whose names are keys below one URL. Nothing is renamed: a PUT is all or nothing."""
+    """A store whose names are keys below one URL. Nothing is renamed, because a PUT is atomic."""
 
     threads = remote.THREADS
 
@@ -38,23 +38,30 @@ class ObjectStore:
 
     def url_of(self, name: str) -> str:
         """Return the URL of `name`."""
+        # The full check takes longer than everything else here.
+        if ".." in name or "//" in name:
+            parts_of(self.url, name)
         return f"{self.url}/{name}" if name else self.url
 
     def exists(self, name: str) -> bool:
-        """Tell whether there is a file of this name."""
+        """Whether there is a file of this name."""
         return remote.stat(self.url_of(name)) is not None
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder in sorted order."""
         return remote.names(self.url_of(folder))
 
+    def links(self, folder: str) -> list[str]:  # noqa: ARG002
+        """Return nothing, because an object store has no links."""
+        return []
+
     def files(self, folder: str) -> Iterator[str]:
-        """Yield the names of all files in a folder and its folders."""
+        """Yield the names of all files below a folder."""
         for name in remote.find(self.url_of(folder)):
             yield f"{folder}/{name}"
 
     def sizes(self, names: Sequence[str]) -> Iterable[int | None]:
-        """Return the size of each file in bytes, None where there is none."""
+        """Return the size of each file in bytes, None if there is no file."""
         if len(names) > remote.FEW and all(name.startswith(f"{FILES}/") for name in names):
             found = remote.find(self.url_of(FILES))
             seen = [found.get(name.removeprefix(f"{FILES}/")) for name in names]
@@ -67,19 +74,19 @@ class ObjectStore:
         return remote.content_of(self.url_of(name))
 
     def read(self, name: str) -> bytes:
-        """Return a file's content."""
+        """Return the content of a file."""
         return remote.read(self.url_of(name))
 
     def open(self, name: str) -> pa.NativeFile:
-        """Open a file for Arrow, which reads of it what it needs."""
+        """Open a file for Arrow, which reads only the parts that it needs."""
         return remote.open_for_arrow(self.url_of(name))
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a whole file; it takes the place of an earlier one."""
+        """Write a whole file, and replace an earlier one."""
         remote.write(self.url_of(name), data)
 
     def write_atomic(self, name: str, writer: Callable[[BinaryIO], object]) -> None:
-        """Have `writer` write a file, which takes the place of `name` when it is whole."""
+        """Have `writer` write a file, and replace `name` with it when it is complete."""
         with scratch_folder() as folder:
             path = folder / "file"
             try:
@@ -90,15 +97,15 @@ class ObjectStore:
             remote.upload(str(path), self.url_of(name))
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file that is not there yet; False if it is. Of several, one succeeds."""
+        """Write a file that does not exist yet. Return False if it exists."""
         return remote.create(self.url_of(name), data)
 
     def delete(self, name: str) -> None:
-        """Remove a file; one that is not there is no fault."""
+        """Remove a file. Ignore a name that does not exist."""
         remote.delete(self.url_of(name))
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder and what is in it; what is not there is no fault."""
+        """Remove a file, or a folder and its content. Ignore a name that does not exist."""
         inside = [self.url_of(found) for found in self.files(name)]
         in_threads(remote.delete, [*inside, self.url_of(name)], self.threads)
 
@@ -108,14 +115,14 @@ class ObjectStore:
             remote.upload(f"{folder}/{file}", self.url_of(f"{name}/{file}"))
 
     def staging(self, attempt: str) -> AbstractContextManager[Path]:  # noqa: ARG002
-        """Give an empty folder of this machine."""
+        """Create an empty folder on this machine, for the block."""
         return scratch_folder()
 
     def leftovers(self) -> Iterator[str]:
-        """Yield nothing: what has been uploaded in part has no name yet."""
+        """Yield nothing, because an incomplete upload has no name."""
         yield from ()
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room left to write to; buckets have no bounds."""
+        """Whether the store has no free space. A bucket has no limit."""
         return False

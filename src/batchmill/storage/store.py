@@ -1,4 +1,4 @@
-"""The interface of a store, and what all stores share."""
+"""The interface of a store, and what all stores use."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -8,10 +8,12 @@ from typing import BinaryIO, Protocol, TypeVar
 
 import pyarrow as pa
 
+from batchmill.errors import StoreError
+
 NO_ROOM = (
-    "No space left on device. Make room, and run the same command again: what is done stays done."
+    "No space left on device. Free some space, and run the same command again. It resumes the run."
 )
-# Where outputs lie.
+# The folder of the outputs.
 FILES = "files"
 METADATA = "metadata.parquet"
 
@@ -20,100 +22,129 @@ _Item = TypeVar("_Item")
 
 
 class Store(Protocol):
-    """Files by names, relative to a folder or URL, with `/` between their parts.
+    """Files with names relative to a folder or URL. The parts of a name are separated by `/`.
 
-    A file is there whole, or not at all. What cannot be done raises StoreError, after a few tries
-    if the reason may pass.
+    A file exists completely or not at all. A method that fails raises StoreError. If the reason may
+    pass, it tries a few times before. It also raises StoreError for a name that leads out of the
+    store or through a link.
     """
 
     url: str
-    """The folder's path or the URL."""
+    """The path of the folder, or the URL."""
     threads: int
-    """How many calls at a time make it quicker."""
+    """The number of concurrent calls that makes many calls faster."""
 
     def url_of(self, name: str) -> str:
         """Return the full path or URL of `name`."""
         ...
 
     def exists(self, name: str) -> bool:
-        """Tell whether there is a file of this name."""
+        """Whether there is a file of this name."""
         ...
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder in sorted order, without what is being written."""
+        """Return the names in a folder in sorted order, without files that are being written."""
+        ...
+
+    def links(self, folder: str) -> list[str]:
+        """Return the names in a folder that are links, in sorted order."""
         ...
 
     def files(self, folder: str) -> Iterator[str]:
-        """Yield the names of all files in a folder and its folders, and of empty folders."""
+        """Yield the names of all files below a folder, and of empty folders."""
         ...
 
     def sizes(self, names: Sequence[str]) -> Iterable[int | None]:
-        """Return the size of each file in bytes, None where there is none."""
+        """Return the size of each file in bytes, None if there is no file."""
         ...
 
     def content_of(self, name: str) -> str:
-        """Read a file and hash its content, as `fingerprints` does."""
+        """Read a file and hash its content, as in `fingerprints`."""
         ...
 
     def read(self, name: str) -> bytes:
-        """Return a file's content."""
+        """Return the content of a file."""
         ...
 
     def open(self, name: str) -> pa.NativeFile:
-        """Open a file for Arrow, which reads of it what it needs."""
+        """Open a file for Arrow, which reads only the parts that it needs."""
         ...
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a whole file; it takes the place of an earlier one."""
+        """Write a whole file, and replace an earlier one."""
         ...
 
     def write_atomic(self, name: str, writer: Callable[[BinaryIO], object]) -> None:
-        """Have `writer` write a file, which takes the place of `name` when it is whole.
+        """Have `writer` write a file, and replace `name` with it when it is complete.
 
         `writer` may be called again.
         """
         ...
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file that is not there yet; False if it is. Of several, one succeeds."""
+        """Write a file that does not exist yet. Return False if it exists.
+
+        If several processes call this for one name, one of them succeeds.
+        """
         ...
 
     def delete(self, name: str) -> None:
-        """Remove a file; one that is not there is no fault."""
+        """Remove a file. Ignore a name that does not exist."""
         ...
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder and what is in it; what is not there is no fault."""
+        """Remove a file, or a folder and its content. Ignore a name that does not exist."""
         ...
 
     def put_folder(self, folder: Path, name: str, files: Sequence[str]) -> None:
         """Move the `files` of a local folder to below `name`.
 
-        Each takes the place of an earlier one; others that are there stay.
+        Each file replaces an earlier one. Other files below `name` stay.
         """
         ...
 
     def staging(self, attempt: str) -> AbstractContextManager[Path]:
-        """Give an empty local folder for the outputs of one attempt, gone after the block."""
+        """Create an empty local folder for the outputs of one attempt, for the block."""
         ...
 
     def leftovers(self) -> Iterator[str]:
-        """Yield the names of files that are being written, or were when their writer died.
+        """Yield the names of files that are being written, or whose writer died.
 
-        Only who knows that nobody is writing may take them for the latter.
+        Only the holder of the lease can be sure that their writers died.
         """
         ...
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room left to write to."""
+        """Whether the store has no free space."""
         ...
+
+
+def parts_of(root: str, name: str) -> list[str]:
+    """Return the parts of a name; none for the root itself.
+
+    Args:
+        root: The folder or URL that the name is relative to.
+        name: A name with `/` between its parts.
+
+    Raises:
+        StoreError: The name could lead out of the root.
+    """
+    parts = name.split("/") if name else []
+    if not {"", ".", ".."}.isdisjoint(parts) or "\0" in name:
+        raise StoreError(
+            root,
+            f"the name {name!r} leads out of this dataset. Nothing was changed. Do not use the "
+            "dataset, or remove the file that contains this name.",
+            general=True,
+        )
+    return parts
 
 
 def in_threads(
     function: Callable[[_Item], _Result], items: Sequence[_Item], threads: int
 ) -> list[_Result]:
-    """Call a function with each item, so many at a time; return the results in order."""
+    """Call a function with each item, in at most `threads` threads. Return the results in order."""
     if threads < 2 or len(items) < 2:
         return [function(item) for item in items]
     with ThreadPoolExecutor(threads) as pool:

@@ -1,0 +1,154 @@
+"""Reach files below a folder without following links, so that nothing outside is touched.
+
+Each folder of a name is opened relative to the folder before it, and must not be a link. A link
+that another process creates in the meantime has no effect: an open folder stays the same folder.
+Links above the root are followed, because the user named that path.
+
+Every function raises StoreError for a name that leads out of the root, and OSError with ELOOP for a
+link on the way.
+"""
+
+import errno
+import os
+import shutil
+import stat
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import BinaryIO
+
+from batchmill.storage.store import parts_of
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
+def open_folder(root: str, name: str, *, make: bool = False) -> int:
+    """Open a folder below the root.
+
+    Args:
+        root: The path of the root.
+        name: The name of the folder; the root itself if empty.
+        make: Create the folder and those above it.
+
+    Returns:
+        The file descriptor.
+    """
+    parts = parts_of(root, name)
+    if make:
+        os.makedirs(root, exist_ok=True)
+    if not parts:
+        return os.open(root, _FOLDER)
+    # O_NOFOLLOW concerns the last part of a path only, so one call opens the root and this part.
+    path = f"{root}/{parts[0]}"
+    descriptor = _open(path, None, path, make=make)
+    for part in parts[1:]:
+        outer, path = descriptor, f"{path}/{part}"
+        try:
+            descriptor = _open(part, outer, path, make=make)
+        finally:
+            os.close(outer)
+    return descriptor
+
+
+@contextmanager
+def folder_of(root: str, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+    """Open the folder that contains a file, for the block.
+
+    Yields:
+        The file descriptor of the folder, and the last part of the name.
+    """
+    parts_of(root, name)
+    folder, _, last = name.rpartition("/")
+    descriptor = open_folder(root, folder, make=make)
+    try:
+        yield descriptor, last
+    finally:
+        os.close(descriptor)
+
+
+def open_file(root: str, name: str) -> int:
+    """Open a file to read it, and return its file descriptor."""
+    with folder_of(root, name) as (folder, last):
+        try:
+            return os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise _link_error(f"{root}/{name}") from error
+            raise
+
+
+def stat_entry(root: str, name: str) -> os.stat_result | None:
+    """Return the status of a file, folder or link; None if there is nothing of this name."""
+    try:
+        with folder_of(root, name) as (folder, last):
+            return os.stat(last, dir_fd=folder, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def move(source: tuple[str, str], target: tuple[str, str]) -> None:
+    """Rename a file, and create the folder that it moves to. Each place is a root and a name."""
+    with folder_of(*source) as (here, name), folder_of(*target, make=True) as (there, new):
+        os.rename(name, new, src_dir_fd=here, dst_dir_fd=there)
+
+
+def remove_tree(root: str, name: str) -> None:
+    """Remove a folder and its content. Links in it are removed, not followed."""
+    with folder_of(root, name) as (folder, last):
+        try:
+            shutil.rmtree(last, ignore_errors=True, dir_fd=folder)
+        except RecursionError:  # The folders are nested too deeply for Python.
+            command = ["rm", "-rf", "--", last]
+            subprocess.run(command, cwd=f"/dev/fd/{folder}", check=False)
+
+
+@contextmanager
+def temporary_file(folder: int, name: str, writer: Callable[[BinaryIO], object]) -> Iterator[str]:
+    """Have `writer` write a temporary file in an open folder. It is removed after the block.
+
+    Yields:
+        The name of the temporary file in the folder.
+    """
+    temporary = f".{name}.part-{uuid.uuid4().hex}"
+    try:
+        with open(os.open(temporary, _CREATE, 0o666, dir_fd=folder), "wb") as file:
+            writer(file)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        with suppress(OSError):  # A rename has removed it.
+            os.unlink(temporary, dir_fd=folder)
+
+
+def link_file(folder: int, temporary: str, name: str) -> None:
+    """Give a complete file its name. Raise FileExistsError if the name exists."""
+    try:
+        os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK):
+            raise
+        # Some shared file systems have no hard links. There the name appears before its content.
+        with (
+            open(os.open(name, _CREATE, 0o666, dir_fd=folder), "wb") as file,
+            open(os.open(temporary, os.O_RDONLY, dir_fd=folder), "rb") as source,
+        ):
+            file.write(source.read())
+
+
+def _open(place: str, outer: int | None, path: str, *, make: bool) -> int:
+    if make:
+        with suppress(FileExistsError):
+            os.mkdir(place, dir_fd=outer)
+    try:
+        return os.open(place, _FOLDER | os.O_NOFOLLOW, dir_fd=outer)
+    except NotADirectoryError as error:
+        if stat.S_ISLNK(os.stat(place, dir_fd=outer, follow_symlinks=False).st_mode):
+            raise _link_error(path) from error
+        raise
+
+
+def _link_error(path: str) -> OSError:
+    return OSError(errno.ELOOP, "is a link", path)
