@@ -1,16 +1,16 @@
-# `make help` lists what there is. Everything happens in .venv; nothing is installed elsewhere.
+# `make help` lists the targets. All packages are installed in .venv, nothing outside it.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := demo-output
-# Processes that run tests. Three on two cores, because tests also wait for servers.
+# Number of processes that run tests: three on two cores, because tests also wait for servers.
 WORKERS ?= 3
 SHELL := /bin/bash
-# Cached byte code makes each command that the tests start faster.
+# The tests start many commands. Cached byte code makes each start faster.
 unexport PYTHONDONTWRITEBYTECODE
 
-# A strict editable install links single files: it must be made again when one is added.
+# A strict editable install links single files. A new file needs a new install.
 FILES := $(shell find src flows tasks blocks \( -name '*.py' -o -name '*.html' \) | LC_ALL=C sort | cksum | cut -d' ' -f1)
 INSTALLED := $(VENV)/.installed-$(FILES)
 
@@ -19,13 +19,13 @@ INSTALLED := $(VENV)/.installed-$(FILES)
 	soak release-check check lint format types bench bench-full docs clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
 
-setup: $(INSTALLED) ## Make .venv with everything that the other targets need
+setup: $(INSTALLED) ## Install batchmill and all tools in .venv
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "batchmill needs Python 3.11 or newer: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; exit 2; }
+		{ echo "batchmill needs Python 3.11 or newer. Run: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	rm -rf build/__editable__.* build/bdist.* build/lib $(VENV)/.installed-*
@@ -33,7 +33,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 		--config-settings editable_mode=strict --editable '.[audio,images,dev,docs]'
 	touch $@
 
-demo: setup ## Cut twelve short recordings into clips, and show the dataset
+demo: setup ## Cut twelve recordings into clips, and show the dataset
 	rm -rf $(DEMO)
 	$(BIN)/batchmill run examples/recordings/manifest.csv --step batchmill.steps.audio:split \
 		--param seconds=2 --output $(DEMO)
@@ -43,72 +43,80 @@ demo: setup ## Cut twelve short recordings into clips, and show the dataset
 		print(rows.drop(columns='source').head(8).to_string(index=False)); \
 		print(f'... {len(rows)} rows')"
 	@echo; echo "The clips:         $(DEMO)/files/"
-	@echo "What failed, why:  $(DEMO)/failures.csv (nothing, this time)"
-	@echo "All on one page:   $(DEMO)/report.html"
-	@echo "What is done:      $(BIN)/batchmill status $(DEMO)"
-	@echo "The run's history: $(BIN)/batchmill ui"
+	@echo "The failures:      $(DEMO)/failures.csv (empty for this demo)"
+	@echo "The report:        $(DEMO)/report.html"
+	@echo "Count by outcome:  $(BIN)/batchmill status $(DEMO)"
+	@echo "Show the runs:     $(BIN)/batchmill ui"
 
-demo-cluster: setup ## Do the same on a Ray cluster of two nodes on this machine
+demo-cluster: setup ## Run the demo on a Ray cluster with two nodes on this machine
 	rm -rf $(DEMO)-cluster
 	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=examples/cluster $(BIN)/python \
 		examples/cluster/two_nodes.py batchmill run examples/recordings/manifest.csv \
 		--step on_node:split_on_node --param seconds=2 --output $(DEMO)-cluster \
 		--num-workers 1 --batch-size 2
-	@echo; echo "Which node cut which recording:"
+	@echo; echo "Clips per node and recording:"
 	@$(BIN)/python -c "import pandas as pd; \
 		rows = pd.read_parquet('$(DEMO)-cluster/metadata.parquet'); \
 		print(rows.groupby(['node', 'source']).size().rename('clips').to_string())"
 
-test: setup ## Run the tests, with real servers; needs only Python and pip
+test: setup ## Run all tests except the system tests; needs only Python and pip
 	$(BIN)/python -m pytest -m 'not system' -n $(WORKERS) --dist worksteal
 
-test-fast: setup ## Run the fast tests: they start no server and no command
+test-fast: setup ## Run the fast tests, which start no server and no command
 	$(BIN)/python -m pytest -m 'not end_to_end and not slow and not system' -n $(WORKERS) --dist worksteal
 
-# In one process: Ray Client picks ports from 23000 up and binds them seconds later. Two clusters on one
-# machine would pick the same ports, and a driver could reach the nodes of the other cluster.
-test-system: setup ## Run the tests that need root, Chromium, Postgres and a network of machines
+# The tests run in one process. Ray Client picks ports from 23000 up and binds them seconds later: two
+# clusters would pick the same ports, and a driver could reach the nodes of the other cluster.
+test-system: setup ## Run the tests that need root, Chromium, Postgres or network namespaces
 	$(BIN)/python tests/support/system_packages.py
 	$(BIN)/python -m pytest -m system
 
-test-all: setup ## Run all tests in their long versions, for hours; needs what test-system needs
+test-all: setup ## Run all tests in their long versions, for hours; needs the packages of test-system
 	$(BIN)/python tests/support/system_packages.py
 	$(BIN)/python -m pytest -m 'not system' -n $(WORKERS) --dist worksteal --long
 	$(BIN)/python -m pytest -m system --long
 
-system-packages: ## Install the Debian packages that test-system needs; as root
+system-packages: ## Install the Debian packages for test-system; needs root
 	apt-get install -y --no-install-recommends $(shell $(PYTHON) tests/support/system_packages.py --names)
 
-release-check: setup ## Build wheel and sdist in dist/, check them, and run the demo from the wheel
+release-check: setup ## Build wheel and sdist in dist/, check both, run the demo from the wheel
 	rm -rf dist build/release
 	$(BIN)/python -m build --outdir dist
+	@echo; echo "Checking the metadata and the description of wheel and sdist."
 	$(BIN)/python -m twine check --strict dist/*
+	@echo; echo "Installing the wheel in a new environment, build/release. This takes minutes."
 	$(PYTHON) -m venv build/release
 	build/release/bin/python -m pip install --quiet --constraint constraints.txt torch
 	build/release/bin/python -m pip install --quiet --constraint constraints.txt \
 		"$$(ls $(CURDIR)/dist/*.whl)[audio]"
 	cd build/release && bin/batchmill run ../../examples/recordings/manifest.csv \
 		--step batchmill.steps.audio:split --param seconds=2 --output demo
+	@echo; echo "The release check passed. Upload these files:"; ls dist/*
 
-soak: setup ## Kill a run's processes 300 times and compare the datasets; takes an hour
+soak: setup ## Kill a run's processes 300 times and compare the datasets; an hour
 	BATCHMILL_KILLS=300 $(BIN)/python -m pytest tests/end_to_end/test_kill_loop.py \
 		-k undisturbed -rP --long
 
-check: lint types docs test ## Run everything that must hold: format, lint, imports, types, pages, tests
+check: lint types docs test ## Run lint, types, docs and test
 
-lint: setup ## Check format, style, and the direction of imports
+lint: setup ## Check format, style, import direction, and the files for GitHub
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms \
+		.github/ISSUE_TEMPLATE/bug_report.yml .github/ISSUE_TEMPLATE/feature_request.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.citation-file-format --force-filetype yaml CITATION.cff
 
-format: setup ## Put the code into the house's format
+format: setup ## Format the code, and fix what ruff can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 types: setup ## Check types
 	$(BIN)/mypy
 
-bench: setup ## Measure what batchmill costs, and compare it with other tools; about half an hour
+bench: setup ## Measure batchmill and compare it with other tools; half an hour
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.overhead
@@ -119,12 +127,12 @@ bench: setup ## Measure what batchmill costs, and compare it with other tools; a
 	$(BIN)/python -m benchmarks.compare
 	$(BIN)/python -m benchmarks.page --print
 
-bench-full: setup ## Compare with other tools over more files, into docs/explanation/benchmarks.md; about two hours
+bench-full: setup ## Compare with more files, and write docs/explanation/benchmarks.md; two hours
 	$(BIN)/python -m benchmarks.compare --full
 	$(BIN)/python -m benchmarks.page
 
-docs: setup ## Build the documentation site, build/site; a link that leads nowhere ends it
+docs: setup ## Build the documentation site in build/site; fails on a broken link
 	$(BIN)/python docs/site/build.py
 
-clean: ## Remove what the other targets have made
+clean: ## Remove all files that the other targets made
 	rm -rf $(VENV) build dist $(DEMO) $(DEMO)-cluster .mypy_cache .ruff_cache .pytest_cache .hypothesis

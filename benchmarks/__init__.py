@@ -1,1 +1,1 @@
-"""Measurements; see each module. `make bench` runs them."""
+"""Benchmarks: each module is a command. `make bench` runs all of them."""

@@ -1,12 +1,15 @@
-"""batchmill and its peers: the same work over the same files, each as a whole command.
+"""Compare batchmill with other tools: the same work over the same files, as whole commands.
 
 python -m benchmarks.compare [--full] [--kinds words] [--contenders batchmill ray_data]
 
-Makes the inputs in a temporary folder; runs each contender once on a few files, for what only a
-first run has to do; lets the bare DataLoader go over all inputs once, so that they are in memory
-and it is known what must come of them; then lets all take turns. Writes the figures to
-build/bench/compare.json, of which `benchmarks.page` makes tables; what contenders printed that
-failed is in build/bench/logs.
+1. Creates the inputs in a temporary folder.
+2. Runs each contender once on a few files, because a first run has extra work.
+3. Runs the bare DataLoader once over all inputs. The files are then in the page cache, and its
+   result is the one that all contenders must produce.
+4. Runs the contenders in alternating rounds.
+
+Writes the figures to build/bench/compare.json, which `benchmarks.page` turns into tables. The
+output of failed contenders is in build/bench/logs.
 """
 
 import argparse
@@ -33,40 +36,40 @@ FULL_ROUNDS = 5
 QUICK_ROUNDS = 3
 WARM_UP_FILES = 4
 WARM_UP_SECONDS = 10.0
-# Whoever takes longer over one kind of work is left out.
+# A contender that takes longer for one kind of work fails.
 QUICK_LIMIT_SECONDS = 900.0
 FULL_LIMIT_SECONDS = 3600.0
 
 
 def rounds_of(contender: Contender, *, full: bool) -> int:
-    """Return how often a contender runs."""
+    """Return the number of rounds of a contender."""
     if full:
         return FULL_ROUNDS
     return QUICK_ROUNDS if contender.name in (BARE, OURS) else 1
 
 
 def turns(contenders: Sequence[Contender], *, full: bool) -> Iterator[Contender]:
-    """Yield contenders in alternating rounds; every other one goes backwards."""
+    """Yield the contenders of each round. Every second round is in reverse order."""
     for number in range(max(rounds_of(one, full=full) for one in contenders)):
         ordered = contenders if number % 2 == 0 else contenders[::-1]
         yield from (one for one in ordered if rounds_of(one, full=full) > number)
 
 
 class Field:
-    """The inputs of one kind of work, and what must come of them."""
+    """The inputs of one kind of work, and the expected results."""
 
     def __init__(self, arena: Arena, kind: str, seconds: float) -> None:
         self.arena, self.kind, self.seconds = arena, kind, seconds
         self._expected: dict[int, Left] = {}
 
     def folder(self, count: int) -> Path:
-        """Return the folder with so many inputs."""
+        """Return the folder with `count` inputs."""
         return self.arena.folder / f"{self.kind}-{count}"
 
     def expected(self, count: int) -> Left:
-        """Return what the bare DataLoader leaves of so many inputs; makes them, if need be.
+        """Return the result of the bare DataLoader for `count` inputs. Creates missing inputs.
 
-        Raises RaceError if that is not as many rows and files as there must be.
+        Raises RaceError if the numbers of rows or files are wrong.
         """
         if count not in self._expected:
             make_inputs(self.kind, count, self.folder(count), seconds=self.seconds)
@@ -78,13 +81,13 @@ class Field:
         return self._expected[count]
 
     def close(self) -> None:
-        """Remove the inputs: the next kind's need the room."""
+        """Remove the inputs, because the next kind of work needs the space."""
         for count in self._expected:
             shutil.rmtree(self.folder(count))
 
 
 def warm_up(arena: Arena, contenders: Sequence[Contender]) -> dict[str, str]:
-    """Run each on a few files; returns what is wrong with those that fail."""
+    """Run each contender on a few files. Returns the errors of failed contenders by name."""
     troubles = {}
     inputs = arena.folder / "warm-up"
     make_inputs("clips", WARM_UP_FILES, inputs, seconds=WARM_UP_SECONDS)
@@ -94,14 +97,14 @@ def warm_up(arena: Arena, contenders: Sequence[Contender]) -> dict[str, str]:
             say(f"first run of {contender.title}: {run.seconds:.1f} s")
         except (InstallError, RaceError) as error:
             troubles[contender.name] = str(error)
-            say(f"{contender.title} does not take part: {error}")
+            say(f"{contender.title} is left out: {error}")
     return troubles
 
 
 def compare(
     field: Field, contenders: Sequence[Contender], count: int, *, full: bool
 ) -> dict[str, Any]:
-    """Let contenders take turns at one kind of work; returns their figures and troubles."""
+    """Run the contenders in turns over one kind of work. Returns their figures and errors."""
     whole = field.expected(count)
     found: dict[str, Any] = {}
     for contender in turns(contenders, full=full):
@@ -123,19 +126,21 @@ def compare(
 
 
 def say(text: str) -> None:
-    """Tell how it goes."""
+    """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    """Compare, and write the figures."""
+    """Compare the contenders and write the figures."""
     names = [contender.name for contender in CONTENDERS]
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--full", action="store_true", help="more files, five rounds of all")
+    parser.add_argument("--full", action="store_true", help="more files, and five rounds for each")
     parser.add_argument("--kinds", nargs="+", choices=tuple(SUFFIXES), default=tuple(SUFFIXES))
     parser.add_argument("--contenders", nargs="+", choices=names, default=names)
-    parser.add_argument("--inputs", type=int, help="so many files of each kind")
-    parser.add_argument("--seconds", type=float, default=RECORDING_SECONDS, help="of a recording")
+    parser.add_argument("--inputs", type=int, help="number of files of each kind")
+    parser.add_argument(
+        "--seconds", type=float, default=RECORDING_SECONDS, help="length of a recording"
+    )
     parser.add_argument("--folder", type=Path, help="where to work; needs 5 GB for --full")
     parser.add_argument("--figures", type=Path, default=FIGURES)
     options = parser.parse_args()
@@ -152,13 +157,13 @@ def main() -> None:
         "kinds": {},
     }
     limit = FULL_LIMIT_SECONDS if options.full else QUICK_LIMIT_SECONDS
-    # A short name: Ray's sockets are in there, whose paths must not be long.
+    # The name is short, because the paths of Ray's sockets have a maximum length.
     with tempfile.TemporaryDirectory(prefix="bm-", dir=options.folder) as name:
         arena = Arena(Path(name).resolve(), limit, options.figures.parent / "logs")
         figures["troubles"] = warm_up(arena, chosen)
         able = [one for one in chosen if one.name not in figures["troubles"]]
         if not able:
-            raise SystemExit("none of the contenders can take part")
+            raise SystemExit("No contender can run. The reasons are above.")
         for kind in options.kinds:
             field = Field(arena, kind, options.seconds)
             count = options.inputs or counts[kind]
@@ -166,10 +171,10 @@ def main() -> None:
                 figures["kinds"][kind] = compare(field, able, count, full=options.full)
             except RaceError as error:
                 raise SystemExit(
-                    f"the bare DataLoader, which all are compared with: {error}"
+                    f"The bare DataLoader, the reference of the comparison, failed: {error}"
                 ) from None
             field.close()
-            # Each time: hours may lie between two kinds.
+            # After each kind of work, because the next one may take hours.
             options.figures.parent.mkdir(parents=True, exist_ok=True)
             options.figures.write_text(json.dumps(figures, indent=1) + "\n")
     say(f"figures: {options.figures}")

@@ -1,4 +1,4 @@
-"""What a measurement was made on."""
+"""Describe the machine that a benchmark runs on."""
 
 import os
 import platform
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def describe() -> dict[str, Any]:
-    """Return cores, memory, processor, versions; and how much else was going on."""
+    """Return the processor, cores, memory, versions and load average."""
     return {
         "processor": _line("/proc/cpuinfo", "model name") or platform.machine(),
         "cores": os.cpu_count(),

@@ -1,9 +1,9 @@
-"""How long it takes to open a ledger that many runs have written to.
+"""Measure the time to open a ledger that many runs have written to.
 
 python -m benchmarks.many_runs [--inputs 1000000] [--runs 1000]
 
-Makes a ledger of so many inputs, then so many runs over it, each of which executes a hundred of
-them anew and tidies up as a run does; then reads in a process of its own what a plan needs of it.
+Creates a ledger with all inputs, then records many runs. Each run executes a hundred inputs again
+and merges parts as a real run does. A separate process then reads the columns that a plan needs.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def record(ledger: Ledger, run: int, part: int, numbers: Iterable[int]) -> None:
 
 
 def measure(folder: Path) -> None:
-    """Read what a plan needs; print seconds, peak memory and the number of parts as JSON."""
+    """Read the columns of a plan. Print seconds, peak memory and the number of parts as JSON."""
     begun = time.perf_counter()
     ledger = Ledger(LocalStore(folder))
     ledger.check_version()
@@ -83,10 +83,10 @@ def main() -> None:
         done = subprocess.run(command, check=True, capture_output=True, text=True)
     seen = json.loads(done.stdout)
     print("\n| | |\n|---|---|")
-    print(f"| runs, parts in the end | {seen['runs']:,}, {seen['parts']:,} |")
-    print(f"| read it for a plan of {seen['inputs']:,} inputs | {seen['seconds']:.1f} s |")
-    print(f"| peak memory of that | {seen['peak_mib']:,} MiB |")
-    print(f"| the longest time that a run took to tidy up | {slowest:.1f} s |")
+    print(f"| runs, ledger parts at the end | {seen['runs']:,}, {seen['parts']:,} |")
+    print(f"| read the ledger for {seen['inputs']:,} inputs | {seen['seconds']:.1f} s |")
+    print(f"| peak memory of reading | {seen['peak_mib']:,} MiB |")
+    print(f"| longest time to merge the parts after a run | {slowest:.1f} s |")
 
 
 if __name__ == "__main__":

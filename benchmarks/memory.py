@@ -1,9 +1,9 @@
-"""How much memory the processes of a run take, by the number of inputs.
+"""Measure the memory of the processes of a run, by the number of inputs.
 
 python -m benchmarks.memory [--inputs 1000 10000 100000]
 
-For each number, a Prefect server of its own and one `batchmill run` on this machine over so many
-files of four bytes. The peaks are of resident memory, looked at every half second.
+Each number has a new Prefect server and one `batchmill run` on this machine, over that number of
+files of four bytes. Peaks are of resident memory, sampled every half second.
 """
 
 import argparse
@@ -31,7 +31,7 @@ STEP = "def step(source):\n    return {'letters': len(source.read_text())}\n"
 
 
 class Peaks(threading.Thread):
-    """Looks at processes until told to stop; `mib` has the most that each kind took at once."""
+    """A thread that samples the memory of processes. `mib` has the peak of each kind."""
 
     def __init__(self, driver: int, server: int) -> None:
         super().__init__(daemon=True)
@@ -40,13 +40,13 @@ class Peaks(threading.Thread):
         self._over = threading.Event()
 
     def run(self) -> None:
-        """Look until stopped."""
+        """Sample until `stop` is called."""
         while not self._over.wait(LOOK_SECONDS):
             with suppress(psutil.NoSuchProcess):
                 self._look()
 
     def stop(self) -> None:
-        """Stop looking."""
+        """Stop sampling."""
         self._over.set()
         self.join()
 
@@ -63,12 +63,12 @@ class Peaks(threading.Thread):
 
 
 def mib(process: psutil.Process) -> float:
-    """Return a process' resident memory."""
+    """Return the resident memory of a process in MiB."""
     return float(process.memory_info().rss) / 2**20
 
 
 def free_port() -> int:
-    """Return a port of this machine that is free."""
+    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -77,7 +77,7 @@ def free_port() -> int:
 
 @contextmanager
 def prefect_server(folder: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Run a server with an empty database; gives its pid, and the environment that leads to it."""
+    """Run a server with an empty database. Yields its pid and the environment of its clients."""
     port = free_port()
     environment = os.environ | {"PREFECT_HOME": str(folder), "PREFECT_LOGGING_LEVEL": "ERROR"}
     environment |= {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
@@ -96,7 +96,7 @@ def prefect_server(folder: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def measure(count: int, folder: Path) -> dict[str, float]:
-    """Run over so many inputs; returns peaks in MiB, seconds, and task runs."""
+    """Run over `count` inputs. Returns peaks in MiB, seconds and the number of task runs."""
     inputs = folder / "in"
     for number in range(count):
         path = inputs / f"{number // 1000:04d}" / f"{number:07d}.txt"
@@ -129,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     options = parser.parse_args()
-    print("| inputs | driver, MiB | server, MiB | a shard's process, MiB | shards | seconds |")
+    print("| inputs | driver, MiB | server, MiB | process of a shard, MiB | shards | seconds |")
     print("|---|---|---|---|---|---|")
     for count in options.inputs:
         with tempfile.TemporaryDirectory() as name:

@@ -1,12 +1,11 @@
-"""What batchmill costs an input, against a plain torch DataLoader on the same work.
+"""Measure the overhead of batchmill per input, compared with a plain torch DataLoader.
 
 python -m benchmarks.overhead [--inputs 4000] [--rounds 5]
 
-Two tables. The isolating loader alone: IsolatedRun and DataLoader run the same function, which
-makes an outcome. The engine: from a shard's plan to its last committed part, against a DataLoader
-whose Dataset does the step's work and nothing else. Both sides have two workers and the same batch
-size, in this process; starting and ending the workers is included in both, Prefect and Ray in
-neither. Rounds alternate, and the median counts.
+The first table compares IsolatedExecutor with a DataLoader that runs the same function. The second
+compares a whole shard, from its plan to its last ledger part, with a torch Dataset that only does
+the work of the step. Both sides have two workers and the same batch size. The start and the end of
+workers are included, Prefect and Ray are not. Rounds alternate, and medians are printed.
 """
 
 import argparse
@@ -30,19 +29,19 @@ from batchmill.planning.run_spec import write_run_plan
 
 BATCH_SIZE = 32
 WORKERS = 2
-# An empty input takes microseconds: so many more of them.
+# An empty input takes microseconds, so more of them are measured.
 MORE = 10
 
 
 def busy(seconds: float) -> None:
-    """Work for so many seconds of a core's time: who has to share the core takes longer."""
+    """Work until the thread has used `seconds` of processor time."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
 
 
 def tiny(source: Path) -> dict[str, Any]:
-    """Read a word: the least that a step can do with a file."""
+    """Read a word, which is the smallest possible work."""
     return {"length": len(source.read_text())}
 
 
@@ -53,13 +52,13 @@ def five_milliseconds(source: Path) -> dict[str, Any]:
 
 
 def writes(source: Path, out: Path) -> dict[str, Any]:
-    """Read a word, and write it to a file of its own."""
+    """Read a word, and write it to a file."""
     (out / "word.txt").write_text(source.read_text())
     return {"output": "word.txt"}
 
 
 class Items:
-    """A map-style Dataset of what a function makes of an index."""
+    """A map-style torch Dataset whose items are the results of a function of the index."""
 
     def __init__(self, make: Callable[[int], Any], count: int) -> None:
         self.make, self.count = make, count
@@ -82,23 +81,23 @@ def plain_seconds(items: Items, batch_size: int = BATCH_SIZE, num_workers: int =
     )
     count = sum(len(batch) for batch in loader)
     if count != len(items):
-        raise RuntimeError(f"the plain DataLoader gave {count} of {len(items)} results")
+        raise RuntimeError(f"the plain DataLoader returned {count} of {len(items)} results")
     return time.perf_counter() - begun
 
 
 def outcome_of(index: int) -> Outcome:
-    """Make the outcome of an input that did nothing."""
+    """Return the outcome of an input without work."""
     return Outcome(f"{index}.txt", f"{index}", "ok", 1, 0.0, time.time(), "here", '[{"length":4}]')
 
 
 def busy_outcome(index: int) -> Outcome:
-    """Make an outcome after 5 ms of work."""
+    """Return an outcome after 5 ms of work."""
     busy(0.005)
     return outcome_of(index)
 
 
 def isolated_seconds(items: Items, batch_size: int = BATCH_SIZE) -> float:
-    """Time the isolating loader over all items."""
+    """Time IsolatedExecutor over all items."""
     counts: list[int] = []
     begun = time.perf_counter()
     IsolatedExecutor(
@@ -110,12 +109,12 @@ def isolated_seconds(items: Items, batch_size: int = BATCH_SIZE) -> float:
         retry=RetryPolicy(retries=1),
     ).execute(batch_size=batch_size, num_workers=WORKERS)
     if sum(counts) != len(items):
-        raise RuntimeError(f"the isolating loader gave {sum(counts)} of {len(items)} outcomes")
+        raise RuntimeError(f"IsolatedExecutor returned {sum(counts)} of {len(items)} outcomes")
     return time.perf_counter() - begun
 
 
 def plain_step(step: Callable[..., Any], paths: Sequence[Path], folder: Path) -> Items:
-    """Make the Dataset of a careless author: the step's work, written wherever."""
+    """Return a torch Dataset that only does the step's work, without checks or records."""
 
     def make(index: int) -> Any:
         if step is not writes:
@@ -153,7 +152,7 @@ def engine_seconds(step: Callable[..., Any], inputs: Path, folder: Path) -> floa
 
 
 def report(name: str, batch_size: int, count: int, rounds: Sequence[tuple[float, float]]) -> None:
-    """Print a row of a table: microseconds an input, and the ratio of the medians."""
+    """Print a table row: microseconds per input, and the ratio of the medians."""
     plain, ours = (
         statistics.median(seconds) * 1e6 / count for seconds in zip(*rounds, strict=True)
     )
@@ -163,8 +162,8 @@ def report(name: str, batch_size: int, count: int, rounds: Sequence[tuple[float,
 
 
 def compare_loaders(inputs: int, rounds: int) -> None:
-    """Print the isolating loader's table."""
-    print("| the isolating loader | batch | DataLoader, us | batchmill, us | ratio |")
+    """Print the table of IsolatedExecutor."""
+    print("| isolation | batch | DataLoader, us | batchmill, us | ratio |")
     print("|---|---|---|---|---|")
     for name, make, batch_size, count in (
         ("5 ms of work", busy_outcome, BATCH_SIZE, inputs),
@@ -185,8 +184,8 @@ def compare_loaders(inputs: int, rounds: int) -> None:
 
 
 def compare_engines(inputs: int, rounds: int) -> None:
-    """Print the engine's table."""
-    print("| the engine | batch | DataLoader, us | batchmill, us | ratio |")
+    """Print the table of whole shards."""
+    print("| engine | batch | DataLoader, us | batchmill, us | ratio |")
     print("|---|---|---|---|---|")
     for step in (five_milliseconds, tiny, writes):
         with tempfile.TemporaryDirectory() as name:

@@ -1,4 +1,4 @@
-"""Make tables, words and a picture of what `benchmarks.compare` has measured.
+"""Turn the figures of `benchmarks.compare` into tables, sentences and a picture.
 
 python -m benchmarks.page [--print]
 
@@ -19,12 +19,12 @@ from benchmarks.peers.environments import ROOT
 
 PAGE = ROOT / "docs" / "explanation" / "benchmarks.md"
 PICTURE = ROOT / "docs" / "explanation" / "benchmarks.svg"
-BEGIN = "<!-- benchmarks.page: what stands from here on is made by it -->"
-END = "<!-- benchmarks.page: up to here -->"
-# Two commands of which neither took so much longer are as fast as each other.
+BEGIN = "<!-- benchmarks.page: start of the generated part -->"
+END = "<!-- benchmarks.page: end of the generated part -->"
+# Commands whose speeds differ by a smaller factor count as equally fast.
 ALIKE = 1.05
 WHAT = {
-    "words": "{inputs:,} text files of a word; a row for each, no files",
+    "words": "{inputs:,} text files with one word each; one row per file, no output files",
     "clips": "{inputs:,} FLAC recordings of {minutes} min, cut into {files:,} WAV clips of 5 s",
     "spectrograms": "{inputs:,} FLAC recordings of {minutes} min; {files:,} log-mel spectrograms "
     "of 5 s each",
@@ -32,7 +32,7 @@ WHAT = {
 
 
 class Result(NamedTuple):
-    """One contender at one kind of work: medians in seconds, or what went wrong."""
+    """One contender at one kind of work: medians in seconds, or the reason for a failure."""
 
     name: str
     title: str
@@ -45,12 +45,12 @@ class Result(NamedTuple):
 
     @property
     def files_per_second(self) -> float | None:
-        """Inputs in a second of the whole command."""
+        """Inputs per second of the whole command."""
         return self.inputs / self.seconds if self.seconds else None
 
 
 def results_of(figures: dict[str, Any], kind: str) -> list[Result]:
-    """Return the results of one kind of work, fastest first; those that failed come last."""
+    """Return the results of one kind of work, fastest first and failed ones last."""
     found = []
     measured = figures["kinds"][kind]["contenders"]
     for name, title in figures["titles"].items():
@@ -74,7 +74,7 @@ def results_of(figures: dict[str, Any], kind: str) -> list[Result]:
 
 
 def of_bare(results: list[Result], one: Result) -> float | None:
-    """Return the speed of a loop in shares of the bare DataLoader's, over the same files."""
+    """Return the speed of a loop divided by that of the bare DataLoader over the same files."""
     bare = next((other for other in results if other.name == BARE), None)
     if not bare or not bare.loop or not one.loop or one.inputs != bare.inputs:
         return None
@@ -82,7 +82,7 @@ def of_bare(results: list[Result], one: Result) -> float | None:
 
 
 def render(figures: dict[str, Any]) -> str:
-    """Return what is between the two comments, as Markdown."""
+    """Return the text between the two comments, as Markdown."""
     lines = [*_setting(figures), ""]
     for kind, measured in figures["kinds"].items():
         results = results_of(figures, kind)
@@ -95,10 +95,10 @@ def render(figures: dict[str, Any]) -> str:
 def _setting(figures: dict[str, Any]) -> Iterator[str]:
     found = figures["machine"]
     yield (
-        f"{found['processor']}, {found['cores']} cores, {found['memory_gib']} GiB of memory, "
-        f"{found['system']}, Python {found['python']}; {figures['made']}, with "
-        f"`{figures['command']}`. {figures['workers']} workers each; "
-        f"before it began, {found['load']:g} processes were at work on average."
+        f"Measured on {figures['made']} with `{figures['command']}`, {figures['workers']} workers "
+        f"each: {found['processor']}, {found['cores']} cores, {found['memory_gib']} GiB of memory, "
+        f"{found['system']}, Python {found['python']}. "
+        f"The load average was {found['load']:g} at the start."
     )
 
 
@@ -111,7 +111,7 @@ def _table(results: list[Result]) -> Iterator[str]:
         if one.trouble:
             yield f"| {title} | {one.version} | | {_escaped(one.trouble)} | | | |"
             continue
-        # What others call their loop has the start of their workers in it.
+        # The loops of other tools include the start of their workers.
         share = of_bare(results, one) if one.name in (OURS, BARE) else None
         fewer = f" ({one.inputs:,} files)" if one.inputs < most else ""
         cells = [
@@ -127,46 +127,46 @@ def _table(results: list[Result]) -> Iterator[str]:
 
 
 def _verdict(results: list[Result]) -> Iterator[str]:
-    """Say who is faster than batchmill, and who is slower."""
+    """Yield sentences about the contenders that are faster or slower than batchmill."""
     ours = next((one for one in results if one.name == OURS), None)
     if not ours or not ours.files_per_second:
-        yield "batchmill has no result here."
+        yield "batchmill has no result."
         return
     faster, alike, slower = [], [], []
     for one in results:
         if one.name == OURS or not one.files_per_second or one.inputs != ours.inputs:
-            continue  # Over fewer files, the start would count for more.
+            continue  # With fewer files, start-up is a larger share of the time.
         ratio = one.files_per_second / ours.files_per_second
         if ratio > ALIKE:
-            faster.append(f"{one.title} ({ratio:.1f} times as fast)")
+            faster.append(f"{one.title} ({ratio:.1f} times)")
         elif ratio < 1 / ALIKE:
-            slower.append(f"{one.title} ({1 / ratio:.1f} times as slow)")
+            slower.append(f"{one.title} ({1 / ratio:.1f} times)")
         else:
             alike.append(one.title)
     for those, text in (
-        (faster, "Faster than batchmill, as a whole command: "),
-        (alike, "As fast, within 5 %: "),
-        (slower, "Slower, by files in a second: "),
+        (faster, "Faster than batchmill (by the factor in brackets): "),
+        (alike, "Equally fast, within 5 %: "),
+        (slower, "Slower than batchmill: "),
     ):
         if those:
             yield f"{text}{', '.join(those)}."
     share = of_bare(results, ours)
     if share:
-        yield f"Without start-up, batchmill has {share * 100:.0f} % of the bare DataLoader's speed."
+        yield f"The loop of batchmill has {share * 100:.0f} % of the bare DataLoader's speed."
     if ours.seconds and ours.loop:
         yield (
-            f"Of its {_number(ours.seconds)} s, {_number(ours.seconds - ours.loop)} s are not the "
-            "loop: imports, Prefect's server and Ray, which start and end, tables and the report."
+            f"Start-up, tables and report take {_number(ours.seconds - ours.loop)} of its "
+            f"{_number(ours.seconds)} s."
         )
 
 
 def draw(figures: dict[str, Any], path: Path) -> None:
-    """Write a picture: for each kind of work, a bar for each contender's files in a second."""
+    """Write a picture with the files per second of each contender, by kind of work."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     kinds = list(figures["kinds"])
-    # Text stays text; and the same figures make the same file.
+    # Text is not converted to paths, and the same figures give the same file.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "batchmill", "font.size": 9.0}):
         figure = Figure(figsize=(7.5, 2.6 * len(kinds)), layout="constrained")
         for axes, kind in zip(figure.subplots(len(kinds), squeeze=False)[:, 0], kinds, strict=True):
@@ -183,7 +183,10 @@ def draw(figures: dict[str, Any], path: Path) -> None:
 
 
 def put_into(page: str, section: str) -> str:
-    """Return a page with another section between its two comments. Raises ValueError."""
+    """Replace the text between the two comments of a page.
+
+    Raises ValueError if a comment is missing.
+    """
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -202,7 +205,7 @@ def _escaped(text: str) -> str:
 
 
 def main() -> None:
-    """Write or print."""
+    """Write the page and the picture, or print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--print", action="store_true", help="write nothing")
     parser.add_argument("--figures", type=Path, default=FIGURES)
@@ -213,9 +216,7 @@ def main() -> None:
         print(section)
         return
     draw(figures, PICTURE)
-    section = (
-        f"![Files in a second, for each kind of work and contender]({PICTURE.name})\n\n{section}"
-    )
+    section = f"![Files per second, by kind of work and tool]({PICTURE.name})\n\n{section}"
     PAGE.write_text(put_into(PAGE.read_text(), section))
 
 

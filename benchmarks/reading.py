@@ -1,10 +1,10 @@
-"""What a dataset of many samples costs each DataLoader worker: memory, and time for a look-up.
+"""Measure the memory and look-up time of a dataset with many samples in DataLoader workers.
 
 python -m benchmarks.reading [--rows 10000000] [--workers 8] [--listed 1000000]
 
-The workers look at every page of the table; no file is opened. A worker's memory is what it shares
-with no other process (USS), less that of one whose dataset has ten samples. For comparison, a
-Dataset with a list of ids and a dictionary of labels, of `--listed` samples.
+The workers read every page of the table and open no file. The memory of a worker is its unshared
+memory (USS), minus that of a worker whose dataset has ten samples. For comparison, a torch Dataset
+with a list of ids and a dictionary of labels has `--listed` samples.
 """
 
 import argparse
@@ -28,13 +28,13 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.storage import LocalStore
 
 BATCH = 5_000
-# A page of the file holds more rows.
+# A page of the file holds more rows than this, so every page is read.
 STRIDE = 20
 CLASSES = 1_000
 
 
 class Listed(Dataset[Any]):
-    """A Dataset as people write it."""
+    """A typical torch Dataset with a list and a dictionary."""
 
     def __init__(self, ids: list[str], labels: dict[str, str]) -> None:
         self.ids = ids
@@ -49,17 +49,17 @@ class Listed(Dataset[Any]):
 
 
 def suffix_of(path: Path) -> str:
-    """Open nothing."""
+    """Return the suffix, without opening the file."""
     return path.suffix
 
 
 def collate_to_count(batch: Sequence[Any]) -> int:
-    """Have no batch travel."""
+    """Return only the size of a batch, so that no batch is sent between processes."""
     return len(batch)
 
 
 def publish(folder: Path, rows: int) -> None:
-    """Write a dataset's table, of `rows` samples."""
+    """Write the table of a dataset with `rows` samples."""
     Ledger(LocalStore(folder)).create()
     batch = 1_000_000
     schema = pa.schema([("input", pa.string()), ("output", pa.string()), ("label", pa.string())])
@@ -73,7 +73,7 @@ def publish(folder: Path, rows: int) -> None:
 
 
 def worker_mib(dataset: Dataset[Any], workers: int, context: str) -> Iterator[float]:
-    """Yield each worker's own memory, when they have looked at all samples."""
+    """Yield the unshared memory of each worker in MiB, after all samples were read."""
     loader = DataLoader(
         dataset,
         batch_size=BATCH,
@@ -84,7 +84,7 @@ def worker_mib(dataset: Dataset[Any], workers: int, context: str) -> Iterator[fl
         collate_fn=collate_to_count,
     )
     sum(loader)
-    # Each has been given a part of the samples; with a second turn of the order, others.
+    # In the second pass, each worker reads other samples than in the first.
     sum(loader)
     me = psutil.Process()
     for child in me.children():
@@ -93,7 +93,7 @@ def worker_mib(dataset: Dataset[Any], workers: int, context: str) -> Iterator[fl
 
 
 def look_up_microseconds(dataset: Dataset[Any]) -> float:
-    """Return the time of one look-up, in random order."""
+    """Return the time of one look-up in microseconds, in random order."""
     picked = np.random.default_rng(0).integers(0, len(dataset), 100_000).tolist()  # type: ignore[arg-type]
     start = time.perf_counter()
     for index in picked:
@@ -102,7 +102,7 @@ def look_up_microseconds(dataset: Dataset[Any]) -> float:
 
 
 def table_row(name: str, dataset: Dataset[Any], workers: int, bare: dict[str, float]) -> None:
-    """Print one line of the table."""
+    """Print one row of the table."""
     cells = [f"{len(dataset):,}", f"{len(pickle.dumps(dataset)):,}"]  # type: ignore[arg-type]
     cells.append(f"{look_up_microseconds(dataset):.1f}")
     for context in ("fork", "spawn"):
@@ -112,9 +112,9 @@ def table_row(name: str, dataset: Dataset[Any], workers: int, bare: dict[str, fl
 
 
 def opened(folder: Path, rows: int) -> SampleDataset:
-    """Make a dataset of `rows` samples and open it."""
+    """Create a dataset with `rows` samples, and open it."""
     folder.mkdir()
-    # What a process has freed is copied, too, when its forks use it.
+    # In a separate process: forks would also copy memory that this process has freed.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         pool.submit(publish, folder, rows).result()
     start = time.perf_counter()
@@ -125,7 +125,7 @@ def opened(folder: Path, rows: int) -> SampleDataset:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--workers", type=int, default=8)
@@ -148,7 +148,7 @@ def main() -> None:
 
 
 def peak_mib() -> float:
-    """Return this process' largest resident memory so far."""
+    """Return the peak of this process's resident memory in MiB."""
     line = next(row for row in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in row)
     return int(line.split()[1]) / 2**10
 

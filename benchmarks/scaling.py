@@ -1,12 +1,15 @@
-"""How much faster more cores, and more machines, make a run.
+"""Measure how a run speeds up with more cores and more nodes.
 
 python -m benchmarks.scaling [--rounds 3]
 
-Cores: a step that keeps a core busy for 20 ms an input, with one DataLoader worker and with two, in
-one shard; a bare DataLoader with one and with two, for what the machine itself gives: two cores may
-be two threads of one. Machines: a step that sleeps for 50 ms, a thousand inputs for each of four
-nodes of one core, simulated on this machine; the ideal is 50 s. Of runs, the time from the first
-input's start to the last one's end counts.
+Cores: a step keeps a core busy for 20 ms per input, in one shard with one or two DataLoader
+workers. A bare DataLoader shows the speed-up that the machine allows, because two cores may be two
+threads of one core.
+
+Nodes: a step sleeps for 50 ms. There are 1,000 inputs for each of four simulated nodes with one
+core each, so the ideal time is 50 s.
+
+The time of a run is from the start of its first input to the end of its last one.
 """
 
 import argparse
@@ -30,24 +33,24 @@ SLEEP_SECONDS, INPUTS_PER_NODE, NODES = 0.05, 1000, 4
 
 
 def works(source: Path) -> None:  # noqa: ARG001
-    """Keep the core busy."""
+    """Keep a core busy."""
     busy(BUSY_SECONDS)
 
 
 def sleeps(source: Path) -> None:  # noqa: ARG001
-    """Wait, as for a network."""
+    """Sleep, as a step does that waits for a network."""
     time.sleep(SLEEP_SECONDS)
 
 
 def make_inputs(folder: Path, count: int) -> None:
-    """Write so many tiny files."""
+    """Write `count` tiny files."""
     folder.mkdir()
     for number in range(count):
         (folder / f"{number}.txt").write_text("x")
 
 
 def run(folder: Path, step: str, settings: dict[str, str], *options: str) -> float:
-    """Run over the inputs; return the seconds of the loop."""
+    """Run over the inputs, and return the seconds of the loop."""
     out = tempfile.mkdtemp(dir=folder)
     command = [sys.executable, "-m", "batchmill", "run", str(folder / "in"), "--output", out]
     command += ["--step", f"benchmarks.scaling:{step}", *options]
@@ -58,7 +61,7 @@ def run(folder: Path, step: str, settings: dict[str, str], *options: str) -> flo
 
 
 def by_cores(rounds: int) -> None:
-    """Print what a second core gives."""
+    """Print the speed-up by a second core."""
     items = Items(lambda _: busy(BUSY_SECONDS), BUSY_INPUTS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -72,14 +75,14 @@ def by_cores(rounds: int) -> None:
                 options = ("--num-workers", str(workers), "--shard-resource", "num_cpus=2")
                 ours = run(folder, "works", settings, *options)
                 seen.setdefault(f"batchmill {workers}", []).append(ours)
-    print("| | one worker, s | two, s | faster by |\n|---|---|---|---|")
+    print("| | one worker, s | two workers, s | speed-up |\n|---|---|---|---|")
     for who in ("DataLoader", "batchmill"):
         one, two = (statistics.median(seen[f"{who} {workers}"]) for workers in (1, 2))
         print(f"| {who} | {one:.1f} | {two:.1f} | {one / two:.2f} |")
 
 
 def by_nodes(rounds: int) -> None:
-    """Print what four nodes give."""
+    """Print the time on four nodes."""
     with tempfile.TemporaryDirectory() as name, prefect_server(Path(name, "prefect")) as (_, env):
         folder = Path(name)
         make_inputs(folder / "in", INPUTS_PER_NODE * NODES)
@@ -98,7 +101,7 @@ def by_nodes(rounds: int) -> None:
     median = statistics.median(seconds)
     print(f"\n| {NODES} nodes, {INPUTS_PER_NODE:,} inputs of 50 ms each | s |\n|---|---|")
     print(f"| ideal | {ideal:.1f} |\n| batchmill | {median:.1f} |")
-    print(f"| of the ideal | {ideal / median:.2f} |")
+    print(f"| ideal divided by batchmill | {ideal / median:.2f} |")
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""How long the shortest run takes, as a multiple of `python -c "import torch, prefect"`.
+"""Measure the shortest run, as a multiple of `python -c "import torch, prefect"`.
 
     python -m benchmarks.startup [--rounds 5]
 
 The run is `batchmill run` over four words, from the command to its end: without a Prefect server,
-with one that runs already, with a local Ray, and again with nothing to do. Rounds alternate, and
-medians count; disk and database are warm. Then one run is shown process by process: when each
-starts and ends, and the processor seconds that it uses.
+with a running server, with a local Ray, and with nothing to do. Rounds alternate, and medians are
+printed. Disk and database are warm. A second table shows each process of one run: when it starts
+and ends, and the processor seconds that it uses.
 """
 
 import argparse
@@ -27,13 +27,13 @@ POLL_SECONDS = 0.02
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Return an environment without a Prefect server, in which Ray asks for no token."""
+    """Return an environment without a Prefect server and without Ray's token."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     return kept | {"PREFECT_HOME": str(home), "RAY_AUTH_MODE": "disabled", "DO_NOT_TRACK": "1"}
 
 
 def seconds_of(command: list[str], settings: dict[str, str], folder: Path) -> float:
-    """Time a command, from its start to its end."""
+    """Return the seconds of a command, from its start to its end."""
     begun = time.perf_counter()
     subprocess.run(command, env=settings, cwd=folder, check=True, capture_output=True)
     return time.perf_counter() - begun
@@ -46,12 +46,12 @@ def run_to(output: str, *options: str) -> list[str]:
 
 
 def new_output(folder: Path) -> str:
-    """Return the path of a dataset that is not there yet."""
+    """Return the path of a dataset that does not exist."""
     return f"{tempfile.mkdtemp(dir=folder)}/out"
 
 
 class FileStat(NamedTuple):
-    """A process of a run: what it is, when it ran (seconds), its processor seconds."""
+    """A process of a run: its name, its start and end, and its processor time in seconds."""
 
     name: str
     start: float
@@ -60,7 +60,7 @@ class FileStat(NamedTuple):
 
 
 def processes_of(command: list[str], settings: dict[str, str], folder: Path) -> list[FileStat]:
-    """Run a command and watch its processes, a few milliseconds apart."""
+    """Run a command, and sample its processes every 20 ms."""
     begun = time.time()
     seen: dict[psutil.Process, FileStat] = {}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -73,7 +73,7 @@ def processes_of(command: list[str], settings: dict[str, str], folder: Path) -> 
                     name = name_of(process)
                     start = process.create_time() - begun
                 except psutil.Error:
-                    continue  # It has just ended.
+                    continue  # The process has just ended.
                 now = time.time() - begun
                 seen[process] = FileStat(name, max(0.0, start), now, used.user + used.system)
             time.sleep(POLL_SECONDS)
@@ -81,7 +81,7 @@ def processes_of(command: list[str], settings: dict[str, str], folder: Path) -> 
 
 
 def name_of(process: psutil.Process) -> str:
-    """Say what a process of a run is."""
+    """Return the name of a process in the table."""
     command = process.cmdline()
     if process.name().startswith("pt_data_worker"):
         return "DataLoader worker"
@@ -101,7 +101,7 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
     done = new_output(folder)
     with prefect_server(folder / "kept") as (_, variables):
         served = environment(folder / "kept") | variables
-        for settings in (alone, served):  # Makes the database, and warms the disk.
+        for settings in (alone, served):  # Creates the database, and warms the disk cache.
             seconds_of(run_to(new_output(folder)), settings, folder)
         seconds_of(run_to(done), alone, folder)
         found: dict[str, list[float]] = {}

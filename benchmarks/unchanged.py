@@ -1,11 +1,10 @@
-"""How long it takes to see that nothing is to be done, and in how much memory.
+"""Measure the time and memory of a run with nothing to do.
 
 python -m benchmarks.unchanged [--inputs 1000000] [--parts 64] [--rounds 5]
 
-Makes so many files of one byte, a manifest of them, and a ledger in which all of them are ok; then
-`batchmill run` runs over them, without a Prefect server at hand. For comparison, another process
-reads the manifest with pandas and looks at each file (`os.stat`). Both are timed as whole commands,
-in turn.
+Creates files of one byte, their manifest, and a ledger in which all inputs are ok. Then
+`batchmill run` runs over them without a Prefect server. For comparison, another process reads the
+manifest with pandas and calls `os.stat` for each file. Both are timed as whole commands, in turn.
 """
 
 import argparse
@@ -35,7 +34,7 @@ STEP = "batchmill.steps.words:split"
 
 
 def make_inputs(folder: Path, count: int) -> None:
-    """Write the files, a thousand a folder, and the manifest."""
+    """Write the files, 1,000 per folder, and the manifest."""
     with (folder / "manifest.csv").open("w") as manifest:
         manifest.write("input,label\n")
         for number in range(count):
@@ -47,7 +46,7 @@ def make_inputs(folder: Path, count: int) -> None:
 
 
 def make_ledger(job: Job, parts: int) -> None:
-    """Record all inputs as ok, in so many parts."""
+    """Record all inputs as ok, in `parts` ledger parts."""
     ledger = Ledger(LocalStore(job.output))
     ledger.create()
     origin = Origin("{}", load_step(job.step, job.params).identity, 1)
@@ -77,7 +76,7 @@ def make_ledger(job: Job, parts: int) -> None:
 
 
 def measure(folder: Path) -> None:
-    """Plan a run, in this process; print seconds and peak memory as JSON."""
+    """Plan a run in this process. Print seconds and peak memory as JSON."""
     job = make_job(manifest=str(folder / "manifest.csv"), step=STEP, output=str(folder / "out"))
     begun = time.perf_counter()
     load_manifest(job.manifest)
@@ -86,12 +85,12 @@ def measure(folder: Path) -> None:
     planned = time.perf_counter()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     if counts["unchanged"] != sum(counts.values()):
-        raise RuntimeError(f"not all is unchanged: {counts}")
+        raise RuntimeError(f"some inputs are not unchanged: {counts}")
     print(json.dumps({"load": loaded - begun, "all": planned - loaded, "peak_mib": peak}))
 
 
 def compare(folder: Path) -> None:
-    """Read the manifest with pandas and look at each file."""
+    """Read the manifest with pandas, and call `os.stat` for each file."""
     names = pd.read_csv(folder / "manifest.csv")["input"]
     for name in names:
         os.stat(f"{folder}/{name}")
@@ -128,12 +127,12 @@ def main() -> None:
         seen: dict[str, float] = json.loads(planned.stdout)
     bare, ours = (statistics.median(seconds) for seconds in zip(*rounds, strict=True))
     print(f"{options.inputs:,} inputs, all unchanged; medians of {options.rounds} rounds\n")
-    print(f"| pandas reads the manifest, one os.stat an input | {bare:.1f} s |")
+    print(f"| pandas reads the manifest, one os.stat per input | {bare:.1f} s |")
     print("|---|---|")
-    print(f"| `batchmill run`, from its command to its end | {ours:.1f} s |")
-    print(f"| of the former | {ours / bare:.2f} |")
-    print(f"| of it, load the manifest, with checks and stat | {seen['load']:.1f} s |")
-    print(f"| of it, the whole plan: load, ledger, compare | {seen['all']:.1f} s |")
+    print(f"| `batchmill run`, from the command to its end | {ours:.1f} s |")
+    print(f"| ratio | {ours / bare:.2f} |")
+    print(f"| load the manifest, with checks and stat | {seen['load']:.1f} s |")
+    print(f"| the whole plan: load, ledger, compare | {seen['all']:.1f} s |")
     print(f"| peak memory of the plan | {seen['peak_mib']:,.0f} MiB |")
 
 

@@ -1,4 +1,4 @@
-"""A bucket or folder that datasets are in, with what it takes to open it."""
+"""A block for a bucket or folder that contains datasets, with its credentials."""
 
 import os
 from typing import Annotated, Any
@@ -13,14 +13,14 @@ from batchmill.errors import OptionError
 from batchmill.storage.access import Access
 from batchmill.storage.urls import is_url, join, shown_url, url_fault, without_file_scheme
 
-# With these, fsspec opens something else than what the URL says.
+# With these options, fsspec would open another place than the URL.
 _NOT_OURS = ("protocol", "fo", "target_protocol", "target_options", "remote_protocol")
 
 
 class DatasetStore(Block):
-    """A bucket's prefix or a folder that datasets are in, and the credentials to open it.
+    """A bucket prefix or folder that contains datasets, and the credentials to open it.
 
-    Raises OptionError for a URL that is none, or that holds a credential itself.
+    Raises OptionError for a URL that is not valid, or that contains a credential.
 
     Example:
         ```python
@@ -30,7 +30,7 @@ class DatasetStore(Block):
         ```
     """
 
-    # Pydantic would quote what it refuses, secrets included.
+    # Pydantic's messages would contain the rejected values, including secrets.
     model_config = ConfigDict(hide_input_in_errors=True)
 
     _block_type_name = "Dataset Store (batchmill)"
@@ -39,17 +39,18 @@ class DatasetStore(Block):
         "https://raw.githubusercontent.com/PrefectHQ/prefect/420d0d6a78bb6df1fc18bcf188fdad43c1d22ea9/assets/block-logos/filesystem.png"
     )
     _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
-    _description = "A bucket or folder that batchmill's datasets are in, with its credentials."
+    _description = "A bucket or folder that contains batchmill's datasets, with its credentials."
 
     url: str = Field(
         title="URL",
-        description="A bucket's prefix, as s3://bucket/datasets, or the full path of a folder.",
+        description="A bucket prefix such as s3://bucket/datasets, or the full path of a folder.",
     )
     options: SecretDict = Field(
         default_factory=lambda: SecretDict({}),
         title="Options",
-        description='JSON for the file system of fsspec, as {"key": "...", "secret": "..."}; kept'
-        " secret. By default, each machine's own environment or profile has it.",
+        description='Options of the fsspec file system in JSON, for example {"key": "...", '
+        '"secret": "..."}. They are kept secret. Default: the credentials in the environment or '
+        "profile of each machine.",
     )
 
     @field_validator("url")
@@ -57,10 +58,13 @@ class DatasetStore(Block):
     def _check_url(cls, url: str) -> str:
         url = without_file_scheme(url.strip())
         if is_url(url):
-            fault = url_fault(url) or ("" if url.partition("://")[2] else "names no bucket.")
+            has_bucket = bool(url.partition("://")[2])
+            fault = url_fault(url) or ("" if has_bucket else "names no bucket. Add its name.")
         else:
-            # A relative one would be another folder in each process.
-            fault = "" if os.path.isabs(url) else "is neither a URL nor a full path."
+            # A relative path would be another folder in each process.
+            fault = (
+                "" if os.path.isabs(url) else "is neither a URL nor a full path. Give a full path."
+            )
         if fault:
             raise OptionError(f"dataset store {shown_url(url)!r}: {fault}")
         return url.rstrip("/") or "/"
@@ -72,14 +76,14 @@ class DatasetStore(Block):
             if name in _NOT_OURS:
                 raise OptionError(
                     f"dataset store: the option {name!r} would open another place than the URL. "
-                    "Drop it."
+                    "Remove it."
                 )
         return options
 
     def place_of(self, name: str) -> str:
-        """Return the URL or path of a dataset in this store; a full one stays what it is.
+        """Return the URL or path of a dataset in this store. A full URL or path is not changed.
 
-        Raises OptionError for one that would lie beside the store.
+        Raises OptionError for a name with `..`, which could be outside the store.
         """
         if ".." in name.split("/"):
             raise OptionError(f"--output {name}: has '..' in it. Name a dataset in {self.url}.")
@@ -87,16 +91,16 @@ class DatasetStore(Block):
 
     @property
     def access(self) -> list[Access]:
-        """What a process needs to open it."""
+        """The URL and the options with which a process opens the store."""
         options = self.options.get_secret_value()
         return [Access(url=self.url, options=options)] if options and is_url(self.url) else []
 
 
 def as_store(store: object) -> Any:
-    """Turn a file-system block of Prefect's, or block:NAME, into a DatasetStore.
+    """Convert one of Prefect's file-system blocks, or block:NAME, to a DatasetStore.
 
-    NAME may be TYPE/NAME, as remote-file-system/lab. None stays None. Raises OptionError. A saved
-    one is asked of the Prefect API.
+    NAME may be TYPE/NAME, for example remote-file-system/lab. A saved block is fetched from the
+    Prefect API. Raises OptionError. Returns None without a store.
     """
     store = _loaded(store)
     if store is None or isinstance(store, DatasetStore):
@@ -106,11 +110,11 @@ def as_store(store: object) -> Any:
             made = DatasetStore(url=store.basepath, options=SecretDict(store.settings))
         else:
             made = DatasetStore(url=os.path.abspath(os.path.expanduser(store.basepath or "~")))
-        made._block_document_id = store._block_document_id  # It has been saved, if that was.
+        made._block_document_id = store._block_document_id  # Saved, if `store` is saved.
         return made
     what = repr(store) if isinstance(store, str) else f"a {type(store).__name__}"
     raise OptionError(
-        f"--store: {what} is not a dataset store. Give block:NAME of a saved one, or "
+        f"--store: {what} is not a dataset store. Give a saved store: block:NAME or "
         "block:remote-file-system/NAME."
     )
 
@@ -122,12 +126,12 @@ def _loaded(store: object) -> Any:
     return load_saved("--store", name, DatasetStore, RemoteFileSystem, LocalFileSystem)
 
 
-# A field of a form shows as a selection of these; what a saved job has of it is plain values first.
+# A form shows this field as a selection of these blocks. A saved job is loaded with a dict in it.
 Store = Annotated[
     DatasetStore | RemoteFileSystem | None, BeforeValidator(_loaded), AfterValidator(as_store)
 ]
 
 
 def place_of_dataset(store: DatasetStore | None, output: str | os.PathLike[str]) -> str:
-    """Return a dataset's path or URL; in a store, `output` may be a name."""
+    """Return a dataset's path or URL. With a store, `output` may be a name in it."""
     return store.place_of(os.fspath(output)) if store else os.fspath(output)

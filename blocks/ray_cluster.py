@@ -1,4 +1,4 @@
-"""The Ray cluster that a run sends its shards to."""
+"""A block for the Ray cluster that executes a run's shards."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
@@ -18,18 +18,18 @@ from pydantic import (
 from batchmill.errors import OptionError
 from batchmill.policy import parse_size
 
-# A Ray that the run starts on its own machine.
+# The address of a Ray that the run starts on its own machine.
 LOCAL = "local"
 _AUTO = "auto"
-# Ray counts no finer.
+# The smallest amount of a resource that Ray accepts.
 _LEAST = 1e-4
 _RAYS_OWN = ("num_cpus", "num_gpus", "memory")
 
 
 class RayCluster(Block):
-    """A Ray cluster, what it needs to run a step, and what each shard asks of it.
+    """A Ray cluster, its runtime environment, and the resources that each shard requests.
 
-    Raises OptionError for an address or a size that is none.
+    Raises OptionError for an address or a size that is not valid.
 
     Example:
         Run a step on a saved cluster:
@@ -42,53 +42,53 @@ class RayCluster(Block):
         ```
     """
 
-    # Pydantic would quote what it refuses, secrets included.
+    # Pydantic's messages would contain the rejected values, including secrets.
     model_config = ConfigDict(hide_input_in_errors=True)
 
     _block_type_name = "Ray Cluster (batchmill)"
     _block_type_slug = "batchmill-ray-cluster"
-    # The picture that Prefect's own process worker has: another one would have to be on the web.
+    # The logo of Prefect's process worker: a logo must be on the web.
     _logo_url = HttpUrl(
         "https://raw.githubusercontent.com/PrefectHQ/prefect/420d0d6a78bb6df1fc18bcf188fdad43c1d22ea9/assets/block-logos/process.png"
     )
     _documentation_url = HttpUrl("https://docs.prefect.io/integrations/prefect-ray")
-    _description = "Where batchmill's shards run, and what each of them asks for."
+    _description = "The Ray cluster that runs batchmill's shards, and the resources of each shard."
 
     address: str = Field(
         title="Address",
-        description="ray://HOST:10001 (Ray Client), HOST:6379 or auto (the flow run is on a machine"
-        " of the cluster), or local: a Ray that the flow run starts on its own machine.",
+        description="ray://HOST:10001 (Ray Client); HOST:6379 or auto (the flow run is on a machine"
+        " of the cluster); or local (the flow run starts Ray on its own machine).",
     )
     token: SecretStr | None = Field(
         default=None,
         title="Token",
-        description="The cluster's token, where it asks for one. By default, RAY_AUTH_TOKEN or"
+        description="The cluster's token, if it requires one. Default: RAY_AUTH_TOKEN or"
         " ~/.ray/auth_token.",
     )
     runtime_env: dict[str, Any] = Field(
         default_factory=dict,
         title="Runtime environment",
-        description="What Ray brings to its machines for the run: working_dir, py_modules, pip,"
-        " env_vars.",
+        description="Runtime environment that Ray sets up on its nodes: working_dir, py_modules,"
+        " pip, env_vars.",
     )
     num_cpus: float | None = Field(
         default=None,
         ge=_LEAST,
         title="CPUs of a shard",
-        description="By default, as many as its DataLoader has workers.",
+        description="Default: one per DataLoader worker.",
     )
     num_gpus: float = Field(
-        default=0, ge=0, title="GPUs of a shard", description="May be a part of one, as 0.5."
+        default=0, ge=0, title="GPUs of a shard", description="May be a fraction, for example 0.5."
     )
     memory: str | None = Field(
         default=None,
         title="Memory of a shard",
-        description="As 8G; Ray counts it when it chooses a machine, and does not limit it.",
+        description="For example 8G. Ray uses it to choose a machine, but does not enforce it.",
     )
     resources: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default_factory=dict,
         title="Other resources of a shard",
-        description='Of those that the machines were started with, as {"scanner": 1}.',
+        description='Custom resources of the machines, for example {"scanner": 1}.',
     )
 
     @field_validator("address")
@@ -98,8 +98,8 @@ class RayCluster(Block):
             host, port = endpoint(address)
             if not host or not 0 < port < 2**16:
                 raise OptionError(
-                    f"--ray {address}: expected ray://HOST:PORT, HOST:PORT, auto, or block:NAME "
-                    "for a saved Ray cluster."
+                    f"--ray {address}: expected ray://HOST:PORT, HOST:PORT, auto, local, or "
+                    "block:NAME for a saved Ray cluster."
                 )
         return address
 
@@ -108,7 +108,9 @@ class RayCluster(Block):
     def _check_resources(cls, resources: dict[str, float]) -> dict[str, float]:
         for name in resources:
             if not name.strip() or name == "object_store_memory":
-                raise OptionError(f"--shard-resource {name}: is no resource that a shard can have.")
+                raise OptionError(
+                    f"--shard-resource {name!r}: a shard cannot request this resource. Remove it."
+                )
         return resources
 
     @model_validator(mode="after")
@@ -116,8 +118,8 @@ class RayCluster(Block):
         for name, amount in {"num_gpus": self.num_gpus, **self.resources}.items():
             if amount % 1 and (amount > 1 or amount < _LEAST):
                 raise OptionError(
-                    f"--shard-resource {name}={amount:g}: Ray takes parts of one, down to "
-                    f"{_LEAST:g}, or whole numbers."
+                    f"--shard-resource {name}={amount:g}: expected a whole number, or a "
+                    f"fraction from {_LEAST:g} to 1."
                 )
         return self
 
@@ -135,16 +137,16 @@ class RayCluster(Block):
 
     @property
     def head(self) -> tuple[str, int] | None:
-        """The host and port that its address names; None where it names none."""
+        """The host and port of the address. None for local and auto."""
         return None if self.address in (LOCAL, _AUTO) else endpoint(self.address)
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a Ray that the run starts on its own machine."""
+        """True if the run starts Ray on its own machine."""
         return self.address == LOCAL
 
     def needs(self, num_workers: int) -> dict[str, float]:
-        """Return what a shard with so many DataLoader workers asks for, in Ray's names."""
+        """Return the resources that a shard with `num_workers` requests, by Ray's names."""
         needs = {
             "CPU": self.num_cpus or max(1, num_workers),
             "GPU": self.num_gpus,
@@ -155,17 +157,17 @@ class RayCluster(Block):
 
 
 def endpoint(address: str) -> tuple[str, int]:
-    """Return the host and port of ray://HOST:PORT or HOST:PORT; empty and 0 where they are none."""
+    """Return the host and port of ray://HOST:PORT or HOST:PORT. Empty and 0 if they are missing."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    # Of another scheme, or a misspelt one, something is left.
+    # The rest contains a slash if the scheme is unknown or misspelt.
     host = "" if "/" in host else host.strip("[]")
     return host, int(port) if port.isdecimal() else 0
 
 
 def as_cluster(cluster: object) -> Any:
-    """Turn an address or block:NAME into a RayCluster; what is no text stays what it is.
+    """Convert an address or block:NAME to a RayCluster. Other values are returned unchanged.
 
-    Raises OptionError. A saved one is asked of the Prefect API.
+    A saved cluster is fetched from the Prefect API. Raises OptionError.
     """
     if not isinstance(cluster, str):
         return cluster
@@ -178,24 +180,24 @@ def as_cluster(cluster: object) -> Any:
 def make_cluster(
     address: str | None, runtime_env: Mapping[str, Any], amounts: Mapping[str, Any]
 ) -> RayCluster | str | None:
-    """Make a cluster of what a user gives; a saved one stays what it is called.
+    """Return the cluster that a user describes. For a saved cluster, return its block:NAME.
 
-    `amounts` are a shard's, by Ray's names (num_cpus, num_gpus, memory) or those of other
-    resources. Raises OptionError.
+    `amounts` are the resources of a shard: num_cpus, num_gpus, memory or custom resources. Raises
+    OptionError.
     """
     if saved_name(address) is not None:
         if runtime_env or amounts:
             raise OptionError(
-                f"--ray {address}: what the saved cluster needs is saved with it. Drop "
-                "--runtime-env and --shard-resource, or give its address."
+                f"--ray {address}: a saved cluster contains its runtime environment and shard "
+                "resources. Remove --runtime-env and --shard-resource, or give an address."
             )
         return address
     if address is None:
         if runtime_env or amounts:
             option = "--runtime-env" if runtime_env else "--shard-resource"
             raise OptionError(
-                f"{option} is for a Ray cluster. Give its address with --ray, or --ray local for a "
-                "Ray on this machine."
+                f"{option} needs a Ray cluster. Give its address with --ray, or start Ray on this "
+                "machine with --ray local."
             )
         return None
     own = {name: amounts[name] for name in _RAYS_OWN if name in amounts}

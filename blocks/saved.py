@@ -1,4 +1,4 @@
-"""Blocks that are saved in the Prefect API, by the names that users give: block:NAME."""
+"""Load blocks that are saved in the Prefect API: block:NAME."""
 
 from typing import Any
 
@@ -17,9 +17,15 @@ def saved_name(given: object) -> str | None:
 
 
 def load_saved(option: str, name: str, *kinds: type[Block]) -> Any:
-    """Ask the Prefect API for a saved block of the first of these kinds, or as TYPE/NAME of any.
+    """Fetch a saved block from the Prefect API.
 
-    Raises OptionError, in the name of an `option`, if there is none.
+    Args:
+        option: The option that error messages name.
+        name: NAME of a block of the first kind, or TYPE/NAME of a block of any kind.
+        *kinds: The accepted kinds.
+
+    Raises:
+        OptionError: The block does not exist, or is of another kind.
     """
     asked: type[Block] = Block if "/" in name else kinds[0]
     try:
@@ -28,27 +34,27 @@ def load_saved(option: str, name: str, *kinds: type[Block]) -> Any:
         called = kinds[0].get_block_type_slug()
         raise OptionError(
             f"{option} {_SAVED}{name}: there is no saved block of this name (of type {called}). "
-            "See what there is with: prefect block ls"
+            "To list the saved blocks: prefect block ls"
         ) from error
     except RuntimeError:
-        # What it says has all that was saved in it, secrets too.
+        # The text of this error contains all saved values, including secrets.
         raise OptionError(
-            f"{option} {_SAVED}{name}: what was saved does not fit this version of batchmill. "
+            f"{option} {_SAVED}{name}: the saved block does not fit this version of batchmill. "
             "Save it again."
         ) from None
     if not isinstance(saved, kinds):
         wanted = " or ".join(kind.get_block_type_slug() for kind in kinds)
-        raise OptionError(f"{option} {_SAVED}{name}: is of another type than {wanted}.")
+        raise OptionError(f"{option} {_SAVED}{name}: is not a block of type {wanted}.")
     return saved
 
 
 def check_saved(block: Block | None, option: str) -> None:
-    """Raise OptionError for a block that nobody has saved, where not everything is allowed.
+    """Raise OptionError for a block that is not saved, if a restriction is set.
 
-    What is filled in on the spot could be a cluster that runs anything, or a store that opens it.
+    An unsaved block could be a cluster that runs any code, or a store that opens any place.
     """
     limits = restrictions()
     if limits and block is not None and block._block_document_id is None:
         raise OptionError(
-            f"{option}: must be a saved one here, as {_SAVED}NAME, since {limits[0]} is set."
+            f"{option}: must be a saved block ({_SAVED}NAME), because {limits[0]} is set."
         )

@@ -1,4 +1,4 @@
-"""A job under a name, for deployments, the UI and the command line to start from."""
+"""A block for a job with a name. Deployments, the UI and the command line can start it."""
 
 from typing import Any, Self
 
@@ -15,7 +15,7 @@ from batchmill.policy import FailurePolicy
 
 
 class SavedJob(Block):
-    """What to run over which inputs, into where; and what to do about failures.
+    """A manifest, a step, a dataset and their settings.
 
     Raises OptionError for an option that is out of range.
 
@@ -27,7 +27,7 @@ class SavedJob(Block):
         ```
     """
 
-    # Pydantic would quote what it refuses, secrets included.
+    # Pydantic's messages would contain the rejected values, including secrets.
     model_config = ConfigDict(hide_input_in_errors=True)
 
     _block_type_name = "Saved Job (batchmill)"
@@ -40,8 +40,8 @@ class SavedJob(Block):
 
     manifest: str = Field(
         title="Manifest",
-        description="CSV, TSV, JSON Lines or Parquet file with a row for each input; or a folder,"
-        " a glob, a bucket's prefix. In full: a worker's working folder is a temporary one.",
+        description="CSV, TSV, JSON Lines or Parquet file with one row per input; or a folder, a"
+        " glob or a bucket prefix. Give a full path: a worker's working folder is temporary.",
     )
     step: str = Field(
         title="Step",
@@ -54,29 +54,31 @@ class SavedJob(Block):
     params: dict[str, Any] = Field(
         default_factory=dict, title="Params", description="The step's keyword arguments."
     )
-    store: Store = Field(default=None, title="Store", description="Where the dataset is.")
+    store: Store = Field(default=None, title="Store", description="Store of the dataset.")
     cluster: RayCluster | None = Field(
         default=None,
         title="Ray cluster",
-        description="By default, shards run on the machine of the flow run, without Ray.",
+        description="Default: shards run on the machine of the flow run, without Ray.",
     )
     inputs: InputOptions = Field(
         default=InputOptions(),
         title="Inputs",
-        description="Which files of the manifest are inputs.",
+        description="Options that select the inputs of the manifest.",
     )
     partitions: PartitionOptions = Field(
         default=PartitionOptions(),
         title="Partitions",
-        description="How the rows of the tables are assigned to partitions.",
+        description="Options that assign the rows of the tables to partitions.",
     )
     execution: ExecutionOptions = Field(
         default=ExecutionOptions(),
         title="Execution",
-        description="How inputs are divided into batches and processes.",
+        description="Options that divide inputs into batches and processes.",
     )
     failures: FailurePolicy = Field(
-        default=FailurePolicy(), title="Failures", description="What to do about inputs that fail."
+        default=FailurePolicy(),
+        title="Failures",
+        description="Limits per input, retries and allowed failures.",
     )
 
     @model_validator(mode="after")
@@ -93,9 +95,9 @@ class SavedJob(Block):
 
 
 def as_job(job: object) -> Any:
-    """Turn block:NAME or NAME into the saved job; what is no text stays what it is.
+    """Fetch the saved job block:NAME or NAME from the Prefect API. Raises OptionError.
 
-    Raises OptionError. It is asked of the Prefect API.
+    A value that is not a text is returned unchanged.
     """
     if not isinstance(job, str):
         return job

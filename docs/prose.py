@@ -1,8 +1,8 @@
-"""Check the project's English: `python docs/prose.py [FILE ...]`, by default everything.
+"""Check the project's English: `python docs/prose.py [FILE ...]`, by default all files.
 
 Reads pages, docstrings, comments, messages and the names of tests. Reports each word or opening
 that the style rejects, with a better one, and each sentence of more than 30 words. Exits with 1 if
-there is one.
+it reports a fault.
 """
 
 import ast
@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("docs", "src", "flows", "tasks", "blocks", "tests", "benchmarks", "examples")
 MOST_WORDS = 30
-# Texts of other authors, and this file, which names the words.
-NOT_OURS = (ROOT / "CODE_OF_CONDUCT.md", ROOT / "docs" / "prose.py")
+# These files contain the rejected words on purpose.
+NOT_CHECKED = (ROOT / "docs" / "prose.py", ROOT / "tests" / "docs" / "test_prose.py")
 # A pattern, and what to write instead. Upper and lower case are the same, except in openings.
 REJECTED = {
     r"anew": "again",
@@ -77,15 +77,17 @@ _FENCE = re.compile(r"^( *)```.*?^ *```[^\n]*$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _CODE = re.compile(r"``.+?``|`[^`\n]*(?:\n[^`\n]+)?`")
 _LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\([^()\s]*\)")
-_SENTENCE_END = re.compile(r"(?<=[.?!])[)\"']*\s+(?=[A-Z`\"'(\d])|(?<=:)\s+|\n\s*\n|\s+\|\s+")
+_DOCTEST = re.compile(r"^ *(>>>|\.\.\.)( .*)?$", re.MULTILINE)
+_SENTENCE_END = re.compile(r"(?<=[.?!])[)\"'*_]*\s+(?=[A-Z\"'(*_\d])|(?<=:)\s+|\n\s*\n|\s+\|\s+")
 _WORD = re.compile(r"[A-Za-z][\w'-]*")
 
 
 class Text(NamedTuple):
-    """A piece of prose, and the line where it begins."""
+    """A piece of prose with its first line, and its last line if `text` may have more lines."""
 
     line: int
     text: str
+    last: int = sys.maxsize
 
 
 class Fault(NamedTuple):
@@ -114,7 +116,7 @@ def check(path: Path) -> list[Fault]:
 
 
 def faults_of(sentence: str) -> list[str]:
-    """Return why the style rejects a sentence; nothing if it does not."""
+    """Return the reasons why the style rejects a sentence; an empty list accepts it."""
     found = [
         f"'{match[0]}': {better}"
         for pattern, better in [*_WORDS, *_OPENINGS]
@@ -129,7 +131,7 @@ def faults_of(sentence: str) -> list[str]:
 
 
 def texts_of_markdown(source: str) -> Iterator[Text]:
-    """Yield paragraphs, list items, headings and table rows; blocks of code are left out."""
+    """Yield paragraphs, list items, headings and table rows; skip blocks of code."""
     for pattern in (_FENCE, _COMMENT):
         source = pattern.sub(lambda block: "\n" * block[0].count("\n"), source)
     start, lines = 1, list[str]()
@@ -150,14 +152,11 @@ def texts_of_python(source: str) -> Iterator[Text]:
     docstrings = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if (text := ast.get_docstring(node, clean=True)) is not None:
+            if (text := ast.get_docstring(node, clean=False)) is not None:
                 docstrings.add(id(node.body[0].value))  # type: ignore[attr-defined]
-                yield from (
-                    Text(node.body[0].lineno + piece.line - 1, piece.text)
-                    for piece in texts_of_markdown(
-                        re.sub(r"^( *>>>|\.\.\. ).*$", "", text, flags=re.M)
-                    )
-                )
+                before = node.body[0].lineno - 1
+                pieces = texts_of_markdown(_DOCTEST.sub("", text))
+                yield from (Text(before + piece.line, piece.text) for piece in pieces)
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 yield Text(node.lineno, node.name.removeprefix("test_").replace("_", " "))
     inside = {
@@ -177,11 +176,11 @@ def texts_of_python(source: str) -> Iterator[Text]:
         else:
             continue
         if len(_WORD.findall(message)) >= 4 and message.count("\n") < 4:
-            yield Text(node.lineno, message)
+            yield Text(node.lineno, message, node.end_lineno or node.lineno)
 
 
 def _comments(source: str) -> Iterator[Text]:
-    """Yield comments; those on lines that follow one another are one text."""
+    """Yield comments; whole-line comments on consecutive lines are one text."""
     start, last, lines = 0, -1, list[str]()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT:
@@ -189,32 +188,34 @@ def _comments(source: str) -> Iterator[Text]:
         text = token.string.lstrip("#").strip()
         if re.match(r"(noqa|type:|pragma|ruff:|fmt:|!)", text):
             continue
-        if token.start[0] != last + 1 or not token.line.lstrip().startswith("#"):
+        is_whole_line = token.line.lstrip().startswith("#")
+        if token.start[0] != last + 1 or not is_whole_line:
             if lines:
                 yield Text(start, "\n".join(lines))
             start, lines = token.start[0], []
         lines.append(text)
-        last = token.start[0]
+        last = token.start[0] if is_whole_line else -1
     if lines:
         yield Text(start, "\n".join(lines))
 
 
 def _sentences(text: Text) -> Iterator[tuple[int, str]]:
-    """Yield the sentences of a text, each with its line; code in it counts as one word."""
-    plain = _CODE.sub(lambda code: "x" + "\n" * code[0].count("\n"), text.text)
+    """Yield the sentences of a text, each with its line; inline code counts as one word."""
+    # Upper case, because a sentence may begin with code.
+    plain = _CODE.sub(lambda code: "X" + "\n" * code[0].count("\n"), text.text)
     plain = _LINK.sub(lambda link: link[1], plain)
     start = 0
     for end in [*(match.end() for match in _SENTENCE_END.finditer(plain)), len(plain)]:
         sentence = " ".join(plain[start:end].strip(" |\n").split())
         if sentence:
-            yield text.line + plain[:start].count("\n"), sentence
+            yield min(text.line + plain[:start].count("\n"), text.last), sentence
         start = end
 
 
 def files_below(place: Path) -> list[Path]:
     """Return the pages and Python files below a folder, or the file itself."""
     files = sorted([*place.rglob("*.py"), *place.rglob("*.md")]) if place.is_dir() else [place]
-    return [file for file in files if file not in NOT_OURS]
+    return [file for file in files if file not in NOT_CHECKED]
 
 
 def main() -> None:
@@ -226,7 +227,7 @@ def main() -> None:
     for fault in faults:
         print(fault)
     if faults:
-        sys.exit(f"{len(faults)} sentences to rewrite.")
+        sys.exit(f"Faults: {len(faults)}. Rewrite these sentences.")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Prefect flows, one a file, and what a flow needs on the machine that it runs on."""
+"""Prefect flows, one per file. The subpackages hold the code that the flows use."""

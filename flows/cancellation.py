@@ -1,4 +1,4 @@
-"""What asks a run to end: Ctrl-C, SIGTERM, or its state in the Prefect API."""
+"""Detects that a run is cancelled: by Ctrl-C, by SIGTERM, or in Prefect."""
 
 import os
 import signal
@@ -16,12 +16,16 @@ from prefect.exceptions import PrefectException
 
 _ASK_SECONDS = 2.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# What a shell expects of a command that Ctrl-C has ended.
+# Shells expect this exit code of a command that Ctrl-C ended.
 _EXIT_CODE = 130
 
 
 class Cancellation:
-    """Knows whether a flow run is to end; `reason` says why, and is empty until then."""
+    """Detects that one flow run is cancelled.
+
+    Attributes:
+        reason: How the run was cancelled. Empty until then.
+    """
 
     def __init__(self, flow_run: UUID) -> None:
         self.reason = ""
@@ -31,12 +35,13 @@ class Cancellation:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take signals and ask the API within the block.
+        """Handle signals and poll the API until the block ends.
 
-        The first signal is a request, the second ends the process. They come to the main thread; in
-        another one, only the API is asked.
+        The first signal requests the cancellation. The second signal ends the process at once. Only
+        the main thread can handle signals, so another thread only polls the API.
         """
-        # In a thread of its own: a server that is away keeps who asks it waiting for minutes.
+        # The API is polled in a separate thread, because a request to a server that is down takes
+        # minutes.
         asking = threading.Thread(
             target=copy_context().run, args=(self._ask,), name="cancellation", daemon=True
         )
@@ -52,13 +57,13 @@ class Cancellation:
                 signal.signal(number, handler)
 
     def listen(self) -> None:
-        """Take signals once more: others, as Ray does, may have taken them for themselves."""
+        """Install the signal handlers again. Ray replaces the handlers when it starts."""
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 signal.signal(number, self._take)
 
     def _take(self, number: int, _: FrameType | None) -> None:
-        # Who cancels a deployment's run in Prefect has its worker send a signal, too: the first.
+        # A cancellation in Prefect also counts as the first signal: the worker sends SIGTERM.
         if self._signalled:
             os._exit(_EXIT_CODE)
         self._signalled = True
@@ -66,7 +71,7 @@ class Cancellation:
 
     def _ask(self) -> None:
         while not self._over.wait(_ASK_SECONDS):
-            # A server that does not answer does not cancel.
+            # An error of the API is not a cancellation, so the next poll retries.
             with (
                 suppress(httpx.HTTPError, PrefectException),
                 get_client(sync_client=True) as client,

@@ -1,4 +1,4 @@
-"""What a flow run does with a dataset that it holds: execute shards, publish, report the end."""
+"""The part of a flow run that holds the lease: execute shards, publish the dataset, report."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -37,10 +37,10 @@ _RECORD_SECONDS, _CANCEL_RECORD_SECONDS = 5.0, 1.0
 
 
 class DatasetRun:
-    """One run over a dataset, as a flow run shows it in Prefect.
+    """One run over a dataset, which Prefect shows as a flow run.
 
-    As a context manager, it ends the runner's processes when the block ends. Prefect records how
-    the shards ended while tables are written.
+    Use it as a context manager: the runner's processes end with the block. Prefect records the ends
+    of the shards while the tables are written.
     """
 
     def __init__(self, run: Run, policy: FailurePolicy, cancellation: Cancellation) -> None:
@@ -69,7 +69,13 @@ class DatasetRun:
     def execute(
         self, execution: ExecutionOptions, cluster: RayCluster | None, access: Sequence[Access]
     ) -> None:
-        """Run the pending inputs as shards, on a cluster or on this machine."""
+        """Run the pending inputs as shards, on a cluster or on this machine.
+
+        Args:
+            execution: How to divide the inputs into shards.
+            cluster: The Ray cluster. None: this machine, without Ray.
+            access: The credentials that the shards need.
+        """
         run = self._run
         if not run.pending:
             run.divide_nothing(self._policy)
@@ -99,18 +105,25 @@ class DatasetRun:
             run.task_runs, run.lost = len(scheduler.ends), scheduler.losses > 0
             self._at_end.callback(self._record_shards, scheduler)
         if watch.check() and not self._cancellation.reason:
-            scheduler.ended_early.append("It was stopped early. The other inputs are pending.")
+            scheduler.ended_early.append("The run was stopped early. The other inputs are pending.")
         self._ended_early = scheduler.ended_early
 
     def finish(self, *, prune: bool) -> Any:
-        """Publish the dataset; return the flow run's final state."""
+        """Publish the dataset. A cancelled run publishes nothing.
+
+        Args:
+            prune: Also remove the files and rows of inputs that are no longer in the manifest.
+
+        Returns:
+            The flow run's final state.
+        """
         run, job = self._run, self._run.prepared.job
         if self._cancellation.reason:
             summary = summarise(run.ledger, run.number)
             self._reporter.end(summary, "Cancelled")
-            return Cancelled(message=f"{self._cancellation.reason}: {summary.sentence()}")
+            return Cancelled(message=f"Cancelled {self._cancellation.reason}. {summary.sentence()}")
         run.finalize(prune=prune)
-        prepared: Any = opaque(run.prepared)  # Prefect need not search it for futures.
+        prepared: Any = opaque(run.prepared)  # Keeps Prefect from searching it for futures.
         write_metadata(prepared)
         summary = run.end()
         is_stale = run.report_is_stale
@@ -137,16 +150,16 @@ class DatasetRun:
         return RayRunner(cluster, access, self._run.probe, lambda: bool(self._cancellation.reason))
 
     def _record_flow_run(self) -> None:
-        """Record which flow run this is; end the previous one if its process was killed."""
+        """Record the id of this flow run. Mark the previous one as crashed if it was killed."""
         run = self._run
         run.ledger.control.record_flow_run(run.number, str(flow_run.get_id()))
         before = run.ledger.control.read_flow_run(run.number - 1)
         if before:
-            reason = f"Its process was killed. Run {run.number} resumes its work."
+            reason = f"The process was killed. Run {run.number} resumes the work."
             end_dead_run(UUID(before), reason)
 
     def _record_shards(self, scheduler: ShardScheduler) -> None:
-        """Make sure that the API knows how the shards ended, before their processes end."""
+        """Record in Prefect how the shards ended, before their processes end."""
         this_run = UUID(flow_run.get_id())
         seconds = _CANCEL_RECORD_SECONDS if self._cancellation.reason else _RECORD_SECONDS
         wait_until_recorded(this_run, len(scheduler.ends) + 1, seconds)
@@ -154,7 +167,7 @@ class DatasetRun:
 
 
 class _StopConditions:
-    """Decides, again and again while shards run, whether the run has to stop."""
+    """Checks about every second whether the run has to stop, while shards run."""
 
     def __init__(self, run: Run, reporter: RunReporter, cancellation: Cancellation) -> None:
         self._run = run
@@ -164,7 +177,7 @@ class _StopConditions:
         self._enough_failures = read_work(run.ledger, run.number).enough_failures
 
     def check(self) -> bool:
-        """Show what has failed so far; return whether the run has been asked to stop."""
+        """Show the progress and the failures so far. Return whether the run has to stop."""
         run = self._run
         run.lease.check()
         progress = self._watcher.poll()

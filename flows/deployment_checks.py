@@ -1,4 +1,4 @@
-"""What is asked of a run that a deployment's worker has started, and told by it."""
+"""Checks of a deployment's run, which a Prefect worker starts in a folder of its own."""
 
 import os
 import tempfile
@@ -14,14 +14,20 @@ from prefect.context import FlowRunContext
 from batchmill.errors import OptionError, StepError
 from batchmill.storage.urls import is_url
 
-# How Prefect's worker calls the folder that it makes for a run, and removes after it.
+# Prefect's worker gives a run a temporary folder with this suffix and removes it afterwards.
 _SUFFIX = "prefect"
 
 
 def refuse_relative(**places: str | None) -> None:
-    """Refuse relative paths in a deployment's run whose folder is gone in the end.
+    """Reject relative paths in a deployment's run that works in a temporary folder.
 
-    A deployment that takes its runs to a folder of its own may have them. Raises OptionError.
+    Relative paths are allowed if a `pull` step of the deployment changes to a permanent folder.
+
+    Args:
+        places: The paths and URLs by the name of their parameter.
+
+    Raises:
+        OptionError: A path is relative, and its folder is removed after the run.
     """
     if not _is_deployed():
         return
@@ -38,9 +44,15 @@ def refuse_relative(**places: str | None) -> None:
 
 @contextmanager
 def finding_step(step: str) -> Iterator[None]:
-    """Say, of a step's module that a deployment's run does not find, where a worker finds one.
+    """Replace the error about a missing step module in a deployment's run.
 
-    There is no folder to go to for whoever reads it in the UI.
+    The original message is about the folder of a command, which a user of the UI does not have.
+
+    Args:
+        step: The step that the block loads.
+
+    Raises:
+        StepError: The step cannot be loaded.
     """
     try:
         yield
@@ -49,18 +61,22 @@ def finding_step(step: str) -> Iterator[None]:
         if not isinstance(cause, ModuleNotFoundError) or not _is_deployed():
             raise
         if not f"{module}.".startswith(f"{cause.name}."):
-            raise  # Another one, which it imports.
+            raise  # The step's module exists, but one of its imports is missing.
         raise StepError(
-            f"step {step}: no module {cause.name!r} where the worker runs. Check the spelling; or "
-            "install it there, have its folder on the worker's PYTHONPATH, or a `pull` step that "
-            "goes to its folder, as in examples/project."
-        ) from cause  # What it says of folders is not for here.
+            f"step {step}: no module {cause.name!r} where the worker runs. Check the spelling. "
+            "Otherwise install the module there, add its folder to the worker's PYTHONPATH, or "
+            "change to its folder in a `pull` step, for example as in examples/project."
+        ) from cause
 
 
 def check_blocks(store: DatasetStore | None, cluster: RayCluster | None) -> None:
-    """Raise OptionError for a store or cluster that may not be used here."""
+    """Check that the rules for saved blocks allow a store and a cluster.
+
+    Raises:
+        OptionError: The store or the cluster may not be used here.
+    """
     check_saved(store, "store")
-    # A Ray on this machine with an empty runtime environment runs nothing but the step.
+    # A local Ray without a runtime environment runs only the step, so it is always allowed.
     if cluster and not (cluster.is_local and not cluster.runtime_env):
         check_saved(cluster, "cluster")
 

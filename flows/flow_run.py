@@ -1,4 +1,4 @@
-"""One run of a flow that a caller in this process waits for."""
+"""Run a flow in this process and wait for its end."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -14,14 +14,21 @@ from batchmill.runs.context import RunContext
 
 
 def run_flow(model: str, parameters: dict[str, Any], context: RunContext) -> None:
-    """Run `infer` for a model, else `preprocess`, with a Prefect server for its duration.
+    """Run the flow `infer` if there is a model, else `preprocess`. Provide a Prefect server.
 
-    Raises CancelledError, and RunError if the run does not end as Completed.
+    Args:
+        model: The model; empty for `preprocess`.
+        parameters: The parameters of the flow.
+        context: The prepared job. The flow run sets its run number.
+
+    Raises:
+        CancelledError: The run was cancelled.
+        RunError: The run did not end as Completed.
     """
     flow = infer if model else preprocess
     with shard_processes() as processes, ExitStack() as api:
         if len(context.prepared.plan.pending) and parameters["cluster"] is None:
-            # Now that Prefect has been imported, while the server may still be starting.
+            # The shard processes start while the server is still starting.
             processes.warm_up()
         api.enter_context(shared_api())
         try:
@@ -34,7 +41,7 @@ def run_flow(model: str, parameters: dict[str, Any], context: RunContext) -> Non
     if state.is_cancelled():
         raise CancelledError(state.message or "cancelled")
     if not ended:
-        state.result()  # Raises what ended the run early.
+        state.result()  # Raises the error that ended the run early.
         raise RunError(f"the run ended as {state.name}: {state.message or 'no reason given'}")
     if not state.is_completed():
         raise RunError(state.message or state.name or "failed")

@@ -1,4 +1,4 @@
-"""A flow that runs a model over every input: the form asks for the model, not for a step."""
+"""The flow `infer`: run a model over every input. Its form has the model instead of a step."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,21 +41,22 @@ def infer(
     """Run a model over every input that a manifest lists.
 
     Args:
-        manifest: A dataset, whose outputs are the inputs; or a CSV, TSV, JSON Lines or Parquet
-            file with one row per input, a folder, or a glob.
-        model: A file (.pt2 of torch.export; .pt, .pth, .ts of TorchScript), or
-            package.module:function, which makes the model.
-        output: The dataset of predictions: a folder or URL. An existing dataset is continued.
+        manifest: The inputs: a CSV, TSV, JSON Lines or Parquet file with one row per input, a
+            folder, or a glob. A dataset also works. Then its outputs are the inputs.
+        model: A model file, or package.module:function that makes the model. A file ends in .pt2
+            (torch.export) or in .pt, .pth or .ts (TorchScript).
+        output: The dataset of predictions: a folder or URL. A run over an existing dataset resumes
+            it.
         model_options: How the model is loaded and applied.
         inputs: Which files of the manifest are inputs.
         partitions: How the rows of the tables are assigned to partitions.
         execution: How inputs are divided into batches and processes.
-        failures: What to do about inputs that fail.
-        run: What this run does differently.
-        cluster: The Ray cluster that runs the shards. By default, they run on the machine of the
-            flow run, without Ray.
-        store: Where the dataset is, with the credentials for it. The output may then be a name in
-            the store.
+        failures: How failed inputs are handled.
+        run: Options for this run only.
+        cluster: The Ray cluster that runs the shards. Default: the shards run on the machine of
+            the flow run, without Ray.
+        store: The store that contains the dataset, with its credentials. The output may then be a
+            name in the store.
     """
     refuse_relative(
         model=model if is_model_file(model) else None, weights=model_options.weights or None

@@ -1,6 +1,6 @@
-"""A run that has nothing to execute and nothing to report, which Prefect does not see.
+"""Finish a run that has nothing to execute and nothing to report, without Prefect.
 
-Importing Prefect takes longer than to see that a million inputs are unchanged.
+To import Prefect takes longer than to detect that a million inputs are unchanged.
 """
 
 from typing import Any
@@ -13,7 +13,10 @@ from batchmill.runs.run import open_run
 
 
 def is_idle(prepared: Prepared) -> bool:
-    """Return whether all inputs are ok already, and no earlier run has to be shown as crashed."""
+    """Return whether all inputs are done and the previous run ended.
+
+    A killed run has no end. Then Prefect still has to show the killed run as crashed.
+    """
     runs = prepared.ledger.runs()
     ended = bool(runs) and prepared.ledger.read_summary(runs[-1]) is not None
     return ended and _is_done(prepared)
@@ -24,10 +27,19 @@ def _is_done(prepared: Prepared) -> bool:
 
 
 def finish(prepared: Prepared, *, prune: bool, wait: bool) -> dict[str, Any] | None:
-    """Update the tables of an idle run, and prune; returns its summary.
+    """Update the tables of an idle run, without Prefect.
 
-    Returns None, with nothing done, if another run has left something to execute or to report.
-    Raises what `open_run` raises.
+    Args:
+        prepared: The job, for which `is_idle` returned True.
+        prune: Also remove the files and rows of inputs that are no longer in the manifest.
+        wait: Wait until another run over the dataset has ended.
+
+    Returns:
+        The summary. None if another run has changed the dataset meanwhile and inputs are pending or
+        quarantined now. Then nothing was written.
+
+    Raises:
+        BatchmillError: See `open_run`.
     """
     with open_run(prepared, wait=wait) as run:
         if not _is_done(run.prepared):

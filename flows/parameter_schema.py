@@ -1,4 +1,4 @@
-"""What the form in Prefect's UI needs to know about a flow's parameters: titles and bounds."""
+"""Titles and bounds of flow parameters for the form in Prefect's UI."""
 
 import inspect
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from pydantic import Field, WithJsonSchema
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# An object that may also be null is a field that cannot be filled in: this one is a JSON editor.
+# The form shows an object that may be null as an empty field. This schema gives a JSON editor.
 JSON_OBJECT = WithJsonSchema({"type": "object"})
 
 
 def titled(**titles: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Give each parameter of a flow's function a title: its name in words, or the one given here.
+    """Give each parameter of a flow's function a title. The default is its name in words.
 
     >>> @titled(pattern="Only files like")
     ... def sort(input_column: str, pattern: str = "*") -> None: ...
@@ -34,11 +34,14 @@ def titled(**titles: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def at_least(least: int) -> Any:
-    """Let the form and the API refuse a smaller number, in the words of the engine's error."""
+    """Return an annotation that makes the form and the API reject a smaller number.
+
+    The message is the same as that of the engine's error.
+    """
     return _in_schema(minimum=least)
 
 
 def _in_schema(**entries: Any) -> Any:
-    # A field's own title is overridden by Prefect with the parameter's name; and a bound in the
-    # type of an optional number is told as "0 is not valid under any of the given schemas".
+    # Prefect replaces `Field(title=...)` with the parameter's name. For a bound in the type of an
+    # optional number, it reports only "0 is not valid under any of the given schemas".
     return Field(json_schema_extra=entries)

@@ -1,4 +1,4 @@
-"""The main flow: one step over every input of a manifest."""
+"""The flow `preprocess`: run one step over every input of a manifest."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ from batchmill.policy import FailurePolicy
 from batchmill.runs.run import open_run
 from batchmill.storage.access import access_to
 
-# The form starts with it. It is never changed.
+# The initial value in the form. No code changes it.
 _NO_PARAMS: dict[str, Any] = {}
 
 
@@ -50,19 +50,20 @@ def preprocess(
     """Run one step over every input that a manifest lists.
 
     Args:
-        manifest: CSV, TSV, JSON Lines or Parquet file with one row per input; or a folder or glob.
+        manifest: The inputs: a CSV, TSV, JSON Lines or Parquet file with one row per input, a
+            folder, or a glob.
         step: The function or Dataset class to run: package.module:attribute.
-        output: The dataset: a folder or URL. An existing dataset is continued.
+        output: The dataset: a folder or URL. A run over an existing dataset resumes it.
         params: The step's keyword arguments, for example {"num_chars": 3}.
         inputs: Which files of the manifest are inputs.
         partitions: How the rows of the tables are assigned to partitions.
         execution: How inputs are divided into batches and processes.
-        failures: What to do about inputs that fail.
-        run: What this run does differently.
-        cluster: The Ray cluster that runs the shards. By default, they run on the machine of the
-            flow run, without Ray.
-        store: Where the dataset is, with the credentials for it. The output may then be a name in
-            the store.
+        failures: How failed inputs are handled.
+        run: Options for this run only.
+        cluster: The Ray cluster that runs the shards. Default: the shards run on the machine of
+            the flow run, without Ray.
+        store: The store that contains the dataset, with its credentials. The output may then be a
+            name in the store.
     """
     dataset_store = as_store(store)
     check_blocks(dataset_store, cluster)

@@ -1,7 +1,7 @@
-"""A job from its request to its end: what the command line and the Python call share.
+"""Run a job from request to summary, for the command line and the Python API.
 
-Everything that can be refused is refused before a server, a process or a folder exists. Prefect is
-imported only for a job that executes something, or that names a saved block.
+All checks run before a server, a process or a folder exists. Prefect is imported only if the job
+has something to execute or to report, or names a saved block.
 """
 
 import os
@@ -30,11 +30,19 @@ from batchmill.storage.access import Access, access_to
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
-    """What a caller asks for.
+    """The arguments of a job, before any check.
 
-    `manifest` may be a path, a URL, a list of paths or a DataFrame. `step` is a reference, or a
-    function or class that other processes can import. With a `model`, the step follows from the
-    model. `cluster` is an address, block:NAME, or a RayCluster; `store` is block:NAME or a store.
+    Attributes:
+        manifest: A path, a URL, a list of paths or a DataFrame.
+        output: The path or URL of the dataset.
+        step: A reference, or a function or class that other processes can import. Ignored if there
+            is a model.
+        params: The keyword arguments of the step.
+        model: A model file, or a reference to the function that makes the model.
+        model_options: How the model is loaded and applied.
+        options: The option groups of the flow.
+        cluster: An address, block:NAME, or a `RayCluster`. None: this machine, without Ray.
+        store: block:NAME or a `DatasetStore`.
     """
 
     manifest: ManifestLike
@@ -49,13 +57,13 @@ class JobRequest:
 
 
 class RunObserver:
-    """What a caller shows of a run. This one shows nothing."""
+    """Base class for the display of a run. Its methods show nothing."""
 
     def show_plan(self, prepared: Prepared) -> None:
         """Show what the run will do."""
 
     def show_trial(self) -> None:
-        """Say that a few inputs are measured to choose the number of workers."""
+        """Show that a few inputs are measured to choose the number of workers."""
 
     def show_workers(self, number: int, reason: str) -> None:
         """Show the number of workers, and why it was chosen."""
@@ -67,9 +75,14 @@ class RunObserver:
 
 @dataclass(frozen=True, kw_only=True)
 class EndedRun:
-    """A run that has ended: its job, its number, its summary, and the error that it ended with.
+    """A run that has ended.
 
-    `access` opens the store that its dataset is in.
+    Attributes:
+        prepared: The job and its plan.
+        number: The number of the run.
+        summary: The counts of outcomes.
+        access: The credentials of the store that contains the dataset.
+        error: The error that ended the run, for example too many failed inputs.
     """
 
     prepared: Prepared
@@ -80,12 +93,21 @@ class EndedRun:
 
 
 def run_job(request: JobRequest, observer: RunObserver | None = None) -> EndedRun:
-    """Run a job to its end.
+    """Run a job and wait for its end.
 
-    Raises ManifestError, StepError, OptionError, LedgerError or StoreError before anything is
-    started, ServiceError if Prefect or Ray cannot be used, CancelledError if the run was cancelled,
-    and RunError if it ended without a result. A run with more failures than allowed does not raise:
-    `EndedRun.error` says so.
+    Args:
+        request: The job.
+        observer: Shows the plan and the progress. Default: nothing is shown.
+
+    Returns:
+        The run. If more inputs failed than allowed, its `error` is set, and nothing is raised.
+
+    Raises:
+        ManifestError, StepError, OptionError, LedgerError, StoreError: A check failed. Nothing was
+            started.
+        ServiceError: Prefect or Ray cannot be used.
+        CancelledError: The run was cancelled.
+        RunError: The run ended before it was recorded in the ledger.
     """
     observer = observer or RunObserver()
     refuse_nested_run()
@@ -127,7 +149,13 @@ def run_job(request: JobRequest, observer: RunObserver | None = None) -> EndedRu
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """What a run would do: its plan, and how its inputs are divided on a number of cores."""
+    """The plan of a run that has not started.
+
+    Attributes:
+        prepared: The job and its plan.
+        layout: How the inputs are divided into shards and batches.
+        cores: The number of cores that the layout is made for.
+    """
 
     prepared: Prepared
     layout: Layout
@@ -137,9 +165,18 @@ class PlannedRun:
 def plan_run(
     request: JobRequest, cores: int = 0, on_trial: Callable[[], None] = lambda: None
 ) -> PlannedRun:
-    """Check a request and plan its job for `cores` cores; 0 means those of this machine.
+    """Check a request and plan its job. Starts nothing and writes nothing.
 
-    Starts nothing and writes nothing. Raises as `run_job` does before it starts anything.
+    Args:
+        request: The job.
+        cores: The number of cores to plan for. 0: the cores of this machine.
+        on_trial: Called before a few inputs are measured to choose the number of workers.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ManifestError, StepError, OptionError, LedgerError, StoreError: A check failed.
     """
     available = cores or own_cores()
     with ExitStack() as held:
@@ -155,7 +192,7 @@ def plan_run(
 
 
 def _prepare(request: JobRequest, held: ExitStack) -> tuple[JobRequest, Prepared, bool]:
-    """Check a request and plan its job; also return whether the manifest is a list or table."""
+    """Check a request and plan its job. Also return whether the manifest is a list or table."""
     request = _with_blocks(request, held)
     output, options = os.fspath(request.output), request.options
     if isinstance(request.manifest, str | os.PathLike):
@@ -179,7 +216,7 @@ def _prepare(request: JobRequest, held: ExitStack) -> tuple[JobRequest, Prepared
 
 
 def _with_blocks(request: JobRequest, held: ExitStack) -> JobRequest:
-    """Replace the names of saved blocks by the blocks, and open the store while `held`."""
+    """Replace the names of saved blocks by the blocks. Open the store until `held` is closed."""
     if request.cluster is None and request.store is None:
         return request
     from batchmill.blocks.dataset_store import as_store, place_of_dataset
@@ -199,7 +236,7 @@ def _with_blocks(request: JobRequest, held: ExitStack) -> JobRequest:
 
 
 def _check_cluster(cluster: Any) -> None:
-    """Raise OptionError or ServiceError if it is plain that a cluster cannot be used."""
+    """Raise OptionError or ServiceError if a cluster obviously cannot be used."""
     if cluster is None:
         return
     from batchmill.flows.cluster.token import present_token
@@ -211,13 +248,13 @@ def _check_cluster(cluster: Any) -> None:
 
 
 def _execute(request: JobRequest, context: RunContext) -> None:
-    """Run the flow, unless there is nothing to execute or to report. Raises RunError."""
+    """Run the flow, or finish an idle run without Prefect."""
     how = request.options.run
     # Only the flow can check a cluster.
     can_skip = request.cluster is None and is_idle(context.prepared)
     if can_skip and finish(context.prepared, prune=how.prune, wait=how.wait):
         return
-    # The server starts while Prefect is imported, which takes a second or two.
+    # The server starts while this process imports Prefect, which takes one or two seconds.
     with starting_server():
         from batchmill.flows.flow_run import run_flow
 

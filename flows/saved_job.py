@@ -1,4 +1,4 @@
-"""A flow that runs a saved job: the form asks only for its name."""
+"""The flow `saved-job`: run a saved job. Its form needs only the name of the job."""
 
 from typing import Annotated, Any
 
@@ -23,11 +23,11 @@ def _run_name() -> str:
 def run_saved_job(
     job: Annotated[SavedJob, BeforeValidator(as_job)], run: RunOptions = RunOptions()
 ) -> Any:
-    """Run a saved job as it was saved.
+    """Run a saved job with its saved parameters.
 
     Args:
         job: The saved job: manifest, step, dataset and options.
-        run: What this run does differently.
+        run: Options for this run only.
     """
     check_saved(job, "job")
     return preprocess.fn(**job.parameters(), run=run)

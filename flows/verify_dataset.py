@@ -1,4 +1,4 @@
-"""A flow that compares a dataset with its ledger, to be scheduled."""
+"""The flow `verify-dataset`: compare a dataset with its ledger, for example on a schedule."""
 
 from collections import Counter
 from dataclasses import asdict
@@ -29,23 +29,23 @@ def verify_dataset(
     hash_files: bool = False,
     repair: bool = False,
 ) -> Any:
-    """Compare a dataset's files with its ledger; Failed if there is a difference.
+    """Compare a dataset's files with its ledger. The run fails if there is a difference.
 
-    Inputs with the same content in different partitions are a warning only.
+    Inputs with the same content in different partitions cause only a warning.
 
     Args:
-        dataset: Its folder or URL.
-        hash_files: Compare contents, not only sizes.
-        repair: Let the inputs concerned run again, and remove what is unreferenced.
+        dataset: The folder or URL of the dataset.
+        hash_files: Compare the contents of files, not only their sizes.
+        repair: Mark the affected inputs for a retry, and remove files that no record refers to.
     """
     refuse_relative(dataset=dataset)
     found = examine(open_ledger(dataset), hash_files=hash_files, repair=repair)
     if not found:
-        return Completed(message=f"{dataset} is what its ledger says.")
+        return Completed(message=f"{dataset} matches its ledger.")
     counts = Counter(difference.kind for difference in found)
     text = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
     rows = [asdict(difference) for difference in found[:_SHOWN]]
-    cut = f"; the first {len(rows):,}" if len(rows) < len(found) else ""
+    cut = f". The first {len(rows):,} are shown." if len(rows) < len(found) else ""
     artifact = TableArtifact(
         key=artifact_key("differences", dataset),
         table=rows,
@@ -53,10 +53,10 @@ def verify_dataset(
     )
     LiveArtifact().show(artifact, rows)
     if all(difference.is_warning for difference in found):
-        return Completed(message=f"{dataset} is what its ledger says, with warnings: {text}.")
+        return Completed(message=f"{dataset} matches its ledger, with warnings: {text}.")
     remedy = (
-        "Repaired: the next run makes what is missing or changed."
+        "Repaired. The next run writes the missing or changed files again."
         if repair
-        else f"To repair it: batchmill verify {dataset} --repair, then a run."
+        else f"To repair it: batchmill verify {dataset} --repair. Then run the job again."
     )
     return Failed(message=f"{dataset}: {text}. {remedy}")

@@ -1,4 +1,7 @@
-"""A flow that looks for new data once, to be scheduled: where no process can stay and watch."""
+"""The flow `watch-source`: check a source once for new data.
+
+Schedule it if no process can watch the source permanently.
+"""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -27,7 +30,7 @@ from batchmill.arrivals import complete_files, new_or_changed
 from batchmill.errors import OptionError
 from batchmill.storage import is_url
 
-# A run that waits for another's end is put off by so much, again and again.
+# A run that waits for another run to end is rescheduled by this interval.
 _PUT_OFF = timedelta(minutes=5)
 
 
@@ -43,12 +46,12 @@ def watch_source(
     pattern: str = "",
     min_age: Annotated[float, at_least(0)] = 60,
 ) -> Any:
-    """Announce what is new in a folder or bucket, in one event that makes a deployment run.
+    """Announce the new files in a folder or bucket, with one event that starts a deployment.
 
     Args:
-        source: The folder, or the bucket's prefix, as s3://bucket/recordings.
+        source: The folder or bucket prefix, for example s3://bucket/recordings.
         deployment: The deployment to run, for example preprocess/on-arrival. Files that its dataset
-            already has are not new.
+            already contains are not new.
         pattern: Only files whose name or relative path matches. Default: the deployment's pattern.
         min_age: For a folder: skip files modified less than this many seconds ago. They may still
             be incomplete.
@@ -56,31 +59,33 @@ def watch_source(
     refuse_relative(source=source)
     found = watched(source, deployment=deployment, pattern=pattern, min_age=min_age)
     if not found.dataset:
-        # Else all would be new, each time.
+        # Without the dataset, every check would announce all files.
         raise OptionError(
-            f"{deployment}: its parameters name no dataset that can be seen from here, so nothing "
-            "tells what is new. Give its output as a full path or URL."
+            f"{deployment}: the dataset of its runs is unknown, so new files cannot be detected. "
+            "Set its parameter `output` to an absolute path or a URL."
         )
     try:
         known = read_recorded_files(found)
     except OptionError as error:
-        get_run_logger().warning("All that is there is new: %s", error)
+        get_run_logger().warning("Every file counts as new: %s", error)
         known = {}
     wall = time.time()
     new = new_or_changed(found.list_files(), known)
     batch = new if is_url(found.source) else complete_files(new, found.min_age, wall)
-    left = f"; {len(new) - len(batch):,} are being written" if len(batch) < len(new) else ""
+    left = f"; {len(new) - len(batch):,} may still be incomplete" if len(batch) < len(new) else ""
     if not batch:
         return Completed(message=f"nothing new{left}")
     files = "1 new file" if len(batch) == 1 else f"{len(batch):,} new files"
     if found.deployment_id and _is_waiting(found.deployment_id, found.source):
-        return Completed(message=f"{files}, which a run takes that is waiting already{left}")
+        return Completed(
+            message=f"{files}; a run that is already scheduled will process them{left}"
+        )
     announce_with_retries(found, make_payload(found, batch))
     return Completed(message=f"{files} announced{left}")
 
 
 def _is_waiting(deployment: UUID, source: str) -> bool:
-    """Tell whether a run of a deployment over a source is about to begin, and look at it then."""
+    """Return whether a run over this source starts soon. It will find the new files."""
     soon = datetime.now(UTC) + _PUT_OFF
     not_begun = FlowRunFilter(
         deployment_id=FlowRunFilterDeploymentId(any_=[deployment]),
@@ -98,5 +103,5 @@ def _is_waiting(deployment: UUID, source: str) -> bool:
 def _begins_soon(run: FlowRun, soon: datetime) -> bool:
     if run.next_scheduled_start_time is not None:
         return bool(run.next_scheduled_start_time <= soon)
-    # Of one that is pending for long, the worker is no more.
+    # If a run is pending for long, its worker has probably died.
     return bool(run.state and run.state.timestamp > soon - 3 * _PUT_OFF)

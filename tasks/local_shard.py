@@ -27,11 +27,11 @@ class RunningShards:
         self._lock = threading.Lock()
 
     def run(self, own: UUID, shard: Shard, access: Sequence[Access], log: ShardLog) -> ShardResult:
-        """Run a shard for a task run. Raises ShardProcessDiedError, also if it is killed."""
+        """Run a shard for a task run. Raises ShardProcessDiedError if it dies or is killed."""
         with self.processes.one() as process:
             with self._lock:
                 if own in self._killed:
-                    raise ShardProcessDiedError("it was killed before it began")
+                    raise ShardProcessDiedError("the shard was killed before it started")
                 self._by_task[own] = process
             try:
                 return process.run(shard, access, lambda failure: log.failure(*failure))
@@ -40,7 +40,7 @@ class RunningShards:
                     del self._by_task[own]
 
     def kill(self, own: UUID) -> None:
-        """Kill the process of a task run; one that has none yet will not begin."""
+        """Kill the process of a task run. A task run without a process will not start one."""
         with self._lock:
             self._killed.add(own)
             process = self._by_task.get(own)
@@ -48,18 +48,18 @@ class RunningShards:
                 process.kill()
 
     def was_killed(self, own: UUID) -> bool:
-        """Tell whether the process of a task run was killed by `kill`."""
+        """Return whether `kill` was called for a task run."""
         return own in self._killed
 
 
-# Prefect must not repeat a shard by itself: the ledger knows which inputs are left.
+# Prefect must not retry a shard: the run retries the inputs that are not in the ledger.
 @task(name="run_shard", task_run_name="{shard.title}", retries=0, cache_policy=NO_CACHE)
 def run_local_shard(
     shard: Shard, access: Sequence[Access], running: RunningShards
 ) -> ShardResult | State[None]:
-    """Execute and commit the inputs of one shard; its log names those that are not ok.
+    """Execute and commit the inputs of one shard, and log the inputs that are not ok.
 
-    Returns the state Crashed if the process of the shard died, Cancelled if it was killed.
+    Returns the state Crashed if the process of the shard died, or Cancelled if it was killed.
     """
     log = ShardLog()
     own = UUID(task_run.get_id())
@@ -67,7 +67,7 @@ def run_local_shard(
         result = running.run(own, shard, access, log)
     except ShardProcessDiedError as error:
         if running.was_killed(own):
-            return Cancelled(message="its process was killed")
+            return Cancelled(message="the shard's process was killed")
         return Crashed(message=str(error))
     log.end(result.outcomes, result.seconds)
     return result

@@ -1,4 +1,7 @@
-"""Prefect sends logs to its API in batches, a while later; some processes have not that while."""
+"""Send logs to the Prefect API immediately.
+
+Prefect sends logs in batches, with a delay. Some processes end before that.
+"""
 
 from prefect.logging.handlers import APILogWorker
 
@@ -6,5 +9,5 @@ _SECONDS = 5
 
 
 def send_logs() -> None:
-    """Send what this process has logged so far to the Prefect API, now."""
+    """Send the logs of this process to the Prefect API immediately."""
     APILogWorker.drain_all(timeout=_SECONDS, at_exit=False)

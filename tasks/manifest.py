@@ -10,7 +10,7 @@ from batchmill.runs.context import prepare_once
 
 @task(name="load_manifest", cache_policy=NO_CACHE)
 def load_manifest(job: Job) -> Prepared:
-    """Check a job and plan it; its log says what there is to do."""
+    """Check a job, plan it, and log the number of inputs by reason."""
     prepared = prepare_once(job)
     counts = ", ".join(f"{count:,} {what}" for what, count in prepared.plan.counts.items() if count)
     logger = get_run_logger()

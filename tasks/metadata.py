@@ -9,5 +9,5 @@ from batchmill.publishing.publish import publish_changes
 
 @task(name="write_metadata", cache_policy=NO_CACHE)
 def write_metadata(prepared: Prepared) -> None:
-    """Write metadata.parquet, metadata.csv and failures.csv, where there is something new."""
+    """Write metadata.parquet, metadata.csv and failures.csv, if there is something new."""
     publish_changes(prepared.ledger, prepared.manifest)

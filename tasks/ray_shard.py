@@ -14,10 +14,10 @@ from batchmill.outcome import Outcome
 from batchmill.storage.access import Access, access_to
 
 
-# Ray and Prefect must not repeat a shard by themselves: the ledger knows which inputs are left.
+# Ray and Prefect must not retry a shard: the run retries the inputs that are not in the ledger.
 @task(name="run_shard", task_run_name="{shard.title}", retries=0, cache_policy=NO_CACHE)
 def run_ray_shard(shard: Shard, access: Sequence[Access] = ()) -> ShardResult:
-    """Execute and commit the inputs of one shard; its log names those that are not ok."""
+    """Execute and commit the inputs of one shard, and log the inputs that are not ok."""
     import ray
 
     log = ShardLog()
@@ -31,6 +31,6 @@ def run_ray_shard(shard: Shard, access: Sequence[Access] = ()) -> ShardResult:
             result = run(shard, report, place=ray.get_runtime_context().get_node_id())
         log.end(result.outcomes, result.seconds)
     finally:
-        # After the last shard, Ray ends its workers at once.
+        # Ray ends its workers immediately after the last shard, and unsent logs would be lost.
         send_logs()
     return result

@@ -10,5 +10,5 @@ from batchmill.publishing.report import write_report as write
 
 @task(name="write_report", cache_policy=NO_CACHE)
 def write_report(ledger: Ledger, run: int, dataset: str) -> Report:
-    """Write report.html from the ledger; returns what it says."""
+    """Write report.html from the ledger, and return the report's content."""
     return write(ledger, run, dataset)

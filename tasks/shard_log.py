@@ -1,4 +1,4 @@
-"""What the log of a shard's task run says."""
+"""The log of a shard's task run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,19 +9,19 @@ SHOWN_FAILURES = 100
 
 
 class ShardLog:
-    """Writes to the task run's log: the inputs that are not ok, and how many had which outcome."""
+    """Writes the inputs that are not ok, and the number of inputs by outcome, to the log."""
 
     def __init__(self) -> None:
         self._logger: Any = get_run_logger()
         self._failures = 0
 
     def failure(self, name: str, kind: str, reason: str) -> None:
-        """Name an input that is not ok, and say why; after a hundred, no more are named."""
+        """Log an input that is not ok, with the reason. Only the first 100 are logged."""
         self._failures += 1
         if self._failures <= SHOWN_FAILURES:
             self._logger.error("%s: %s: %s", name, kind, reason)
 
     def end(self, outcomes: Mapping[str, int], seconds: float) -> None:
-        """Count the outcomes of a shard that has ended."""
+        """Log the number of inputs by outcome, and the duration of the shard."""
         counts = ", ".join(f"{count} {kind}" for kind, count in outcomes.items())
         self._logger.info("%s in %.1f s", counts, seconds)

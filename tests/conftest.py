@@ -1,4 +1,4 @@
-"""What tests of every part share."""
+"""Options, markers and fixtures for all tests."""
 
 import os
 import random
@@ -30,7 +30,7 @@ WORDS = {"a.txt": "simple", "b.txt": "scaleable", "c.txt": "preprocessing", "d.t
 
 @pytest.fixture
 def words(tmp_path: Path) -> Path:
-    """A folder with the tutorial's four words and their manifest."""
+    """Return a folder with the tutorial's four words and their manifest."""
     folder = tmp_path / "words"
     folder.mkdir()
     for name, word in WORDS.items():
@@ -46,19 +46,19 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Keep what tests import of Prefect, in this process, away from the user's folder.
+    """Use a temporary folder for Prefect's home, and for the files that torch compiles.
 
-    And what torch compiles away from the folder for temporary files.
+    Otherwise Prefect in this process would use the user's home.
     """
     config.own_folder = tempfile.mkdtemp(prefix="batchmill-tests-")
-    # The worker processes of pytest-xdist inherit it.
+    # The worker processes of pytest-xdist inherit this variable.
     os.environ.setdefault(RUN_FOLDER, config.own_folder)
     os.environ["PREFECT_HOME"] = config.own_folder
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(config.own_folder, "torch")
 
 
 def pytest_unconfigure(config):
-    """End what the processes of the test run have shared. Each has a folder of its own."""
+    """End the shared servers, and delete the folder of this process."""
     end_shared_servers(config.own_folder)
     shutil.rmtree(config.own_folder, ignore_errors=True)
 
@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def leave_no_trace(tmp_path_factory):
-    """Restore the working directory and `sys.path`; forget modules that the test wrote.
+    """Restore the working directory and `sys.path`; unload modules that the test wrote.
 
     The next test may write another module of the same name.
     """
@@ -96,29 +96,29 @@ def leave_no_trace(tmp_path_factory):
 
 @pytest.fixture
 def is_long(request):
-    """Whether the long versions run."""
+    """Return whether the long versions run."""
     return request.config.getoption("--long")
 
 
 @pytest.fixture
 def seed(request):
-    """The seed of this run, which pytest prints; `--randomly-seed=N` repeats it."""
+    """Return the seed of this test run, which pytest prints; `--randomly-seed=N` sets it."""
     return request.config.getoption("randomly_seed")
 
 
 @pytest.fixture
 def sample(seed, is_long):
-    """Return a function that draws `count` items by the seed; all items in the long version."""
+    """Return a function that samples `count` items; the long version returns all items."""
     chance = random.Random(seed)
     return lambda found, count: list(found) if is_long else chance.sample(list(found), count)
 
 
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory, request):
-    """A Prefect server on a free port; gives its API's URL.
+    """Yield the API's URL of a Prefect server on a free port.
 
-    All processes of a test run share it. Long versions deploy the same names from several
-    processes, so there each process has its own.
+    All processes of a test run share the server. Long versions deploy the same names from several
+    processes, so each process has its own server.
     """
     if not request.config.getoption("--long"):
         yield shared_prefect_server()
@@ -129,14 +129,14 @@ def prefect_server(tmp_path_factory, request):
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory):
-    """An S3 server; gives the environment that leads to it."""
+    """Run an S3 server; yield the environment variables that select it."""
     with s3_server(tmp_path_factory.mktemp("s3") / "log") as environment:
         yield environment
 
 
 @pytest.fixture
 def bucket(s3, monkeypatch):
-    """An empty bucket, which this process and its children find; gives its URL."""
+    """Create an empty bucket for this process and its children; yield its URL."""
     for name, value in s3.items():
         monkeypatch.setenv(name, value)
     forget_connections()
@@ -146,7 +146,7 @@ def bucket(s3, monkeypatch):
 
 @pytest.fixture
 def work(tmp_path):
-    """An empty folder to work in."""
+    """Return an empty working folder."""
     folder = tmp_path / "work"
     folder.mkdir()
     return folder
@@ -154,14 +154,14 @@ def work(tmp_path):
 
 @pytest.fixture
 def bare_shell(work, tmp_path):
-    """A shell of a user who has set up no server."""
+    """Yield a shell of a user who has no Prefect server."""
     with shell_in(work, clean_environment(make_home(tmp_path / "home"))) as shell:
         yield shell
 
 
 @pytest.fixture
 def shell(work, tmp_path, prefect_server):
-    """A shell of a user with a Prefect server."""
+    """Yield a shell of a user with a Prefect server."""
     environment = clean_environment(tmp_path / "home") | {"PREFECT_API_URL": prefect_server}
     with shell_in(work, environment) as shell:
         yield shell
@@ -169,13 +169,13 @@ def shell(work, tmp_path, prefect_server):
 
 @pytest.fixture
 def api(prefect_server):
-    """Asks the server's API: `api("/flow_runs/filter", {...})`."""
+    """Return a function that calls the server's API: `api("/flow_runs/filter", {...})`."""
     return partial(ask, prefect_server)
 
 
 @pytest.fixture
 def recordings(work):
-    """A folder with forty-eight recordings: the examples, in four copies each."""
+    """Return a folder with 48 recordings: four copies of each example."""
     folder = work / "recordings"
     folder.mkdir()
     for source in sorted((ROOT / "examples" / "recordings").iterdir()):

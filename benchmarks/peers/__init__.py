@@ -1,1 +1,1 @@
-"""The same work, done by batchmill and by its peers; `benchmarks.compare` runs them."""
+"""The same work in batchmill and in other tools. `benchmarks.compare` runs all of them."""

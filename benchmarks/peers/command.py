@@ -1,4 +1,4 @@
-"""What the contenders' command lines and tables have in common."""
+"""The command line and the table that all contenders share."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ FILES = "files"
 
 
 class Task(NamedTuple):
-    """What a contender is to do: the kind of work, on which files, with results in which folder."""
+    """The kind of work, the files, and the folder for the results."""
 
     kind: str
     sources: list[Path]
@@ -33,14 +33,14 @@ class Task(NamedTuple):
 
 
 def read_command() -> Task:
-    """Read the command line, which is the same for all: KIND INPUTS OUT [--workers N]."""
+    """Parse the command line of a contender: KIND INPUTS OUT [--workers N]."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=tuple(SUFFIXES))
     parser.add_argument("inputs", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    # Absolute, because some contenders work in folders of their own.
+    # Absolute, because some contenders change their working directory.
     inputs, out = options.inputs.resolve(), options.out.resolve()
     sources = sorted(inputs.glob(f"*{SUFFIXES[options.kind]}"))
     (out / FILES).mkdir(parents=True, exist_ok=True)
@@ -57,9 +57,8 @@ def write_table(rows: Sequence[Row], path: Path) -> None:
 
 
 def tell(seconds: float | None = None) -> None:
-    """Print a line of JSON; `seconds` is of the loop over the files alone, if that can be told.
+    """Print the seconds of the loop alone as JSON. None: they are unknown.
 
-    Rows and files are counted by `benchmarks.compare`, from what lies there when the clock has
-    stopped.
+    `benchmarks.compare` counts rows and files itself, after it has stopped the clock.
     """
     print(json.dumps({"seconds": seconds}), flush=True)

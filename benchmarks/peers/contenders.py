@@ -1,4 +1,4 @@
-"""Who takes part: how each is called, what it runs in, and its command."""
+"""The contenders: their names, environments and commands."""
 
 import importlib.metadata
 import os
@@ -17,11 +17,14 @@ OURS = "batchmill"
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """One of those that are compared.
+    """A tool that is compared.
 
-    `name` is its module in `benchmarks.peers`; `package` has the version that is told. It has an
-    environment of its own unless it runs in the project's. `most` are the files that it is given of
-    a kind, where all would take too long.
+    Attributes:
+        name: Its module in `benchmarks.peers`.
+        title: Its name in tables.
+        package: The package whose version is reported.
+        own_environment: False if it runs in the environment of the project.
+        most: The maximum number of files by kind of work, if all files would take too long.
     """
 
     name: str
@@ -32,7 +35,7 @@ class Contender:
 
     @property
     def version(self) -> str:
-        """The version of what is measured."""
+        """The version of the tool."""
         if not self.own_environment:
             return importlib.metadata.version(self.package)
         pins = requirements_of(self.name).read_text()
@@ -42,7 +45,7 @@ class Contender:
         return found[1]
 
     def command(self, kind: str, inputs: Path, out: Path) -> list[str]:
-        """Return its command; installs it first, if it is not. Raises InstallError."""
+        """Return the command. Installs the tool if it is missing. Raises InstallError."""
         if self.name == OURS:
             return _ours(kind, inputs, out)
         python = python_of(self.name) if self.own_environment else Path(sys.executable)
@@ -51,12 +54,12 @@ class Contender:
 
 
 def _ours(kind: str, inputs: Path, out: Path) -> list[str]:
-    """Return batchmill's own command."""
+    """Return the command of batchmill."""
     command = [sys.executable, "-m", "batchmill", "run", str(inputs), "--output", str(out)]
     command += ["--step", f"benchmarks.peers.steps:{kind}", "--num-workers", str(WORKERS), "--json"]
     cores = os.cpu_count() or 1
     if cores > WORKERS:
-        # One shard at a time, whose workers are all that there are.
+        # One shard at a time, so that there are no more than WORKERS workers.
         command += ["--shard-resource", f"num_cpus={cores}"]
     return command
 

@@ -1,10 +1,10 @@
-"""IBM's data-prep-toolkit on Ray: a binary transform in so many actors.
+"""IBM's data-prep-toolkit on Ray: a binary transform in several actors.
 
 python -m benchmarks.peers.data_prep_toolkit KIND INPUTS OUT [--workers 2]
 
-The framework reads each file and hands over its bytes; the work reads it once more, from memory.
-Rows are kept, and written as one table an actor when it is flushed, as the toolkit's own `resize`
-does.
+The framework reads each file and passes its bytes. The work reads the file again, from the page
+cache. An actor collects rows and writes them as one table when it is flushed, as the toolkit's own
+`resize` does.
 """
 
 import os
@@ -27,7 +27,7 @@ from benchmarks.peers.work import SUFFIXES, Row, make_work
 
 
 class WorkTransform(AbstractBinaryTransform):
-    """Does the work, and keeps its rows until it is flushed."""
+    """Does the work, and collects its rows until it is flushed."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
@@ -40,7 +40,7 @@ class WorkTransform(AbstractBinaryTransform):
         file_name: str,
         byte_array: bytes,  # noqa: ARG002
     ) -> tuple[list[tuple[bytes, str]], dict[str, Any]]:
-        """Write a file's outputs, keep its rows."""
+        """Write the outputs of a file, and collect its rows."""
         self.rows += self.work(Path(file_name), self.files)
         return [], {}
 
@@ -52,36 +52,36 @@ class WorkTransform(AbstractBinaryTransform):
 
 
 class WorkConfiguration(TransformConfiguration):
-    """What the transform is told."""
+    """The parameters of the transform."""
 
     def __init__(self, kind: str, files: Path) -> None:
         super().__init__(name="work", transform_class=WorkTransform)
         self.params = {"kind": kind, "files": str(files)}
 
     def add_input_params(self, parser: Any) -> None:
-        """Add none."""
+        """Add no parameters."""
 
     def apply_input_params(self, args: Any) -> bool:  # noqa: ARG002
-        """Take none."""
+        """Accept no parameters."""
         return True
 
 
 class WorkRuntime(DefaultRayTransformRuntime):
-    """Tells the orchestrator which Ray is its own."""
+    """Connects the orchestrator to the right Ray cluster."""
 
     def get_transform_config(self, *arguments: Any, **named: Any) -> dict[str, Any]:
-        """Return what the transform is given."""
-        # It asks for its actors by Ray's state API next, which gives up where several Rays run on
-        # a machine.
+        """Return the configuration of the transform."""
+        # Next, it lists its actors through Ray's state API, which fails if several Ray clusters run
+        # on the machine.
         os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
         config: dict[str, Any] = super().get_transform_config(*arguments, **named)
         return config
 
 
 def main() -> None:
-    """Launch the transform on a Ray of its own."""
+    """Launch the transform on its own Ray cluster."""
     task = read_command()
-    # Of two cores of Ray's, the orchestrator takes one, and the statistics a quarter.
+    # Ray has two cores. The orchestrator takes one, and the statistics a quarter.
     options = {"num_cpus": 0.6 / task.workers}
     folders = {"input_folder": str(task.inputs), "output_folder": str(task.table)}
     sys.argv = [

@@ -1,4 +1,4 @@
-"""A bare torch DataLoader: what one writes in five minutes, and nothing that can go wrong is met.
+"""A bare torch DataLoader: a short script without any error handling.
 
 python -m benchmarks.peers.dataloader KIND INPUTS OUT [--workers 2]
 """
@@ -13,7 +13,7 @@ from benchmarks.peers.work import Row, batch_size_for, make_work
 
 
 class Done(NamedTuple):
-    """A file's rows, and when its work began and ended."""
+    """The rows of a file, and when its work began and ended."""
 
     rows: list[Row]
     began: float
@@ -21,7 +21,7 @@ class Done(NamedTuple):
 
 
 class Files(Dataset[Done]):
-    """A Dataset whose items are what the work makes of a file."""
+    """A torch Dataset whose items are the results of files."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -47,7 +47,7 @@ def main() -> None:
     )
     done = [one for batch in loader for one in batch]
     write_table([row for one in done for row in one.rows], task.table)
-    # From the first file's start to the last one's end, as batchmill's records tell of its own.
+    # From the start of the first file to the end of the last one, as for batchmill.
     tell(max(one.ended for one in done) - min(one.began for one in done))
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face datasets: `map` over batches of paths in so many processes, `to_parquet` at the end.
+"""Hugging Face datasets: `map` over batches of paths in several processes, then `to_parquet`.
 
 python -m benchmarks.peers.datasets KIND INPUTS OUT [--workers 2]
 """
@@ -26,7 +26,7 @@ def main() -> None:
     table = datasets.Dataset.from_dict({"path": [str(source) for source in task.sources]})
     table.map(
         process,
-        # Each process has its share of the paths, whatever the size of a batch: 1,000.
+        # Paths are divided among the processes first, so the batch size (1,000) has no effect.
         batched=True,
         num_proc=task.workers,
         remove_columns=["path"],

@@ -1,4 +1,4 @@
-"""datatrove: a pipeline of a step that does the work and a ParquetWriter, a task for each worker.
+"""datatrove: a pipeline with a step for the work and a ParquetWriter, one task per worker.
 
 python -m benchmarks.peers.datatrove KIND INPUTS OUT [--workers 2]
 """
@@ -19,7 +19,7 @@ from benchmarks.peers.work import make_work
 
 
 class Files(PipelineStep):
-    """Makes a document of each row that the work gives for the files of its shard."""
+    """Yields a document for each row of the files of its shard."""
 
     type = "READER"
     name = "Files"
@@ -40,7 +40,7 @@ class Files(PipelineStep):
 
 
 def row_of(_: ParquetWriter, document: Document) -> dict[str, Any]:
-    """Return what the table has of a document."""
+    """Return the row of a document."""
     metadata: dict[str, Any] = document.metadata
     return metadata
 
@@ -51,7 +51,7 @@ def main() -> None:
     begun = time.perf_counter()
     LocalPipelineExecutor(
         pipeline=[Files(task), ParquetWriter(str(task.table), adapter=row_of)],
-        # The files are all alike: more tasks would even out nothing, and each costs some time.
+        # All files take the same time, so more tasks would only add overhead.
         tasks=task.workers,
         workers=task.workers,
         logging_dir=str(Path(task.out, "logs")),

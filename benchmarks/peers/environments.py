@@ -1,4 +1,4 @@
-"""An environment for each peer, under `build/peers`, with the versions that it is measured in."""
+"""Create an environment with pinned versions for each tool, in `build/peers`."""
 
 import hashlib
 import shutil
@@ -11,18 +11,18 @@ ENVIRONMENTS = ROOT / "build" / "peers"
 
 
 class InstallError(Exception):
-    """A peer cannot be installed; its text is pip's last word."""
+    """A tool cannot be installed. The message is the last line of pip."""
 
 
 def requirements_of(name: str) -> Path:
-    """Return the file with the exact versions of what a peer needs."""
+    """Return the file with the pinned requirements of a tool."""
     return Path(__file__).parent / "requirements" / f"{name}.txt"
 
 
 def python_of(name: str) -> Path:
-    """Return the interpreter of a peer's environment, and make that if it is not there.
+    """Return the interpreter of a tool's environment.
 
-    It is made anew when its requirements have changed. Raises InstallError.
+    Creates the environment if it is missing or its requirements changed. Raises InstallError.
     """
     folder = ENVIRONMENTS / name
     python = folder / "bin" / "python"

@@ -1,8 +1,8 @@
-"""litdata: `map` over batches of paths, each of which leaves a part of the table.
+"""litdata: `map` over batches of paths. Each batch writes a part of the table.
 
 python -m benchmarks.peers.litdata KIND INPUTS OUT [--workers 2]
 
-litdata gives each call a temporary folder, and moves what is in there to the output folder.
+litdata passes a temporary folder to each call, and moves its files to the output folder.
 """
 
 import time
@@ -16,7 +16,7 @@ from benchmarks.peers.work import make_work, parts_for
 
 
 def process(paths: list[str] | str, output_dir: str, *, kind: str) -> None:
-    """Do a batch's work; a batch of one comes without its list."""
+    """Do the work of a batch. litdata passes a batch of one as a plain path."""
     sources = [Path(path) for path in ([paths] if isinstance(paths, str) else paths)]
     work, out = make_work(kind), Path(output_dir)
     rows = [row for source in sources for row in work(source, out / FILES)]

@@ -1,9 +1,9 @@
-"""Prefect alone: `.map` of a task over the files, on RayTaskRunner; a task run for each file.
+"""Prefect alone: `.map` of a task over the files on RayTaskRunner, one task run per file.
 
 python -m benchmarks.peers.prefect_map KIND INPUTS OUT [--workers 2]
 
-It starts a temporary server on the database in PREFECT_HOME, as batchmill does; Prefect itself
-would start one in each process.
+It starts one temporary server on the database in PREFECT_HOME, as batchmill does. Prefect itself
+would start a server in each process.
 """
 
 import os
@@ -16,8 +16,8 @@ from benchmarks.peers.command import Task, read_command, tell, write_table
 
 
 def run(task: Task) -> float:
-    """Run the flow; returns its seconds."""
-    # Only now: Prefect reads the environment when it is imported.
+    """Run the flow, and return its seconds."""
+    # Imported here, because Prefect reads the environment at import time.
     from prefect import flow
     from prefect import task as prefect_task
     from prefect_ray import RayTaskRunner
@@ -52,7 +52,7 @@ def run(task: Task) -> float:
 def main() -> None:
     """Start a server, run the flow, stop the server."""
     task = read_command()
-    # It writes task runs to its database one by one otherwise, and falls behind.
+    # By default, the server writes task runs one by one, and cannot keep up.
     os.environ["PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE"] = "100"
     os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
     with prefect_server(Path(os.environ["PREFECT_HOME"])) as (_, environment):

@@ -1,4 +1,4 @@
-"""Run a contender's command against the clock, and look at what it leaves."""
+"""Time the command of a contender, and check its results."""
 
 import json
 import os
@@ -16,21 +16,21 @@ from benchmarks.peers.contenders import OURS, Contender
 from benchmarks.peers.environments import ROOT
 from benchmarks.peers.results import Left, look_at, loop_seconds
 
-# What somebody has set for their own Prefect or Ray, or for their threads, is not for these runs.
+# Variables of these tools in the user's environment are not passed on.
 _FOREIGN = ("PREFECT_", "RAY_", "BATCHMILL_")
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-# By this variable, the processes of a folder's contenders are known.
+# Set in the environment of all contenders, so that their processes can be found.
 _MARK = "BATCHMILL_BENCHMARK_FOLDER"
-# A process that was killed is gone after that, or its parent does not care.
+# The longest wait for killed processes. A zombie can remain if its parent does not reap it.
 _KILLED_SECONDS = 5
 
 
 class RaceError(Exception):
-    """A contender failed, or left something else than the bare DataLoader; its text says what."""
+    """A contender failed, or its results differ from those of the bare DataLoader."""
 
 
 class Run(NamedTuple):
-    """Seconds of a whole command, of its loop alone if that can be told, and what it left."""
+    """The seconds of a whole command and of its loop (None if unknown), and its results."""
 
     seconds: float
     loop: float | None
@@ -38,12 +38,12 @@ class Run(NamedTuple):
 
 
 class Arena:
-    """A folder in which contenders run, one at a time, and which holds all that they need."""
+    """A folder in which contenders run, one at a time."""
 
     def __init__(self, folder: Path, limit_seconds: float, logs: Path) -> None:
         self.folder = folder
         self.limit_seconds = limit_seconds
-        # So long, what a command leaves behind has to end by itself.
+        # Processes that a command leaves behind are killed after this time.
         self.patience_seconds = 30.0
         self.logs = logs
 
@@ -53,7 +53,7 @@ class Arena:
         """Run a contender's command. Raises InstallError, RaceError."""
         out = self.folder / "out"
         command = contender.command(kind, inputs, out)
-        # What was written and deleted before is not to be this one's burden.
+        # Earlier writes must not slow this contender down.
         os.sync()
         try:
             seconds = self._time(command)
@@ -94,12 +94,12 @@ class Arena:
             raise RaceError(f"it took more than {self.limit_seconds:g} s")
         if process.returncode:
             lines = self._log("stderr").read_text(errors="replace").strip().splitlines()
-            last = _one_line(lines[-1]) if lines else "nothing said"
+            last = _one_line(lines[-1]) if lines else "no output"
             raise RaceError(f"it ended with {process.returncode}: {last}")
         return seconds
 
     def _end(self, process: "subprocess.Popen[bytes]") -> None:
-        """End a command that is still there; wait for what it leaves behind, and end that, too."""
+        """End a running command. Wait for processes that it left, then kill them."""
         if process.poll() is None:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -112,7 +112,7 @@ class Arena:
         process.wait()
 
     def _started(self) -> list[psutil.Process]:
-        """Return what was started here, and by what was, in whatever group or session it is."""
+        """Return the processes that contenders started, also those in other sessions."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
@@ -148,7 +148,7 @@ class Arena:
         )
 
     def _told(self) -> float | None:
-        """Return the seconds that a contender has printed last."""
+        """Return the seconds that a contender printed last; None if it printed none."""
         for line in reversed(self._log("stdout").read_text(errors="replace").splitlines()):
             with suppress(ValueError):
                 found = json.loads(line)
@@ -158,7 +158,7 @@ class Arena:
         return None
 
     def _keep_logs(self, name: str) -> None:
-        """Keep what a contender that failed has printed: its last line seldom says why."""
+        """Keep the output of a failed contender. Its last line is often not the reason."""
         self.logs.mkdir(parents=True, exist_ok=True)
         for stream in ("stdout", "stderr"):
             shutil.copyfile(self._log(stream), self.logs / f"{name}.{stream}")
@@ -168,7 +168,7 @@ class Arena:
 
 
 def _ends_within(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
-    """Wait for a command's end. Popen.wait looks twenty times a second only, if it has a limit."""
+    """Wait for the end of a command. Popen.wait with a timeout polls only every 50 ms."""
     descriptor = os.pidfd_open(process.pid)
     try:
         return bool(select.select([descriptor], [], [], seconds)[0])

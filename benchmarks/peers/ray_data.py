@@ -1,4 +1,4 @@
-"""Ray Data: paths as rows, `flat_map` over them, `write_parquet` at the end.
+"""Ray Data: `flat_map` over rows of paths, then `write_parquet`.
 
 python -m benchmarks.peers.ray_data KIND INPUTS OUT [--workers 2]
 """
@@ -14,7 +14,7 @@ from benchmarks.peers.work import make_work, parts_for
 
 
 def main() -> None:
-    """Start a Ray with a core for each worker, and run."""
+    """Start Ray with one core per worker, and run."""
     task = read_command()
     work, files = make_work(task.kind), task.files
     ray.init(address="local", num_cpus=task.workers, include_dashboard=False, log_to_driver=False)
@@ -23,7 +23,7 @@ def main() -> None:
         return work(Path(row["path"]), files)
 
     begun = time.perf_counter()
-    # Its own choice would be 200 blocks of tiny files, of which each costs 25 ms.
+    # By default, Ray makes 200 blocks of tiny files, and each block costs 25 ms.
     rows = ray.data.from_items(
         [{"path": str(source)} for source in task.sources],
         override_num_blocks=parts_for(len(task.sources), task.workers),

@@ -1,4 +1,4 @@
-"""What a contender has left: how many rows and files, and whether they are the right ones."""
+"""Count and hash the rows and files that a contender has written."""
 
 import hashlib
 import math
@@ -14,7 +14,7 @@ from benchmarks.peers.work import CLIP_SECONDS, COLUMNS
 
 
 class Left(NamedTuple):
-    """Rows and files, and a hash of what is in them, in whatever order and under whatever name."""
+    """The numbers of rows and files, and a hash of their content in any order."""
 
     rows: int
     files: int
@@ -22,9 +22,9 @@ class Left(NamedTuple):
 
 
 def look_at(out: Path, kind: str) -> Left:
-    """Look at what lies in a contender's folder."""
+    """Read the results in the folder of a contender."""
     table = out / TABLE
-    # Some write one Parquet file, some a folder of them.
+    # Some contenders write one Parquet file, others a folder of files.
     parts = sorted(table.glob("**/*.parquet")) if table.is_dir() else [table]
     columns = list(COLUMNS[kind])
     frame = pd.concat([pd.read_parquet(part, columns=columns) for part in parts])
@@ -36,7 +36,7 @@ def look_at(out: Path, kind: str) -> Left:
 
 
 def expected_counts(kind: str, inputs: int, seconds: float) -> tuple[int, int]:
-    """Return how many rows and files there must be."""
+    """Return the expected numbers of rows and files."""
     if kind == "words":
         return inputs, 0
     clips = inputs * math.ceil(seconds / CLIP_SECONDS)
@@ -44,7 +44,7 @@ def expected_counts(kind: str, inputs: int, seconds: float) -> tuple[int, int]:
 
 
 def loop_seconds(dataset: Path) -> float:
-    """Return the time from the first input's start to the last one's end, as batchmill noted it."""
+    """Return the seconds from the start of the first input to the end of the last one."""
     records = Ledger(LocalStore(dataset)).records(["finished_at", "seconds"]).to_pandas()
     began = records["finished_at"] - records["seconds"]
     return float(records["finished_at"].max() - began.min())

@@ -1,4 +1,4 @@
-"""The work as batchmill's steps: functions of a file and a folder for what they write."""
+"""The work as steps of batchmill."""
 
 from pathlib import Path
 
@@ -9,5 +9,5 @@ __all__ = ["clips", "spectrograms", "words"]
 
 
 def words(source: Path) -> list[Row]:
-    """Return a row with a word and a few pieces of it: a step that writes nothing has no `out`."""
+    """Return a row with a word and parts of it. A step that writes nothing has no `out`."""
     return work.words(source, source.parent)

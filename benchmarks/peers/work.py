@@ -1,9 +1,9 @@
-"""What all contenders do with a file, and the files that they do it with.
+"""The work that all contenders do, and its input files.
 
-Nothing here knows of any contender, and imports are few: the standard library, and inside of what
-needs them numpy and soundfile. Each function is given a file and a folder for what it writes, and
-returns rows; `output` in a row names a file in that folder. `make_work` makes of it what most
-contenders want: each file's outputs in a folder of its own, and rows that say which file it was.
+This module does not depend on any contender. It imports only the standard library; functions that
+need numpy and soundfile import them. Each function takes a file and an output folder and returns
+rows. `output` in a row names a file in that folder. Most contenders use `make_work`, which gives
+each file its own output folder and adds the file's name to the rows.
 """
 
 import shutil
@@ -24,12 +24,12 @@ CLIP_SECONDS = 5.0
 MELS = 64
 N_FFT = 1024
 HOP = 512
-# Below this power, -100 dB, nothing is told apart: the logarithm of silence is infinite.
+# The lowest power, -100 dB. The logarithm of silence would be infinite.
 FLOOR = 1e-10
-# A few recordings, under many names: to make each anew would take longer than the work.
+# Only a few recordings are created, and copied. Creating all would take longer than the work.
 DISTINCT = 4
 SUFFIXES = {"words": ".txt", "clips": ".flac", "spectrograms": ".flac"}
-# What rows say besides paths.
+# The columns besides paths.
 COLUMNS = {
     "words": ("word", "characters", "first", "last"),
     "clips": ("clip", "samples", "peak"),
@@ -38,13 +38,13 @@ COLUMNS = {
 
 
 def words(source: Path, out: Path) -> list[Row]:  # noqa: ARG001
-    """Return a row with a word and a few pieces of it; write nothing."""
+    """Return a row with a word and parts of it. Writes no file."""
     word = source.read_text(encoding="utf-8").strip()
     return [{"word": word, "characters": len(word), "first": word[:3], "last": word[-3:]}]
 
 
 def clips(source: Path, out: Path) -> list[Row]:
-    """Cut a recording into WAV files of 5 s, 16 bit; a row for each."""
+    """Cut a recording into 16-bit WAV files of 5 s, with one row per file."""
     import numpy as np
     import soundfile
 
@@ -76,7 +76,8 @@ def spectrograms(source: Path, out: Path) -> list[Row]:
             frames = np.lib.stride_tricks.sliding_window_view(padded, N_FFT)[::HOP]
             power = np.abs(np.fft.rfft(frames * window)) ** 2
             image = 10 * np.log10(np.maximum(bank @ power.T, FLOOR))
-            # Rounded, so that all write the same bytes though another numpy sums in another order.
+            # Rounded, because versions of numpy sum in different orders. All contenders must write
+            # the same bytes.
             image = np.round(image, 2).astype(np.float32)
             name = f"{number:04d}.npy"
             np.save(out / name, image)
@@ -85,10 +86,10 @@ def spectrograms(source: Path, out: Path) -> list[Row]:
 
 
 def make_work(kind: str) -> Work:
-    """Return a function of a file and a folder for the outputs of all files.
+    """Return a function that takes a file and the output folder of all files.
 
-    What is written goes to a folder of its own in there, named after the file; `output` is relative
-    to the folder for all, and `input` has the file's name.
+    Outputs are written to a subfolder that is named after the file. In the rows, `output` is
+    relative to the output folder, and `input` is the name of the file.
     """
     step: Work = {"words": words, "clips": clips, "spectrograms": spectrograms}[kind]
 
@@ -108,7 +109,7 @@ def make_work(kind: str) -> Work:
 def make_inputs(
     kind: str, count: int, folder: Path, *, seconds: float = RECORDING_SECONDS
 ) -> list[Path]:
-    """Write `count` files for one kind of work, the same ones each time; returns their paths."""
+    """Write `count` files for one kind of work, and return their paths. They are reproducible."""
     folder.mkdir(parents=True)
     paths = [folder / f"{number:06d}{SUFFIXES[kind]}" for number in range(count)]
     if kind == "words":
@@ -123,12 +124,12 @@ def make_inputs(
 
 
 def batch_size_for(count: int, workers: int) -> int:
-    """Return how many files go to a worker at a time: 32, and fewer where that leaves one idle."""
+    """Return the batch size: 32, or less if a worker would be idle."""
     return max(1, min(32, count // (4 * workers)))
 
 
 def parts_for(count: int, workers: int) -> int:
-    """Return in how many parts files are divided where each part costs something: 16 a worker."""
+    """Return the number of parts, 16 per worker, for tools in which each part has a cost."""
     return min(count, 16 * workers)
 
 
@@ -158,14 +159,14 @@ def _word(number: int) -> str:
 
 
 def _write_recording(path: Path, seconds: float) -> None:
-    """Write a chirp in noise, in 16 bits: it is compressed about as well as a real recording."""
+    """Write a 16-bit tone with noise. FLAC compresses it about as well as a real recording."""
     import numpy as np
     import soundfile
 
     number = int(path.stem)
     random = np.random.default_rng(number)
     time = np.arange(round(seconds * SAMPLE_RATE)) / SAMPLE_RATE
-    # A tone that glides up and down, twice as fast in each recording as in the one before.
+    # The pitch of the tone moves up and down, twice as fast in each following recording.
     sound = 0.4 * np.sin(2 * np.pi * (800 * time + 300 * np.sin(2**number * time)))
     sound += 0.02 * random.standard_normal(len(time))
     soundfile.write(path, sound, SAMPLE_RATE, subtype="PCM_16", format="FLAC")

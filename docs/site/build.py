@@ -1,7 +1,7 @@
 """Build the documentation site: `python docs/site/build.py [FOLDER]`, by default build/site.
 
-Lays out the pages, adds the reference, and has zensical make a site of them. Exits with 2, and a
-sentence for each fault, where a link leads nowhere or a page is missing from the navigation.
+Lays out the pages, generates the reference, and runs zensical. If a link is broken or a page is
+missing in the navigation, prints a sentence for each fault and exits with 2.
 """
 
 import argparse
@@ -22,9 +22,13 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def build(target: Path) -> None:
-    """Build the site to `target`, in place of what is there. Raises SiteError."""
+    """Build the site and replace the folder `target` with it.
+
+    Raises:
+        SiteError: A link is broken, or the navigation does not match the pages.
+    """
     settings = (HERE / "mkdocs.yml").read_text(encoding="utf-8")
-    # A folder of its own: two builds at once do not meet.
+    # A temporary folder, so that concurrent builds do not interfere.
     with tempfile.TemporaryDirectory(prefix="batchmill-site-") as folder:
         work = Path(folder)
         pages = work / "docs"
@@ -42,7 +46,7 @@ def build(target: Path) -> None:
             text=True,
         )
         if done.returncode:
-            # What it has to say of the pages is in colours; a traceback of its own follows.
+            # zensical prints the faults in colour, and then its own traceback.
             said = _COLOURS.sub("", done.stderr)
             raise SiteError([said.partition("Traceback (most")[0].strip() or said])
         shutil.rmtree(target, ignore_errors=True)
@@ -51,7 +55,7 @@ def build(target: Path) -> None:
 
 
 def _write_reference(pages: Path) -> None:
-    # They load Prefect, which takes seconds: the pages' own faults are told without it.
+    # Importing Prefect takes seconds. Faults in the pages are reported before that.
     from python_api import python_api
     from reference import blocks, commands, flows
 
@@ -61,7 +65,7 @@ def _write_reference(pages: Path) -> None:
 
 
 def main() -> None:
-    """Build the site that the command line names."""
+    """Build the site to the folder from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build" / "site")
     folder = parser.parse_args().folder

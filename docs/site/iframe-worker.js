@@ -1,5 +1,5 @@
-// Pages that were opened from a folder get no Worker from the browser, and search is one: here, a
-// hidden frame does its work. zensical would fetch such a script from the web.
+// The search needs a Worker, and browsers create none for pages that were opened from a folder. Here
+// a hidden frame replaces the Worker. Without this file, zensical would load such a script from the web.
 if (location.protocol === "file:") {
   window.Worker = class {
     constructor(url) {
@@ -8,7 +8,7 @@ if (location.protocol === "file:") {
       document.body.append(frame);
       this.inside = frame.contentWindow;
       this.terminate = () => frame.remove();
-      // As a worker's messages: a copy, and not before what is going on has ended.
+      // A Worker gets a copy of a message, after the running code has ended.
       this.inside.postMessage = (message) => {
         const data = structuredClone(message);
         setTimeout(() => this.onmessage?.({ data }));

@@ -1,7 +1,7 @@
-"""Lay out the repository's pages as a site's: the same text, with links that lead to its pages.
+"""Lay out the repository's pages for the site: the same text, with links for the site.
 
-On GitHub a page links to files around it. In the site the folders of docs/ are at the top, and a
-source file or folder that a page links to becomes a page that shows it.
+On GitHub a page links to files of the repository. In the site the folders of docs/ are at the top.
+A source file or folder that a page links to becomes a page with its content.
 """
 
 import os
@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-# Pages that belong to the site, wherever they are.
+# Glob patterns of the pages in the site.
 SOURCES = (
     "ARCHITECTURE.md",
     "CHANGELOG.md",
+    "CODE_OF_CONDUCT.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "docs/*.md",
     "docs/*/*.md",
     "examples/*/README.md",
 )
 _FENCED = re.compile(r"(^```.*?^```[^\n]*$)", re.MULTILINE | re.DOTALL)
-# What is meant for the tests that run a page: "python run".
+# Words after the language are for the tests that run a page, for example "python run".
 _WORDS_OF_A_FENCE = re.compile(r"^(```\w+) .*$", re.MULTILINE)
 _LINK = re.compile(r"\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<target>[^()\s]+)\)")
 _PICTURES = (".png", ".jpg", ".svg")
@@ -29,7 +31,7 @@ _LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".csv": "text"}
 
 
 class SiteError(Exception):
-    """The site cannot be built; `faults` has a sentence for each thing that is wrong."""
+    """The site cannot be built; `faults` has a sentence for each fault."""
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__(faults)
@@ -40,23 +42,24 @@ class SiteError(Exception):
 
 
 def source_pages() -> list[Path]:
-    """Return the pages of the repository that belong to the site."""
+    """Return the paths of the pages in the site."""
     return [page for pattern in SOURCES for page in sorted(ROOT.glob(pattern))]
 
 
 def place_of(source: Path) -> str:
-    """Return where a page, a picture, or the page about another file or folder is in the site."""
+    """Return the path in the site of a page or picture, or of the page that shows another file."""
     path = source.relative_to(ROOT)
     if path.suffix in (".md", *_PICTURES):
         return (path.relative_to("docs") if path.parts[0] == "docs" else path).as_posix()
-    # Names that begin with a dot would be left out of the site.
+    # zensical skips names that begin with a dot.
     return "/".join(["source", *(part.removeprefix(".") for part in path.parts)]) + ".md"
 
 
 def lay_out(folder: Path) -> list[str]:
-    """Write all pages and what they show to `folder`; return the places of the pages.
+    """Write all pages and linked files to `folder`; return the paths of the pages in the site.
 
-    Raises SiteError for links that lead nowhere.
+    Raises:
+        SiteError: A link is broken.
     """
     faults: list[str] = []
     linked: set[Path] = set()
@@ -75,19 +78,20 @@ def lay_out(folder: Path) -> list[str]:
 
 
 def check_navigation(navigation: Any, pages: list[str]) -> None:
-    """Raise SiteError unless the navigation has each of the pages, once, and no other."""
+    """Raise SiteError unless the navigation has each page exactly once, and no other page."""
     named = _named(navigation)
-    where = "nav, in docs/site/mkdocs.yml,"
+    where = "nav in docs/site/mkdocs.yml"
     faults = [
-        f"{page}: is not in the navigation. Give it a line under {where} where readers look for it."
+        f"{page}: the page is not in the navigation. Add it under {where}."
         for page in pages
         if page not in named
     ]
     faults += [
-        f"{name}: {where} names it, but there is none." for name in sorted(set(named) - set(pages))
+        f"{name}: {where} names this page, but the page does not exist."
+        for name in sorted(set(named) - set(pages))
     ]
     faults += [
-        f"{name}: {where} names it twice."
+        f"{name}: {where} names this page twice."
         for name in sorted({n for n in named if named.count(n) > 1})
     ]
     if faults:
@@ -102,7 +106,7 @@ def _named(navigation: Any) -> list[str]:
 
 
 def _relink(page: Path, linked: set[Path], faults: list[str]) -> str:
-    """Return a page's text with links for the site; what it links to is added to `linked`."""
+    """Return a page's text with links for the site, and add the linked files to `linked`."""
 
     def replace(match: re.Match[str]) -> str:
         text, target = match["text"], match["target"]
@@ -111,16 +115,18 @@ def _relink(page: Path, linked: set[Path], faults: list[str]) -> str:
         name, _, anchor = target.partition("#")
         source = Path(os.path.normpath(page.parent / name))
         if not source.exists() or not source.is_relative_to(ROOT):
-            faults.append(f"{page.relative_to(ROOT)}: the link to {target} leads nowhere.")
+            faults.append(
+                f"{page.relative_to(ROOT)}: the target of the link to {target} does not exist."
+            )
             return match[0]
         linked.add(source)
         if text.endswith(".md") and source.suffix == ".md":
-            # A file's name says something on GitHub; here, its title does.
+            # GitHub's readers see file names. The site's readers see titles.
             text = _title(source)
         place = os.path.relpath(place_of(source), os.path.dirname(place_of(page)) or ".")
         return f"[{text}]({place}{'#' if anchor else ''}{anchor})"
 
-    # Every second piece is a block of code, where nothing is a link.
+    # Every second piece is a block of code, which contains no links.
     text = _WORDS_OF_A_FENCE.sub(r"\1", page.read_text(encoding="utf-8"))
     pieces = _FENCED.split(text)
     pieces[::2] = [_LINK.sub(replace, piece) for piece in pieces[::2]]
@@ -133,7 +139,7 @@ def _title(page: Path) -> str:
 
 
 def _show(source: Path) -> str:
-    """Return a page that shows a source file, or the files of a folder."""
+    """Return a page with the content of a source file, or of the files in a folder."""
     title = f"# {source.relative_to(ROOT).as_posix()}\n\n"
     if source.is_dir():
         files = [file for file in sorted(source.iterdir()) if file.is_file()]

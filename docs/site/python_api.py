@@ -1,4 +1,4 @@
-"""The page of what `import batchmill` offers, from its signatures and docstrings."""
+"""Generate the page of the Python API from signatures and docstrings."""
 
 import inspect
 from dataclasses import fields, is_dataclass
@@ -11,13 +11,14 @@ import batchmill.errors
 
 _TEXT = (DocstringSectionKind.text, DocstringSectionKind.admonition)
 _OPENING = (
-    "What `import batchmill` offers; made from the docstrings when these pages are built. All else "
-    "may change without notice, but for [the flows](flows.md) and [the blocks](blocks.md)."
+    "The names in `import batchmill`, generated from the docstrings. Only these names, "
+    "[the flows](flows.md) and [the blocks](blocks.md) are public. Other names may change without "
+    "notice."
 )
 
 
 def python_api() -> str:
-    """Return the page: each name of `batchmill.__all__`, errors last."""
+    """Return the page with each name of `batchmill.__all__`, errors last."""
     values = {name: getattr(batchmill, name) for name in batchmill.__all__}
     errors = {n: v for n, v in values.items() if inspect.isclass(v) and issubclass(v, Exception)}
     pieces = [
@@ -52,7 +53,7 @@ def _entry(name: str, value: Any, level: int = 2) -> list[str]:
 
 
 def _fields(value: type) -> str:
-    """Return the fields of a dataclass or NamedTuple, one a line; nothing of other classes."""
+    """Return the fields of a dataclass or NamedTuple, one per line; for other classes ''."""
     if is_dataclass(value):
         named = {field.name: field.type for field in fields(value)}
     elif hasattr(value, "_fields"):
@@ -63,14 +64,14 @@ def _fields(value: type) -> str:
 
 
 def _own_signature(value: type) -> str:
-    """Return a class's arguments; of one without a constructor of its own, its base."""
+    """Return the arguments of a class, or its base if it has no own constructor."""
     if "__init__" in vars(value):
         return str(inspect.signature(value)).removesuffix(" -> None")
     return f"({value.__bases__[0].__name__})"
 
 
 def _one_a_line(signature: inspect.Signature) -> str:
-    """Return a signature; of a long one, each parameter on a line of its own."""
+    """Return a signature; a long signature has one parameter per line."""
     if len(str(signature)) < 80:
         return str(signature)
     parameters = list(signature.parameters.values())
@@ -87,7 +88,7 @@ def _type(kind: Any) -> str:
 
 
 def _described(value: Any) -> list[str]:
-    """Return what a docstring says, section by section."""
+    """Return the sections of a docstring as Markdown."""
     pieces = []
     for section in Docstring(inspect.getdoc(value) or "").parse("google", warnings=False):
         if section.kind in _TEXT:

@@ -1,7 +1,4 @@
-"""The pages of the reference that come from what runs: commands, flows, blocks.
-
-Nothing here is written by hand, so that none of it can be out of date.
-"""
+"""Generate the reference pages of commands, flows and blocks from the code."""
 
 import importlib
 import json
@@ -30,10 +27,10 @@ _FLOWS = (
 
 
 def commands() -> str:
-    """Return the page of the commands: what `--help` of each of them says."""
+    """Return the page of the commands: the output of `--help` for each command."""
     pieces = ["# Commands", _COMMANDS]
     for name in command_names():
-        # The docstring of the one that is called is its help.
+        # An app with this command only, because its help is the whole docstring.
         text = make_app(name)[name].generate_docs(heading_level=2, usage_name=f"batchmill {name}")
         text = text.replace(f"## {name}\n", f"## batchmill {name}\n", 1)
         pieces.append(_in_words(text).strip())
@@ -41,7 +38,7 @@ def commands() -> str:
 
 
 def _in_words(text: str) -> str:
-    """Say what is required, and defaults, as the options' own sentences do."""
+    """Write "required" and default values as sentences."""
     text = text.replace(" **[required]**", " Required.")
     return re.sub(r" \*\[default: (.*?)\]\*", r" Default: \1.", text)
 
@@ -52,7 +49,7 @@ def command_names() -> list[str]:
 
 
 def flows() -> str:
-    """Return the page of the flows: what each does, and its parameters."""
+    """Return the page of the flows: purpose and parameters of each flow."""
     pieces = ["# Flows", _FLOWS]
     for place, flow in sorted(_all_flows()):
         pieces += [f"## {flow.name}", f"```python\nfrom {place[0]} import {place[1]}\n```"]
@@ -70,7 +67,7 @@ def _all_flows() -> Iterator[tuple[tuple[str, str], Flow[Any, Any]]]:
 
 
 def blocks() -> str:
-    """Return the page of the blocks: what each is for, and its fields."""
+    """Return the page of the blocks: purpose and fields of each block."""
     pieces = [
         "# Blocks",
         "Settings that Prefect can [save under a name](../how-to/saved-blocks.md). " + _GENERATED,
@@ -85,7 +82,7 @@ def blocks() -> str:
 
 def _table(schema: Mapping[str, Any], what: str) -> str:
     """Return the parameters or fields of a schema as a table."""
-    # Two columns: more do not fit a telephone.
+    # Two columns fit the screen of a phone.
     lines = [f"| {what} | |", "|---|---|"]
     for name, field in schema["properties"].items():
         default = "required"
@@ -104,7 +101,7 @@ def _table(schema: Mapping[str, Any], what: str) -> str:
 
 
 def _group(field: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the schema of an option group that a field has; None for any other field."""
+    """Return the schema of a field's option group; None for other fields."""
     known = schema.get("definitions") or schema.get("$defs") or {}
     name = str(field.get("$ref", "")).rpartition("/")[2]
     found: Mapping[str, Any] | None = known.get(name)
@@ -117,7 +114,7 @@ def _is_secret(name: str, field: Mapping[str, Any], schema: Mapping[str, Any]) -
 
 
 def _type(field: Mapping[str, Any]) -> str:
-    """Return the types that a field takes, in JSON's words."""
+    """Return the JSON types of a field."""
     if "anyOf" in field:
         return " or ".join(_type(choice) for choice in field["anyOf"] if choice != {"type": "null"})
     if "allOf" in field:

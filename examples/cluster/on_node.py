@@ -1,4 +1,4 @@
-"""The recordings' step, with the node that it ran on in each row."""
+"""The step `audio:split`, with the name of the Ray node in each row."""
 
 import os
 from collections.abc import Iterator
@@ -9,6 +9,6 @@ from batchmill.steps.audio import split
 
 
 def split_on_node(source: Path, out: Path, *, seconds: float) -> Iterator[dict[str, Any]]:
-    """Cut a recording into clips; each row says on which Ray node that was done."""
+    """Cut a recording into clips. Each row has the Ray node that cut the clip."""
     for row in split(source, out, seconds=seconds):
         yield row | {"node": os.environ["NODE_NAME"]}

@@ -1,9 +1,9 @@
-"""Runs a command on a Ray cluster of two nodes on this machine, and stops the cluster.
+"""Run a command on a Ray cluster of two nodes on this machine, then stop the cluster.
 
     python two_nodes.py COMMAND ...
 
-`--ray ADDRESS` is added to the command. Each node has one CPU. Other Ray clusters on the machine
-are left alone.
+Adds `--ray ADDRESS` to the command. Each node has one CPU. Other Ray clusters on the machine are
+not changed.
 """
 
 import os
@@ -34,18 +34,18 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def node(name: str, log: Path, *options: str) -> Iterator[None]:
-    """Run one node: `ray start --block` until the block ends. Appends what it prints to `log`."""
+    """Run one node with `ray start --block` during the `with` block. Its output goes to `log`."""
     (agent,) = free_ports(1)
     command = ["ray", "start", "--block", "--num-cpus=1", f"--node-ip-address={HOST}"]
     command += ["--disable-usage-stats", f"--dashboard-agent-listen-port={agent}", *options]
     with log.open("ab") as printed:
         process = subprocess.Popen(
             command,
-            # The step writes this into its rows: see on_node.py.
+            # The step in on_node.py writes the name into its rows.
             env=os.environ | {"NODE_NAME": name},
             stdout=printed,
             stderr=printed,
-            # Ctrl-C is for the command, which ends before the cluster does.
+            # Ctrl-C must stop only the command, because the command ends before the cluster.
             start_new_session=True,
         )
     try:
@@ -55,14 +55,14 @@ def node(name: str, log: Path, *options: str) -> Iterator[None]:
         try:
             process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            # While it waits for a head that is gone, it hears no signal that asks.
+            # A node that waits for a lost head ignores SIGTERM.
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
 @contextmanager
 def cluster() -> Iterator[str]:
-    """Run a head and a second node; gives the head's address."""
+    """Run a head and a second node, and yield the address of the head."""
     port, client_port = free_ports(2)
     address = f"{HOST}:{port}"
     # Without a token, any user of the machine could run code on the cluster.
@@ -87,7 +87,7 @@ def cluster() -> Iterator[str]:
 
 def wait_for_nodes(address: str, count: int, log: Path) -> None:
     """Wait until the cluster has `count` nodes. Raises TimeoutError with the log."""
-    # Imported once the token is in the environment: Ray reads that only then.
+    # Ray reads the token from the environment when it is imported.
     import ray
 
     deadline = time.monotonic() + START_SECONDS
@@ -107,7 +107,7 @@ def wait_for_nodes(address: str, count: int, log: Path) -> None:
 
 
 def main() -> int:
-    """Run the command that the arguments are; returns its exit code."""
+    """Run the command in the arguments, and return its exit code."""
     print("Starting two Ray nodes on this machine ...", flush=True)
     with cluster() as address:
         return subprocess.call([*sys.argv[1:], "--ray", address])

@@ -1,4 +1,4 @@
-"""Draw the three pictures: python make.py"""
+"""Draw the three pictures. Usage: python make.py"""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ ORIENTATION = 274
 
 
 def sunset():
-    """A photograph of a camera that was held upright: stored on its side, with a note of that."""
+    """Draw a picture that is stored on its side, with the orientation in EXIF."""
     picture = Image.new("RGB", (200, 300))
     for y in range(300):
         colour = (255 - y // 3, 160 - y // 3, 60 + y // 3) if y < 180 else (20, 40 + y // 6, 90)
@@ -26,7 +26,7 @@ def sunset():
 
 
 def badge():
-    """A drawing with a palette, of which one colour is transparent."""
+    """Draw a picture with a palette that has one transparent colour."""
     picture = Image.new("P", (160, 160), 0)
     picture.putpalette([255, 255, 255, 20, 90, 160, 250, 200, 40])
     draw = ImageDraw.Draw(picture)
@@ -36,7 +36,7 @@ def badge():
 
 
 def depth():
-    """Distances in 16 bits, as a depth camera gives them."""
+    """Draw 16-bit distances, such as a depth camera records."""
     across, down = np.meshgrid(np.arange(120), np.arange(90))
     metres = 60_000 - 500 * np.hypot(across - 60, down - 45)
     Image.fromarray((metres // 1000 * 1000).astype(np.uint16)).save(PICTURES / "depth.png")

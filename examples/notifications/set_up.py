@@ -1,8 +1,8 @@
-"""Have Prefect tell somebody of runs that fail, and of inputs that are not ok.
+"""Create automations that send a message if a run fails, or if inputs are not ok.
 
     python set_up.py custom-webhook/colleagues
 
-The argument is a saved notification block. Given again, it replaces what it made before.
+The argument is a saved notification block. A second call replaces the automations.
 """
 
 import sys
@@ -15,7 +15,7 @@ from prefect.settings import PREFECT_API_URL
 
 
 def automations(block):
-    """What is told, when: each message goes through the same block."""
+    """Return the automations. They send each message through the block with this id."""
     run_failed = AutomationCore(
         name="batchmill: a run failed",
         trigger=EventTrigger(
@@ -25,6 +25,7 @@ def automations(block):
                 "prefect.resource.role": "flow",
                 "prefect.resource.name": [
                     "preprocess",
+                    "infer",
                     "saved-job",
                     "verify-dataset",
                     "watch-source",
@@ -40,7 +41,8 @@ def automations(block):
             )
         ],
     )
-    # Failed runs are told above; here are those whose failures are within --max-failures.
+    # The automation above reports failed runs. This one reports completed runs whose failures are
+    # within --max-failures.
     inputs_not_ok = AutomationCore(
         name="batchmill: inputs are not ok",
         trigger=EventTrigger(
@@ -64,30 +66,30 @@ def automations(block):
 
 
 def refuse(why):
-    """End with one line, and exit code 2."""
+    """Print the reason, and exit with code 2."""
     print(f"set_up.py: {why}", file=sys.stderr)
     sys.exit(2)
 
 
 def main(arguments):
     if len(arguments) != 1:
-        refuse("give one saved notification block, as custom-webhook/colleagues")
+        refuse("give one saved notification block, such as custom-webhook/colleagues")
     if not PREFECT_API_URL.value():
-        # A temporary one would be gone before it sends a message.
-        refuse("no Prefect server is named: set PREFECT_API_URL to that of one that stays")
+        # A temporary server ends before it sends a message.
+        refuse("no Prefect server: set PREFECT_API_URL to the address of a permanent server")
     (name,) = arguments
     try:
         block = Block.load(name)
     except ValueError:
         block = None
     if not isinstance(block, NotificationBlock):
-        refuse(f"{name}: no saved notification block. `prefect block ls` has them, as TYPE/NAME")
+        refuse(f"{name}: no saved notification block. `prefect block ls` lists blocks as TYPE/NAME")
     with get_client(sync_client=True) as client:
         for automation in automations(block._block_document_id):
             for before in client.read_automations_by_name(automation.name):
                 client.delete_automation(before.id)
             client.create_automation(automation)
-            print(f"Made the automation '{automation.name}'.")
+            print(f"Created the automation '{automation.name}'.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Save the notification block `custom-webhook/colleagues`: what it is told, it posts as JSON.
+"""Save the notification block `custom-webhook/colleagues`, which posts messages as JSON.
 
 python webhook.py https://chat.example.com/hooks/0123
 """
@@ -10,17 +10,17 @@ from prefect.settings import PREFECT_API_URL
 
 
 def refuse(why):
-    """End with one line, and exit code 2."""
+    """Print the reason, and exit with code 2."""
     print(f"webhook.py: {why}", file=sys.stderr)
     sys.exit(2)
 
 
 def main(arguments):
     if len(arguments) != 1 or not arguments[0].startswith(("http://", "https://")):
-        refuse("give one address, as https://chat.example.com/hooks/0123")
+        refuse("give one address, such as https://chat.example.com/hooks/0123")
     if not PREFECT_API_URL.value():
-        # A temporary one would be gone before it sends a message.
-        refuse("no Prefect server is named: set PREFECT_API_URL to that of one that stays")
+        # A temporary server ends before it sends a message.
+        refuse("no Prefect server: set PREFECT_API_URL to the address of a permanent server")
     (url,) = arguments
     CustomWebhookNotificationBlock(
         name="colleagues",

@@ -1,4 +1,4 @@
-"""Compares predictions with labels, partition by partition.
+"""Compare predictions with labels in each partition.
 
 python evaluate.py PREDICTIONS
 """
@@ -10,7 +10,7 @@ import pandas as pd
 
 
 def main(predictions: Path) -> None:
-    """Print how many are right, and what is taken for what in the test partition."""
+    """Print the accuracy of each partition, and the confusion matrix of the test partition."""
     table = pd.read_parquet(predictions / "metadata.parquet")
     right = (table["predicted"] == table["label"]).groupby(table["partition"])
     print(pd.DataFrame({"clips": right.size(), "right": right.mean().map("{:.1%}".format)}))

@@ -1,4 +1,4 @@
-"""Makes thirty short recordings of fifteen made-up birds, and a manifest that says who sings.
+"""Synthesise thirty short recordings of fifteen birds, and write a manifest with labels.
 
 python make_recordings.py FOLDER
 """
@@ -17,7 +17,7 @@ BIRDS_OF_A_KIND, RECORDINGS_OF_A_BIRD = 5, 2
 
 
 def song(kind: str, pitch: float, seconds: float) -> np.ndarray:
-    """One call: a rising tone, a row of short notes, or a low tone with overtones."""
+    """Return one call: a rising tone, a row of short notes, or a low tone with overtones."""
     time = np.arange(int(seconds * RATE)) / RATE
     if kind == "whistle":
         wave = np.sin(2 * np.pi * (pitch * time + 0.5 * pitch * time**2 / seconds))
@@ -29,7 +29,7 @@ def song(kind: str, pitch: float, seconds: float) -> np.ndarray:
 
 
 def recording(kind: str, pitch: float, random: np.random.Generator) -> np.ndarray:
-    """Eight seconds outdoors, with calls at odd moments."""
+    """Return eight seconds of noise with calls at random times."""
     sound = 0.02 * random.standard_normal(SECONDS * RATE)
     for second in range(SECONDS):
         call = song(kind, pitch * random.uniform(0.97, 1.03), random.uniform(0.4, 0.7))

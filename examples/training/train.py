@@ -1,4 +1,4 @@
-"""Trains a small network to tell birds apart by their spectrograms.
+"""Train a small network to classify bird songs by their spectrograms.
 
 python train.py DATASET MODEL.pt2
 """
@@ -15,7 +15,7 @@ EPOCHS = 12
 
 
 class Classifier(nn.Module):
-    """Spectrograms [batch, mels, frames] in dB -> a score for each class [batch, classes]."""
+    """Map spectrograms [batch, mels, frames] in dB to a score for each class [batch, classes]."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Classifier(nn.Module):
 
 
 def accuracy(model: nn.Module, loader: DataLoader) -> float:
-    """The share of samples whose class has the highest score."""
+    """Return the share of samples whose true class has the highest score."""
     model.eval()
     with torch.inference_mode():
         right = [(model(batch.data).argmax(1) == batch.label).float() for batch in loader]
@@ -44,7 +44,7 @@ def accuracy(model: nn.Module, loader: DataLoader) -> float:
 
 
 def main(dataset: str, file: str) -> None:
-    """Train, show how well it goes, and save the model."""
+    """Train the model, print its validation accuracy, and save it."""
     torch.manual_seed(7)
     train = batchmill.open_dataset(dataset, partition="train")
     validation = batchmill.open_dataset(dataset, partition="validation")
@@ -64,7 +64,7 @@ def main(dataset: str, file: str) -> None:
         )
     model.eval()
     example = torch.stack([train[0].data, train[1].data])
-    # The number of samples in a batch is free, that of frames is not.
+    # The batch size may vary, but the number of frames may not.
     program = torch.export.export(
         model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},)
     )

@@ -1,4 +1,4 @@
-"""A torch Dataset as its author wrote it, for training; batchmill runs it as a step."""
+"""A torch Dataset that was written for training. batchmill runs it as a step without changes."""
 
 from torch.utils.data import Dataset
 

@@ -1,1 +1,1 @@
-"""New data: what is watched, which file-system events there are, and what is announced."""
+"""New data: watch a folder or bucket, and announce the files that arrive."""

@@ -45,11 +45,11 @@ def make_payload(target: WatchTarget, batch: Mapping[str, FileVersion]) -> dict[
 def announce(target: WatchTarget, payload: Mapping[str, Any]) -> None:
     """Send the event once.
 
-    Prefect's own `emit_event` would lose it silently while the server is away.
+    `emit_event` of Prefect would lose the event without an error while the server is down.
 
     Args:
         target: The source of the new files, and the deployment to run.
-        payload: What `make_payload` returned.
+        payload: The result of `make_payload`.
 
     Raises:
         ServiceError: The server did not accept the event.
@@ -82,13 +82,13 @@ def retry_pauses() -> Iterator[float]:
 
 
 def announce_with_retries(target: WatchTarget, payload: Mapping[str, Any]) -> None:
-    """Send the event, and retry for a quarter of an hour. Call it within a flow run.
+    """Send the event, and retry for 15 minutes. Call it within a flow run.
 
-    A scheduled flow announces the same files at its next run, so it need not retry longer.
+    After that, the next run of the scheduled flow announces the same files.
 
     Args:
         target: The source of the new files, and the deployment to run.
-        payload: What `make_payload` returned.
+        payload: The result of `make_payload`.
 
     Raises:
         ServiceError: The server did not accept the event.

@@ -14,10 +14,10 @@ _POLL_MILLISECONDS = 500
 class FolderWatcher:
     """Waits for file-system events below a folder.
 
-    The folder may vanish and come back. Then the new folder of this name is watched.
+    The folder may disappear and be created again. Then the new folder is watched.
 
     Attributes:
-        failure: Why there are no file-system events. Empty while they work.
+        failure: Why there are no file-system events. Empty if there is no problem.
     """
 
     def __init__(self, folder: str) -> None:
@@ -62,13 +62,13 @@ class FolderWatcher:
             self._thread = None
 
     def _watch_current_folder(self) -> None:
-        """Watch the folder that has this name now: another disk may have been mounted there."""
+        """Watch the folder that has this path now. Another disk may have been mounted there."""
         folder = _identity(self._folder)
         if folder == self._watched_folder:
             return
         self.close()
         self._watched_folder = folder
-        # The folder appeared, vanished or was replaced.
+        # The folder was created, removed or replaced.
         self._changed.set()
         if folder != _MISSING:
             self._stop = threading.Event()
@@ -97,10 +97,10 @@ class FolderWatcher:
                 is_receiving = True
         except (OSError, RuntimeError, ValueError) as error:
             if is_receiving or isinstance(error, FileNotFoundError):
-                # A file name that is not UTF-8, or a folder that just vanished: start again.
+                # A file name is not UTF-8, or the folder just disappeared. Watch again.
                 self._watched_folder = _UNKNOWN
             else:
-                # The usual cause: more folders than the kernel watches for one user.
+                # The usual cause is the kernel's limit on the folders that one user watches.
                 self.failure = str(error)
             self._changed.set()
 

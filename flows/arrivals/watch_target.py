@@ -1,4 +1,4 @@
-"""Check what is watched for new data, and complete it from the parameters of the deployment."""
+"""Check a source and a deployment, and complete the options from the deployment."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ from batchmill.storage import is_url, open_store, remote
 from batchmill.storage.access import Access, access_to
 from batchmill.storage.urls import absolute, hide_secrets
 
-# The run that follows may compare file times with the clock of another machine.
+# The next run may compare file times with the clock of another machine.
 _MARGIN_SECONDS = 1.0
 _LIST_BLOCKS = "List the blocks: prefect block ls. Deploy again with one of them."
 
@@ -39,14 +39,13 @@ class WatchTarget:
 
     Attributes:
         source: An absolute path or a URL.
-        pattern: What a file's relative path or name must match.
-        min_age: How long a file must be unchanged before it is announced.
+        pattern: Only files whose relative path or name matches are announced.
+        min_age: A file is announced after it has been unchanged for this many seconds.
         deployment: FLOW/NAME, or empty.
-        deployment_id: Its ID. None without a deployment.
-        dataset: The dataset that its runs write. Empty if its parameters do not name one that this
-            process can find.
-        access: Credentials of its store.
-        has_automation: Whether an automation runs the deployment. True without a deployment.
+        deployment_id: The ID of the deployment. None without a deployment.
+        dataset: The dataset that the deployment's runs write. Empty if it is unknown.
+        access: The credentials of the dataset's store.
+        has_automation: True if an automation runs the deployment, or if there is no deployment.
     """
 
     source: str
@@ -79,10 +78,11 @@ def watched(
 
     Args:
         source: A folder, or the URL of a bucket prefix.
-        deployment: The deployment to run, as FLOW/NAME. Empty: none.
-        pattern: What a file's relative path or name must match. Default: the deployment's pattern.
-        min_age: How long a file must be unchanged. It is raised to the deployment's value,
-            because its runs leave out younger files.
+        deployment: The deployment to run, as FLOW/NAME. Empty: no deployment.
+        pattern: Only files whose relative path or name matches are announced. Default: the
+            deployment's pattern.
+        min_age: How many seconds a file must be unchanged. The deployment's value is used if it is
+            larger, because the deployment's runs skip younger files.
 
     Returns:
         The source and the deployment.
@@ -112,7 +112,7 @@ def watched(
 
 
 def _dataset(output: object, store: DatasetStore | None) -> str:
-    """Return the dataset of a deployment's runs. Empty if its place is unknown."""
+    """Return the place of a deployment's dataset. Empty if it is unknown."""
     if not isinstance(output, str):
         return ""
     place = os.path.expanduser(store.place_of(output) if store else output)
@@ -121,7 +121,7 @@ def _dataset(output: object, store: DatasetStore | None) -> str:
 
 
 def _parameters_of(name: str, deployment: DeploymentResponse) -> dict[str, Any]:
-    """Return the parameters of a deployment's runs, or those of its saved job."""
+    """Return the parameters of a deployment's saved job, else of the deployment itself."""
     job = _block(name, deployment.parameters, "job", as_job)
     if job is None:
         return deployment.parameters
@@ -133,7 +133,7 @@ def _parameters_of(name: str, deployment: DeploymentResponse) -> dict[str, Any]:
 def _block(
     deployment: str, parameters: Mapping[str, Any], name: str, make: Callable[[Any], Any]
 ) -> Any:
-    """Return the block that a deployment's parameter holds or refers to. None without one."""
+    """Return the block in a deployment's parameter. None if the parameter has no block."""
     given = parameters.get(name)
     try:
         if isinstance(given, dict) and "$ref" in given:
@@ -150,9 +150,9 @@ def _block(
 
 
 def _inputs_of(parameters: Mapping[str, Any]) -> InputOptions:
-    """Return the input options of a deployment's runs; the defaults if they cannot be read.
+    """Return the input options of a deployment's runs, or the defaults if they are not valid.
 
-    A deployment may have a template instead of a value; its runs then report what is wrong.
+    A deployment may have a template instead of a value. Its runs report errors in the options.
     """
     given = parameters.get("inputs")
     try:
@@ -218,8 +218,8 @@ def check_server() -> None:
     """
     if not PREFECT_API_URL.value():
         raise OptionError(
-            "no Prefect server is configured, and a temporary one would have no deployments. Start "
-            "one (prefect server start), and set PREFECT_API_URL to its address, which ends in "
+            "no Prefect server is configured, and a temporary server has no deployments. Start a "
+            "server (prefect server start), and set PREFECT_API_URL to its address, which ends in "
             "/api."
         )
 
@@ -239,12 +239,12 @@ def read_recorded_files(target: WatchTarget) -> dict[str, FileVersion]:
         The recorded inputs by name.
 
     Raises:
-        OptionError: There is not a dataset, or this process cannot find it.
+        OptionError: The dataset does not exist, or its place is unknown.
         LedgerError: The ledger cannot be read.
         StoreError: The store cannot be read.
     """
     if not target.dataset:
-        raise OptionError(f"{target.deployment or 'no deployment'}: names no dataset.")
+        raise OptionError(f"{target.deployment or 'no deployment'}: its dataset is unknown.")
     place = absolute(target.dataset)
     with access_to(target.access):
         check_dataset(place)

@@ -18,14 +18,14 @@ _LONGEST_PAUSE_SECONDS = 300.0
 _SHORTEST_PAUSE_SECONDS = 0.5
 # While files are incomplete, the source is listed this many times per `min_age`.
 _LISTINGS_PER_MIN_AGE = 8
-# Pause per second of listing: listings take at most a fifth of the time, for any number of files.
+# Seconds to pause per second of listing. So listings take at most a fifth of the time.
 _PAUSE_PER_LISTING = 4
-# What can be wrong: the keys of `_problems`.
+# The keys of `_problems`.
 _SERVER, _SOURCE = "server", "source"
 
 
 class SourceWatcher:
-    """Lists a source again and again, and announces the files that arrive in it."""
+    """Lists a source repeatedly, and announces the files that arrive in it."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class SourceWatcher:
             if is_first:
                 raise
             if self._folder_watcher:
-                # A renamed or remounted folder is another folder, even if it looks the same.
+                # The folder may be renamed or mounted again. Then the old watch is useless.
                 self._folder_watcher.close()
             self._set_problem(_SOURCE, f"{error}\nWaiting until it can be read again.")
             return

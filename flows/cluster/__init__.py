@@ -1,1 +1,1 @@
-"""Shards on Ray: what its nodes have and could do, and shards as task runs on them."""
+"""Run shards on Ray: connect to it, check its nodes, and submit shards as task runs."""

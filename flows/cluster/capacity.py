@@ -1,4 +1,4 @@
-"""What a Ray cluster has, and a shard asks for: how many run at a time, as nodes come and go."""
+"""Compute how many shards a Ray cluster can run at a time, while nodes join and leave."""
 
 import socket
 import threading
@@ -13,27 +13,27 @@ from batchmill.blocks.ray_cluster import RayCluster, endpoint
 from batchmill.errors import OptionError, RunError
 from batchmill.planning.batching import Cores
 
-# Ray ends a driver whose head is gone for a minute, in which all is to be told; and all that time
-# each process of the cluster keeps a core busy with asking for it.
+# Ray kills a driver after its head has been down for a minute, so the run must end earlier. Until
+# then, each process of the cluster uses a whole core to look for the head.
 _HEAD_SECONDS, _HEAD_ANSWER_SECONDS = 15.0, 2.0
 
 _RESUME = "Committed results are kept. Run the same command again to complete the dataset."
 
 
 class Node(NamedTuple):
-    """A node of the cluster: its id, its address, and what it has of each resource."""
+    """A node of the cluster, with its id, its address and the amount of each resource."""
 
     id: str
     address: str
     resources: Mapping[str, float]
 
     def room_for(self, needs: Mapping[str, float]) -> int:
-        """Return how many shards with such needs it runs at a time."""
+        """Return how many shards with these needs the node can run at a time."""
         return min(int(self.resources.get(name, 0) // amount) for name, amount in needs.items())
 
 
 def nodes() -> list[Node]:
-    """List the living nodes of the connected cluster."""
+    """Return the living nodes of the connected cluster."""
     return [
         Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"])
         for node in cast("Any", ray).nodes()
@@ -42,10 +42,15 @@ def nodes() -> list[Node]:
 
 
 class Capacity:
-    """How many shards with such needs a cluster runs at a time, as its nodes come and go.
+    """Counts how many shards a cluster can run at a time, while nodes join and leave.
 
-    `alive` are the ids of those that were there at the last count; `is_elastic` tells whether
-    others may come.
+    Args:
+        cluster: The cluster.
+        needs: The resources that a shard needs.
+
+    Attributes:
+        alive: The ids of the nodes at the last count.
+        is_elastic: True if other nodes may join.
     """
 
     def __init__(self, cluster: RayCluster, needs: Mapping[str, float]) -> None:
@@ -58,10 +63,13 @@ class Capacity:
         self.is_elastic = not cluster.is_local
 
     def __call__(self) -> int | None:
-        """Count; None while the cluster's head is silent: whoever asks it for something waits.
+        """Return the number of shards. None while the cluster's head does not respond.
 
-        Raises RunError when that takes long. Ray itself would end this process then, without a
-        word.
+        Other calls to Ray block during that time.
+
+        Raises:
+            RunError: The head has not responded for 15 seconds. Ray itself would kill this process
+                later, without a message.
         """
         found = self._ask() if self._answers() else None
         if found is not None:
@@ -84,7 +92,7 @@ class Capacity:
         return True
 
     def _ask(self) -> list[Node] | None:
-        """Ask for the nodes; None if the answer takes long, and the next call waits for it."""
+        """Return the nodes. None if the response takes long. The next call then waits for it."""
         self._question = self._question or _Question()
         self._question.join(_HEAD_ANSWER_SECONDS)
         if self._question.is_alive():
@@ -94,7 +102,7 @@ class Capacity:
 
 
 class _Question(threading.Thread):
-    """What nodes there are, asked in a thread: Ray waits for its head until it ends us."""
+    """Requests the nodes in a thread, because the request blocks if the head does not respond."""
 
     def __init__(self) -> None:
         super().__init__(name="ask-for-nodes", daemon=True)
@@ -105,27 +113,27 @@ class _Question(threading.Thread):
     def run(self) -> None:
         try:
             self._found = nodes()
-        except BaseException as error:  # noqa: BLE001  # For the thread that asks.
+        except BaseException as error:  # noqa: BLE001  # `answer` raises it again.
             self._error = error
 
     def answer(self) -> list[Node]:
-        """Return the nodes, or raise what Ray has raised."""
+        """Return the nodes, or raise the error of Ray."""
         if self._error:
             raise self._error
         return self._found
 
 
 def lost_head_message(cluster: RayCluster) -> str:
-    """Say that a cluster's head went away in the middle of a run, and what that costs."""
+    """Return the message for a cluster's head that was lost during a run."""
     if cluster.is_local:
         return f"Ray on the machine of the flow run has died. {_RESUME}"
     return f"The head of the Ray cluster at {cluster.address} stopped responding. {_RESUME}"
 
 
 def _head_address(cluster: RayCluster) -> tuple[str, int] | None:
-    """Return where a cluster's head can be asked whether it lives.
+    """Return the address at which to test whether the cluster's head is running.
 
-    A local Ray has one as well: without it, a question to Ray is never answered.
+    A local Ray has a head too. If its head has died, calls to Ray never return.
     """
     if cluster.address.startswith("ray://"):
         return cluster.head
@@ -133,7 +141,7 @@ def _head_address(cluster: RayCluster) -> tuple[str, int] | None:
 
 
 def cores_for(cluster: RayCluster, found: list[Node]) -> Cores:
-    """Count the cores of a cluster's nodes, and the shards that they can run at a time."""
+    """Return the cores of a cluster's nodes, and how many shards the nodes can run at a time."""
     cores = [int(node.resources.get("CPU", 0)) for node in found]
     return Cores(
         total=max(1, sum(cores)),
@@ -144,18 +152,18 @@ def cores_for(cluster: RayCluster, found: list[Node]) -> Cores:
 
 
 def shard_needs(cluster: RayCluster, found: list[Node], workers: int) -> dict[str, float]:
-    """Return what a shard asks for: of CPUs, no more than the largest node has."""
+    """Return the resources that a shard needs. The largest node limits the number of CPUs."""
     most = max([1, *(int(node.resources.get("CPU", 0)) for node in found)])
     return cluster.needs(min(workers, most))
 
 
 def count_slots(found: list[Node], needs: Mapping[str, float]) -> int:
-    """Count the shards with such needs that run at a time."""
+    """Return how many shards with these needs the nodes can run at a time."""
     return sum(node.room_for(needs) for node in found)
 
 
 def _slots(cluster: RayCluster, found: list[Node], workers: int) -> int:
-    """Count the shards that run at a time. Raises OptionError if no node can run any."""
+    """Return how many shards can run at a time. Raise OptionError if no node can run a shard."""
     needs = shard_needs(cluster, found, workers)
     slots = count_slots(found, needs)
     if slots:
@@ -166,18 +174,18 @@ def _slots(cluster: RayCluster, found: list[Node], workers: int) -> int:
         for node in found
     )
     raise OptionError(
-        f"No node of the Ray cluster can run a shard: it asks for {asked}, and there is {have}. "
-        "Ask for less (--shard-resource, --num-workers), or start a node that has it."
+        f"No node of the Ray cluster can run a shard: a shard needs {asked}. Available: "
+        f"{have}. Reduce the needs (--shard-resource, --num-workers), or start a larger node."
     )
 
 
 def remote_options_of(needs: Mapping[str, float]) -> dict[str, Any]:
-    """Turn a shard's needs into options of a Ray task that Ray does not repeat by itself."""
+    """Return the options of a Ray task that runs a shard with these needs."""
     own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
     others = {name: amount for name, amount in needs.items() if name not in own}
     return {
         **{option: needs[name] for name, option in own.items() if name in needs},
         **({"resources": others} if others else {}),
-        # Ray's own retries would run a shard again behind Prefect's back.
+        # Prefect would not see a shard that Ray retries.
         "max_retries": 0,
     }

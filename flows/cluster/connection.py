@@ -1,4 +1,4 @@
-"""The Ray that a run uses: a local one, which is started for it, or a cluster."""
+"""Connect to a Ray cluster, or start a local Ray."""
 
 import logging
 import os
@@ -19,32 +19,34 @@ from batchmill.errors import BatchmillError, OptionError, ServiceError
 
 logger = logging.getLogger(__name__)
 
-# What Ray Client raises when its connection is gone, or its process at the other end.
+# Ray Client raises these errors when its connection is lost or its server process has died.
 LOST_CONNECTION = (ConnectionError, grpc.RpcError)
 
 _CONNECT_SECONDS = 10
 _CONNECT_PAUSES = (1.0, 5.0)
-# Shards pass nothing through Ray's object store; its default is a third of the memory.
+# Shards pass no data through Ray's object store. Its default size is a third of the memory.
 _OBJECT_STORE_BYTES = 100 * 2**20
 
 
 @contextmanager
 def ray_runner(cluster: RayCluster) -> Iterator[RayTaskRunner[Any]]:
-    """Give a task runner that is connected to Ray; a local Ray is started, and ends with the block.
+    """Yield a task runner that is connected to Ray. A local Ray ends with the block.
 
-    Raises what `check_cluster` raises, and ServiceError if Ray cannot be started or connected to.
+    Raises:
+        OptionError: The runtime environment is not valid.
+        ServiceError: Ray cannot be started or reached.
     """
-    check_cluster(cluster)  # Once more: a deployment's run has not come by the flow's own check.
-    was_there = ray.is_initialized()  # Somebody's, in a notebook: the runner then uses it.
+    check_cluster(cluster)  # `run_job` calls it too, but a deployment's run does not.
+    was_there = ray.is_initialized()  # A notebook may have started Ray. The runner then uses it.
     try:
-        # Not the runner's own argument: for "auto", that starts a new Ray where there is none.
+        # The runner's own argument `address` would start a new Ray if "auto" finds no cluster.
         runner = _connect(_settings_for(cluster) | {"address": cluster.address})
     except Exception as error:
         raise _failure(cluster, error) from error
     try:
         yield runner
     finally:
-        # The runner's own way out asks Ray Client for what it does not know.
+        # The runner's own `__exit__` calls functions that Ray Client does not support.
         if not was_there:
             ray.shutdown()
 
@@ -52,7 +54,7 @@ def ray_runner(cluster: RayCluster) -> Iterator[RayTaskRunner[Any]]:
 def _settings_for(cluster: RayCluster) -> dict[str, Any]:
     """Return the arguments of `ray.init` besides the address.
 
-    What Ray's processes print is shown if batchmill's log level is DEBUG.
+    The output of Ray's processes is shown only if batchmill's log level is DEBUG.
     """
     verbose = logger.isEnabledFor(logging.DEBUG)
     settings: dict[str, Any] = {} if verbose else {"log_to_driver": False, "logging_level": "ERROR"}
@@ -70,47 +72,51 @@ def _connect(settings: dict[str, Any]) -> RayTaskRunner[Any]:
         try:
             return RayTaskRunner(init_kwargs=settings).__enter__()
         except ConnectionAbortedError:
-            # Ray Client's server starts a process for each driver, which fails now and then.
+            # Ray Client's server starts a process for each driver. This start fails sometimes.
             ray.shutdown()
             time.sleep(pause)
     return RayTaskRunner(init_kwargs=settings).__enter__()
 
 
 def _failure(cluster: RayCluster, error: Exception) -> BatchmillError:
-    """Say why there is no Ray, and what may help."""
-    # Of what the other side has sent with it, the last line says what it was.
+    """Return an error that describes why Ray cannot be used, and possible fixes."""
+    # The text may contain a traceback from the server. Its last line has the cause.
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = " ".join(dict.fromkeys([lines[0], lines[-1]])) if lines else type(error).__name__
     if isinstance(error, ValueError | TypeError) and cluster.runtime_env:
-        return OptionError(f"--runtime-env: Ray refuses it: {reason}")
+        return OptionError(f"--runtime-env: Ray rejected it: {reason}")
     where = "on this machine" if cluster.is_local else f"at {cluster.address}"
     text = f"Ray {where} cannot be reached or started: {type(error).__name__}: {reason}"
     if cluster.is_local or not isinstance(error, LOST_CONNECTION):
         return ServiceError(text)
-    # Neither does Ray Client say so; it is not answered, and that is all.
+    # Ray does not report a wrong port or a missing token, so the message suggests both.
     port = (
-        "Is it the port of Ray Client (10001, unless told otherwise), and not the head's?"
+        "Check the port: Ray Client's default is 10001, which is not the head's port."
         if cluster.address.startswith("ray://")
-        else "Is it the head's port (6379, unless told otherwise)? Ray Client's is ray://HOST:PORT."
+        else "Check the port: the head's default is 6379. For Ray Client, use ray://HOST:PORT."
     )
     token = (
-        "The cluster may want another token than the one it was shown"
+        "The cluster may require another token than the configured one"
         if os.environ.get("RAY_AUTH_MODE") == "token"
-        else "If the cluster asks for a token: set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, or save "
-        "it with a Ray cluster block"
+        else "If the cluster requires a token, set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, or save "
+        "the token in a Ray cluster block"
     )
     return ServiceError(f"{text.rstrip('.')}. {port} {token}.")
 
 
 def check_cluster(cluster: RayCluster) -> None:
-    """Raise ServiceError if nobody answers at a cluster's address; Ray would try for minutes.
+    """Check a cluster's address and runtime environment. Ray itself would retry for minutes.
 
-    Raises OptionError for a runtime environment of which Ray would overlook a part.
+    Raises:
+        OptionError: The runtime environment has a field that Ray would ignore.
+        ServiceError: Nothing responds at the address.
     """
     known = sorted(name for name in RuntimeEnv.known_fields if name[0] != "_")
     for name in cluster.runtime_env:
         if name not in known:
-            raise OptionError(f"--runtime-env: Ray knows no {name!r}. It knows {', '.join(known)}.")
+            raise OptionError(
+                f"--runtime-env: Ray has no field {name!r}. Use one of {', '.join(known)}."
+            )
     if cluster.head is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""Looks, before any work is begun, whether the nodes of a Ray cluster could do it."""
+"""Checks before the first shard that the nodes of a Ray cluster can run the shards."""
 
 import time
 from collections import defaultdict
@@ -18,11 +18,10 @@ from batchmill.errors import ServiceError
 from batchmill.runs.node_check import Probe, faults_here
 from batchmill.storage.access import Access, access_to
 
-# Ray may have to set up a runtime environment first: to install packages takes minutes.
+# Ray may have to set up a runtime environment first. The installation of packages takes minutes.
 _ANSWER_SECONDS = 600.0
 _WAIT_SECONDS = 0.5
-# So many nodes are looked at; on a cluster of thousands, to look at all would take longer than
-# what it saves.
+# The number of nodes that are checked. A check of thousands of nodes would take too long.
 _MOST_NODES = 64
 
 
@@ -33,9 +32,17 @@ def probe_cluster(
     needs: Mapping[str, float],
     cancelled: Callable[[], bool],
 ) -> None:
-    """Run one probe on each node that could run a shard; ends early if the run is `cancelled`.
+    """Run one probe on each node that has the resources for a shard.
 
-    Raises ServiceError with a line for each fault, and the nodes that have it.
+    Args:
+        probe: The checks to run on each node.
+        access: The credentials that the shards need.
+        found: The nodes of the cluster.
+        needs: The resources that a shard needs.
+        cancelled: Returns true after the run is cancelled. Then the probes are not awaited.
+
+    Raises:
+        ServiceError: Nodes cannot run shards. The message has one line for each fault.
     """
     chosen = [node for node in found if node.room_for(needs)][:_MOST_NODES]
     remote: Any = cast("Any", ray).remote(num_cpus=0, max_retries=0)(_portable_probe())
@@ -51,7 +58,7 @@ def probe_cluster(
     silent = list(asked)
     deadline = time.monotonic() + _ANSWER_SECONDS
     while silent and time.monotonic() < deadline:
-        # In short: Ray waits outside of Python, where no signal's handler is called.
+        # The waits are short, because Python runs no signal handler while Ray waits.
         done, silent = ray.wait(silent, num_returns=len(silent), timeout=_WAIT_SECONDS)
         answered += done
         if cancelled():
@@ -61,7 +68,7 @@ def probe_cluster(
         for fault in _answer(reference):
             where[fault].append(asked[reference].address)
     for reference in silent:
-        where[f"no answer within {_ANSWER_SECONDS:.0f} s."].append(asked[reference].address)
+        where[f"no response within {_ANSWER_SECONDS:.0f} s."].append(asked[reference].address)
     if where:
         lines = [f"  on {', '.join(places)}: {fault}" for fault, places in where.items()]
         raise ServiceError("\n".join(["The Ray cluster cannot run this:", *lines]))
@@ -73,7 +80,7 @@ def _answer(reference: Any) -> list[str]:
     except ray.exceptions.RuntimeEnvSetupError as error:
         return [f"its runtime environment cannot be set up: {_last_line(error)}"]
     except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
-        return []  # It has left meanwhile: then it will run no shard.
+        return []  # The node has left the cluster, so it will run no shard.
     except ray.exceptions.RayError as error:
         return [f"the probe failed: {_last_line(error)}"]
     return faults
@@ -85,9 +92,9 @@ def _last_line(error: Exception) -> str:
 
 
 def _portable_probe() -> Callable[..., list[str]]:
-    """Return a function that says why the node it runs on cannot run shards.
+    """Return a function that returns why the node that executes it cannot run shards.
 
-    It is pickled whole, not by its name, for batchmill may not be there, or be another.
+    Ray pickles the function by value. The node may have no batchmill, or another version.
     """
 
     def probe(
@@ -99,11 +106,11 @@ def _portable_probe() -> Callable[..., list[str]]:
             import batchmill
         except ImportError:
             where = f"for {sys.executable}"
-            remedy = f"Install the same as here: pip install batchmill=={version}"
+            remedy = f"Install the same version as here: pip install batchmill=={version}"
             return [f"batchmill is not installed there ({where}). {remedy}"]
         if batchmill.__version__ != version:
             versions = f"batchmill is {batchmill.__version__} there, and {version} here"
-            return [f"{versions}. Install the same on all nodes."]
+            return [f"{versions}. Install the same version on all nodes."]
         from batchmill.flows.cluster.probe import faults_on_this_node
 
         return faults_on_this_node(about, access, settings)
@@ -116,14 +123,23 @@ def faults_on_this_node(
     access: Sequence[Mapping[str, Any]],
     settings: Mapping[str, Any],
 ) -> list[str]:
-    """Return why this machine cannot run shards; it can, if there is nothing."""
+    """Return why this machine cannot run shards.
+
+    Args:
+        about: The fields of a `Probe`.
+        access: The fields of each `Access` that the shards need.
+        settings: The serialized settings of Prefect.
+
+    Returns:
+        One text for each fault. Empty if the machine can run shards.
+    """
     with access_to([Access(**store) for store in access]):
         faults = [*faults_here(Probe(**about)), _api_fault(settings)]
     return [fault for fault in faults if fault]
 
 
 def _api_fault(settings: Mapping[str, Any]) -> str:
-    """Say why the Prefect API of these settings cannot be used here; empty if it can."""
+    """Return why this machine cannot use the Prefect API of these settings. Empty if it can."""
     with SettingsContext(**settings), temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
         url = PREFECT_API_URL.value()
         with get_client(sync_client=True) as client:
@@ -131,7 +147,7 @@ def _api_fault(settings: Mapping[str, Any]) -> str:
     if not trouble:
         return ""
     return (
-        f"the Prefect API at {url} does not answer there ({trouble}). Start a server that all "
-        "nodes reach (prefect server start --host 0.0.0.0), and set PREFECT_API_URL to its "
-        "address, not to one of this machine alone as 127.0.0.1."
+        f"the Prefect API at {url} does not respond there ({trouble}). Start a server that all "
+        "nodes can reach (prefect server start --host 0.0.0.0), and set PREFECT_API_URL to its "
+        "address. An address such as 127.0.0.1 works only on one machine."
     )

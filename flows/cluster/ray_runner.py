@@ -1,4 +1,4 @@
-"""Shards on a Ray cluster, through prefect-ray's task runner."""
+"""The runner for a Ray cluster or a local Ray, based on prefect-ray's task runner."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,11 +33,16 @@ _LOCAL_RAY_IS_GONE = "LocalRayletDiedError"
 
 
 class RayRunner(ShardRunner):
-    """Each shard is a Ray task; `probe` says what the nodes are asked before the first one."""
+    """Runs each shard as a Prefect task run in a Ray task.
 
-    lost_message = (
-        "Ray on the machine of the flow run has died, so nothing more could be submitted."
-    )
+    Args:
+        cluster: The Ray cluster, or a local Ray.
+        access: The credentials that the shards need.
+        probe: Returns what the nodes of a cluster have to check before the first shard.
+        cancelled: Returns true after the run is cancelled.
+    """
+
+    lost_message = "Ray on the machine of the flow run has died, so no other shard was submitted."
 
     def __init__(
         self,
@@ -65,25 +70,25 @@ class RayRunner(ShardRunner):
 
     @property
     def cores(self) -> Cores:
-        """The cores of the cluster's nodes, and how many shards these can run at a time."""
+        """The cores of the cluster's nodes, and how many shards the nodes can run at a time."""
         return cores_for(self._cluster, self._found)
 
     def prepare(self, num_workers: int) -> None:
-        """Ask each node whether it could run a shard, unless the node is this machine."""
+        """Check that each node of a cluster can run a shard. A local Ray is not checked."""
         self._needs = shard_needs(self._cluster, self._found, num_workers)
         self._capacity = Capacity(self._cluster, self._needs)
         if not self._cluster.is_local:
             probe_cluster(self._probe(), self._access, self._found, self._needs, self._cancelled)
 
     def slots(self) -> int | None:
-        """Count the shards that the nodes can run now; None while the head is silent."""
+        """Return how many shards the nodes can run now. None while the head does not respond."""
         with self._lost_connection_is_lost_head():
             slots = self._capacity()
         self.nodes = self._capacity.alive
         return slots
 
     def submit(self, shard: Shard) -> ShardFuture:
-        """Submit a shard to Ray, with what it needs of a node."""
+        """Submit a shard to Ray, with the resources that it needs."""
         with (
             self._lost_connection_is_lost_head(),
             remote_options(**remote_options_of(self._needs)),
@@ -94,22 +99,22 @@ class RayRunner(ShardRunner):
             return future
 
     def wait(self, futures: Sequence[ShardFuture], seconds: float) -> Collection[ShardFuture]:
-        """Wait for Ray's references to the results of some task runs."""
+        """Wait until one of the task runs has ended."""
         by_reference = {_reference_of(future): future for future in futures}
         with self._lost_connection_is_lost_head():
             ended, _ = ray.wait(list(by_reference), num_returns=1, timeout=seconds)
         return [by_reference[reference] for reference in ended]
 
     def kill(self, future: ShardFuture) -> None:
-        """Have Ray kill the worker of a task run."""
+        """Kill the Ray worker of a task run."""
         with self._lost_connection_is_lost_head():
             ray.cancel(_reference_of(future), force=True)
 
     def release(self) -> None:
-        """Do nothing: Ray ends with the block, once Prefect knows how its task runs ended."""
+        """Do nothing. Ray ends with the block, after Prefect has recorded the task runs."""
 
     def is_lost(self, reason: str) -> bool:
-        """Tell whether the raylet on this machine is gone: without it, Ray takes no task."""
+        """Return whether the raylet on this machine has died. Ray then accepts no task."""
         return _LOCAL_RAY_IS_GONE in reason
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""The token by which Ray's processes let each other in."""
+"""The token that Ray's processes use to authenticate each other."""
 
 import os
 import secrets
@@ -9,11 +9,13 @@ from batchmill.blocks.ray_cluster import RayCluster
 
 
 def present_token(cluster: RayCluster) -> None:
-    """Have Ray show the cluster's token, if there is one; to be called before Ray is imported.
+    """Set the environment variables that make Ray use the cluster's token.
 
-    A local Ray gets a random token: its ports are open to the network, and anyone who reaches them
-    could run code without one. Ray reads these variables when it is imported. If the caller has
-    imported Ray before, nothing can change that.
+    Call this before Ray is imported, because Ray reads the variables at its import. If Ray is
+    imported already, a local Ray gets no token.
+
+    A local Ray gets a random token. Its ports are open to the network, and without a token, anyone
+    who reaches them could run code.
     """
     if "ray" in sys.modules and not cluster.token:
         return
@@ -21,7 +23,7 @@ def present_token(cluster: RayCluster) -> None:
         os.environ["RAY_AUTH_TOKEN"] = cluster.token.get_secret_value()
     elif cluster.is_local and "RAY_AUTH_MODE" not in os.environ and not _has_token():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    # Ray Client, at ray://, would not look for a token without this.
+    # Without this variable, Ray Client (ray://) ignores the token.
     if _has_token():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 

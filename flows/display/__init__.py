@@ -1,1 +1,1 @@
-"""What Prefect shows of a run: artifacts and events."""
+"""Artifacts and events of a run in Prefect."""

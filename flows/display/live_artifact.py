@@ -1,4 +1,4 @@
-"""An artifact of a flow run that changes while the run goes on."""
+"""An artifact that is updated while its flow run is running."""
 
 import logging
 import time
@@ -21,21 +21,29 @@ _PAUSE_SECONDS = 30.0
 
 
 class LiveArtifact:
-    """One artifact, made when it is first shown, then kept current."""
+    """One artifact. The first call of `show` creates it, and later calls update it."""
 
     def __init__(self) -> None:
         self._id: UUID | None = None
         self._next = 0.0
 
     def show(self, artifact: Artifact, data: Any) -> bool:
-        """Make the artifact, or give it this `data` and description; return whether it was shown.
+        """Create the artifact, or update its data and description.
 
-        A server that does not answer is no reason to end a run: a later call tries again.
+        An error of the server does not end the run. A later call sends the artifact again.
+
+        Args:
+            artifact: The artifact with its description.
+            data: The new data of an artifact that exists.
+
+        Returns:
+            True if the server has accepted the artifact. For 30 s after an error, no request is
+            sent, and the result is False.
         """
         if time.monotonic() < self._next:
             return False
         try:
-            # The client's own patience would hold the run up for minutes.
+            # The retries of Prefect's client would delay the run for minutes.
             with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
                 self._send(artifact, data)
         except (httpx.HTTPError, PrefectException) as error:
@@ -55,5 +63,5 @@ class LiveArtifact:
 
 
 def artifact_key(kind: str, dataset: str) -> str:
-    """Return an artifact's key, the same for all runs over a dataset: KIND-NAME-HASH."""
+    """Return an artifact's key: KIND-NAME-HASH. It is the same for all runs over a dataset."""
     return f"{kind}-{readable_id('dataset', Path(dataset).name, dataset)}".lower()

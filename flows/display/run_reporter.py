@@ -1,4 +1,4 @@
-"""What Prefect shows of a run besides its states: progress, failures, a summary, and events."""
+"""Sends a run's progress, failures, summary and events to Prefect."""
 
 import json
 
@@ -17,7 +17,7 @@ INPUT_FAILED = "batchmill.input.failed"
 
 
 class RunReporter:
-    """Tells of one run over a dataset, while it goes on and at its end."""
+    """Sends artifacts and events about one run to Prefect, during the run and at its end."""
 
     def __init__(self, dataset: str, run: int) -> None:
         self._dataset = dataset
@@ -28,11 +28,11 @@ class RunReporter:
         self._told = 0
 
     def begin(self, *, inputs: int, pending: int, step: str) -> None:
-        """Tell that the run holds the dataset, and how much there is to do."""
+        """Send the event that the run has started, with the number of inputs."""
         self._emit(STARTED, {"inputs": inputs, "pending": pending, "step": step})
 
     def show(self, progress: Progress) -> None:
-        """Bring what is shown up to date, where there is something new."""
+        """Send the new failures, and update the artifacts that have changed."""
         for failure in progress.failures[self._told :]:
             self._emit(INPUT_FAILED, failure._asdict())
         self._told = len(progress.failures)
@@ -42,17 +42,22 @@ class RunReporter:
             self._failed = progress.failed
 
     def end(self, summary: Summary, state: str) -> None:
-        """Tell that the run has ended, in which of Prefect's states."""
+        """Send the event that the run has ended.
+
+        Args:
+            summary: The counts of outcomes.
+            state: The name of the flow run's final state.
+        """
         message = failure_message(summary, self._dataset)
         self._emit(
             FINISHED,
             summary.as_json() | {"state": state, "message": message},
-            # A trigger can match labels, but not a payload.
+            # A trigger can match labels, but not the payload.
             {"batchmill.state": state, "batchmill.not-ok": str(summary.failed)},
         )
 
     def sum_up(self, report: Report) -> None:
-        """Show a page about the dataset and the run."""
+        """Show the summary page of the dataset and the run."""
         text = summary_text(report)
         artifact = MarkdownArtifact(
             key=artifact_key("summary", self._dataset),
@@ -73,19 +78,19 @@ class RunReporter:
 
     def _show_failures(self, progress: Progress) -> bool:
         rows = [failure._asdict() for failure in progress.failures]
-        cut = f"; the first {len(rows):,}" if progress.failed > len(rows) else ""
+        cut = f". The first {len(rows):,} are shown" if progress.failed > len(rows) else ""
         artifact = TableArtifact(
             key=artifact_key("failures", self._dataset),
             table=rows,
             description=f"{progress.failed:,} not ok in run {self._run} of `{self._dataset}`{cut}. "
-            f"With tracebacks: `batchmill failures {self._dataset}`",
+            f"For tracebacks: `batchmill failures {self._dataset}`",
         )
         return self._failures.show(artifact, json.dumps(rows))
 
     def _emit(
         self, event: str, payload: dict[str, object], labels: dict[str, str] | None = None
     ) -> None:
-        # Prefect sends it from a thread of its own, and adds the flow run it belongs to.
+        # Prefect sends the event from another thread, and adds the id of the flow run.
         emit_event(
             event,
             resource={

@@ -1,4 +1,4 @@
-"""The page about a run in the Prefect UI, as Markdown."""
+"""The summary page of a run in the Prefect UI, as Markdown."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ _SHOWN_KINDS = 20
 
 
 def summary_text(report: Report) -> str:
-    """Write what came of a run: counts, speed, failures by kind, the slowest, pictures."""
+    """Return the page: counts, throughput, failures by kind, charts and the slowest inputs."""
     return "\n".join(_lines(report)) + "\n"
 
 
@@ -35,21 +35,21 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"| output files | {facts.contents.outputs:,}, {size} |"
     if len(facts.executed):
         yield f"| executed in run {facts.executed_by} | {len(facts.executed):,} |"
-        yield f"| from the first to the last | {duration(facts.seconds)} |"
+        yield f"| time from first to last input | {duration(facts.seconds)} |"
         yield f"| throughput | {facts.throughput:,.1f} inputs/s |"
     if len(facts.failures):
         yield from _failures(facts)
     if len(facts.executed):
         yield from _executed(report)
     yield ""
-    yield f"In the dataset: {code('report.html')}, with tracebacks and what was printed."
+    yield f"The file {code('report.html')} in the dataset also has tracebacks and printed output."
 
 
 def _failures(facts: Facts) -> Iterator[str]:
     yield ""
-    yield "## What failed, and why"
+    yield "## Failures"
     yield ""
-    yield "| inputs | outcome | error | message of the first | the first |"
+    yield "| inputs | outcome | error | first message | first inputs |"
     yield "|---:|---|---|---|---|"
     kinds = facts.failure_kinds()
     for kind in kinds[:_SHOWN_KINDS]:
@@ -61,12 +61,12 @@ def _failures(facts: Facts) -> Iterator[str]:
         )
     if len(kinds) > _SHOWN_KINDS:
         yield ""
-        yield f"... and {len(kinds) - _SHOWN_KINDS:,} more kinds."
+        yield f"... and {len(kinds) - _SHOWN_KINDS:,} more kinds of failure."
 
 
 def _executed(report: Report) -> Iterator[str]:
     yield ""
-    yield "## How it went"
+    yield "## Charts"
     yield ""
     for label, svg in report.pictures:
         yield f"![{label}]({as_data_url(svg)})"
@@ -82,7 +82,7 @@ def _executed(report: Report) -> Iterator[str]:
 
 
 def code(text: str) -> str:
-    r"""Show any text as it is, in a table as well.
+    r"""Return text as Markdown code that is also safe in a table.
 
     >>> code("a|b`<i>")
     "`a\\|b'<i>`"

@@ -1,1 +1,1 @@
-"""Where shards run: on this machine, or on a Ray cluster."""
+"""Schedule the shards of a run, and run them on this machine or on a Ray cluster."""

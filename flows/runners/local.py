@@ -36,7 +36,7 @@ class LocalRunner(ShardRunner):
 
     def __exit__(self, *exception: Any) -> None:
         for future in self._submitted:
-            # After an error, shard processes may still run.
+            # After an error, shard processes may still be running.
             self.kill(future)
         self._held.close()
 
@@ -46,13 +46,13 @@ class LocalRunner(ShardRunner):
         return Cores(total=own_cores(), node=own_cores())
 
     def prepare(self, num_workers: int) -> None:
-        """Limit the shards that run at a time, so that each DataLoader worker has a core."""
+        """Limit the number of shards that run at a time: each DataLoader worker gets a core."""
         self._slots = self.cores.slots_for(num_workers)
         tasks: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=self._slots)
         self._tasks = self._held.enter_context(tasks)
 
     def slots(self) -> int:
-        """Return how many shards can run at a time. The number does not change."""
+        """Return how many shards can run at a time. The number is constant."""
         return self._slots
 
     def submit(self, shard: Shard) -> ShardFuture:
@@ -76,7 +76,7 @@ class LocalRunner(ShardRunner):
         self._running.processes.release()
 
     def kill(self, future: ShardFuture) -> None:
-        """Kill the shard's process. A shard without a process does not begin."""
+        """Kill the shard's process. A shard that has no process yet does not begin."""
         self._running.kill(future.task_run_id)
 
     def is_lost(self, reason: str) -> bool:  # noqa: ARG002

@@ -28,7 +28,7 @@ class LossPolicy:
     """Counts the losses of one run and resubmits what the lost shards have not finished.
 
     Args:
-        runner: Where the shards run.
+        runner: Runs the shards.
         queue: The shards of the run.
         rebalancer: Removes a lost shard from the running ones.
         losses_allowed: After this many lost processes, no lost shard is submitted again.
@@ -71,7 +71,8 @@ class LossPolicy:
         self.losses += 1
         if self.losses > self._losses_allowed:
             self._add_ended_early(
-                f"{shard.title} lost its process; {self.losses} were lost in this run: {reason}"
+                f"{shard.title} lost its process ({reason}). After {self._losses_allowed} losses "
+                "in one run, lost shards are not submitted again."
             )
             return
         for again in _remaining(shard, reason):
@@ -79,7 +80,7 @@ class LossPolicy:
             self._queue.waiting.append(again)
 
     def fail_lost_nodes(self, now: float) -> None:
-        """End the task runs of nodes that are missing for too long.
+        """End the task runs of nodes that have been missing for too long.
 
         Ray waits for a silent node until the kernel closes the connection, which takes a quarter of
         an hour.
@@ -95,26 +96,28 @@ class LossPolicy:
             for task_run, (shard, _) in list(self._queue.running.items()):
                 begun_on = place_of(shard)
                 if begun_on == node:
-                    self.handle_loss(self._rebalancer.remove(task_run), "its node is gone")
+                    self.handle_loss(self._rebalancer.remove(task_run), "its node was lost")
                 elif begun_on is None:
                     self._resubmit(task_run)
 
     def end_without_nodes(self, slots: int | None, now: float) -> bool:
-        """Kill all shards if no node could run one for too long.
+        """Kill all shards if there has been no node for a shard for too long.
 
         Args:
-            slots: The number of shards that can run at a time; None if it is unknown.
+            slots: The number of shards that can run at a time. None if it is unknown.
             now: The time of a monotonic clock, in seconds.
 
         Returns:
-            Whether the run ends for this reason.
+            True if the run ends for this reason.
         """
         if slots != 0:
             self._no_node_since = None
             return False
         if self._no_node_since is None:
             self._no_node_since = now
-            get_run_logger().warning("no node of the Ray cluster can run a shard now; waiting")
+            get_run_logger().warning(
+                "no node of the Ray cluster can run a shard now. Waiting for a node."
+            )
         is_elastic = self._runner.is_elastic
         if now - self._no_node_since < (_NO_NODE_SECONDS if is_elastic else _LOST_NODE_SECONDS):
             return False
@@ -124,7 +127,7 @@ class LossPolicy:
         return True
 
     def _find_lost_nodes(self, now: float) -> list[str]:
-        """Return the nodes that are missing for too long; each is returned once."""
+        """Return the nodes that have been missing for too long. Each node is returned once."""
         missing = self._known_nodes - self._runner.nodes
         self._known_nodes |= self._runner.nodes
         # A node that has just disappeared is left to Ray, which usually reports the reason.
@@ -143,7 +146,7 @@ class LossPolicy:
         """
         submitted = self._rebalancer.remove(task_run)
         self._runner.kill(submitted.future)
-        self._queue.record_end(submitted, Crashed(message="a node is gone, before it began"))
+        self._queue.record_end(submitted, Crashed(message="a node was lost before the shard began"))
         shard = submitted.shard
         self._queue.waiting.append(replace(shard, attempt=shard.attempt + 1, left=shard.inputs))
 
@@ -153,7 +156,7 @@ class LossPolicy:
 
 
 def _remaining(shard: Shard, reason: str) -> list[Shard]:
-    """Return what to submit again of a lost shard.
+    """Return the shards to submit again after a loss.
 
     Records the outcome `crashed` for an input that has used up its retries.
     """
@@ -164,7 +167,7 @@ def _remaining(shard: Shard, reason: str) -> list[Shard]:
     name = give_up(parts[0], reason)
     if name is None:
         return parts
-    get_run_logger().error("%s: crashed: it ends the process of its shard", name)
+    get_run_logger().error("%s: crashed: the input killed the process of its shard", name)
     return []
 
 
@@ -188,9 +191,9 @@ def split_lost(shard: Shard, rows: Sequence[int]) -> list[Shard]:
 
 
 def _is_inconclusive(shard: Shard, rows: Sequence[int]) -> bool:
-    """Whether nothing shows yet that an input kills the process.
+    """Return whether there is no evidence yet that an input kills the process.
 
-    A first loss can have any reason. A shard that finished inputs makes progress.
+    A first loss can have any cause. A shard that finished inputs makes progress.
     """
     return shard.attempt == 1 or len(rows) < shard.inputs
 

@@ -1,4 +1,4 @@
-"""Moves inputs that a straggler has not begun to nodes that would stand idle."""
+"""Moves inputs from a slow shard to idle nodes, before the slow shard begins them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,13 +18,13 @@ _NEVER = float("inf")
 
 
 class Rebalancer:
-    """Splits the largest running shard when nodes would stand idle at the end of a run.
+    """Splits the largest running shard when nodes are idle at the end of a run.
 
     At most one split is in progress, and each task run is split at most once.
 
     Args:
-        runner: Where the shards run.
-        queue: The shards of the run. Split-off inputs are added to those that wait.
+        runner: Runs the shards.
+        queue: The shards of the run. Split-off inputs become waiting shards.
         workers: A shard with at most this many unfinished inputs is not split, because each of its
             workers may have begun one.
     """
@@ -33,7 +33,7 @@ class Rebalancer:
         self._runner = runner
         self._queue = queue
         self._workers = workers
-        # The task run whose split was requested, while its answer is pending.
+        # The task run whose split was requested, until its shard responds.
         self._requested: UUID | None = None
         self._already_split: set[UUID] = set()
         self._next_split = _NEVER
@@ -62,20 +62,20 @@ class Rebalancer:
             self._request_split()
 
     def remove(self, task_run: UUID) -> SubmittedShard:
-        """Remove a task run that has ended from the running ones.
+        """Remove an ended task run from the running ones.
 
         Args:
             task_run: The id of the task run.
 
         Returns:
-            The shard without the inputs that it has left to others.
+            The shard without the inputs that were split off.
 
         Raises:
             StoreError: The dataset cannot be read.
         """
         if task_run == self._requested:
             self._collect()
-            # A shard that has ended answers no request. Its other inputs are done or lost.
+            # A shard that has ended does not respond. Its other inputs are done or lost.
             self._requested = None
         return self._queue.running.pop(task_run)
 
@@ -91,7 +91,7 @@ class Rebalancer:
             self._already_split.add(task_run)
 
     def _collect(self) -> None:
-        """Add the inputs that the split shard left to the waiting ones, if it has answered."""
+        """Add the split-off inputs to the waiting shards, if the split shard has responded."""
         task_run = self._requested
         if task_run is None:
             return
@@ -105,8 +105,10 @@ class Rebalancer:
         if rest is None:
             return
         idle = max(1, (self._runner.slots() or 0) - len(self._queue.running))
-        get_run_logger().info("%s leaves %d inputs to others", shard.title, rest.inputs)
-        # One more part than idle nodes, for the node that finishes its shard next.
+        get_run_logger().info(
+            "%s: %d inputs are split off for idle nodes", shard.title, rest.inputs
+        )
+        # The extra part is for the node that finishes its shard next.
         self._queue.waiting += divide(rest, min(rest.inputs, idle + 1))
 
 
@@ -114,8 +116,8 @@ def divide(shard: Shard, parts: int) -> Sequence[Shard]:
     """Divide a shard into parts of nearly equal size.
 
     Args:
-        shard: The shard to divide. No attempt has been made at it.
-        parts: How many parts to make, at most one for each input.
+        shard: The shard to divide. It has no attempt yet.
+        parts: The number of parts, at most the number of inputs.
 
     Returns:
         Shards with consecutive rows of the run's plan, in order.

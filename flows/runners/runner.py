@@ -17,9 +17,9 @@ class ShardRunner(AbstractContextManager["ShardRunner"], ABC):
     """Runs shards as Prefect task runs. The implementations are `local` and `ray`.
 
     Attributes:
-        nodes: The ids of the machines that were there at the last call of `slots`.
-        is_elastic: Whether other machines may join later.
-        lost_message: The message for the user when no more shards can run.
+        nodes: The ids of the machines that existed at the last call of `slots`.
+        is_elastic: True if other machines may join later.
+        lost_message: The message for the user after the runner is lost.
     """
 
     nodes: frozenset[str] = frozenset()
@@ -48,7 +48,7 @@ class ShardRunner(AbstractContextManager["ShardRunner"], ABC):
 
     @abstractmethod
     def slots(self) -> int | None:
-        """Return how many shards can run at a time now; None while that is unknown.
+        """Return how many shards can run at a time now. None while the number is unknown.
 
         Raises:
             RunError: The runner is lost.
@@ -56,7 +56,7 @@ class ShardRunner(AbstractContextManager["ShardRunner"], ABC):
 
     @abstractmethod
     def submit(self, shard: Shard) -> ShardFuture:
-        """Start a task run for a shard. It waits in the runner until a slot is free."""
+        """Start a task run for a shard. The task run waits in the runner until a slot is free."""
 
     @abstractmethod
     def wait(self, futures: Sequence[ShardFuture], seconds: float) -> Collection[ShardFuture]:
@@ -67,7 +67,7 @@ class ShardRunner(AbstractContextManager["ShardRunner"], ABC):
             seconds: The longest time to wait.
 
         Returns:
-            The task runs that have ended; empty if none has.
+            The task runs that have ended. Empty if all are still running.
         """
 
     @abstractmethod
@@ -80,7 +80,7 @@ class ShardRunner(AbstractContextManager["ShardRunner"], ABC):
 
     @abstractmethod
     def is_lost(self, reason: str) -> bool:
-        """Return whether a crash means that no more shards can be submitted.
+        """Return whether a crash means that the runner cannot run any shard.
 
         Args:
             reason: The message of the crashed task run.

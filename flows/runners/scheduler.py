@@ -1,7 +1,7 @@
-"""Submits the shards of one run as Prefect task runs, waits for them and collects their ends.
+"""Submits the shards of one run as Prefect task runs, and collects how they ended.
 
 `loss_policy` decides what happens when a shard loses its process or its node. `rebalancing` moves
-inputs to nodes that would stand idle.
+inputs to nodes that would be idle.
 """
 
 import time
@@ -18,13 +18,13 @@ from prefect.states import Cancelled, Crashed
 from batchmill.execution.shard import Shard
 
 _TICK_SECONDS = 1.0
-# The longest time that a signal is delayed. Ray waits outside Python, where no handler runs.
+# The longest delay of a signal. Python runs no signal handler while Ray waits.
 _WAIT_SECONDS = 0.2
 # A shard checks for a stop request every two seconds. Its current inputs then get three seconds.
 _GRACE_SECONDS = 6.0
 # A killed task run has this long to report its end.
 _KILL_REPORT_SECONDS = 2.0
-# A few shards wait in the runner's queue, so that a free slot does not wait for a submission.
+# Some shards wait in the runner's queue, so a free slot can begin one at once.
 _IN_FLIGHT_PER_SLOT = 2
 
 
@@ -32,10 +32,11 @@ class ShardScheduler:
     """Runs the shards of one run, with a bounded number of task runs at a time.
 
     Args:
-        runner: Where the shards run.
+        runner: Runs the shards.
         workers: The number of DataLoader workers in each shard.
-        on_tick: Called about every second. Once it returns true, no more shards are submitted.
-        cancelled: Whether the run is cancelled. Shards that do not end soon are then killed.
+        on_tick: Called about every second. After it returns true, no shard is submitted.
+        cancelled: Returns true after the run is cancelled. Shards that do not end soon are then
+            killed.
         losses_allowed: After this many lost processes, no lost shard is submitted again.
     """
 
@@ -131,7 +132,7 @@ class ShardScheduler:
         return slots is not None and len(self._queue.running) < max(1, slots) * _IN_FLIGHT_PER_SLOT
 
     def _wait(self) -> None:
-        """Wait for a moment, and collect the shards that have ended."""
+        """Wait briefly, and collect the shards that have ended."""
         if not self._queue.running:
             time.sleep(_WAIT_SECONDS)
             return
@@ -140,9 +141,9 @@ class ShardScheduler:
 
     def _collect(self, submitted: SubmittedShard) -> None:
         shard, future = submitted
-        future.wait()  # Until then, the future has the state from before.
+        future.wait()  # Before this call, the state of the future is outdated.
         state = future.state
-        reason = (state.message or "its process is gone").strip().partition("\n")[0]
+        reason = (state.message or "its process ended").strip().partition("\n")[0]
         if not state.is_final():
             state = Crashed(message=reason)
         if self._cancelled():
@@ -158,9 +159,12 @@ class ShardScheduler:
             self._queue.ended_early.append(f"{shard.title} ended early: {reason}")
 
     def _end_cancelled(self) -> bool:
-        """Kill shards that have not ended in time; return whether the scheduler waits no longer.
+        """Kill the shards that have not ended in time.
 
-        Ray would wait without a limit for a node that does not respond.
+        Ray waits for a node without a time limit, so the scheduler has its own limit.
+
+        Returns:
+            True if the scheduler should stop waiting.
         """
         now = time.monotonic()
         self._cancelled_since = self._cancelled_since or now
@@ -172,5 +176,5 @@ class ShardScheduler:
         if seconds <= _GRACE_SECONDS + _KILL_REPORT_SECONDS:
             return False
         for submitted in self._queue.running.values():
-            self._queue.record_end(submitted, Cancelled(message="its node does not answer"))
+            self._queue.record_end(submitted, Cancelled(message="its node does not respond"))
         return True

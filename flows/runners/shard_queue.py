@@ -1,4 +1,4 @@
-"""The shards of one run: those that wait, those that run, and how each task run ended."""
+"""The state of the shards of one run: waiting shards, running shards, and ended task runs."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ class ShardQueue:
     Attributes:
         waiting: Shards that have not been submitted. The last one is submitted next.
         running: Submitted shards by the id of their task run.
-        ends: How each task run ended, in the order of the ends.
+        ends: How each task run ended. The first entry ended first.
         ended_early: Why some inputs of the run have no outcome.
     """
 

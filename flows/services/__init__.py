@@ -1,1 +1,1 @@
-"""The Prefect server and the Ray that a run talks to: found, or started for it, and left."""
+"""The Prefect server of a run: find it, or start a temporary one."""

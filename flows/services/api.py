@@ -1,4 +1,4 @@
-"""Which Prefect API a run talks to, and what has to be true of it when the run ends."""
+"""Choose the Prefect API of a run, and complete its records when the run ends."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -17,6 +17,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
@@ -36,9 +37,12 @@ _MOST_TASK_RUNS = 5000
 
 @contextmanager
 def shared_api() -> Iterator[None]:
-    """Give the block, and every Ray worker it starts, one Prefect API.
+    """Select one Prefect API for the block and for every Ray worker that it starts.
 
-    It is the one that is configured, or that of the flow run around, or a temporary server.
+    The API is the configured one, else the API of the enclosing flow run, else a temporary server.
+
+    Raises:
+        ServiceError: The configured server cannot be used, or the temporary one did not start.
     """
     if PREFECT_API_URL.value():
         _check_configured()
@@ -50,22 +54,23 @@ def shared_api() -> Iterator[None]:
             yield
         return
     with (
-        embedded_server(PREFECT_HOME.value()) as url,
-        # Nobody listens for the heartbeats of a flow whose server ends with it; and at its end,
-        # Prefect would wait up to a second for the thread that sends them.
+        embedded_server(PREFECT_HOME.value()) as server,
+        # The temporary server ends with the flow, so heartbeats have no use. Prefect would wait up
+        # to a second for the thread that sends them.
         temporary_settings(
-            {PREFECT_API_URL: url}, set_defaults={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+            {PREFECT_API_URL: server.url, PREFECT_API_AUTH_STRING: server.auth},
+            set_defaults={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None},
         ),
     ):
         try:
             yield
         finally:
-            # What is not sent now would be sent when the server is gone.
+            # The logs must be sent before the server ends.
             send_logs()
 
 
 def lost_server_message(error: Exception) -> str:
-    """Say that the Prefect server went away in the middle of a run, and what that costs."""
+    """Return the message for a Prefect server that stopped responding during a run."""
     return (
         f"The Prefect server at {_shown_api()} stopped responding. Committed "
         f"results are kept. Run the same command again to complete the dataset. ({error})"
@@ -77,12 +82,12 @@ def _shown_api() -> str:
 
 
 def _check_configured() -> None:
-    """Raise ServiceError if the configured server does not answer, or does not let us in."""
+    """Raise ServiceError if the configured server does not respond or rejects the credentials."""
     with get_client(sync_client=True) as client:
         trouble = client.api_healthcheck()
         if trouble is None:
             try:
-                client.read_flows(limit=1)  # Whether it is well, a server tells everybody.
+                client.read_flows(limit=1)  # The health check works without credentials.
             except httpx.HTTPError as error:
                 trouble = error
     if trouble is None:
@@ -90,12 +95,12 @@ def _check_configured() -> None:
     what, remedy = trouble_with_server(trouble)
     raise ServiceError(
         f"The Prefect server at PREFECT_API_URL={_shown_api()} {what}. "
-        f"{remedy}, or unset PREFECT_API_URL for a temporary one."
+        f"{remedy}, or unset PREFECT_API_URL to use a temporary server."
     )
 
 
 def trouble_with_server(error: Exception) -> tuple[str, str]:
-    """Return what an error of Prefect's client says of the server, and what to do about it."""
+    """Return two parts of a message for an error of Prefect's client: the problem and the fix."""
     if not isinstance(error, httpx.HTTPStatusError):
         reason = str(error).partition("\n")[0] or type(error).__name__
         return f"does not respond ({reason})", "Start it or correct its address"
@@ -110,9 +115,15 @@ def trouble_with_server(error: Exception) -> tuple[str, str]:
 
 
 def wait_until_recorded(flow_run: UUID, task_runs: int, seconds: float = _RECORD_SECONDS) -> None:
-    """Wait until the API knows how `task_runs` task runs ended; their events arrive later.
+    """Wait until the API has recorded the ends of a flow run's task runs.
 
-    A server that stops earlier loses them. Gives up after a while: history is no reason to fail.
+    The events about the ends arrive with a delay, and a server that stops earlier loses them. After
+    `seconds`, the wait ends without an error, because the history in Prefect is not essential.
+
+    Args:
+        flow_run: The id of the flow run.
+        task_runs: The number of ended task runs to wait for.
+        seconds: The longest time to wait.
     """
     deadline = time.monotonic() + seconds
     with get_client(sync_client=True) as client:
@@ -124,29 +135,33 @@ def wait_until_recorded(flow_run: UUID, task_runs: int, seconds: float = _RECORD
 
 
 def end_dead_run(flow_run: UUID, reason: str) -> None:
-    """See to it that the API shows a flow run as ended whose process is no more, if it does not.
+    """Mark a flow run whose process was killed, and its task runs, as crashed.
 
-    Its task runs, too. A process that is killed tells nothing; a worker that has started it may
-    have said that the flow run crashed, and nobody says it of its task runs.
+    A killed process cannot report its end. Its Prefect worker may have marked the flow run as
+    crashed, but not the task runs. A flow run that has ended as Completed or Failed is not changed.
+
+    Args:
+        flow_run: The id of the flow run.
+        reason: The message of the crashed states.
     """
     with (
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-        suppress(httpx.HTTPError, PrefectException),  # It may be known to another server.
+        suppress(httpx.HTTPError, PrefectException),  # The run may be on another server.
         get_client(sync_client=True) as client,
     ):
         state = client.read_flow_run(flow_run).state
         if state and (state.is_completed() or state.is_failed()):
-            return  # It has said so itself, at its end.
+            return  # The process reported its end.
         if state is None or not state.is_final():
             client.set_flow_run_state(flow_run, Crashed(message=reason), force=True)
-        # All of them first: pages may be others when states are.
+        # Read all pages first, because a new state may change the order of the pages.
         for run in list(_task_runs_of(client, flow_run)):
             if run.state is None or not run.state.is_final():
                 client.set_task_run_state(run.id, Crashed(message=reason), force=True)
 
 
 def _task_runs_of(client: SyncPrefectClient, flow_run: UUID) -> Iterator[TaskRun]:
-    """Yield a flow run's task runs, as many as a run has at most."""
+    """Yield the task runs of a flow run, at most `_MOST_TASK_RUNS`."""
     this_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
     for offset in range(0, _MOST_TASK_RUNS, _PAGE):
         page = client.read_task_runs(flow_run_filter=this_run, limit=_PAGE, offset=offset)
@@ -156,7 +171,7 @@ def _task_runs_of(client: SyncPrefectClient, flow_run: UUID) -> Iterator[TaskRun
 
 
 class TaskRunEnd(NamedTuple):
-    """How a task run ended, as its flow run knows it."""
+    """How a task run ended, according to its flow run."""
 
     id: UUID
     name: str
@@ -164,15 +179,21 @@ class TaskRunEnd(NamedTuple):
 
 
 def record_ends(flow_run: UUID, task: Task[..., Any], ends: Iterable[TaskRunEnd]) -> None:
-    """See to it that the API knows how task runs ended, whatever became of their own events.
+    """Record in Prefect how task runs ended, if their own events are missing.
 
-    A process that is killed does not send them, and what it had executed before may be lost, too.
+    A killed process does not send the event about its end. The events that it sent before may also
+    be lost.
+
+    Args:
+        flow_run: The id of the flow run.
+        task: The task of the task runs.
+        ends: How each task run ended.
     """
     with get_client(sync_client=True) as client:
         known = {run.id: run.state for run in _task_runs_of(client, flow_run)}
         for end in ends:
             try:
-                # What was not known may be by now; what is known twice is refused.
+                # Look again: the event may have arrived since, and Prefect rejects duplicates.
                 recorded = known[end.id] if end.id in known else client.read_task_run(end.id).state
             except ObjectNotFound:
                 client.create_task_run(
@@ -184,7 +205,7 @@ def record_ends(flow_run: UUID, task: Task[..., Any], ends: Iterable[TaskRunEnd]
                     state=end.state,
                 )
                 continue
-            # What was killed because the run was cancelled calls itself crashed.
+            # A task run that was killed for a cancellation is recorded as crashed.
             is_misnamed = recorded and recorded.is_crashed() and end.state.is_cancelled()
             if recorded is None or not recorded.is_final() or is_misnamed:
                 client.set_task_run_state(end.id, end.state, force=True)

@@ -1,7 +1,7 @@
-"""One temporary Prefect server for all runs on this machine that have none of their own.
+"""One temporary Prefect server for all runs on this machine, if no server is configured.
 
-Prefect would start one in every process. This one is shared by all, keeps its history in the user's
-Prefect database, and stops when the last run has ended.
+Prefect would start a server in every process. This server is shared by all processes, keeps its
+history in the user's Prefect database, and stops when the last run has ended.
 """
 
 import fcntl
@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from batchmill.flows.services.server_process import (
     ANY_PORT,
@@ -23,26 +23,40 @@ from batchmill.flows.services.server_process import (
     RECORD,
     SERVER_LOCK,
     USERS_LOCK,
+    auth_string,
     folder_in,
 )
 
 from batchmill.errors import ServiceError
 
-# The first start on a machine makes the database, which took 13 to 19 s on two cores.
+# The first start on a machine creates the database. This took 13 to 19 s on two cores.
 _START_SECONDS = 180
 _STOP_SECONDS = 20
 _POLL_SECONDS = 0.05
 
-# What `starting_server` has begun to start.
+# The server processes that `starting_server` has started.
 _begun: list[subprocess.Popen[bytes]] = []
+
+
+class TemporaryServer(NamedTuple):
+    """The running temporary server.
+
+    Attributes:
+        url: The URL of its API.
+        auth: The credentials that its API requires, as USER:PASSWORD.
+    """
+
+    url: str
+    auth: str
 
 
 @contextmanager
 def starting_server() -> Iterator[None]:
-    """Begin to start the temporary server, which takes seconds, before Prefect is imported.
+    """Start the temporary server in the background, before this process imports Prefect.
 
-    `embedded_server` within the block finds it. Does nothing where the environment names a server.
-    The process that is started knows whether a settings file does; then it ends by itself.
+    The start takes seconds. `embedded_server` in the block waits for this server and uses it. If
+    the environment names a server, nothing is started. If a settings file names a server, the
+    started process detects it and ends.
     """
     if os.environ.get("PREFECT_API_URL"):
         yield
@@ -57,25 +71,30 @@ def starting_server() -> Iterator[None]:
 
 
 @contextmanager
-def embedded_server(home: Path, port: int = ANY_PORT) -> Iterator[str]:
-    """Give the API URL of a server that lives at least as long as the block.
+def embedded_server(home: Path, port: int = ANY_PORT) -> Iterator[TemporaryServer]:
+    """Yield a server that runs at least until the block ends.
 
-    `home` is Prefect's folder (PREFECT_HOME), which has the database. A server that has to be
-    started serves at `port`. Raises ServiceError.
+    Args:
+        home: Prefect's folder (PREFECT_HOME), which contains the database.
+        port: The port of the server, if one has to be started.
+
+    Raises:
+        ServiceError: The server did not start.
     """
     folder = folder_in(home)
     with (folder / USERS_LOCK).open("a+") as users:
-        # Waits for the end of a server that is about to end.
+        # If a server is about to end, this call waits until it has ended.
         fcntl.flock(users, fcntl.LOCK_SH)
         for process in _begun:
-            _let_go(process)  # From now on, the lock says that it is used.
-        yield _find(folder) or _start(folder, port)
-    # The next command may well be `prefect server start`: two at once lose records.
+            _let_go(process)  # From now on, the lock keeps the server running.
+        url = _find(folder) or _start(folder, port)
+        yield TemporaryServer(url, auth_string(folder))
+    # The next command may be `prefect server start`. Two servers on one database lose records.
     _wait_for_end(folder)
 
 
 def find_server(home: Path) -> str | None:
-    """Return the API URL of the temporary server that runs; None if none does."""
+    """Return the API URL of the running temporary server. None if no server is running."""
     return _find(folder_in(home))
 
 
@@ -88,7 +107,7 @@ def _find(folder: Path) -> str | None:
 
 
 def _start(folder: Path, port: int) -> str:
-    """Start a server, unless one is starting, and wait for it. Returns its URL."""
+    """Start a server, unless one is starting already. Wait for it and return its URL."""
     deadline = time.monotonic() + _START_SECONDS
     process = _begun[-1] if _begun else None
     try:
@@ -108,17 +127,17 @@ def _start(folder: Path, port: int) -> str:
 def _start_process(port: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "batchmill.flows.services.server_process", str(port)],
-        # Its end is the process's sign that we are gone.
+        # The server detects the end of this process when the pipe is closed.
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        # Ctrl-C in the terminal is for the run, which needs the server to end well.
+        # Ctrl-C in the terminal must not end the server: the run still needs it.
         start_new_session=True,
     )
 
 
 def _let_go(process: subprocess.Popen[bytes]) -> None:
-    """Be no longer the one for whom a server runs; others may use it still."""
+    """Stop using a server process. It ends when no other process uses it."""
     if process.stdin:
         process.stdin.close()
     process.poll()
@@ -128,18 +147,18 @@ def _start_failure(folder: Path) -> str:
     log = folder / LOG
     last = log.read_text(errors="replace").strip().splitlines()[-5:] if log.exists() else []
     return (
-        f"The temporary Prefect server did not start; its log is {log}. It ends with:\n  "
-        + "\n  ".join(last or ["(nothing)"])
-        + "\nOr start one yourself: prefect server start, and set PREFECT_API_URL to its address."
+        f"The temporary Prefect server did not start. The last lines of its log {log}:\n  "
+        + "\n  ".join(last or ["(empty)"])
+        + "\nFix the cause, or run `prefect server start` and set PREFECT_API_URL to its address."
     )
 
 
 def _wait_for_end(folder: Path) -> None:
-    """Wait for the end of the server, unless somebody else uses it."""
+    """Wait for the end of the server, unless another process uses it."""
     deadline = time.monotonic() + _STOP_SECONDS
     with (folder / USERS_LOCK).open("a+") as users:
         while _is_locked(folder) and time.monotonic() < deadline:
-            # Locked for a moment only: the server ends once it has the lock for itself.
+            # The lock is held only briefly: the server ends once it gets the exclusive lock.
             if not _try_lock(users, fcntl.LOCK_EX) and _try_lock(users, fcntl.LOCK_SH):
                 return
             fcntl.flock(users, fcntl.LOCK_UN)
@@ -155,14 +174,14 @@ def _try_lock(file: IO[str], kind: int) -> bool:
 
 
 def _is_locked(folder: Path) -> bool:
-    """Tell whether there is a server process, which may still be starting, or be about to end."""
+    """Return whether a server process exists. It may still be starting, or be about to end."""
     with (folder / SERVER_LOCK).open("a+") as server:
         return not _try_lock(server, fcntl.LOCK_EX)
 
 
 def _is_healthy(url: str) -> bool:
     try:
-        # A proxy that the environment names is not asked for an address of this machine.
+        # The server is on this machine, so the request must not use a configured proxy.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"{url}/health", timeout=5) as answer:
             return bool(answer.status == 200)

@@ -1,17 +1,17 @@
-"""Lets forks of a process that has used Prefect exit with 0.
+"""Make forks exit with 0, although their parent process has used Prefect.
 
-A training loop after a run forks such a process: a torch DataLoader starts its workers this way.
+A torch DataLoader forks its workers, for example in a training loop after a run.
 
-The fault: a Prefect service registers a function that runs when the process exits. A fork inherits
+The bug: a Prefect service registers a function that runs when the process exits. A fork inherits
 the registration. Since https://github.com/PrefectHQ/prefect/pull/19116, Prefect resets its services
 in a fork, but keeps the registration. The function then fails with an AssertionError, the fork
 exits with 1, and the DataLoader raises an error. The shards of batchmill are not affected, because
 their processes start with exec.
 
 The private name: Python keeps the registered functions in `threading._threading_atexits`. There is
-no public way to remove one. https://github.com/python/cpython/issues/86128 asks for a public
-function that registers, and none removes. Prefect has no setting that skips the registration.
-No other file uses a private name of Python.
+no public way to remove a function. https://github.com/python/cpython/issues/86128 proposes a public
+function that registers, but no function that removes. Prefect has no setting that skips the
+registration. No other file uses a private name of Python.
 
 When to remove this file: when `tests/flows/services/test_forks.py` passes without it. This needs a
 Prefect release that ignores the exit of a reset service, or a Python release that clears the list

@@ -1,50 +1,74 @@
-"""The process of the temporary Prefect server, which serves as long as somebody uses it.
+"""The process of the temporary Prefect server. It ends when no other process uses the server.
 
     python -m batchmill.flows.services.server_process PORT
 
-Its users hold a shared lock on `users.lock`. The kernel gives up the lock of a process that dies,
-however it dies; so when this process gets the lock for itself, nobody is left, and it ends. Until
-it has ended, it keeps the lock: who comes then waits, and starts another server. Whoever has
-started this process is a user as long as it holds the other end of stdin.
+Each process that uses the server holds a shared lock on `users.lock`. The kernel releases the lock
+when that process ends, even if it is killed. If the server gets the exclusive lock, no process uses
+the server, and it ends. It keeps the lock until then, so a new process waits and then starts
+another server. The process that started the server also uses it until it closes the other end of
+the server's stdin.
 """
 
 import fcntl
 import json
 import os
+import secrets
 import select
 import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import uvicorn
 
-# It serves at one of these, and says in RECORD which.
+# RECORD contains the URL of the running server, PASSWORD the credentials that its API requires.
 HOST, ANY_PORT = "127.0.0.1", 0
 USERS_LOCK, SERVER_LOCK = "users.lock", "server.lock"
-RECORD, LOG = "server.json", "server.log"
-# Exit code of a process that is not needed: another one serves, or a server is configured.
+RECORD, LOG, PASSWORD = "server.json", "server.log", "password"
+# Exit code if the process is not needed: another one serves, or a server is configured.
 NOT_NEEDED = 3
 _LOOK_SECONDS = 0.05
 _LOCK_TRIES = 10
 
 
 def folder_in(home: Path) -> Path:
-    """Make the folder of the temporary server in Prefect's (PREFECT_HOME), and return it."""
-    # As Prefect itself makes it: its database is nobody else's to read.
+    """Create the folder of the temporary server in PREFECT_HOME, and return it."""
+    # Prefect uses the same mode, because other users must not read its database.
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = home / "batchmill"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
 
+def auth_string(folder: Path) -> str:
+    """Return the credentials of the temporary server, as USER:PASSWORD. Create them if needed.
+
+    Without them, each user of this machine could read saved secrets and cancel runs.
+
+    Args:
+        folder: The folder of the temporary server.
+    """
+    path = folder / PASSWORD
+    if not path.exists():
+        # Another process may do the same. The link has complete content, and only one succeeds.
+        new = folder / f"{PASSWORD}.{os.getpid()}"
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w") as file:
+            file.write(f"batchmill:{secrets.token_urlsafe(24)}")
+        with suppress(FileExistsError):
+            os.link(new, path)
+        new.unlink()
+    return path.read_text()
+
+
 def serve(port: int) -> int:
-    """Serve until nobody uses the server; returns the process's exit code."""
-    # The settings of Prefect's tell whether a server is needed. To import them takes as long as
-    # importing all of Prefect, which a server needs anyway.
+    """Serve until no process uses the server. Return the exit code of this process."""
+    # Only Prefect's settings show whether a server is configured. Their import takes as long as
+    # the import of all of Prefect, which a server needs anyway.
     from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 
     if PREFECT_API_URL.value():
@@ -64,7 +88,10 @@ def serve(port: int) -> int:
 
 
 def _lock(server: int) -> bool:
-    """Become the one server; False if there is one. Others may look for a moment whether it is."""
+    """Get the lock of the only server. Return False if another server holds it.
+
+    Other processes take the lock for a moment to check for a server, so it is tried several times.
+    """
     for _ in range(_LOCK_TRIES):
         try:
             fcntl.flock(server, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,11 +109,13 @@ def _serve(folder: Path, users: int, port: int) -> bool:
 
     values = {
         settings.PREFECT_API_URL: f"http://{HOST}:{port}/api",
+        settings.PREFECT_SERVER_API_AUTH_STRING: auth_string(folder),
+        settings.PREFECT_API_AUTH_STRING: auth_string(folder),
         # Without it, the UI looks for its API on port 4200.
         settings.PREFECT_SERVER_API_PORT: port,
         # One transaction for each task run gave `database is locked` at 1,000 task runs.
         settings.PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE: 100,
-        # Prefect drops what is behind the point: 0.5 is 0, for which it burns a core.
+        # Prefect truncates this to an integer. With 0, it uses a whole core.
         settings.PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL: 1,
         settings.PREFECT_SERVER_ANALYTICS_ENABLED: False,
     }
@@ -99,7 +128,7 @@ def _serve(folder: Path, users: int, port: int) -> bool:
 
 
 def _watch(server: "uvicorn.Server", folder: Path, users: int, port: int) -> None:
-    """Say where the server is once it has started; have it end when nobody uses it."""
+    """Record the URL of the server once it has started. End it when no process uses it."""
     is_recorded, has_starter = False, True
     while not server.should_exit:
         if server.started and not is_recorded:
@@ -108,7 +137,7 @@ def _watch(server: "uvicorn.Server", folder: Path, users: int, port: int) -> Non
             new.rename(folder / RECORD)
             is_recorded = True
         if has_starter:
-            # Nothing is written there: it is ready when its other end is closed.
+            # The starter writes nothing to stdin, so it is readable only when it is closed.
             has_starter = not select.select([sys.stdin], [], [], _LOOK_SECONDS)[0]
             continue
         try:

@@ -20,13 +20,24 @@ _HIGHEST_PORT = 65535
 
 
 class ServedUI(NamedTuple):
-    """The UI of a server that runs; `home` is Prefect's folder."""
+    """The UI of a running server.
+
+    Attributes:
+        address: The URL of the UI.
+        auth: The credentials that the UI requests, as USER:PASSWORD.
+        home: Prefect's folder (PREFECT_HOME).
+    """
 
     address: str
+    auth: str
     home: Path
 
     def wait(self, stopped: Callable[[], bool]) -> None:
-        """Wait until `stopped` returns true. Raises ServiceError if the server ends before."""
+        """Wait until `stopped` returns true.
+
+        Raises:
+            ServiceError: The server ended before.
+        """
         while find_server(self.home):
             next_look = time.monotonic() + _LOOK_SECONDS
             while time.monotonic() < next_look:
@@ -34,12 +45,12 @@ class ServedUI(NamedTuple):
                     return
                 time.sleep(_POLL_SECONDS)
         raise ServiceError(
-            f"The Prefect server at {self.address} has ended. Start it again: batchmill ui"
+            f"The Prefect server at {self.address} has stopped. Start it again: batchmill ui"
         )
 
 
 def configured_ui() -> str | None:
-    """Return the UI's address of the server that the settings name; None if they name none."""
+    """Return the URL of the UI of the configured server. None if no server is configured."""
     if not PREFECT_API_URL.value():
         return None
     return hide_secrets(str(PREFECT_UI_URL.value()))
@@ -47,28 +58,33 @@ def configured_ui() -> str | None:
 
 @contextmanager
 def serving_ui(port: int) -> Iterator[ServedUI]:
-    """Serve the UI within the block, at `port` unless a temporary server runs at another.
+    """Serve the UI until the block ends.
 
-    Raises OptionError if no server can be started at the port, and ServiceError.
+    Args:
+        port: The port of the server. Ignored if a temporary server is running already.
+
+    Raises:
+        OptionError: The port cannot be used.
+        ServiceError: The server did not start.
     """
     home = PREFECT_HOME.value()
     if not 0 < port <= _HIGHEST_PORT:
         raise OptionError(f"--port {port}: expected a number from 1 to {_HIGHEST_PORT}.")
     if not find_server(home):
         _check_is_free(port)
-    with embedded_server(home, port) as url:
-        yield ServedUI(url.removesuffix("/api"), home)
+    with embedded_server(home, port) as server:
+        yield ServedUI(server.url.removesuffix("/api"), server.auth, home)
 
 
 def _check_is_free(port: int) -> None:
     with socket.socket() as probe:
-        # As the server does: a connection that has just ended is no reason to refuse.
+        # The server sets this option too. Without it, a connection that just ended blocks the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError as error:
             raise OptionError(
-                f"--port {port}: cannot be used ({error.strerror}). If a Prefect server of yours "
-                f"runs there, open http://{HOST}:{port}. Otherwise give another port: "
+                f"--port {port}: cannot be used ({error.strerror}). If your own Prefect server "
+                f"runs there, open http://{HOST}:{port}. Otherwise use another port: "
                 f"batchmill ui --port {port % _HIGHEST_PORT + 1}"
             ) from error

@@ -1,14 +1,14 @@
-"""batchmill: one function over every file of a manifest. One bad file costs one file.
+"""Run one function over every file of a manifest. One bad file does not stop the run.
 
-    run            run a step over every input of a manifest, and write the dataset
-    infer          run a model over every input
-    try_one        run a step on one input in this process, for debugging
-    plan           what a run would do
-    failures       the inputs of a dataset that are not ok, as a DataFrame
-    retry          release failed inputs, so that the next run executes them
-    verify         compare a dataset's files with its ledger
-    open_dataset   a dataset as a torch Dataset, for training
-    load_manifest  read and check a manifest
+- `run`: run a step over every input of a manifest, and write the dataset.
+- `infer`: run a model over every input of a manifest.
+- `try_one`: run a step on one input in this process, for debugging.
+- `plan`: return what `run` would do.
+- `failures`: return the inputs of a dataset that are not ok, as a DataFrame.
+- `retry`: release failed inputs, so that the next run executes them.
+- `verify`: compare a dataset's files with its ledger.
+- `open_dataset`: open a dataset as a torch Dataset, for training.
+- `load_manifest`: read and check a manifest.
 
 Each has a docstring: `help(batchmill.run)`. Errors are subclasses of `BatchmillError`.
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from batchmill.outcome import Outcome
     from batchmill.reading import Padded, SampleDataset, open_dataset, pad_collate
 
-# Looked up when they are used: `import batchmill` loads no torch, pandas, prefect or ray.
+# Names are imported on first use: `import batchmill` loads no torch, pandas, prefect or ray.
 _HOMES = {
     "batchmill.api.datasets": ("failures", "retry", "try_one", "verify"),
     "batchmill.api.jobs": ("PlanResult", "RunResult", "infer", "plan", "run"),

@@ -1,4 +1,4 @@
-"""Lets `python -m batchmill` be the command."""
+"""Run the command line for `python -m batchmill`."""
 
 from batchmill.cli.main import main
 

@@ -20,7 +20,7 @@ _CLOCK_SKEW_SECONDS = 600.0
 
 
 class FileVersion(NamedTuple):
-    """What a listing says about a file: bytes, nanoseconds since 1970, the store's ETag."""
+    """The size in bytes, the time in nanoseconds since 1970, and the ETag of a listed file."""
 
     size: int
     mtime_ns: int
@@ -35,7 +35,7 @@ def list_files(source: str, pattern: str = "*") -> dict[str, FileVersion]:
 
     Args:
         source: The folder, or the URL of a bucket prefix.
-        pattern: What a file's relative path or name must match.
+        pattern: Glob that a file's relative path or name must match.
 
     Returns:
         The files by name. There may be none.
@@ -44,7 +44,7 @@ def list_files(source: str, pattern: str = "*") -> dict[str, FileVersion]:
         ManifestError: The source cannot be read, or a run would reject it.
     """
     if is_url(source):
-        # With a slash at its end, the URL is never looked up as a file.
+        # A URL that ends with a slash is never read as a file.
         source = f"{source.rstrip('/')}/"
     elif not os.path.isdir(source):
         raise ManifestError(source, ["no such folder. Check the path, and whether it is mounted."])
@@ -79,7 +79,7 @@ def new_or_changed(files: Listing, known: Listing) -> dict[str, FileVersion]:
         known: The files that are known already.
 
     Returns:
-        The files that are not known in this version.
+        The files whose version is not in `known`.
 
     >>> known = {"a": FileVersion(1, 5), "b": FileVersion(1, 5)}
     >>> now = {"a": FileVersion(1, 5), "b": FileVersion(2, 5), "c": FileVersion(3, 5)}
@@ -110,7 +110,7 @@ def complete_files(files: Listing, min_age: float, wall: float) -> dict[str, Fil
         wall: When they were listed, by time.time().
 
     Returns:
-        The files that are old enough, and those whose time is too far in the future to be right.
+        The files that are old enough, and the files whose time is impossibly far in the future.
     """
     return {
         name: file
@@ -138,9 +138,9 @@ class _Waiting:
 class Arrivals:
     """Decide from successive listings of a source which files to announce, and when.
 
-    A file is complete when it was seen unchanged for `min_age`. A `local` file is also
-    complete if its time was that long ago when it was first seen. A file that vanishes and comes
-    back is announced again once it is complete.
+    A file is complete when it was seen unchanged for `min_age`. A file of a `local` source is also
+    complete if its time was that long ago when it was first seen. A file that vanishes and returns
+    is announced again once it is complete.
     """
 
     def __init__(self, min_age: float, *, local: bool, known: Listing | None = None) -> None:
@@ -148,15 +148,15 @@ class Arrivals:
 
         Args:
             min_age: How long a file must be unchanged.
-            local: Whether the files' times come from this machine's file systems.
+            local: True if the files' times come from this machine's file systems.
             known: Files that need no announcement unless they change or vanish.
         """
         self._min_age = min_age
         self._local = local
         self._announced: dict[str, FileVersion] = dict(known or {})
-        # The run for the earlier announcement may have missed a vanished file, so the file is new
-        # when it comes back. It must be complete first: an unreliable listing that omits it now and
-        # then would cause an announcement each time.
+        # The run for the earlier announcement may have missed a vanished file, so the file is
+        # announced again when it returns. It must first become complete again: an unreliable
+        # listing that sometimes omits it would cause an announcement each time.
         self._vanished: set[str] = set()
         self._waiting: dict[str, _Waiting] = {}
 
@@ -196,21 +196,21 @@ class Arrivals:
     def _is_complete(self, waiting: _Waiting, now: float, wall: float) -> bool:
         if now - waiting.since < self._min_age:
             return False
-        # The run that follows checks only the file's time, which a fast clock may have set.
+        # The next run checks only the file's time. A clock that is fast may have set it.
         earliest = -max(_CLOCK_SKEW_SECONDS, self._min_age)
         return not (self._local and earliest < age_seconds(waiting.version, wall) < self._min_age)
 
     def due(self, now: float) -> dict[str, FileVersion]:
         """Return the files to announce now, as one batch.
 
-        Settled files are due when no other file is still changing, or when the first of them has
-        waited for another `min_age`. So a file that never stops growing delays no other.
+        Complete files are due when no other file is still changing, or when the first of them has
+        waited for another `min_age`. So a file that never stops growing does not delay the others.
 
         Args:
             now: The current time, by the steady clock.
 
         Returns:
-            The files by name. Usually there are none.
+            The files by name. Usually empty.
         """
         complete = {name: w for name, w in self._waiting.items() if w.complete_since is not None}
         first = min(
@@ -225,7 +225,7 @@ class Arrivals:
         """Record that a batch was announced. Without this call, its files stay due.
 
         Args:
-            batch: What `due` returned.
+            batch: The files that `due` returned.
         """
         self._announced.update(batch)
         self._vanished -= batch.keys()

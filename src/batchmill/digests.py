@@ -8,7 +8,7 @@ _READABLE_CHARACTERS = 40
 
 
 def digest(tag: str, *parts: str) -> str:
-    """Return 16 hex digits (64 bits of BLAKE2b) of `parts`, told apart by `tag`.
+    """Return 16 hex digits (64 bits of BLAKE2b) of `tag` and `parts`.
 
     >>> digest("input", "a", "b") == digest("input", "ab")
     False
@@ -22,9 +22,9 @@ def digest(tag: str, *parts: str) -> str:
 
 
 def readable_id(tag: str, readable: str, name: str) -> str:
-    """Name something by a readable text and the digest of its full name.
+    """Return an id made of a readable text and the digest of a full name.
 
-    Safe on every file system and in every URL, and the same on every machine.
+    The id is safe in every file system and URL, and is the same on every machine.
 
     >>> readable_id("dataset", "clips (5 s)", "/data/clips (5 s)")
     'clips-5-s-820cee46addcad83'
@@ -34,7 +34,7 @@ def readable_id(tag: str, readable: str, name: str) -> str:
 
 
 def input_id(name: str) -> str:
-    """Name an input's folder.
+    """Return the id of an input, which names its folder.
 
     >>> input_id("speech/Grüße 1.wav")
     'speech-Gr-e-1-ae53ac10e51459de'

@@ -1,17 +1,19 @@
 """Every error that batchmill raises on purpose.
 
-    BatchmillError
-    ├── ManifestError    the list of inputs cannot be used
-    ├── StepError        the step cannot be found, or does not take these parameters
-    ├── OptionError      a setting is out of range, or contradicts another
-    ├── LedgerError      the dataset's record cannot be read or written
-    ├── StoreError       a file, folder or URL cannot be read or written
-    ├── ServiceError     the Prefect server or the Ray cluster cannot be started or reached
-    ├── WorkerError      worker processes keep dying, and no input is to blame
-    └── RunError         the run ended, but not every input is `ok`
-        └── CancelledError   because somebody asked it to end
+```
+BatchmillError
+├── ManifestError    the manifest cannot be used
+├── StepError        the step cannot be found, or does not accept these parameters
+├── OptionError      an option is out of range, or contradicts another option
+├── LedgerError      the dataset's ledger cannot be read or written
+├── StoreError       a file, folder or URL cannot be read or written
+├── ServiceError     the Prefect server or the Ray cluster cannot be started or reached
+├── WorkerError      worker processes keep dying between inputs
+└── RunError         the run ended, but not every input is ok
+    └── CancelledError   the run was cancelled
+```
 
-Each text says what is wrong, where, and what to do. All of them survive pickling, because Ray
+Each message says what is wrong, where, and how to fix it. All errors survive pickling, because Ray
 sends them between processes.
 """
 
@@ -21,11 +23,11 @@ SHOWN_FAULTS = 500
 
 
 class BatchmillError(Exception):
-    """Base of every error that is for the user to mend."""
+    """Base class of every error that batchmill raises on purpose."""
 
 
 class ManifestError(BatchmillError):
-    """The manifest cannot be used; `faults` has one sentence for each thing wrong with it."""
+    """The manifest cannot be used. `faults` has one sentence per fault."""
 
     def __init__(self, source: str, faults: Sequence[str]) -> None:
         super().__init__(source, tuple(faults))
@@ -43,21 +45,21 @@ class ManifestError(BatchmillError):
 
 
 class StepError(BatchmillError):
-    """The step's reference does not lead to a step, or its parameters do not fit it."""
+    """The step cannot be found, or does not accept these parameters."""
 
 
 class OptionError(BatchmillError):
-    """A setting is out of range, or contradicts another."""
+    """An option is out of range, or contradicts another option."""
 
 
 class LedgerError(BatchmillError):
-    """The dataset's ledger is of an unknown version, or a part of it cannot be read."""
+    """The dataset's ledger has an unknown version, or a part of it cannot be read or written."""
 
 
 class StoreError(BatchmillError):
     """A file, folder or URL cannot be read or written.
 
-    `passing` if the next try may succeed; `general` if no other file there would fare better.
+    `passing`: the next attempt may succeed. `general`: all other files there would fail as well.
     """
 
     def __init__(
@@ -78,12 +80,12 @@ class ServiceError(BatchmillError):
 
 
 class WorkerError(BatchmillError):
-    """Worker processes of a shard keep dying between inputs; no input is to blame."""
+    """Worker processes of a shard keep dying between inputs, so no input is the cause."""
 
 
 class RunError(BatchmillError):
-    """The run ended with inputs that are not `ok`; everything else is done and committed."""
+    """The run ended with inputs that are not `ok`. All other results are committed."""
 
 
 class CancelledError(RunError):
-    """The run was cancelled; what it had finished is committed, the rest is pending."""
+    """The run was cancelled. Finished inputs are committed; the other inputs are pending."""

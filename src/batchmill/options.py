@@ -1,6 +1,6 @@
 """Every option of a run, defined once: name, type, default, bounds, title and help.
 
-The command line, the form of the flow, saved jobs and the Python call are made from these models.
+The command line, the flow's form, saved jobs and the Python API use these models.
 """
 
 import difflib
@@ -32,7 +32,7 @@ _EXPECTED = {
 
 
 def _as_text(value: object) -> object:
-    """Accept what a Python caller would give for a text: a path, a number, None."""
+    """Convert a path, a number or None to text: a Python caller may pass these."""
     if value is None:
         return ""
     if isinstance(value, os.PathLike):
@@ -41,7 +41,7 @@ def _as_text(value: object) -> object:
 
 
 def _as_shares(value: object) -> object:
-    """Accept shares as a mapping, for example {"train": 0.8, "test": 0.2}."""
+    """Convert shares in a mapping, for example {"train": 0.8, "test": 0.2}, to text."""
     if isinstance(value, Mapping):
         return ",".join(f"{name}={share}" for name, share in value.items())
     return _as_text(value)
@@ -51,9 +51,9 @@ Text = Annotated[str, BeforeValidator(_as_text)]
 
 
 def _for_forms(schema: dict[str, Any]) -> None:
-    """Describe an optional number as a number that may be left out.
+    """Remove the null alternative of optional fields from a schema.
 
-    Prefect's form shows a null alternative as a field of its own, which cannot be filled in.
+    Prefect's form would show it as a separate field that cannot be filled in.
     """
     for entry in schema.get("properties", {}).values():
         kinds = [kind for kind in entry.get("anyOf", ()) if kind != {"type": "null"}]
@@ -65,13 +65,13 @@ def _for_forms(schema: dict[str, Any]) -> None:
 
 
 class Options(BaseModel):
-    """A group of options: immutable, and without unknown names. Raises OptionError."""
+    """A group of options. It is immutable. Raises OptionError for unknown names and bad values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=_for_forms)
 
     @model_serializer(mode="wrap")
     def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A form cannot show null. None is the default of every option that may be None.
+        # A form cannot show null. An option that may be None has None as its default.
         return {name: value for name, value in handler(self).items() if value is not None}
 
     @model_validator(mode="wrap")
@@ -93,7 +93,7 @@ def option_name(field: str) -> str:
 
 
 def _explanation(group: type[BaseModel], error: ValidationError) -> str:
-    """Say what is wrong with the first refused option, in the words of JSON Schema."""
+    """Return a message about the first rejected option, in the wording of JSON Schema."""
     first = error.errors()[0]
     field = str(first["loc"][0]) if first["loc"] else ""
     value, limits = first["input"], first.get("ctx", {})
@@ -115,23 +115,23 @@ def _explanation(group: type[BaseModel], error: ValidationError) -> str:
 
 
 class InputOptions(Options):
-    """Which files of the manifest are inputs."""
+    """Options that select the inputs of the manifest."""
 
     input_column: Text = Field(
         default="input",
         title="Input column",
-        description="Column of the manifest with the inputs' paths.",
+        description="Manifest column that contains the inputs' paths.",
     )
     root: Text = Field(
         default="",
         title="Root",
-        description="Folder that contains all inputs. Relative inputs start there. Default: the "
+        description="Folder that contains all inputs. Relative paths start there. Default: the "
         "manifest's folder.",
     )
     pattern: Text = Field(
         default="*",
         title="Pattern",
-        description="For a folder: only files whose name or relative path matches.",
+        description="For a folder: use only files whose name or relative path matches this glob.",
     )
     min_age: float = Field(
         default=0,
@@ -139,29 +139,29 @@ class InputOptions(Options):
         allow_inf_nan=False,
         title="Minimum age in seconds",
         description="For a folder or glob: skip files modified less than this many seconds ago. "
-        "They may still be incomplete.",
+        "Such files may still be incomplete.",
     )
 
 
 class PartitionOptions(Options):
-    """How the rows of the tables are assigned to partitions."""
+    """Options that assign the rows of the tables to partitions."""
 
     partition: Annotated[str, BeforeValidator(_as_shares)] = Field(
         default="",
         title="Shares",
         description="Partitions and their shares, for example train=0.8,validation=0.1,test=0.1 or "
-        "percentages. The tables get a column partition.",
+        "percentages. The tables then have a column named partition.",
     )
     group_by: Text = Field(
         default="",
         title="Keep together by column",
-        description="Column of the manifest, for example the speaker. Rows with the same value "
-        "stay in one partition.",
+        description="Manifest column, for example the speaker. Rows with the same value stay in "
+        "one partition.",
     )
     stratify: Text = Field(
         default="",
         title="Stratify by column",
-        description="Column of the manifest, for example the label. Each value is divided "
+        description="Manifest column, for example the label. The rows of each value are divided "
         "close to the shares.",
     )
     seed: int = Field(
@@ -170,7 +170,7 @@ class PartitionOptions(Options):
 
 
 class ExecutionOptions(Options):
-    """How inputs are divided into batches and processes."""
+    """Options that divide inputs into batches and processes."""
 
     batch_size: int | None = Field(
         default=None,
@@ -181,18 +181,18 @@ class ExecutionOptions(Options):
     num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] | None = Field(
         default=None,
         title="DataLoader workers",
-        description="DataLoader workers per shard. auto measures a few inputs to choose a number. "
-        "Default: one per core, at most 8.",
+        description="DataLoader workers per shard. With auto, a few inputs are measured to choose "
+        "the number. Default: one per core, at most 8.",
     )
 
 
 class RunOptions(Options):
-    """What one run does differently. A saved job does not contain these options."""
+    """Options of a single run. A saved job does not contain them."""
 
     force: bool = Field(
         default=False,
         title="Force",
-        description="Execute all inputs again, also those that are done.",
+        description="Execute all inputs again, including those that are already done.",
     )
     prune: bool = Field(
         default=False,
@@ -202,5 +202,5 @@ class RunOptions(Options):
     wait: bool = Field(
         default=False,
         title="Wait for another run",
-        description="Wait until another run over the dataset has ended.",
+        description="If another run uses the dataset, wait until that run has ended.",
     )

@@ -1,4 +1,4 @@
-"""What became of one input."""
+"""The outcome of one input."""
 
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -25,14 +25,19 @@ class Fault(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of one input. Holds only plain values, so that it can always be pickled.
+    """The outcome of one input. It contains only plain values, so that it can always be pickled.
 
-    `rows` is the JSON text of the metadata rows; `error` is the exception's type, `message` its
-    text; `seconds` is the wall time of the last attempt, `finished_at` seconds since 1970. `size`,
-    `mtime_ns`, `etag` and `content` are the input's fingerprint when the step was given it.
+    The kind `cancelled` means that a store has failed, so the input is not the cause. Such an
+    outcome is never recorded.
 
-    An outcome that is `cancelled` says that a store has failed, for which no input is to blame; it
-    is never recorded.
+    Attributes:
+        seconds: Wall time of the last attempt.
+        finished_at: In seconds since 1970.
+        rows: JSON text of the metadata rows.
+        error: Type of the exception.
+        message: Text of the exception.
+        size: With `mtime_ns`, `etag` and `content`: the fingerprint of the input when the step
+            received it.
     """
 
     input: str
@@ -55,12 +60,12 @@ class Outcome(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why it is not ok, in one line."""
+        """Why the input is not ok, in one line."""
         return one_line(self.error, self.message)
 
 
 def one_line(error: str, message: str) -> str:
-    r"""Join an error's type and the first line of its text, cut where it is very long.
+    r"""Join an error's type and the first line of its text. A very long line is cut.
 
     >>> one_line("ValueError", "bad header\nat byte 12")
     'ValueError: bad header'
@@ -72,7 +77,7 @@ def one_line(error: str, message: str) -> str:
 
 
 def visible(text: str) -> str:
-    r"""Write control characters as what they are: a terminal would obey them.
+    r"""Escape control characters, because a terminal would execute them.
 
     >>> visible("\x1b[31mred")
     '\\x1b[31mred'

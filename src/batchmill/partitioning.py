@@ -1,8 +1,8 @@
-"""Partitions of a dataset that do not leak: what belongs together falls into one of them.
+"""Assign the inputs of a dataset to partitions: all rows of a group get the same partition.
 
-A group's place is a hash of its key and a seed, in [0, 1), and the shares cut that line: so a group
-stays where it is, whatever else is added, removed or put in another order. Within strata, groups
-are dealt instead, and what was dealt before stays.
+The hash of a group's key and a seed gives a number in [0, 1), and the shares divide this interval.
+So a group keeps its partition if other inputs are added, removed or reordered. With strata, groups
+are assigned one after the other within each stratum, and earlier assignments are kept.
 """
 
 import heapq
@@ -20,23 +20,28 @@ import xxhash
 from batchmill.errors import OptionError
 from batchmill.options import PartitionOptions, option_name
 
-# The column of the manifest that says it by hand, and that of the table that a run publishes.
+# The column that names the partition, in manifests and in published tables.
 COLUMN = "partition"
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _NEAR = 1e-9
-# What is lacking of a share is compared with so many: 0.3 is to be 1.3 less 1.
+# Deficits are rounded to this number of digits: without it, 1.3 - 1 is not equal to 0.3.
 _DIGITS = 9
-_EXAMPLE = "Give it as train=0.8,validation=0.1,test=0.1, or in percent: train=80,test=20."
+_EXAMPLE = (
+    "Example: --partition train=0.8,validation=0.1,test=0.1, or in percent: train=80,test=20."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Partitioning:
-    """How inputs are divided: `shares` of 1, in this order, by a hash with a `seed`.
+    """How inputs are divided into partitions.
 
-    Rows of the manifest that have the same value in the column `group_by` stay together; without
-    it, each input is a group of its own. With `stratify`, the groups of each value of that column
-    come near the shares.
+    Attributes:
+        shares: The share of each partition. They sum to 1, and their order matters.
+        group_by: Manifest column. Rows with the same value are one group. If None, each input is a
+            separate group.
+        stratify: Manifest column. The groups of each value are divided close to the shares.
+        seed: Seed of the hash.
     """
 
     shares: Mapping[str, float]
@@ -45,7 +50,7 @@ class Partitioning:
     seed: int = 0
 
     def changes_since(self, before: "Partitioning") -> list[str]:
-        """Say what of it was another before, a sentence each; the order of the shares counts."""
+        """Return a text for each setting that changed. The order of the shares is compared, too."""
         pairs = [
             ("--partition", _written(before.shares), _written(self.shares)),
             ("--group-by", before.group_by, self.group_by),
@@ -57,10 +62,12 @@ class Partitioning:
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
-    """What a manifest says about the partition of each of its rows.
+    """The group and the stratum of each row of a manifest.
 
-    `keys` tells the groups apart (a group's value, or an input's name), `strata` is None unless it
-    was asked for, `given` is the partition that the manifest itself names, else null.
+    Attributes:
+        keys: Key of the row's group, made from the group's value or the input's name.
+        strata: Stratum of each row. None without `stratify`.
+        given: Partition that the manifest itself names. Null if it names no partition.
     """
 
     keys: pa.Array
@@ -68,7 +75,7 @@ class Groups:
     given: pa.Array
 
     def only(self, mask: Any) -> "Groups":
-        """Return what it says about the rows of a mask."""
+        """Return the rows that a mask selects."""
         columns = (self.keys, self.strata, self.given)
         keys, strata, given = (column and pa.array(column.filter(mask)) for column in columns)
         return Groups(keys=keys, strata=strata, given=given)
@@ -101,19 +108,19 @@ def _parse_shares(text: str) -> dict[str, float]:
         name, _, number = (part.strip() for part in item.partition("="))
         if not _NAME.fullmatch(name):
             raise OptionError(
-                f"--partition {text}: {name!r} is no name. Letters, digits, _ and - may be in it. "
+                f"--partition {text}: {name!r} is not a valid name. Use letters, digits, _ and -. "
                 f"{_EXAMPLE}"
             )
         if name in shares:
-            raise OptionError(f"--partition {text}: {name!r} is listed twice. Drop one.")
+            raise OptionError(f"--partition {text}: {name!r} is listed twice. Remove one.")
         try:
             shares[name] = float(number)
         except ValueError:
             shares[name] = math.nan
         if not 0 <= shares[name] < math.inf:
             raise OptionError(
-                f"--partition {text}: the share of {name!r} is {number!r}, and must be a number "
-                f"from 0 on. {_EXAMPLE}"
+                f"--partition {text}: the share of {name!r} is {number!r}, but must be a number, "
+                f"0 or more. {_EXAMPLE}"
             )
     total = math.fsum(shares.values())
     whole = next((whole for whole in (1, 100) if abs(total - whole) <= _NEAR * whole), None)
@@ -135,12 +142,12 @@ def key_of_group(value: str) -> str:
 
 
 def key_of_input(name: str) -> str:
-    """Return the key of an input that is a group of its own; no group of rows has it."""
+    """Return the key of an input that is a separate group. No group of rows has this key."""
     return f"input:{name}"
 
 
 def name_of_key(key: str) -> str:
-    """Say for people which group a key is of.
+    """Return a readable name of the group with this key.
 
     >>> name_of_key(key_of_group("Anna")), name_of_key(key_of_input("a.wav"))
     ("group 'Anna'", "input 'a.wav'")
@@ -154,8 +161,9 @@ def assign(
 ) -> pa.Array:
     """Return the partition of each row.
 
-    What the manifest names counts, for all rows of its group. Else the hash decides, or, within
-    strata, what is `known` of the keys, and then the deal.
+    A partition that the manifest names applies to all rows of the group. For other groups, the hash
+    decides. With strata, a group keeps its `known` partition, and new groups are assigned to the
+    partitions with the largest deficits.
     """
     coded = groups.keys.dictionary_encode()
     keys: list[str] = coded.dictionary.to_pylist()
@@ -174,15 +182,15 @@ def assign(
 
 
 def given_by_key(groups: Groups) -> dict[str, str]:
-    """Return the groups of which the manifest itself names the partition."""
+    """Return the partitions that the manifest itself names, by the key of the group."""
     named = groups.given.is_valid()
     pairs = zip(groups.keys.filter(named), groups.given.filter(named), strict=True)
     return {key.as_py(): name.as_py() for key, name in pairs}
 
 
 def by_hash(keys: Iterable[str], partitioning: Partitioning) -> list[str]:
-    """Return the partition that the hash gives to each key."""
-    # One with the share 0 gets none, also at the very end of the line.
+    """Return the partition of each key, chosen by its hash."""
+    # A partition with the share 0 must not get the keys at the end of the interval.
     names = [name for name, share in partitioning.shares.items() if share > 0]
     bounds = np.cumsum([partitioning.shares[name] for name in names])[:-1]
     places = [_place(key, partitioning.seed) for key in keys]
@@ -190,17 +198,18 @@ def by_hash(keys: Iterable[str], partitioning: Partitioning) -> list[str]:
 
 
 def _place(key: str, seed: int) -> float:
-    """Return a key's place in [0, 1)."""
-    # XXH3, for it is a tenth of BLAKE2b's time; the tag and the seed have no colon in them.
+    """Return a key's position in [0, 1)."""
+    # XXH3 takes a tenth of BLAKE2b's time. The text is unambiguous: only the key may have a colon.
     number = xxhash.xxh3_64_intdigest(f"partition:{seed}:{key}".encode("utf-8", "surrogateescape"))
-    # The 53 bits that a float holds: with all 64 it could be rounded up to 1.
+    # A float has 53 bits. With all 64 bits, the result could be rounded up to 1.
     return (number >> 11) / 2**53
 
 
 def _stratum_of_each(strata: pa.Array, coded: pa.DictionaryArray) -> list[str]:
-    """Return the stratum of each group: what most of its rows have; of equals, the first by name.
+    """Return the stratum of each group: the most frequent one of its rows.
 
-    That does not depend on the order of the rows. No value is a stratum, too.
+    If two are equally frequent, the first by name counts, so the order of the rows does not matter.
+    Rows without a value form a stratum as well.
     """
     counts = Counter(zip(coded.indices.to_pylist(), strata.fill_null("").to_pylist(), strict=True))
     best: dict[int, tuple[int, str]] = {}
@@ -215,7 +224,7 @@ def _deal(
     fixed: Mapping[str, str],
     partitioning: Partitioning,
 ) -> dict[str, str]:
-    """Deal the groups that are not `fixed`, in the order of their hashes, within each stratum."""
+    """Assign the groups that are not `fixed`, in the order of their hashes, in each stratum."""
     members: dict[str, list[str]] = defaultdict(list)
     for key, stratum in zip(keys, strata, strict=True):
         members[stratum].append(key)
@@ -229,8 +238,8 @@ def _deal(
                 lacking[fixed[key]] -= 1
             else:
                 new.append((_place(key, partitioning.seed), key))
-        # Of equals, the first is taken. One with the share 0 never is: as long as some are left,
-        # another lacks them.
+        # If two deficits are equal, the first partition is chosen. A partition with the share 0 is
+        # never chosen: while groups remain, another partition has a larger deficit.
         most = [
             (round(-number, _DIGITS), order, name)
             for order, (name, number) in enumerate(lacking.items())
@@ -251,7 +260,7 @@ def count_partitions(partitions: pa.Array, partitioning: Partitioning) -> dict[s
 def count_strata(
     partitions: pa.Array, groups: Groups, partitioning: Partitioning
 ) -> dict[str, dict[str, int]]:
-    """Count the rows of each partition in each stratum; empty without strata."""
+    """Count the rows of each partition in each stratum. The result is empty without strata."""
     if groups.strata is None:
         return {}
     pairs = zip(groups.strata.fill_null("").to_pylist(), partitions.to_pylist(), strict=True)

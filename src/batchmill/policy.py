@@ -1,4 +1,4 @@
-"""What a run does about inputs that fail: time limit, memory limit, retries, failures allowed."""
+"""The failure policy of a run: time limit, memory limit, retries and allowed failures."""
 
 import re
 from typing import Annotated, Self
@@ -8,10 +8,10 @@ from pydantic import BeforeValidator, Field, model_validator
 from batchmill.errors import OptionError
 from batchmill.options import Options, Text
 
-# A run without a watching user must end. The longest steps of a healthy job take less than an hour.
+# A run must end even if no user watches it. Steps of healthy jobs take less than an hour.
 DEFAULT_TIMEOUT_SECONDS = 3600.0
 
-# Patterns without backslashes: Prefect's refusals print them doubled.
+# The patterns have no backslashes, because Prefect's messages print backslashes doubled.
 _SIZE_PATTERN = "^ *([0-9]+([.][0-9]+)? *[KMGTkmgt]?[Ii]?[Bb]?)? *$"
 _SHARE_PATTERN = "^ *([0-9]+|[0-9]+([.][0-9]+)?%) *$"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", re.IGNORECASE)
@@ -24,43 +24,44 @@ def _no_limit(value: object) -> object:
 
 
 class FailurePolicy(Options):
-    """What to do about inputs that fail.
+    """Limits per input, retries and allowed failures.
 
-    An input is executed at most 1 + `retries` times for its own faults. Raises OptionError.
+    If an input fails because of the step or the file, it is executed at most 1 + `retries` times.
+    Raises OptionError.
     """
 
     retries: int = Field(
         default=1,
         ge=0,
         title="Retries",
-        description="How many times an input that fails is executed again.",
+        description="Number of times that a failed input is executed again in the same run.",
     )
     timeout: Annotated[float, BeforeValidator(_no_limit)] = Field(
         default=DEFAULT_TIMEOUT_SECONDS,
         ge=0,
         allow_inf_nan=False,
         title="Time limit in seconds",
-        description="Seconds that one input may take. Then its worker process is killed. 0: no "
-        "limit.",
+        description="Maximum number of seconds for one input. After that, its worker process is "
+        "killed. 0: no limit.",
     )
     memory_limit: Text = Field(
         default="",
         title="Memory limit",
-        description="Memory that one input may use, for example 2G or 500M. Then its worker "
+        description="Maximum memory for one input, for example 2G or 500M. Above that, its worker "
         "process is killed. Default: the machine's memory.",
         json_schema_extra={"pattern": _SIZE_PATTERN},
     )
     max_failures: Text = Field(
         default="0",
         title="Failures allowed",
-        description="How many inputs may fail before the run counts as failed: a number or a "
-        "percentage, for example 3 or 2%.",
+        description="Number or percentage of inputs that may fail, for example 3 or 2%. If more "
+        "inputs fail, the run counts as failed.",
         json_schema_extra={"pattern": _SHARE_PATTERN},
     )
     fail_fast: bool = Field(
         default=False,
         title="Fail fast",
-        description="Stop the run as soon as more inputs have failed than allowed. The other "
+        description="Stop the run as soon as more inputs have failed than allowed. The remaining "
         "inputs stay pending.",
     )
 
@@ -97,12 +98,12 @@ class FailurePolicy(Options):
         if text.isdigit():
             return int(text)
         raise OptionError(
-            f"--max-failures {text}: expected a number such as 3, or a percentage such as 2%."
+            f"--max-failures {text}: expected a number such as 3, or a percentage up to 100%."
         )
 
 
 def parse_size(text: str, option: str = "--memory-limit") -> int:
-    """Turn a size with a unit into bytes. Raises OptionError, which names the option.
+    """Convert a size with a unit to bytes. Raises OptionError, which names the option.
 
     >>> [parse_size(text) for text in ("500M", "2G", "1.5 GiB", "1048576")]
     [524288000, 2147483648, 1610612736, 1048576]

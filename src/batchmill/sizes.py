@@ -1,10 +1,10 @@
-"""Sizes in bytes, for people."""
+"""Format sizes for messages."""
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB")
 
 
 def readable_size(count: float) -> str:
-    """Write a size in bytes for people.
+    """Return a size in bytes as a readable text.
 
     >>> readable_size(512), readable_size(3 * 2**20)
     ('512 bytes', '3.0 MiB')

@@ -1,3 +1,3 @@
-"""The version of batchmill: the only place where it is written."""
+"""The version of batchmill. No other file contains it."""
 
 VERSION = "0.1.0"

@@ -1,4 +1,4 @@
-"""Looking at a dataset, releasing inputs, verifying and trying, from Python."""
+"""The Python functions `failures`, `retry`, `verify` and `try_one`."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_failures_are_a_data_frame(dataset):
         batchmill.failures(dataset, "a.txt")
 
 
-def test_what_is_released_runs_again(dataset, words):
+def test_a_released_input_is_planned_again(dataset, words):
     assert batchmill.retry(dataset, kind=["crashed"]) == []
     assert batchmill.retry(dataset, "b.txt") == ["b.txt"]
     plan = batchmill.plan(words, "steps_under_test:fails_on_b", dataset, batch_size=1)
@@ -38,7 +38,7 @@ def test_what_is_released_runs_again(dataset, words):
     assert repr(plan).startswith("1 inputs to execute (1 retry")
 
 
-def test_verify_lists_what_differs(dataset):
+def test_verify_lists_differences(dataset):
     assert batchmill.verify(dataset).empty
     (dataset / "metadata.csv").unlink()
     found = batchmill.verify(dataset)

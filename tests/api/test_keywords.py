@@ -1,4 +1,4 @@
-"""The options of the Python calls are those of the option models."""
+"""The options of the Python functions match the option models."""
 
 import inspect
 import subprocess
@@ -22,12 +22,12 @@ def fields_of(*groups):
 @pytest.mark.parametrize(
     ("keywords", "groups"), [(JobKeywords, GROUPS), (InferKeywords, [ModelOptions, *GROUPS])]
 )
-def test_the_keywords_for_type_checkers_are_the_options(keywords, groups):
+def test_the_keywords_for_type_checkers_match_the_models(keywords, groups):
     assert get_type_hints(keywords).keys() == fields_of(*groups).keys()
 
 
 @pytest.mark.parametrize("call", [batchmill.run, batchmill.infer, batchmill.plan])
-def test_help_shows_each_option_with_its_default_and_its_sentence(call):
+def test_help_shows_each_option_with_its_default_and_its_description(call):
     fields = fields_of(*([ModelOptions] if call is batchmill.infer else []), *GROUPS)
     parameters = inspect.signature(call).parameters
     text = " ".join(call.__doc__.split())
@@ -56,7 +56,7 @@ batchmill.plan(["a.txt"], "batchmill.steps.words:split", "dataset", batch_size=3
 """
 
 
-@pytest.mark.long  # mypy reads all of pandas' types: half a minute.
+@pytest.mark.long  # mypy reads all types of pandas, which takes half a minute.
 def test_a_users_script_passes_a_strict_type_checker(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     check = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "script.py"]

@@ -1,4 +1,4 @@
-"""Blocks: what they make of what users save."""
+"""How blocks check, convert and hide their values."""
 
 import inspect
 import pickle
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from batchmill.errors import OptionError
 
-# What is decided when a run is started, not when a job is saved.
+# Options of a single run. A saved job does not contain them.
 OF_A_RUN = {"run"}
 JOB = {"manifest": "/in", "step": "package.module:step", "output": "/out"}
 
@@ -28,7 +28,7 @@ def test_a_saved_job_has_the_parameters_of_the_flow_and_their_defaults():
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         ({"step": " "}, "saved job: step is empty"),
         ({"failures": {"max_failures": "a lot"}}, "--max-failures a lot"),
@@ -37,12 +37,12 @@ def test_a_saved_job_has_the_parameters_of_the_flow_and_their_defaults():
         ({"partitions": {"partition": "train=2"}}, "--partition train=2"),
     ],
 )
-def test_a_job_that_cannot_run_is_refused(given, told):
-    with pytest.raises(OptionError, match=told):
+def test_a_job_with_an_invalid_option_is_rejected(given, expected):
+    with pytest.raises(OptionError, match=expected):
         SavedJob(**JOB | given)
 
 
-def test_a_store_names_datasets_in_it():
+def test_a_store_resolves_the_names_of_its_datasets():
     store = DatasetStore(url="s3://bucket/sets/")
     assert store.place_of("clips") == "s3://bucket/sets/clips"
     assert store.place_of("s3://other/clips") == "s3://other/clips"
@@ -51,7 +51,7 @@ def test_a_store_names_datasets_in_it():
         store.place_of("../clips")
 
 
-def test_file_systems_of_prefect_are_stores():
+def test_prefects_file_systems_are_converted_to_stores():
     remote = RemoteFileSystem(basepath="s3://bucket/sets", settings={"key": "abcdef"})
     (access,) = as_store(remote).access
     assert (access.url, access.options) == ("s3://bucket/sets", {"key": "abcdef"})
@@ -64,13 +64,13 @@ def test_file_systems_of_prefect_are_stores():
 @pytest.mark.parametrize(
     "url", ["", "s3://", "s3://key:secret-word@bucket/a", "s3:///a", "sets", "~/sets"]
 )
-def test_a_store_without_a_place_is_refused(url):
-    with pytest.raises(OptionError) as told:
+def test_a_store_with_an_invalid_url_is_rejected(url):
+    with pytest.raises(OptionError) as refused:
         DatasetStore(url=url)
-    assert "secret-word" not in str(told.value)
+    assert "secret-word" not in str(refused.value)
 
 
-def test_options_do_not_show():
+def test_secret_options_are_hidden():
     store = DatasetStore(url="s3://bucket", options={"secret": "open-sesame"})
     (access,) = store.access
     shown = [repr(store), str(store.model_dump(mode="json")), repr(access)]
@@ -79,18 +79,18 @@ def test_options_do_not_show():
 
 
 @pytest.mark.parametrize("options", [{"protocol": "file"}, {"fo": {}}])
-def test_options_that_lead_elsewhere_are_refused(options):
+def test_options_that_open_another_place_are_rejected(options):
     with pytest.raises(OptionError, match="would open another place"):
         DatasetStore(url="s3://bucket", options=options)
 
 
-def test_what_is_refused_is_not_quoted():
-    with pytest.raises(ValidationError) as told:
+def test_a_rejected_secret_is_not_in_the_message():
+    with pytest.raises(ValidationError) as refused:
         DatasetStore(url="s3://bucket", options="open-sesame")
-    assert "open-sesame" not in str(told.value)
+    assert "open-sesame" not in str(refused.value)
 
 
-def test_where_there_are_limits_a_block_must_be_saved(monkeypatch):
+def test_with_restrictions_a_block_must_be_saved(monkeypatch):
     anybodys = RayCluster(address="ray://host:10001")
     with_code = RayCluster(address="local", runtime_env={"py_executable": "sh"})
     store = DatasetStore(url="s3://bucket")
@@ -98,9 +98,9 @@ def test_where_there_are_limits_a_block_must_be_saved(monkeypatch):
     monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", "s3://bucket")
     check_blocks(None, RayCluster(address="local"))
     for cluster in (anybodys, with_code):
-        with pytest.raises(OptionError, match="cluster: must be a saved one"):
+        with pytest.raises(OptionError, match="cluster: must be a saved block"):
             check_blocks(None, cluster)
-    with pytest.raises(OptionError, match="store: must be a saved one"):
+    with pytest.raises(OptionError, match="store: must be a saved block"):
         check_blocks(store, None)
     store._block_document_id = uuid4()
     check_blocks(store, None)

@@ -1,4 +1,4 @@
-"""What Prefect asks of blocks, for each of ours."""
+"""Prefect's standard tests for blocks, with each block of batchmill."""
 
 import importlib
 import pkgutil
@@ -23,7 +23,7 @@ BLOCKS = [
 ]
 
 
-def test_there_are_blocks():
+def test_blocks_are_found():
     assert "RayCluster" in [block.__name__ for block in BLOCKS]
 
 
@@ -33,15 +33,15 @@ class TestBlocks(BlockStandardTestSuite):
         return request.param
 
     def test_has_a_valid_image(self, block):
-        # Prefect's test fetches it; that it is one of Prefect's own is what can be told offline.
+        # Prefect's test downloads the logo. Offline, check that it is one of Prefect's own logos.
         sources = Path(prefect.__file__).parent.rglob("*.py")
         assert any(str(block._logo_url) in source.read_text() for source in sources)
 
-    def test_a_server_where_batchmill_is_installed_knows_it(self, block):
+    def test_a_server_with_batchmill_registers_the_block(self, block):
         announced = [entry.value for entry in entry_points(group="prefect.collections")]
         assert "batchmill.blocks" in announced
         assert block.__name__ in batchmill.blocks.__all__
 
     def test_has_a_required_field(self, block):
-        # Without one, the form of a flow that takes the block is refused.
+        # Prefect rejects the form of a flow if a block in it has no required field.
         assert any(field.is_required() for field in block.model_fields.values())

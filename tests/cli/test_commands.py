@@ -1,4 +1,4 @@
-"""Commands in this process: what they print, and their exit codes."""
+"""The output and the exit codes of commands that run in this process."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def test_try_prints_the_traceback_of_a_failure(command, words, monkeypatch):
     assert out.rstrip().endswith("and more")
 
 
-def test_try_gives_the_step_a_row(command, words, monkeypatch):
+def test_try_passes_a_row_to_the_step(command, words, monkeypatch):
     monkeypatch.chdir(STEPS)
     code, out, _ = command(
         "try", words / "a.txt", "--step", "steps_under_test:labelled", "--row", "label=ab", "--json"
@@ -82,7 +82,7 @@ def test_plan_prints_batch_sizes_against_the_cores_they_can_use(command, words, 
     assert not (tmp_path / "out").exists()
 
 
-def test_plan_does_not_complain_when_no_core_is_idle(command, words, tmp_path):
+def test_plan_prints_no_advice_when_no_core_is_idle(command, words, tmp_path):
     _, out, _ = command(
         "plan", words / "manifest.csv", "--step", SPLIT, "--output", tmp_path / "out",
         "--batch-size", "1", "--cores", "4",
@@ -124,7 +124,7 @@ def test_plan_counts_partitions_and_their_strata(command, words, tmp_path):
     assert not {"partitions", "strata"} & json.loads(out).keys()
 
 
-def test_plan_says_that_groups_are_dealt_anew(command, words, tmp_path):
+def test_plan_reports_that_groups_are_reassigned(command, words, tmp_path):
     divided = {"partition": "a=0.5,b=0.5", "stratify": "input"}
     run_job(words / "manifest.csv", SPLIT, tmp_path / "out", options=divided)
     job = ("plan", words / "manifest.csv", "--step", SPLIT, "--output", tmp_path / "out")
@@ -134,7 +134,7 @@ def test_plan_says_that_groups_are_dealt_anew(command, words, tmp_path):
     assert "Re-assigning all groups to partitions: --seed was 0, and is 1." in out
 
 
-def test_verify_fails_for_a_leak_and_only_warns_of_duplicates(
+def test_verify_fails_for_a_leak_and_only_warns_about_duplicates(
     command, words, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -144,20 +144,20 @@ def test_verify_fails_for_a_leak_and_only_warns_of_duplicates(
     code, out, _ = command("verify", "out")
     assert code == 0
     assert "duplicate: metadata.parquet: a.txt (train) and b.txt (test) have the same" in out
-    assert "out: is what its ledger says." in out
+    assert "out: matches its ledger." in out
     table = pd.read_parquet("out/metadata.parquet")
     table.assign(partition="train").to_parquet("out/metadata.parquet")
     code, out, _ = command("verify", "out", "--repair")
     assert code == 1
-    assert "leak: metadata.parquet: b.txt is in train, and was assigned to test" in out
-    assert "Run the same command again to rebuild the tables." in out
+    assert "leak: metadata.parquet: b.txt is in train, but was assigned to test" in out
+    assert "Run the job again to rebuild the tables." in out
     assert "removed" not in out
     assert (
         json.loads(command("plan", words / "m.csv", "--step", SPLIT, "-o", "out", "--json")[1])[
             "unchanged"
         ]
         == 3
-    ), "nothing is to be executed for that"
+    ), "a leak in the table does not execute inputs again"
 
 
 @pytest.mark.parametrize(
@@ -169,11 +169,14 @@ def test_verify_fails_for_a_leak_and_only_warns_of_duplicates(
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--param", "num_chars=x"], "int"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--param", "x"], "key=value"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "a.txt"], "is a file. Name a folder"),
-        (["run", "manifest.csv", "--step", SPLIT, "-o", "."], "holds files that are not"),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "."], "contains files, but is not"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "ftp://b/x"], "datasets go to"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "memory://x"], "one process only"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "s3://k:pass@b/x"], "s3://***b/x"),
-        (["run", "nosuch://b/x.csv", "--step", SPLIT, "-o", "out"], "no library knows nosuch://"),
+        (
+            ["run", "nosuch://b/x.csv", "--step", SPLIT, "-o", "out"],
+            "no library opens nosuch://",
+        ),
         (["run", "s3://k:pass@b/m.csv", "--step", SPLIT, "-o", "out"], "holds a credential"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--batch-size", "0"], "of 1"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--num-workers", "-1"], "of 0"),
@@ -183,7 +186,7 @@ def test_verify_fails_for_a_leak_and_only_warns_of_duplicates(
         (["plan", "manifest.csv", "--step", SPLIT, "-o", "out", "--group-by", "x"], "--partition"),
         (
             ["plan", "manifest.csv", "--step", SPLIT, "-o=o", "--partition=a=1", "--group-by=who"],
-            "no column 'who', for --group-by (found: 'input')",
+            "no column 'who' for --group-by (found: 'input')",
         ),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--bogus"], "--bogus"),
         (["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--retries", "x"], "whole number"),
@@ -217,11 +220,11 @@ def test_verify_fails_for_a_leak_and_only_warns_of_duplicates(
             ["run", ".", "--step", SPLIT, "-o", "out", "--min-age", "9", "--prune"],
             "cannot be combined",
         ),
-        (["plan", ".", "--step", SPLIT, "-o", "out", "--min-age", "999"], "left out"),
+        (["plan", ".", "--step", SPLIT, "-o", "out", "--min-age", "999"], "younger than --min-age"),
         (["nosuch"], "nosuch"),
     ],
 )
-def test_a_users_mistake_is_told_without_a_traceback_and_starts_nothing(
+def test_a_users_mistake_is_reported_without_a_traceback_and_starts_nothing(
     command, words, monkeypatch, arguments, expected
 ):
     monkeypatch.chdir(words)
@@ -234,7 +237,7 @@ def test_a_users_mistake_is_told_without_a_traceback_and_starts_nothing(
     assert sorted(os.listdir(words)) == before
 
 
-def test_markup_and_smileys_in_names_are_left_alone(command, words):
+def test_markup_and_emoji_codes_in_names_are_printed_unchanged(command, words):
     _, _, err = command("try", words / "a.txt", "--step", "nosuch:boom:[red]")
     assert "nosuch:boom:[red]" in err
 
@@ -248,8 +251,8 @@ def test_every_command_has_help_with_an_example(command, name):
     assert "--json" in out
 
 
-def test_the_commands_are_those_that_are_documented(command):
-    docs = (Path(__file__).parents[2] / "docs" / "how-to" / "running.md").read_text()
+def test_all_commands_are_documented(command):
+    docs = (Path(__file__).parents[2] / "docs" / "reference" / "runs.md").read_text()
     documented = set(re.findall(r"^\| `batchmill (\w+) ", docs, re.MULTILINE))
     commands = {name for name in make_app() if not name.startswith("-")}
     assert commands == documented
@@ -257,7 +260,7 @@ def test_the_commands_are_those_that_are_documented(command):
     assert all(name in out for name in commands)
 
 
-def test_retry_lets_failed_inputs_go(command, words, tmp_path, monkeypatch):
+def test_retry_releases_failed_inputs(command, words, tmp_path, monkeypatch):
     monkeypatch.chdir(STEPS)
     out = tmp_path / "out"
     run_job(words, "steps_under_test:fails_on_b", out)

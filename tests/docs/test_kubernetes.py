@@ -1,4 +1,4 @@
-"""The manifests for Kubernetes: valid by its own schemas, and of one mind."""
+"""The manifests for Kubernetes are valid by its schemas, and consistent."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import yaml
 
 FOLDER = Path(__file__).parents[2] / "examples" / "kubernetes"
 VERSION = "1.33"
-# Fields of KubeRay's RayCluster (ray.io/v1), from its reference, as far as they are used here.
+# The fields of KubeRay's RayCluster (ray.io/v1) that the manifests use, from its reference.
 SPEC = {
     "rayVersion": str,
     "authOptions": dict,
@@ -41,7 +41,7 @@ def pods():
 
 
 @pytest.mark.parametrize("document", list(documents()))
-def test_it_is_valid(document):
+def test_each_document_is_valid(document):
     if document["kind"] != "RayCluster":
         kubernetes_validate.validate(document, VERSION, strict=True)
         return
@@ -61,15 +61,15 @@ def check(fields, known):
         assert isinstance(value, known[name]), name
 
 
-def test_they_are_valid_for_a_reason():
+def test_an_invalid_pod_is_rejected():
     pod = {"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [{"name": 1}]}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(pod, VERSION, strict=True)
 
 
-def test_what_one_refers_to_another_defines():
+def test_references_between_documents_resolve():
     names = {(d["kind"], d["metadata"]["name"]) for p in documents() for d in p.values}
-    # What the operator makes of the RayCluster, and what the page tells to make.
+    # The operator creates a secret for the RayCluster. cluster.md creates `batchmill-store`.
     secrets = {name for kind, name in names if kind in ("Secret", "RayCluster")} | {
         "batchmill-store"
     }
@@ -85,7 +85,7 @@ def test_what_one_refers_to_another_defines():
     assert len([image for image in images if "batchmill" in image]) == 1
 
 
-def test_the_versions_are_those_that_were_tested():
+def test_the_images_have_the_versions_of_the_constraints():
     constraints = (FOLDER.parents[1] / "constraints.txt").read_text()
     versions = dict(line.split("==") for line in constraints.splitlines() if "==" in line)
     text = "".join(file.read_text() for file in FOLDER.iterdir())

@@ -1,4 +1,4 @@
-"""README and docs: their commands run as they are written, their links lead somewhere."""
+"""The commands in README and docs run as written, and their links work."""
 
 import re
 import shutil
@@ -12,15 +12,18 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ALL_PAGES = [
     *PAGES,
-    *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md")),
+    *(
+        ROOT / name
+        for name in ("ARCHITECTURE.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
+    ),
     *sorted((ROOT / "examples").glob("*/README.md")),
 ]
 
 CLASSIFIER = ROOT / "docs" / "tutorials" / "classifier.md"
 
-# Blocks of `sh` are run. What needs a cluster is in blocks of `bash`: tests/system/cluster.
-# Those of `python run`, joined, are run after them: each goes on from the one before.
-# Set-up, or what another test starts: deployments, by test_deployment.
+# The tests run the blocks `sh` of a page, then its blocks `python run`, joined to one script.
+# Commands that need a cluster are in blocks `bash`, which tests/system/cluster runs.
+# These commands are skipped: they set up the environment, or test_deployment runs them.
 ELSEWHERE = ("make ", "pip install", "prefect ")
 
 
@@ -34,14 +37,14 @@ def commands_of(page):
 
 @pytest.mark.long
 @pytest.mark.end_to_end
-def test_the_page_about_a_classifier_ends_with_one_that_tells_birds_apart(shell, work):
+def test_the_classifier_of_the_tutorial_distinguishes_birds(shell, work):
     run_commands(CLASSIFIER, shell, work)
     table = pd.read_parquet(work / "predictions" / "metadata.parquet")
     assert table.groupby("partition")["bird"].nunique().to_dict() == {
         "train": 9, "validation": 3, "test": 3,
     }  # fmt: skip
     test = table[table["partition"] == "test"]
-    # By chance, it would be a third.
+    # Guessing would be right for a third of the birds.
     assert (test["predicted"] == test["label"]).mean() > 0.8
 
 
@@ -59,7 +62,7 @@ def test_the_commands_of_a_page_run_one_after_the_other(page, shell, work):
 
 
 def run_commands(page, shell, work):
-    """Run a page's commands in a folder that has the examples, and then its Python."""
+    """Run a page's commands, then its Python, in a folder with the examples."""
     shutil.copytree(ROOT / "examples", work / "examples")
     for block in commands_of(page):
         done = shell.run("bash", "-euc", block)
@@ -91,19 +94,19 @@ def test_the_readmes_python_runs(shell, work):
     assert (work / "dataset" / "metadata.csv").exists()
 
 
-def test_the_readmes_step_is_the_examples():
+def test_the_readmes_step_is_the_same_as_the_example():
     (step,) = (block for block in blocks(ROOT / "README.md", "python") if "def count" in block)
     assert step == (ROOT / "examples" / "words" / "counting.py").read_text()
 
 
-def test_the_example_of_a_test_is_the_examples():
+def test_the_test_in_the_page_is_the_same_as_the_example():
     page = ROOT / "docs" / "how-to" / "own-steps.md"
     (test,) = (block for block in blocks(page, "python") if "check_step" in block)
     assert test == (ROOT / "examples" / "words" / "test_counting.py").read_text()
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
+def test_links_and_anchors_exist(page):
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), target
     for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]*)\)", page.read_text()):

@@ -1,4 +1,4 @@
-"""The documentation site: all pages are in it, links lead somewhere, nothing comes from afar."""
+"""The documentation site has all pages, its links work, and it loads only local files."""
 
 import re
 import shutil
@@ -21,12 +21,14 @@ from batchmill.cli.main import make_app
 pytestmark = pytest.mark.end_to_end
 
 ROOT = Path(__file__).parents[2]
-# What the pages are made of.
+# The files and folders from which the site is built.
 PARTS = (
     "README.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
+    "CODE_OF_CONDUCT.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "prefect.yaml",
     "benchmarks",
     "docs",
@@ -34,12 +36,12 @@ PARTS = (
     "src",
     ".ci",
 )
-# A tag's attribute that makes a browser fetch something.
+# The attributes of tags that make a browser load a file.
 FETCHED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
 
 
 def build(root, folder, home):
-    """Build the site of a copy of the repository, or of this one, as a user does."""
+    """Build the site of the repository, or of a copy, with the command of a user."""
     return subprocess.run(
         [sys.executable, root / "docs" / "site" / "build.py", folder],
         env=clean_environment(home),
@@ -60,7 +62,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture
 def copy(tmp_path):
-    """A copy of all that the pages are made of, to be changed."""
+    """Return a copy of the site's sources, which a test may change."""
     root = tmp_path / "copy"
     root.mkdir()
     for part in PARTS:
@@ -70,7 +72,7 @@ def copy(tmp_path):
 
 
 def pages_of(root):
-    """The module that lays out the pages of a copy."""
+    """Return the module that lays out the pages of a copy."""
     spec = spec_from_file_location("pages_of_a_copy", root / "docs" / "site" / "pages.py")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -78,7 +80,7 @@ def pages_of(root):
 
 
 class Page(HTMLParser):
-    """What a built page links to, fetches and can be pointed at."""
+    """The links, loaded files and anchors of a built page."""
 
     def __init__(self, path):
         super().__init__()
@@ -92,7 +94,7 @@ class Page(HTMLParser):
             self.anchors.add(attributes["id"])
         if tag == "a" and attributes.get("href"):
             self.links.append(attributes["href"])
-        # `rel` says of some links that they only tell.
+        # A browser does not load these links.
         if attributes.get("rel") not in ("canonical", "next", "prev", "alternate"):
             self.fetched.append(attributes.get(FETCHED.get(tag, "")) or "")
 
@@ -102,7 +104,7 @@ def pages(site):
     return {path: Page(path) for path in site.rglob("*.html") if path.name != "404.html"}
 
 
-def test_each_page_is_in_it_and_in_the_navigation(site, pages):
+def test_each_page_is_in_the_site_and_its_navigation(site, pages):
     named = {
         link.partition("#")[0]
         for link in re.findall(r'href="([^"]*)"', pages[site / "index.html"].text)
@@ -121,11 +123,11 @@ def test_each_command_has_its_entry(site, pages):
     assert {f"batchmill-{name}" for name in commands} <= anchors
 
 
-def test_an_entry_says_what_the_commands_help_says(site, pages):
+def test_an_entry_has_the_text_of_the_commands_help(site, pages):
     text = pages[site / "reference" / "commands.html"].text
     for option in ("--max-failures", "--memory-limit", "--repair", "--deployment"):
         assert option in text
-    # The whole docstring of each, not the line of the overview.
+    # The entry has the whole docstring, and not only its first line.
     assert "Inputs that are already done are not executed again" in text
     assert "[required]" not in text
 
@@ -146,7 +148,7 @@ def test_flows_and_blocks_have_their_entries(site, pages):
     assert "object, secret" in blocks.text
 
 
-def test_links_of_built_pages_lead_somewhere(site, pages):
+def test_links_of_built_pages_work(site, pages):
     checked = 0
     for path, page in pages.items():
         for link in page.links:
@@ -163,7 +165,7 @@ def test_links_of_built_pages_lead_somewhere(site, pages):
     assert checked > 1000
 
 
-def test_a_file_or_folder_that_a_page_links_to_is_shown(site, pages):
+def test_a_linked_file_or_folder_has_a_page(site, pages):
     assert "work_pool" in pages[site / "source" / "prefect.yaml.html"].text
     assert "dockerfile" in pages[site / "source" / "examples" / "kubernetes.html"].anchors
 
@@ -184,7 +186,7 @@ def test_a_folder_of_recordings_can_be_linked_to(copy, tmp_path):
     )
 
 
-def test_names_of_files_are_titles_and_code_is_left_alone(copy, tmp_path):
+def test_links_named_after_files_get_titles_and_code_is_unchanged(copy, tmp_path):
     (copy / "docs" / "how-to" / "prefect-ui.md").write_text(
         "# UI\n\n[docs/how-to/buckets.md](buckets.md#datasets), "
         "[../../CHANGELOG.md](../../CHANGELOG.md)\n\n"
@@ -192,13 +194,13 @@ def test_names_of_files_are_titles_and_code_is_left_alone(copy, tmp_path):
     )
     pages_of(copy).lay_out(tmp_path / "pages")
     assert (tmp_path / "pages" / "how-to" / "prefect-ui.md").read_text() == (
-        "# UI\n\n[Stores: folders and buckets](buckets.md#datasets), "
+        "# UI\n\n[Use buckets](buckets.md#datasets), "
         "[Changelog](../CHANGELOG.md)\n\n"
         "```text\n[docs/how-to/buckets.md](buckets.md)\n```\n"
     )
 
 
-def test_nothing_is_fetched_from_elsewhere(site, pages):
+def test_pages_load_no_file_from_other_servers(site, pages):
     for path, page in pages.items():
         for address in page.fetched:
             assert not re.match(r"(https?:)?//", address), f"{path}: {address}"
@@ -211,7 +213,7 @@ def test_nothing_is_fetched_from_elsewhere(site, pages):
 @pytest.mark.system
 def test_search_works_without_a_server(site, tmp_path):
     chromium = shutil.which("chromium")
-    assert chromium, "install chromium: make system-packages"
+    assert chromium, "chromium is not installed. Run: sudo make system-packages"
     asked = []
     with sync_playwright() as playwright:
         environment = clean_environment(tmp_path) | {"HOME": str(tmp_path)}
@@ -223,7 +225,9 @@ def test_search_works_without_a_server(site, tmp_path):
         page.get_by_role("button", name="Search").click()
         page.keyboard.type("quarantined")
         page.get_by_text(re.compile(r"^\d+ results?$")).wait_for()
-        found = page.get_by_role("option").or_(page.locator("a")).filter(has_text="Again")
+        found = (
+            page.get_by_role("option").or_(page.locator("a")).filter(has_text="Retry failed inputs")
+        )
         found.first.wait_for()
         assert page.get_by_role("combobox").input_value() == "quarantined"
         browser.close()
@@ -231,24 +235,27 @@ def test_search_works_without_a_server(site, tmp_path):
     assert all(address.startswith("file:") for address in asked), asked
 
 
-def test_a_page_that_nobody_can_find_is_refused(copy, tmp_path):
+def test_a_page_without_navigation_is_rejected(copy, tmp_path):
     (copy / "docs" / "lost.md").write_text("# Lost\n")
     done = build(copy, tmp_path / "built", tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith("lost.md: is not in the navigation. Give it a line under nav")
+    assert done.stderr.startswith("lost.md: the page is not in the navigation. Add it under nav")
     assert not (tmp_path / "built").exists()
 
 
-def test_a_link_that_leads_nowhere_is_refused(copy, tmp_path):
+def test_a_broken_link_is_rejected(copy, tmp_path):
     with (copy / "docs" / "how-to" / "prefect-ui.md").open("a") as page:
         page.write("\nSee [this](gone.md).\n")
     done = build(copy, tmp_path / "built", tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "docs/how-to/prefect-ui.md: the link to gone.md leads nowhere.\n"
+    assert (
+        done.stderr
+        == "docs/how-to/prefect-ui.md: the target of the link to gone.md does not exist.\n"
+    )
 
 
-@pytest.mark.long  # It takes the building of a whole site.
-def test_an_anchor_that_leads_nowhere_is_refused(copy, tmp_path):
+@pytest.mark.long  # It builds a whole site.
+def test_a_broken_anchor_is_rejected(copy, tmp_path):
     with (copy / "docs" / "how-to" / "prefect-ui.md").open("a") as page:
         page.write("\nSee [this](buckets.md#gone).\n")
     done = build(copy, tmp_path / "built", tmp_path)

@@ -170,7 +170,7 @@ def test_what_arrives_while_a_run_is_on_is_the_next_one_s(deployments, shell, wo
     # The ledger has neither of them; but somebody will see to them.
     look = {"source": arrivals.source, "deployment": ON_ARRIVAL, "min_age": 0}
     state = deployments("watch-source/manual", **look)
-    assert state["message"] == "2 new files, which a run takes that is waiting already"
+    assert state["message"] == "2 new files; a run that is already scheduled will process them"
     (work / "go").touch()
     arrivals.completed(2)
     assert [name for name, _ in gated.executions(work, "out")] == ["01.txt", "02.txt"]

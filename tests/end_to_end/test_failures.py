@@ -134,7 +134,7 @@ def test_fail_fast_stops_the_run_and_the_next_one_resumes(shell, api, work, runn
     # The healthy ones would wait for ever.
     stopped = shell.batchmill(*command, "--fail-fast")
     assert stopped.returncode == 1
-    assert "It was stopped early" in stopped.stderr
+    assert "The run was stopped early" in stopped.stderr
     assert "Traceback" not in stopped.stderr
     _, status = shell.json("status", "out")
     assert (status["outcomes"], status["pending"]) == ({"failed": 1}, 30)

@@ -80,7 +80,7 @@ def test_a_form_can_name_what_is_allowed_and_nothing_else(locked, shell, api, wo
         "job_variables": {"env": {"BATCHMILL_ALLOWED_STEPS": "mine"}},
         "state": {"type": "SCHEDULED"},
     }
-    started["BATCHMILL_ALLOWED_STEPS: batchmill.steps)"] = api("/flow_runs/", asked)["id"]
+    started["BATCHMILL_ALLOWED_STEPS allows: batchmill.steps)"] = api("/flow_runs/", asked)["id"]
     # On the spot, a cluster could be anybody's, and a store anything.
     on_the_spot = {
         "cluster": {"address": "local", "runtime_env": {"env_vars": {"PYTHONPATH": str(work)}}},

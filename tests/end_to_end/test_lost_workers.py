@@ -116,7 +116,7 @@ def test_an_input_that_kills_the_process_of_its_shard_is_found(shell, api, input
     _, (failure,) = shell.json("failures", "out")
     assert failure["input"] == "007.txt"
     assert (failure["outcome"], failure["error"]) == ("crashed", "ShardProcessDied")
-    assert "ended the process of the shard each time" in failure["message"]
+    assert "process died each time it ran this input alone" in failure["message"]
     assert runner or "SIGKILL" in failure["message"]
     flow_run, tasks = flow_run_of(api, work / "out")
     assert flow_run["state"]["type"] == "FAILED"
@@ -211,7 +211,7 @@ def test_a_run_that_is_killed_and_cancelled_can_be_completed(
     state = api(f"/flow_runs/{killed['id']}")["state"]
     assert (state["type"], state["message"]) == (
         "CRASHED",
-        "Its process was killed. Run 2 resumes its work.",
+        "The process was killed. Run 2 resumes the work.",
     )
     of_run = {"flow_runs": {"id": {"any_": [killed["id"]]}}, "limit": 200}
     states = {task["state"]["type"] for task in api("/task_runs/filter", of_run)}

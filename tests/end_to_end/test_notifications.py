@@ -116,9 +116,9 @@ def test_one_message_a_run_to_a_real_receiver(shell, api, receiver, work):
     last, *_ = api("/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
     lost = {"flow_id": last["flow_id"], "name": "parts: split", "state": {"type": "RUNNING"}}
     lost = api("/flow_runs/", lost)["id"]
-    crashed = {"type": "CRASHED", "name": "Crashed", "message": "Its process was killed."}
+    crashed = {"type": "CRASHED", "name": "Crashed", "message": "The process was killed."}
     api(f"/flow_runs/{lost}/set_state", {"state": crashed, "force": True})
-    assert told(1) == ["parts: split: Crashed\nIts process was killed."]
+    assert told(1) == ["parts: split: Crashed\nThe process was killed."]
 
     # All ok: nothing is told.
     (work / "examples" / "words" / "b.txt").write_text("scaleable")

@@ -21,7 +21,7 @@ def test_other_shares_are_published_and_shown_without_an_execution(shell, api, w
     assert "the same content are in different partitions (contents: 1)" in done.stdout
     table = pd.read_parquet(work / "out" / "metadata.parquet").drop_duplicates("input")
     assert table["partition"].tolist() == ["train", "train", "test", "test"]
-    assert "Its partitions" in (work / "out" / "report.html").read_text()
+    assert "<h2>Partitions</h2>" in (work / "out" / "report.html").read_text()
     code, (found,) = shell.json("verify", "out")
     assert (code, found["kind"]) == (0, "duplicate")
     run, _ = flow_run_of(api, work / "out")

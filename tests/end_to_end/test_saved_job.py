@@ -152,12 +152,15 @@ MISTAKES = [
     (["--job", "clips", "--batch-size", "3"], "--job clips: the saved job contains all options"),
     (["--job", "clips", "--max-failures", "0"], "--job clips: the saved job contains all options"),
     (["--job", "lab/lab"], "--job block:lab/lab: there is no saved block of this name"),
-    (["--job", "batchmill-dataset-store/lab"], "is of another type than batchmill-saved-job."),
+    (["--job", "batchmill-dataset-store/lab"], "is not a block of type batchmill-saved-job."),
     (["words", "--job", "clips"], "--job clips: the saved job contains all options"),
     (["words", "--step", "a:b", "-o", "x", "--store", "lab"], "--store: 'lab' is not a dataset s"),
     (["words", "--step", "a:b", "-o", "x", "--store", "block:no/no"], "--store block:no/no: "),
     (["words", "--step", "a:b", "-o", "../x", "--store", "block:lab"], "has '..' in it."),
-    ([], "missing: MANIFEST, --step, --output. Give all three, or a saved job: --job NAME."),
+    (
+        [],
+        "missing: MANIFEST, --step, --output. Give MANIFEST, --step and --output, or a saved job",
+    ),
 ]
 
 

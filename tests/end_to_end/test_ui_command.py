@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 
 import pytest
@@ -28,18 +29,23 @@ def test_the_ui_shows_earlier_runs_and_serves_those_that_start_meanwhile(bare_sh
     )
     address = f"http://127.0.0.1:{port}"
     assert ui.stdout.readline() == f"Prefect's UI: {address} (until Ctrl-C)\n"
+    label, password = ui.stdout.readline().split()
+    assert label == "Password:"
+    for wrong in (None, "batchmill:guess"):
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            ask(f"{address}/api", "/flow_runs/filter", {}, password=wrong)
     with urllib.request.urlopen(address) as page:
         assert "Prefect" in page.read().decode()
     with urllib.request.urlopen(f"{address}/ui-settings") as settings:
         assert f'"api_url":"{address}/api"' in settings.read().decode()
     done = shell.batchmill(*job, "meanwhile")
     assert done.returncode == 0, done.stderr
-    runs = ask(f"{address}/api", "/flow_runs/filter", {"sort": "START_TIME_ASC"})
+    runs = ask(f"{address}/api", "/flow_runs/filter", {"sort": "START_TIME_ASC"}, password=password)
     assert [run["name"] for run in runs] == ["before: split", "meanwhile: split"]
     assert {run["state"]["type"] for run in runs} == {"COMPLETED"}
     for run in runs:
         its = {"id": {"any_": [run["id"]]}}
-        tasks = ask(f"{address}/api", "/task_runs/filter", {"flow_runs": its})
+        tasks = ask(f"{address}/api", "/task_runs/filter", {"flow_runs": its}, password=password)
         assert {task["state"]["type"] for task in tasks} == {"COMPLETED"}
         assert {re.split("[- ]", task["name"])[0] for task in tasks} == {
             "load_manifest",
@@ -48,7 +54,7 @@ def test_the_ui_shows_earlier_runs_and_serves_those_that_start_meanwhile(bare_sh
             "write_report",
         }
         of_run = {"logs": {"flow_run_id": its["id"]}}
-        logs = ask(f"{address}/api", "/logs/filter", of_run)
+        logs = ask(f"{address}/api", "/logs/filter", of_run, password=password)
         assert any("4 ok in" in log["message"] for log in logs)
 
     # A second one joins the server, at whatever port that is.

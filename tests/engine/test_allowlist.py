@@ -1,4 +1,4 @@
-"""What may be run, read and written, where the environment says so."""
+"""Environment variables restrict which steps may run and which places may be used."""
 
 import os
 from functools import partial
@@ -18,12 +18,12 @@ SPLIT = "batchmill.steps.words:split"
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
-    """A folder that may be used, one that may not, and a step that tells if it is imported."""
+    """Create an allowed folder, another folder, and a module that leaves a file when imported."""
     for name in ("mine", "theirs", "mine/out"):
         (tmp_path / name).mkdir()
     (tmp_path / "mine" / "a.txt").write_text("simple")
     (tmp_path / "theirs" / "secret.txt").write_text("secret")
-    (tmp_path / "told.py").write_text(
+    (tmp_path / "custom.py").write_text(
         "from pathlib import Path\nfrom os import system, getcwd\nimport functools, os\n"
         "run = functools.partial(os.system)\nitems = ['a']\n"
         f"Path({str(tmp_path / 'imported')!r}).touch()\n"
@@ -46,11 +46,11 @@ def job(lab, step=SPLIT, manifest="mine", output="mine/out"):
 @pytest.mark.parametrize(
     ("allowed", "step"),
     [
-        ("batchmill.steps", "told:step"),
-        ("", "told:step"),
-        ("tol, toldx, told.py", "told:step"),
-        ("told:other", "told:step"),
-        ("told", "told:os.system"),
+        ("batchmill.steps", "custom:step"),
+        ("", "custom:step"),
+        ("custo, customx, custom.py", "custom:step"),
+        ("custom:other", "custom:step"),
+        ("custom", "custom:os.system"),
     ],
 )
 def test_a_step_that_is_not_allowed_is_not_imported(lab, monkeypatch, allowed, step):
@@ -62,49 +62,49 @@ def test_a_step_that_is_not_allowed_is_not_imported(lab, monkeypatch, allowed, s
 
 
 @pytest.mark.parametrize("name", ["system", "getcwd", "Path"])
-def test_what_an_allowed_module_has_imported_is_no_step_of_its(lab, monkeypatch, name):
-    monkeypatch.setenv("BATCHMILL_ALLOWED_STEPS", "told")
-    with pytest.raises(OptionError, match="which is not among what may be run"):
-        prepare(job(lab, step=f"told:{name}"))
+def test_an_import_of_an_allowed_module_is_not_an_allowed_step(lab, monkeypatch, name):
+    monkeypatch.setenv("BATCHMILL_ALLOWED_STEPS", "custom")
+    with pytest.raises(OptionError, match="which may not be run here"):
+        prepare(job(lab, step=f"custom:{name}"))
 
 
 @pytest.mark.parametrize("name", ["run", "items"])
-def test_nobody_knows_where_an_object_was_made(lab, monkeypatch, name):
-    monkeypatch.setenv("BATCHMILL_ALLOWED_STEPS", "told")
+def test_an_object_of_unknown_origin_must_be_allowed_by_its_full_name(lab, monkeypatch, name):
+    monkeypatch.setenv("BATCHMILL_ALLOWED_STEPS", "custom")
     with pytest.raises(OptionError, match="neither a function nor a class"):
-        prepare(job(lab, step=f"told:{name}"))
-    monkeypatch.setenv("BATCHMILL_ALLOWED_STEPS", f"told:{name}")
-    assert len(prepare(job(lab, step=f"told:{name}")).manifest) == 1
+        prepare(job(lab, step=f"custom:{name}"))
+    monkeypatch.setenv("BATCHMILL_ALLOWED_STEPS", f"custom:{name}")
+    assert len(prepare(job(lab, step=f"custom:{name}")).manifest) == 1
 
 
-@pytest.mark.parametrize("allowed", ["told", "told:step", "batchmill.steps , told:step,"])
+@pytest.mark.parametrize("allowed", ["custom", "custom:step", "batchmill.steps , custom:step,"])
 def test_a_step_that_is_allowed_runs(lab, monkeypatch, allowed):
     monkeypatch.setenv("BATCHMILL_ALLOWED_STEPS", allowed)
-    assert run(lab, step="told:step").outcomes == {"ok": 1}
+    assert run(lab, step="custom:step").outcomes == {"ok": 1}
 
 
 @pytest.mark.parametrize(
     "manifest", ["theirs", "theirs/*.txt", "mine/../theirs", "mine/*/../../theirs"]
 )
-def test_a_manifest_from_elsewhere_is_not_read(lab, monkeypatch, manifest):
+def test_a_manifest_outside_the_allowed_places_is_not_read(lab, monkeypatch, manifest):
     monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", str(lab / "mine"))
-    with pytest.raises(ManifestError, match="BATCHMILL_ALLOWED_INPUTS") as told:
-        prepare(job(lab, step="told:step", manifest=manifest))
-    assert "secret.txt" not in str(told.value)
+    with pytest.raises(ManifestError, match="BATCHMILL_ALLOWED_INPUTS") as caught:
+        prepare(job(lab, step="custom:step", manifest=manifest))
+    assert "secret.txt" not in str(caught.value)
     assert not (lab / "imported").exists()
 
 
-def test_inputs_from_elsewhere_are_refused_each_with_its_line(lab, monkeypatch):
+def test_inputs_outside_the_allowed_places_are_rejected_with_their_lines(lab, monkeypatch):
     monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", str(lab / "mine"))
     (lab / "mine" / "link.txt").symlink_to(lab / "theirs" / "secret.txt")
     (lab / "mine" / "list.csv").write_text(f"input\na.txt\n{lab}/theirs/secret.txt\nlink.txt\n")
-    with pytest.raises(ManifestError) as told:
-        prepare(job(lab, step="told:step", manifest="mine/list.csv"))
-    assert [fault.partition(":")[0] for fault in told.value.faults] == ["line 3", "line 4"]
+    with pytest.raises(ManifestError) as caught:
+        prepare(job(lab, step="custom:step", manifest="mine/list.csv"))
+    assert [fault.partition(":")[0] for fault in caught.value.faults] == ["line 3", "line 4"]
     assert not (lab / "imported").exists()
 
 
-def test_urls_are_inside_what_is_allowed_or_not(monkeypatch):
+def test_urls_are_compared_with_the_allowed_places(monkeypatch):
     from batchmill.allowlist import refused_inputs
 
     monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", "s3://ours/in, https://host/data")
@@ -120,7 +120,7 @@ def test_urls_are_inside_what_is_allowed_or_not(monkeypatch):
 
 @pytest.fixture
 def leading_away(lab):
-    """A web server with our folder and theirs, where /mine/to?URL leads to a URL; gives its URL."""
+    """Serve both folders. /mine/to?URL redirects to URL. Yields the address and the requests."""
     asked = []
 
     class Leading(SimpleHTTPRequestHandler):
@@ -147,7 +147,7 @@ def leading_away(lab):
         *["http:/theirs/secret.txt", "//127.0.0.1:1/mine/a.txt"],
     ],
 )
-def test_a_redirect_that_leads_out_is_not_followed(lab, leading_away, monkeypatch, away):
+def test_a_redirect_out_of_the_allowed_places_is_not_followed(lab, leading_away, monkeypatch, away):
     web, asked = leading_away
     monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", f"{lab}/mine, {web}/mine")
     monkeypatch.setattr("batchmill.storage.retries.retry_remote.pauses", ())
@@ -165,20 +165,22 @@ def test_a_redirect_that_leads_out_is_not_followed(lab, leading_away, monkeypatc
 
 
 @pytest.mark.parametrize("output", ["theirs/new", "mine/../theirs/new", "mine/link/new"])
-def test_a_dataset_elsewhere_is_neither_made_nor_opened(lab, monkeypatch, output):
+def test_a_dataset_outside_the_allowed_places_is_neither_created_nor_opened(
+    lab, monkeypatch, output
+):
     (lab / "mine" / "link").symlink_to(lab / "theirs")
     run(lab, output=output)
     monkeypatch.setenv("BATCHMILL_ALLOWED_DATASETS", f"{lab}/mine")
     with pytest.raises(OptionError, match="BATCHMILL_ALLOWED_DATASETS"):
-        prepare(job(lab, step="told:step", output=output))
+        prepare(job(lab, step="custom:step", output=output))
     with pytest.raises(OptionError, match="BATCHMILL_ALLOWED_DATASETS"):
         open_ledger(str(lab / output))
     assert not (lab / "imported").exists()
     assert run(lab).outcomes == {"ok": 1}
 
 
-def test_without_a_word_everything_is_allowed(lab, monkeypatch):
+def test_without_the_variables_everything_is_allowed(lab, monkeypatch):
     for name in ("STEPS", "INPUTS", "DATASETS"):
         monkeypatch.delenv(f"BATCHMILL_ALLOWED_{name}", raising=False)
-    assert run(lab, step="told:step").outcomes == {"ok": 1}
+    assert run(lab, step="custom:step").outcomes == {"ok": 1}
     assert os.path.exists(lab / "imported")

@@ -1,4 +1,4 @@
-"""When what has arrived is announced, by a clock of the test's own."""
+"""Files that arrive are announced at the right time. The tests simulate the clock."""
 
 from pathlib import Path
 
@@ -20,16 +20,16 @@ from batchmill.errors import ManifestError
 from batchmill.ledger.open import open_ledger
 
 SETTLE = 10
-EPOCH = 1_700_000_000  # Where the clock of the test begins.
+EPOCH = 1_700_000_000  # Start of the simulated clock.
 
 
 def mark(size, at=0.0, etag=None):
-    """A file of a size, last written to at a second of the test's clock."""
+    """Return the version of a file that was last written at second `at` of the simulated clock."""
     return FileVersion(size, int((EPOCH + at) * 1e9), etag)
 
 
 class Clock:
-    """Shows looks to a watcher, and notes what it announces, when."""
+    """Passes listings to `Arrivals`, and records the announcements with their times."""
 
     def __init__(self, **options):
         self.arrivals = Arrivals(SETTLE, **{"local": True} | options)
@@ -50,7 +50,7 @@ def test_a_file_is_announced_once_when_it_has_not_changed_for_long_enough():
     assert clock.announced == [(SETTLE, ["a"])]
 
 
-def test_a_half_copied_file_is_waited_for():
+def test_a_half_copied_file_is_not_announced_before_it_is_complete():
     clock = Clock()
     for at in range(9):
         clock.see(at, a=mark(1))
@@ -59,7 +59,7 @@ def test_a_half_copied_file_is_waited_for():
     assert clock.announced == [(9 + SETTLE, ["a"])]
 
 
-def test_a_change_that_keeps_the_size_is_a_change():
+def test_a_change_that_keeps_the_size_restarts_the_wait():
     clock = Clock()
     clock.see(0, a=mark(1))
     clock.see(9, a=mark(1, at=9))
@@ -67,7 +67,7 @@ def test_a_change_that_keeps_the_size_is_a_change():
     assert clock.announced == []
 
 
-def test_a_burst_is_one_announcement():
+def test_files_that_arrive_together_are_announced_together():
     clock = Clock()
     files = {}
     for at in range(60):
@@ -77,21 +77,21 @@ def test_a_burst_is_one_announcement():
     assert clock.announced == [(2 * SETTLE - 1, sorted(files))]
 
 
-def test_a_file_that_grows_for_ever_holds_up_no_other():
+def test_a_file_that_never_stops_growing_does_not_delay_others():
     clock = Clock()
     for at in range(60):
         clock.see(at, a=mark(1), growing=mark(at, at=at))
     assert clock.announced == [(2 * SETTLE, ["a"])]
 
 
-def test_what_is_renamed_into_place_is_whole():
+def test_a_file_that_is_renamed_into_place_is_complete_at_once():
     clock = Clock()
     clock.see(0, a=mark(1, at=-100))
     clock.see(1, a=mark(1, at=-100), b=mark(1, at=-50))
     assert clock.announced == [(0, ["a"]), (1, ["b"])]
 
 
-def test_what_changes_again_is_announced_again():
+def test_a_changed_file_is_announced_again():
     clock = Clock()
     clock.see(0, a=mark(1, at=-100))
     for at in range(5, 30):
@@ -99,8 +99,8 @@ def test_what_changes_again_is_announced_again():
     assert clock.announced == [(0, ["a"]), (5 + SETTLE, ["a"])]
 
 
-def test_what_vanishes_and_comes_back_is_announced_again():
-    """While it was away, the run that it was announced for may have looked."""
+def test_a_file_that_vanishes_and_returns_is_announced_again():
+    """The run for the first announcement may have missed the file while it was away."""
     clock = Clock(known={"b": mark(1, at=-100)})
     clock.see(0, a=mark(1, at=-100), b=mark(1, at=-100))
     clock.see(1)
@@ -109,7 +109,7 @@ def test_what_vanishes_and_comes_back_is_announced_again():
     assert clock.announced == [(0, ["a"]), (2 + SETTLE, ["a", "b"])]
 
 
-def test_a_listing_that_has_a_file_now_and_then_does_not_announce_it_all_the_time():
+def test_a_file_that_some_listings_omit_is_announced_once():
     clock = Clock()
     for at in range(60):
         files = {"a": mark(1, at=-100)} if at % (SETTLE // 2) else {}
@@ -117,7 +117,7 @@ def test_a_listing_that_has_a_file_now_and_then_does_not_announce_it_all_the_tim
     assert clock.announced == [(0, ["b"]), (1, ["a"])]
 
 
-def test_what_is_removed_before_it_is_complete_is_forgotten():
+def test_a_file_that_is_removed_before_it_is_complete_is_not_announced():
     clock = Clock()
     clock.see(0, a=mark(1))
     clock.see(5)
@@ -125,7 +125,7 @@ def test_what_is_removed_before_it_is_complete_is_forgotten():
     assert (clock.announced, clock.arrivals.waiting) == ([], 0)
 
 
-def test_what_could_not_be_announced_stays_due():
+def test_a_file_that_could_not_be_announced_stays_due():
     arrivals = Arrivals(SETTLE, local=True)
     arrivals.update({"a": mark(1, at=-100)}, 0, EPOCH)
     assert set(arrivals.due(0)) == {"a"}
@@ -133,21 +133,21 @@ def test_what_could_not_be_announced_stays_due():
     arrivals.update(files, 50, EPOCH + 50)
     batch = arrivals.due(50)
     assert set(batch) == {"a", "b"}
-    # While it was announced, one of them has changed.
+    # One of the files changes during the announcement.
     arrivals.update(files | {"b": mark(2, at=51)}, 51, EPOCH + 51)
     arrivals.mark_announced(batch)
     assert (arrivals.due(51), arrivals.waiting) == ({}, 1)
 
 
-def test_a_file_of_a_clock_that_is_ahead_waits_until_a_run_takes_it():
-    # A run leaves out what is as near to now as that, before or after it.
+def test_a_file_with_a_time_in_the_near_future_waits_until_a_run_accepts_it():
+    # A run skips a file whose time is this close to the current time, before or after it.
     clock = Clock()
     for at in range(60):
         clock.see(at, a=mark(1, at=25))
     assert clock.announced == [(25 + SETTLE, ["a"])]
 
 
-def test_a_file_of_a_clock_that_is_wrong_does_not_wait_for_its_time():
+def test_a_time_in_the_far_future_is_ignored():
     clock = Clock()
     for at in range(60):
         clock.see(at, a=mark(1, at=100_000))
@@ -155,14 +155,14 @@ def test_a_file_of_a_clock_that_is_wrong_does_not_wait_for_its_time():
     assert set(complete_files({"a": mark(1, at=100_000)}, SETTLE, EPOCH)) == {"a"}
 
 
-def test_the_times_of_a_bucket_say_nothing():
+def test_the_times_of_a_bucket_are_ignored():
     clock = Clock(local=False)
     for at in range(20):
         clock.see(at, a=FileVersion(1, 0, "etag"))
     assert clock.announced == [(SETTLE, ["a"])]
 
 
-def test_what_is_known_from_before_is_not_announced():
+def test_known_files_are_not_announced():
     known = {
         "a": mark(1, at=-100),
         "b": mark(1, at=-100),
@@ -180,8 +180,8 @@ def test_what_is_known_from_before_is_not_announced():
     writes=st.lists(st.tuples(st.integers(0, 60), st.sampled_from("abc")), min_size=1, max_size=25),
     step=st.integers(1, 7),
 )
-def test_nothing_is_lost_early_or_twice(writes, step):
-    """Whatever is written when: each last version is announced, once, and not while it is young."""
+def test_each_last_version_is_announced_once_and_not_too_early(writes, step):
+    """This is true for any sequence of writes."""
     clock = Clock()
     announced = []
     end = 60 + 3 * SETTLE
@@ -203,7 +203,7 @@ def test_nothing_is_lost_early_or_twice(writes, step):
     assert clock.arrivals.waiting == 0
 
 
-def test_a_look_shows_what_a_run_would_take(tmp_path):
+def test_a_listing_contains_the_files_that_a_run_would_use(tmp_path):
     source = tmp_path / "in"
     source.mkdir()
     assert list_files(str(source)) == {}
@@ -221,7 +221,7 @@ def test_a_look_shows_what_a_run_would_take(tmp_path):
         list_files(str(tmp_path / "nosuch"))
 
 
-def test_a_look_at_a_bucket_may_show_nothing(bucket, words):
+def test_a_listing_of_a_bucket_may_be_empty(bucket, words):
     assert list_files(f"{bucket}/in") == {}
     upload(words, f"{bucket}/in")
     before = list_files(f"{bucket}/in", "*.txt")
@@ -231,11 +231,11 @@ def test_a_look_at_a_bucket_may_show_nothing(bucket, words):
     assert set(new_or_changed(list_files(f"{bucket}/in", "*.txt"), before)) == {"a.txt"}
 
 
-def test_what_a_dataset_knows_is_not_new(words, tmp_path, monkeypatch):
+def test_files_that_a_dataset_records_are_not_new(words, tmp_path, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[1] / "support")
     run_job(words / "manifest.csv", "steps_under_test:fails_on_b", tmp_path / "out")
     known = recorded_files(open_ledger(str(tmp_path / "out")))
-    # The manifest itself is no input of that run; what failed is known, too.
+    # The manifest itself is not an input of that run. Failed inputs are recorded as well.
     assert set(new_or_changed(list_files(str(words)), known)) == {"manifest.csv"}
     (words / "c.txt").write_text("another")
     (words / "e.txt").write_text("new")

@@ -1,4 +1,4 @@
-"""The comparison with peers: the work that all do, and what is made of the figures."""
+"""The comparison with other tools: the work, the race and the page of figures."""
 
 import math
 import sys
@@ -17,7 +17,7 @@ SECONDS = 12.0
 
 @pytest.fixture(autouse=True)
 def _from_the_repository(monkeypatch):
-    """The benchmarks are no part of the package."""
+    """Make `benchmarks` importable: it is not part of the package."""
     monkeypatch.syspath_prepend(str(ROOT))
 
 
@@ -43,7 +43,7 @@ def work():
 
 
 @pytest.mark.parametrize("kind", ["words", "clips", "spectrograms"])
-def test_inputs_are_the_same_each_time_and_not_all_alike(work, tmp_path, kind):
+def test_inputs_are_the_same_each_time_and_differ_from_each_other(work, tmp_path, kind):
     for name in ("one", "two"):
         work.make_inputs(kind, 6, tmp_path / name, seconds=1.0)
     one, two = (
@@ -67,7 +67,7 @@ def test_a_word_gives_a_row_and_no_file(work, tmp_path):
     assert not list(out.iterdir())
 
 
-def test_a_recording_is_cut_into_clips_that_are_all_of_it(work, tmp_path):
+def test_the_clips_of_a_recording_cover_all_of_it(work, tmp_path):
     (source,) = work.make_inputs("clips", 1, tmp_path / "in", seconds=SECONDS)
     rows = work.make_work("clips")(source, tmp_path / "out")
     assert [row["output"] for row in rows] == [f"000000/{n:04d}.wav" for n in range(3)]
@@ -104,7 +104,7 @@ def test_the_bands_reach_from_the_lowest_to_the_highest_frequency(work):
 
 
 @pytest.mark.parametrize("kind", ["words", "clips", "spectrograms"])
-def test_batchmill_and_the_others_get_the_same_rows_from_the_work(work, tmp_path, kind):
+def test_batchmill_and_its_peers_produce_the_same_rows(work, tmp_path, kind):
     from batchmill.testing import check_step
     from benchmarks.peers import steps
 
@@ -117,7 +117,7 @@ def test_batchmill_and_the_others_get_the_same_rows_from_the_work(work, tmp_path
     ]
 
 
-def test_the_bare_loop_leaves_what_is_expected_and_a_changed_byte_is_noticed(work, tmp_path):
+def test_the_bare_loop_leaves_the_expected_files_and_a_changed_byte_is_detected(work, tmp_path):
     import subprocess
 
     from benchmarks.peers.results import expected_counts, look_at
@@ -134,7 +134,7 @@ def test_the_bare_loop_leaves_what_is_expected_and_a_changed_byte_is_noticed(wor
 
 @pytest.fixture
 def race(tmp_path):
-    """Runs a script, in Python, as a contender's command; gives the arena, too."""
+    """A function that runs a Python script as a contender's command, and its arena."""
     from benchmarks.peers.contenders import Contender
     from benchmarks.peers.race import Arena
 
@@ -162,7 +162,7 @@ print("some words\\n" + '{"seconds": 0.25}')
 """
 
 
-def test_a_run_tells_what_was_left_and_the_seconds_that_its_script_told(race):
+def test_a_run_returns_what_its_script_left_and_the_seconds_that_it_printed(race):
     run, arena = race
     done = run(LEAVE)
     assert (done.loop, done.left.rows, done.left.files) == (0.25, 1, 0)
@@ -171,7 +171,7 @@ def test_a_run_tells_what_was_left_and_the_seconds_that_its_script_told(race):
     assert run(LEAVE, done.left).left == done.left
 
 
-def test_what_is_wrong_with_a_contender_is_told_and_what_it_printed_is_kept(race):
+def test_a_failed_contender_raises_the_reason_and_its_output_is_kept(race):
     from benchmarks.peers.race import RaceError
 
     run, arena = race
@@ -186,7 +186,7 @@ def test_what_is_wrong_with_a_contender_is_told_and_what_it_printed_is_kept(race
     assert not (arena.folder / "out").exists()
 
 
-def test_a_contender_that_takes_too_long_is_ended(race):
+def test_a_contender_that_takes_too_long_is_killed(race):
     from benchmarks.peers.race import RaceError
 
     run, arena = race
@@ -195,12 +195,12 @@ def test_a_contender_that_takes_too_long_is_ended(race):
         run("import time; time.sleep(600)")
 
 
-def test_what_a_command_leaves_behind_is_ended(race):
+def test_processes_that_a_command_leaves_behind_are_killed(race):
     import psutil
 
     run, arena = race
     arena.patience_seconds = 0
-    # Prefect's server and Ray's processes have groups, and some have sessions, of their own.
+    # Prefect's server and Ray's processes have their own process groups, some their own sessions.
     start = (
         "import subprocess\n"
         "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
@@ -211,7 +211,7 @@ def test_what_a_command_leaves_behind_is_ended(race):
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
 
 
-def test_a_table_may_be_one_file_or_a_folder_of_them(tmp_path):
+def test_a_table_is_one_file_or_a_folder_of_files(tmp_path):
     from benchmarks.peers.results import look_at
 
     frame = pd.DataFrame(
@@ -227,7 +227,7 @@ def test_a_table_may_be_one_file_or_a_folder_of_them(tmp_path):
     assert look_at(tmp_path / "one", "words") == look_at(tmp_path / "parts", "words")
 
 
-def test_turns_alternate_and_peers_take_one_in_the_quick_comparison(compare):
+def test_turns_alternate_and_other_tools_have_one_in_the_quick_comparison(compare):
     names = [one.name for one in compare.turns(compare.CONTENDERS, full=False)]
     assert names[:2] == ["dataloader", "batchmill"]
     assert names[-4:] == ["batchmill", "dataloader", "dataloader", "batchmill"]
@@ -248,7 +248,7 @@ def test_every_peer_has_its_versions_pinned(compare):
 
 
 def figures():
-    """Of two kinds of work; one contender fails at the second, one is not there at all."""
+    """Figures of two kinds of work. One contender fails at the second, one is not installed."""
     runs = {
         "dataloader": [(4.0, 2.0), (5.0, 2.2), (9.0, 9.0)],
         "batchmill": [(20.0, 2.5), (24.0, 2.75), (22.0, 2.6)],
@@ -278,7 +278,7 @@ def figures():
     }  # fmt: skip
 
 
-def test_medians_and_shares_of_the_bare_loop(page):
+def test_medians_and_speeds_relative_to_the_bare_loop(page):
     results = {one.name: one for one in page.results_of(figures(), "clips")}
     assert results["dataloader"].seconds == 5.0
     assert results["dataloader"].loop == 2.2
@@ -291,20 +291,20 @@ def test_medians_and_shares_of_the_bare_loop(page):
     assert page.of_bare(fewer, next(one for one in fewer if one.name == "slow")) is None
 
 
-def test_the_page_says_who_is_faster_and_who_failed(page):
+def test_the_page_names_faster_slower_and_failed_tools(page):
     text = page.render(figures())
     assert "| **the batchmill** | 1.0 | 3 | 22 | 0.545 | 2.6 | 0.85 |" in text
-    assert "Faster than batchmill, as a whole command: the fast (11.0 times as fast), " in text
+    assert "Faster than batchmill (by the factor in brackets): the fast (11.0 times), " in text
     assert "with `python -m benchmarks.compare`" in text
-    assert "the slow (2.0 times as slow)" in text
+    assert "Slower than batchmill: the slow (2.0 times)." in text
     assert "| the absent | 1.0 | | it cannot be installed: a \\| b | | | |" in text
     assert "| the slow (3 files) | 1.0 |" in text
     assert text.count("files) |") == 1
     assert "| the fast | 1.0 | | lost | | | |" in text
-    assert "batchmill has 85 % of the bare DataLoader's speed" in text
+    assert "The loop of batchmill has 85 % of the bare DataLoader's speed." in text
 
 
-def test_the_section_of_the_page_is_replaced_and_nothing_else(page):
+def test_only_the_generated_part_of_the_page_is_replaced(page):
     text = page.PAGE.read_text()
     once = page.put_into(text, "new words")
     assert once.count("new words") == 1
@@ -317,7 +317,7 @@ def test_the_section_of_the_page_is_replaced_and_nothing_else(page):
         page.put_into("a page without comments", "new words")
 
 
-def test_the_picture_has_every_contender_that_was_measured(page, tmp_path):
+def test_the_picture_has_every_measured_contender(page, tmp_path):
     page.draw(figures(), tmp_path / "one.svg")
     page.draw(figures(), tmp_path / "two.svg")
     drawn = (tmp_path / "one.svg").read_text()

@@ -1,4 +1,4 @@
-"""Partitions: what belongs together is in one, and nobody moves when others come or go."""
+"""Partitions: each group is in one partition, and stays there if other groups are added."""
 
 from collections import Counter
 
@@ -47,7 +47,7 @@ def partitioning_of(numbers, **options):
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(names, min_size=1, max_size=60), st.randoms(), seeds, shares)
-def test_a_groups_partition_depends_on_its_key_the_seed_and_the_shares_alone(
+def test_a_groups_partition_depends_only_on_its_key_the_seed_and_the_shares(
     keys, random, seed, numbers
 ):
     partitioning = partitioning_of(numbers, seed=seed)
@@ -58,21 +58,21 @@ def test_a_groups_partition_depends_on_its_key_the_seed_and_the_shares_alone(
         assert assigned([key], partitioning) == {key: whole[key]}
 
 
-def test_the_places_of_today_are_those_of_tomorrow():
-    # Whoever changes this moves the inputs of every dataset that there is.
+def test_the_assignment_is_the_same_in_all_versions():
+    # A change of this result would move the inputs of all existing datasets.
     keys = ["group:anna", "group:ben", "input:a.wav", "input:Grüße.wav", "group:7", "group:8"]
     found = assigned(keys, make("a=0.25,b=0.25,c=0.25,d=0.25", seed=7))
     assert "".join(found.values()) == "bdbcbb"
 
 
-def test_a_fifth_more_data_moves_nobody():
+def test_more_data_moves_no_group():
     partitioning = make(SHARES)
     keys = [f"group:{number}" for number in range(6_000)]
     before, after = assigned(keys[:5_000], partitioning), assigned(keys[::-1], partitioning)
     assert before.items() <= after.items()
 
 
-def test_the_groups_come_near_the_shares_and_another_seed_divides_otherwise():
+def test_groups_are_divided_close_to_the_shares_and_differently_with_another_seed():
     keys = [f"group:{number}" for number in range(10_000)]
     found = [assigned(keys, make(SHARES, seed=seed)) for seed in (0, 1)]
     for by_key in found:
@@ -82,7 +82,7 @@ def test_the_groups_come_near_the_shares_and_another_seed_divides_otherwise():
     assert found[0] != found[1]
 
 
-def test_other_shares_move_only_those_between_the_old_bounds_and_the_new():
+def test_other_shares_move_only_the_groups_between_the_old_and_new_bounds():
     keys = [f"group:{number}" for number in range(10_000)]
     old, new = (assigned(keys, make(f"train={n},test={100 - n}")) for n in (80, 90))
     assert {key for key in keys if old[key] == "train"} <= {k for k in keys if new[k] == "train"}
@@ -91,7 +91,7 @@ def test_other_shares_move_only_those_between_the_old_bounds_and_the_new():
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(names, min_size=1, max_size=60), seeds)
-def test_a_share_of_nothing_gets_nothing(keys, seed):
+def test_a_partition_with_the_share_0_stays_empty(keys, seed):
     for strata in (None, ["x"] * len(keys)):
         options = {"seed": seed, "stratify": "label" if strata else None}
         first, last = "none=0,all=1", "all=1,none=0"
@@ -114,7 +114,7 @@ def test_each_stratum_is_within_one_group_of_its_shares(labels, random, numbers)
         members = [found[key] for key in labels if labels[key] == stratum]
         for name, share in partitioning.shares.items():
             assert abs(members.count(name) - share * len(members)) < 1 + 1e-6
-    # In another order, the same.
+    # The order of the inputs does not matter.
     keys = random.sample(list(labels), len(labels))
     assert assigned(keys, partitioning, [labels[key] for key in keys]) == found
 
@@ -125,7 +125,7 @@ def test_each_stratum_is_within_one_group_of_its_shares(labels, random, numbers)
     st.integers(1, 50),
     shares,
 )
-def test_what_was_dealt_stays_and_what_is_new_goes_where_most_is_lacking(labels, count, numbers):
+def test_earlier_assignments_stay_and_new_groups_fill_the_largest_deficits(labels, count, numbers):
     partitioning = partitioning_of(numbers, stratify="label")
     keys = list(labels)
     count = min(count, len(keys) - 1)
@@ -138,14 +138,14 @@ def test_what_was_dealt_stays_and_what_is_new_goes_where_most_is_lacking(labels,
         new = [key for key in members if key not in before]
         for name, share in partitioning.shares.items():
             if any(after[key] == name for key in new):
-                # The last that came was lacking.
+                # The partition still had a deficit before its last group was added.
                 assert sum(after[key] == name for key in members) < share * len(members) + 1
 
 
-def test_a_group_counts_for_what_most_of_its_rows_are():
+def test_a_group_has_the_stratum_of_most_of_its_rows():
     partitioning = make("a=0.5,b=0.5", stratify="label")
     keys, strata = [], []
-    # Of equals, the first by name: torn groups are x, too.
+    # If two strata are equally frequent, the first by name counts: torn groups are in x.
     for kind, labels in {"most x": "yxx", "torn": "yx", "all y": "y"}.items():
         keys += [f"{kind} {number}" for number in range(40) for _ in labels]
         strata += [*labels] * 40
@@ -157,16 +157,16 @@ def test_a_group_counts_for_what_most_of_its_rows_are():
     assert assigned(keys[::-1], partitioning, strata[::-1]) == found
 
 
-# What the manifest names
+# Partitions that the manifest names
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(names, min_size=1, max_size=30), seeds, st.booleans(), st.data())
-def test_what_the_manifest_names_counts_for_the_whole_group(keys, seed, stratified, data):
+def test_a_partition_named_in_the_manifest_applies_to_the_whole_group(keys, seed, stratified, data):
     partitioning = make("a=0.5,b=0.5,c=0", seed=seed, stratify="s" if stratified else None)
     strata = ["x"] * len(keys) if stratified else None
     named = data.draw(st.dictionaries(st.sampled_from(keys), st.sampled_from("abc")))
-    row_of = {key: row for row, key in enumerate(keys)}  # One row of the group says it.
+    row_of = {key: row for row, key in enumerate(keys)}  # One row of the group names it.
     column = [named.get(key) if row_of[key] == row else None for row, key in enumerate(keys)]
     known = dict.fromkeys(keys, "b")
     found = assigned(keys, partitioning, strata, column, known)
@@ -188,43 +188,43 @@ def faults_of(*arguments, **options):
     return refused.value.faults
 
 
-def test_a_group_that_is_named_in_two_partitions_is_refused_with_both_lines(tmp_path):
+def test_a_group_with_two_named_partitions_is_rejected_with_both_lines(tmp_path):
     text = "input,who,partition\na,anna,train\nb,ben,\nc,anna,\nd,anna,test\n"
     (fault,) = faults_of(tmp_path, text, group_by="who")
     assert fault == (
-        "line 5: has the partition 'test', but line 2, of the same group 'anna', has 'train'. "
-        "Give a group one partition."
+        "line 5: has the partition 'test', but line 2 of the same group 'anna' has 'train'. "
+        "Give all rows of a group the same partition."
     )
-    # Each for itself, they tear nothing up.
+    # Without --group-by, each row may have another partition.
     assert len(manifest_of(tmp_path, text)) == 4
 
 
-def test_a_partition_that_has_no_share_is_refused_unless_it_is_given_none(tmp_path):
+def test_a_named_partition_without_a_share_is_rejected(tmp_path):
     text = "input,partition\na,holdout\nb,\nc,tran\n"
     assert [fault.split(":")[0] for fault in faults_of(tmp_path, text)] == ["line 2", "line 4"]
     (fault,) = faults_of(tmp_path, text, SHARES + ",holdout=0")
     assert "'tran' is not in --partition (train, validation, test, holdout)" in fault
 
 
-def test_columns_that_are_not_there_are_told_with_those_that_are(tmp_path):
+def test_missing_columns_are_reported_with_the_existing_columns(tmp_path):
     faults = faults_of(tmp_path, "input,label\na,x\n", group_by="who", stratify="kind")
     found, remedy = "(found: 'input', 'label')", "Add it, or name another."
     assert faults == (
-        f"line 1: no column 'who', for --group-by {found}. {remedy}",
-        f"line 1: no column 'kind', for --stratify {found}. {remedy}",
+        f"line 1: no column 'who' for --group-by {found}. {remedy}",
+        f"line 1: no column 'kind' for --stratify {found}. {remedy}",
     )
 
 
 # Keys
 
 
-def test_without_a_value_an_input_is_a_group_of_its_own(tmp_path):
+def test_an_input_without_a_value_is_a_separate_group(tmp_path):
     manifest = manifest_of(tmp_path, "input,who\na,b\nb,\nc, \n", group_by="who")
     assert manifest.groups.keys.to_pylist() == ["group:b", "input:b", "input:c"]
 
 
 @pytest.mark.parametrize("value", ["7", "1.5", "1e3", "true", "007"])
-def test_a_groups_key_does_not_depend_on_what_others_in_its_column_are(tmp_path, value):
+def test_a_groups_key_does_not_depend_on_other_values_in_its_column(tmp_path, value):
     alone, mixed = (
         manifest_of(tmp_path, f"input,who\na,{value}\nb,{other}\nc,\n", group_by="who")
         for other in (value, "text")
@@ -236,7 +236,7 @@ def test_a_groups_key_does_not_depend_on_what_others_in_its_column_are(tmp_path,
 def test_a_groups_key_is_the_same_in_all_forms_of_manifest(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     frame = pd.DataFrame({"input": ["a", "b", "c"], "who": [7, None, 8], "good": [True] * 3})
-    frame.to_csv("m.csv", index=False)  # As 7.0, for its empty cell.
+    frame.to_csv("m.csv", index=False)  # pandas writes 7.0, because of the empty cell.
     frame.to_parquet("m.parquet")
     (tmp_path / "n.csv").write_text("input,who\na,7\nb,\nc,8\n")
     (tmp_path / "m.jsonl").write_text(
@@ -248,7 +248,7 @@ def test_a_groups_key_is_the_same_in_all_forms_of_manifest(tmp_path, monkeypatch
         assert found == ["group:7", "input:b", "group:8"], source
 
 
-# What a user gives
+# Options of a user
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_a_groups_key_is_the_same_in_all_forms_of_manifest(tmp_path, monkeypatch
         ("all-2_x=100,held=0", {"all-2_x": 1, "held": 0}),
     ],
 )
-def test_shares_are_parts_of_one_or_of_a_hundred(text, expected):
+def test_shares_sum_to_1_or_to_100(text, expected):
     assert make(text).shares == expected
 
 
@@ -276,12 +276,12 @@ def test_shares_are_parts_of_one_or_of_a_hundred(text, expected):
         ("train=nan", "share of 'train' is 'nan'"),
         ("train=inf", "share of 'train' is 'inf'"),
         ("train=1.5,test=-0.5", "share of 'test' is '-0.5'"),
-        ("train=1,", "'' is no name"),
-        ("the rest=1", "'the rest' is no name"),
+        ("train=1,", "'' is not a valid name"),
+        ("the rest=1", "'the rest' is not a valid name"),
         ("a=0.5,a=0.5", "'a' is listed twice"),
     ],
 )
-def test_shares_that_are_none_are_refused(text, expected):
+def test_invalid_shares_are_rejected(text, expected):
     with pytest.raises(OptionError, match=r"^--partition ") as refused:
         make(text)
     assert expected in str(refused.value)
@@ -291,7 +291,7 @@ def test_shares_that_are_none_are_refused(text, expected):
     ("others", "name"),
     [({"group_by": "who"}, "--group-by"), ({"stratify": "x"}, "--stratify"), ({"seed": 3}, "--se")],
 )
-def test_what_divides_nothing_is_refused(others, name):
+def test_options_without_partitions_are_rejected(others, name):
     assert make() is None
     with pytest.raises(OptionError, match=name):
         make(**others)

@@ -1,4 +1,4 @@
-"""What `import batchmill` gives, and what it must not cost."""
+"""The names that `import batchmill` provides, and the modules that it must not load."""
 
 import pickle
 import subprocess
@@ -45,7 +45,7 @@ def test_the_public_names():
         _ = batchmill.nope
 
 
-def test_importing_it_loads_nothing_heavy():
+def test_the_import_loads_no_heavy_library():
     script = "import sys, batchmill, batchmill.cli.main; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     loaded = set(done.stdout.decode().split())

@@ -1,4 +1,4 @@
-"""Batch steps: workers load, the shard's process gives batches to a model; one outcome an input."""
+"""Batch steps: workers load inputs, and the shard's process runs the model on batches."""
 
 import os
 from collections import Counter
@@ -20,7 +20,7 @@ from batchmill.step.load import load_step
 
 @pytest.fixture
 def words(tmp_path):
-    """Return a function that writes a folder with a text of each, and names it."""
+    """Return a function that writes one file per text to a folder, and returns the folder."""
 
     def write(*texts):
         folder = tmp_path / "in"
@@ -33,7 +33,7 @@ def words(tmp_path):
 
 
 def run(folder, step, tmp_path, **options):
-    """Run a batch step; return its summary, its rows by input, and the outcomes as they came."""
+    """Run a batch step. Return its summary, its rows by input, and its outcomes by input."""
     seen = []
     options.setdefault("policy", FailurePolicy(retries=0))
     summary = run_job(folder, f"batch_steps:{step}", tmp_path / "out", seen=seen, **options)
@@ -42,7 +42,7 @@ def run(folder, step, tmp_path, **options):
     return summary, rows, {outcome.input: outcome for outcome in seen}
 
 
-def test_each_sample_gets_what_its_batch_gave_for_it(words, tmp_path):
+def test_each_sample_gets_its_own_result_of_the_batch(words, tmp_path):
     folder = words(*["x" * n for n in range(1, 12)])
     summary, rows, _ = run(folder, "Lengths", tmp_path, batch_size=4)
     assert summary.outcomes == {"ok": 11}
@@ -51,7 +51,7 @@ def test_each_sample_gets_what_its_batch_gave_for_it(words, tmp_path):
     assert Counter(row["batch"] for row in rows.values()) == {4: 8, 3: 3}
 
 
-def test_the_batch_size_and_the_workers_do_not_show_in_the_table(words, tmp_path):
+def test_the_table_does_not_depend_on_batch_size_or_workers(words, tmp_path):
     folder = words(*["x" * n for n in range(1, 12)])
     tables = []
     for number, (batch_size, num_workers) in enumerate([(1, 1), (4, 2), (32, 3)]):
@@ -69,7 +69,7 @@ def test_the_batch_size_and_the_workers_do_not_show_in_the_table(words, tmp_path
     assert tables[0] == tables[1] == tables[2]
 
 
-def test_one_that_cannot_be_loaded_is_left_out_of_its_batch(words, tmp_path):
+def test_an_input_that_cannot_be_loaded_is_left_out_of_its_batch(words, tmp_path):
     folder = words("a", "raise this", "ccc", "dddd")
     summary, rows, outcomes = run(folder, "Lengths", tmp_path, batch_size=4, num_workers=1)
     assert summary.outcomes == {"ok": 3, "failed": 1}
@@ -77,7 +77,7 @@ def test_one_that_cannot_be_loaded_is_left_out_of_its_batch(words, tmp_path):
     assert {row["batch"] for row in rows.values()} == {3}
 
 
-def test_one_that_the_model_refuses_is_found_and_the_others_are_done(words, tmp_path):
+def test_an_input_that_the_model_rejects_is_found_and_the_others_succeed(words, tmp_path):
     texts = ["x" * n for n in range(1, 40)]
     texts[17] = "bad one"
     folder = words(*texts)
@@ -86,13 +86,13 @@ def test_one_that_the_model_refuses_is_found_and_the_others_are_done(words, tmp_
     bad = outcomes["017.txt"]
     assert (bad.error, bad.message) == ("ValueError", "a bad one among 1")
     assert "process_batch" in bad.traceback
-    # Only the step's own code, none of the engine's.
+    # The traceback has only the step's code, not the engine's.
     assert str(Path(batchmill.__file__).parent) not in bad.traceback
     assert len(rows) == 38
 
 
 @pytest.mark.slow
-def test_one_that_the_model_refuses_is_tried_again_as_often_as_retries_allow(words, tmp_path):
+def test_an_input_that_the_model_rejects_is_retried(words, tmp_path):
     folder = words("a", "bad one", "ccc")
     policy = FailurePolicy(retries=2)
     summary, _, outcomes = run(folder, "Lengths", tmp_path, batch_size=2, policy=policy)
@@ -101,36 +101,36 @@ def test_one_that_the_model_refuses_is_tried_again_as_often_as_retries_allow(wor
     assert outcomes["000.txt"].attempts == 1
 
 
-def test_one_that_kills_its_worker_costs_itself(words, tmp_path, monkeypatch):
+def test_an_input_that_kills_its_worker_fails_alone(words, tmp_path, monkeypatch):
     texts = ["x" * n for n in range(1, 20)]
     texts[7] = "kill"
     folder = words(*texts)
     with TemporaryDirectory() as temporary:
         monkeypatch.setattr("tempfile.tempdir", temporary)
         summary, rows, outcomes = run(folder, "Lengths", tmp_path, batch_size=4)
-        # The socket by which it has handed tensors over is gone, too.
+        # The worker's socket for tensors was removed, too.
         assert os.listdir(temporary) == []
     assert summary.outcomes == {"ok": 18, "crashed": 1}
     assert outcomes["007.txt"].error == "SIGKILL"
     assert len(rows) == 18
 
 
-def test_what_a_model_shares_with_other_processes_outlives_the_shard(words, tmp_path):
+def test_resources_that_a_model_shares_outlive_the_shard(words, tmp_path):
     _, rows, _ = run(words("a", "bb"), "Shares", tmp_path, batch_size=2)
     assert all(os.path.isdir(row["value"]) for row in rows.values())
 
 
-def test_tensors_are_handed_over_whatever_the_temporary_folder_is_called(
+def test_tensors_are_transferred_even_if_the_temporary_folder_has_a_long_path(
     words, tmp_path, monkeypatch
 ):
-    # A socket's path has 107 bytes at most.
+    # A socket's path has at most 107 bytes.
     (tmp_path / ("long" * 25)).mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("long" * 25)))
     summary, _, _ = run(words("a", "bb", "ccc"), "Lengths", tmp_path, batch_size=2)
     assert summary.outcomes == {"ok": 3}
 
 
-def test_out_of_memory_halves_the_batch_and_goes_on(words, tmp_path):
+def test_out_of_memory_halves_the_batch_size(words, tmp_path):
     folder = words(*["x" * n for n in range(1, 30)])
     summary, rows, outcomes = run(folder, "NoRoom", tmp_path, batch_size=16, room=3)
     assert summary.outcomes == {"ok": 29}
@@ -138,7 +138,7 @@ def test_out_of_memory_halves_the_batch_and_goes_on(words, tmp_path):
     assert {outcome.attempts for outcome in outcomes.values()} == {1}
 
 
-def test_one_too_large_for_the_device_alone_is_oom(words, tmp_path):
+def test_an_input_that_is_too_large_for_the_device_is_oom(words, tmp_path):
     folder = words("a", "bb")
     policy = FailurePolicy(retries=1)
     summary, _, outcomes = run(folder, "NoRoom", tmp_path, batch_size=2, room=0, policy=policy)
@@ -147,7 +147,7 @@ def test_one_too_large_for_the_device_alone_is_oom(words, tmp_path):
     assert outcomes["000.txt"].attempts == 2
 
 
-def test_what_it_writes_is_each_samples_own(words, tmp_path):
+def test_each_sample_has_its_own_output_folder(words, tmp_path):
     folder = words("a", "bb", "ccc")
     summary, rows, _ = run(folder, "Files", tmp_path, batch_size=2)
     assert summary.outcomes == {"ok": 3}
@@ -155,37 +155,37 @@ def test_what_it_writes_is_each_samples_own(words, tmp_path):
         assert torch.load(tmp_path / "out" / row["output"])[0] == number
 
 
-def test_named_tuples_with_tuples_in_them_go_through_torchs_collate(words, tmp_path):
+def test_torchs_collate_accepts_named_tuples_with_tuples(words, tmp_path):
     _, rows, _ = run(words("a", "bb", "ccc"), "Nested", tmp_path, batch_size=2)
     assert [*rows.values()] == [{"place": n + 1, "name": f"size {n}"} for n in (1, 2, 3)]
 
 
-def test_its_own_collate_pads_to_the_longest_of_the_batch(words, tmp_path):
+def test_the_steps_own_collate_pads_to_the_longest_sample(words, tmp_path):
     folder = words("a", "bb", "ccc", "d")
     _, rows, _ = run(folder, "Padded", tmp_path, batch_size=4, num_workers=1)
     assert [*rows.values()] == [{"width": 3, "letters": n} for n in (1, 2, 3, 1)]
 
 
-def test_samples_that_make_no_batch_are_processed_one_by_one(words, tmp_path):
+def test_samples_that_cannot_be_collated_are_processed_one_by_one(words, tmp_path):
     summary, rows, _ = run(words("a", "bb", "ccc", "ddd"), "Uneven", tmp_path, batch_size=4)
     assert summary.outcomes == {"ok": 4}
     assert [row["width"] for row in rows.values()] == [1, 2, 3, 3]
 
 
-def test_one_result_for_a_whole_batch_is_nobodys(words, tmp_path):
+def test_one_result_for_a_whole_batch_is_rejected(words, tmp_path):
     summary, _, outcomes = run(words("a", "bb", "ccc"), "OneForAll", tmp_path, batch_size=2)
     assert summary.outcomes == {"failed": 3}
     assert "has the shape () for a batch of 2" in outcomes["002.txt"].message
 
 
-def test_a_batch_that_cannot_travel_costs_the_sample_that_makes_it_so(words, tmp_path):
+def test_only_the_sample_that_cannot_be_pickled_fails(words, tmp_path):
     folder = words("a", "bad one", "ccc", "dddd", "eeeee")
     summary, _, outcomes = run(folder, "CannotTravel", tmp_path, batch_size=4)
     assert summary.outcomes == {"ok": 4, "failed": 1}
     assert "pickle" in outcomes["001.txt"].message
 
 
-def test_a_model_that_always_raises_is_seen_before_all_is_loaded(words, tmp_path):
+def test_a_model_that_always_raises_stops_the_run_early(words, tmp_path):
     folder = words(*["x" * (n % 9 + 1) for n in range(400)])
     log = tmp_path / "log"
     options = {
@@ -200,7 +200,7 @@ def test_a_model_that_always_raises_is_seen_before_all_is_loaded(words, tmp_path
     assert len(log.read_text().split()) < 200
 
 
-def test_what_a_model_starts_stays_for_the_next_batch(words, tmp_path):
+def test_a_process_that_the_model_starts_survives_for_the_next_batch(words, tmp_path):
     folder = words("a", "bb", "bad one", "dddd")
     try:
         _, rows, _ = run(folder, "StartsAHelper", tmp_path, batch_size=2, num_workers=1)
@@ -218,13 +218,13 @@ def test_a_second_run_executes_nothing(words, tmp_path):
     assert (summary.executed, seen) == (0, [])
 
 
-def test_an_object_with_process_batch_is_a_step_too(words, tmp_path):
+def test_an_object_with_process_batch_is_a_batch_step(words, tmp_path):
     folder = words("a", "bb", "ccc")
     summary = run_job(folder, "batch_items:three", tmp_path / "out", batch_size=2)
     assert summary.outcomes == {"ok": 3}
 
 
-def test_what_cannot_be_called_with_a_batch_is_told_before_anything_starts():
+def test_process_batch_without_a_batch_argument_is_rejected_at_load():
     with pytest.raises(StepError, match=r"process_batch takes \(self\); expected one collated"):
         load_step("batch_steps:TakesNothing")
 
@@ -238,13 +238,13 @@ def test_what_cannot_be_called_with_a_batch_is_told_before_anything_starts():
         ({"a": [1, 2], "b": torch.tensor([3, 4])}, [{"a": 1, "b": 3}, {"a": 2, "b": 4}]),
     ],
 )
-def test_results_are_told_apart(given, results):
+def test_a_result_is_divided_among_the_samples(given, results):
     assert results_of(given, 2) == results
 
 
 @pytest.mark.parametrize(
     "given", [[1], (1, 2), 5, "ab", {"a": 1}, torch.ones(3), torch.tensor(1.0), {1, 2}]
 )
-def test_what_belongs_to_no_sample_is_refused(given):
+def test_a_result_that_does_not_match_the_samples_is_rejected(given):
     with pytest.raises(ResultError, match="for a batch of 2"):
         results_of(given, 2)

@@ -32,13 +32,13 @@ def arrays(source):
     return {"pages": resource.getrusage(resource.RUSAGE_SELF).ru_minflt}
 """
 FEW = 80
-# Of any number of inputs, so that what a batch costs drops out, too.
+# The number of batches is fixed, so that the cost of a batch is not part of the slope.
 BATCHES = 10
-# To read it and hash it, and to find its worker as the one before left it.
+# The calls to read and hash an input, and to check the state of its worker.
 READ = {"open": 1, "fstat": 1, "read": 2, "lseek": 3, "getcwd": 1}
-# `open` and `mkdir`, `list` and `rename`: the step's own file, its folder, what is in that, and to
-# where it belongs; once more `open`, `fstat` and `read` to hash it; `open` for the folder of outputs,
-# so that no link leads elsewhere. Nothing is brought to the disk.
+# The additional calls create the step's folder and file, list the folder, hash the file, and move
+# the folder into the dataset. One `open` checks that the folder of outputs is not a link. There is
+# no `fsync`.
 WRITTEN = {**READ, "open": 4, "fstat": 2, "read": 4, "stat": 2, "mkdir": 1, "list": 1, "rename": 1}
 
 

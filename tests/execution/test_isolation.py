@@ -1,4 +1,4 @@
-"""Every kind of poison among healthy inputs: one outcome each, the right one, and nothing left."""
+"""Every kind of faulty input among healthy inputs gets the right outcome, and leaves nothing."""
 
 import mmap
 import multiprocessing
@@ -31,35 +31,37 @@ from batchmill.outcome import Outcome
 from batchmill.policy import FailurePolicy
 
 SUPPORT = Path(__file__).parents[1] / "support"
-# A machine that is busy, or slow to give memory, must not make a timeout of what is none.
+# Long enough that healthy inputs do not time out on a busy machine.
 TIMEOUT = 5.0
 MEMORY_BYTES = 300 * 2**20
 POLICY = FailurePolicy(retries=1, timeout=TIMEOUT, memory_limit=MEMORY_BYTES)
 PATIENT = FailurePolicy(retries=0, timeout=60, memory_limit=MEMORY_BYTES)
-# Executed again alone, or again with others, before they count; a timeout is not.
+# The number of executions by kind of outcome, with one retry. A timeout is not retried.
 EXECUTIONS = {"ok": 1, "timeout": 1, "failed": 2, "crashed": 2, "oom": 2}
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(monkeypatch):
-    """No process, thread, file descriptor or shared memory is left by what a test runs."""
+    """Check that a test leaves no process, thread, file descriptor or shared memory."""
     monkeypatch.chdir(SUPPORT)
     me = psutil.Process()
     before = (set(me.children(recursive=True)), me.num_fds(), set(os.listdir("/dev/shm")))
     threads = set(threading.enumerate())
     yield
-    # A queue's thread that has ended may still be on its way out.
+    # The thread of a closed queue may need a moment to end.
     wait_for(lambda: set(threading.enumerate()) <= threads, "the end of its threads", 10)
-    # One that was killed takes a moment to give its memory back.
-    wait_for(lambda: not living(set(me.children(recursive=True)) - before[0]), "their end", 10)
+    # A killed process needs a moment to release its memory.
+    wait_for(
+        lambda: not living(set(me.children(recursive=True)) - before[0]), "the end of children", 10
+    )
     assert me.num_fds() <= before[1]
-    # What other processes of the machine have there comes and goes; what is lost stays.
+    # Other processes on the machine create and remove files here too. Only leaked files stay.
     new = set(os.listdir("/dev/shm")) - before[2]
     wait_for(lambda: not new & set(os.listdir("/dev/shm")), lambda: f"the end of {new}", 120)
 
 
 def living(processes):
-    """Return those that are more than an entry in the kernel's table."""
+    """Return the processes that are not zombies."""
     found = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -69,7 +71,7 @@ def living(processes):
 
 
 def make_inputs(folder, kinds):
-    """Write an input for each kind, in this order; return their names."""
+    """Write an input for each kind, in this order. Return their names."""
     folder.mkdir()
     names = [f"{number:02d}-{kind}" for number, kind in enumerate(kinds)]
     for name in names:
@@ -85,7 +87,7 @@ def among_healthy(poisons, total=64, seed=0):
 
 
 def run_poisons(tmp_path, kinds, num_workers, step="poison:step", policy=POLICY, before=None):
-    """Run; return the outcomes by input and how often each was executed."""
+    """Run the inputs. Return the outcomes by input, and how often each input was executed."""
     names = make_inputs(tmp_path / "in", kinds)
     seen = []
     run_job(
@@ -183,7 +185,7 @@ def test_every_fault_with_files_at_once(tmp_path, num_workers):
 )
 @given(
     poisons=st.lists(
-        # Left out are those that take many seconds each; they are above.
+        # These three take many seconds each. The tests above cover them.
         st.sampled_from([name for name in POISONS if name not in ("allocate", "huge", "exit0")]),
         min_size=1,
         max_size=20,
@@ -232,11 +234,11 @@ def test_an_input_that_ends_at_its_deadline_is_executed_once(tmp_path):
     assert Counter((tmp_path / "log").read_text().split()) == dict.fromkeys(names, 1)
 
 
-def test_outcomes_that_get_lost_end_the_run(monkeypatch):
+def test_lost_outcomes_end_the_run(monkeypatch):
     monkeypatch.setattr(
         "batchmill.execution.isolation.ring_buffer.RingBuffer.write", lambda *_: None
     )
-    with pytest.raises(WorkerError, match="its outcomes are lost"):
+    with pytest.raises(WorkerError, match="all outcomes were lost"):
         IsolatedExecutor(
             count=4,
             run=lambda index: Outcome("a", "a", "ok", 1, 0.0, 0.0, "here"),
@@ -248,28 +250,28 @@ def test_outcomes_that_get_lost_end_the_run(monkeypatch):
 
 
 @pytest.mark.slow
-def test_metadata_without_bound_is_refused(tmp_path):
+def test_too_large_metadata_is_rejected(tmp_path):
     check(*run_poisons(tmp_path, ["huge", "healthy"], 2, policy=FailurePolicy(retries=1)))
 
 
 @pytest.mark.slow
-def test_a_timeout_says_where_it_stood(tmp_path):
+def test_the_log_of_a_timeout_has_the_stack(tmp_path):
     outcomes, _ = run_poisons(tmp_path, ["sleep", "healthy"], 1)
     outcome = outcomes["00-sleep"]
-    assert f"still at work after {TIMEOUT:g} s (--timeout)" in outcome.message
+    assert f"still running after {TIMEOUT:g} s (--timeout)" in outcome.message
     assert "poison.py" in outcome.log
     assert outcome.seconds > TIMEOUT
 
 
-def test_a_crash_says_where_it_stood(tmp_path):
+def test_the_log_of_a_crash_has_the_stack(tmp_path):
     outcomes, _ = run_poisons(tmp_path, ["segfault", "healthy"], 1)
     outcome = outcomes["00-segfault"]
-    assert outcome.message == "its process died"
+    assert outcome.message == "the worker process died"
     assert "Fatal Python error: Segmentation fault" in outcome.log
     assert "poison.py" in outcome.log
 
 
-def test_the_log_is_a_bounded_tail_of_this_input_alone(tmp_path):
+def test_the_log_has_only_the_tail_of_this_input(tmp_path):
     outcomes, _ = run_poisons(tmp_path, ["noise", "valueerror"], 1)
     assert outcomes["00-noise"].log.endswith("the last line\n")
     assert len(outcomes["00-noise"].log) <= 16 * 1024
@@ -281,7 +283,7 @@ def test_the_log_is_a_bounded_tail_of_this_input_alone(tmp_path):
     [(2, 2, "ok", 3), (2, 1, "failed", 2), (1, 0, "failed", 1), (0, 2, "ok", 1)],
 )
 @pytest.mark.slow
-def test_an_input_is_executed_at_most_once_more_than_its_retries(
+def test_an_input_is_executed_at_most_retries_plus_one_times(
     tmp_path, fails, retries, kind, attempts
 ):
     (tmp_path / "in").mkdir()
@@ -330,7 +332,7 @@ def test_a_crashed_input_leaves_no_files(tmp_path):
     assert sorted(os.listdir(tmp_path / "out" / ".batchmill")) == AFTER_A_RUN
 
 
-def test_a_kill_by_the_kernel_for_want_of_memory_is_oom(tmp_path, monkeypatch):
+def test_a_kill_by_the_kernel_for_lack_of_memory_is_oom(tmp_path, monkeypatch):
     kills = iter(range(1000))
     monkeypatch.setattr(
         "batchmill.execution.isolation.loader_driver.kernel_oom_kills", lambda: next(kills)
@@ -341,8 +343,8 @@ def test_a_kill_by_the_kernel_for_want_of_memory_is_oom(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_over_its_memory_and_its_time_is_oom(tmp_path, monkeypatch):
-    """Swapping makes it late, and so does a busy machine the look at it."""
+def test_an_input_that_exceeds_memory_and_time_is_oom(tmp_path, monkeypatch):
+    """Swapping slows down the input. A busy machine delays the check."""
     monkeypatch.setattr("batchmill.execution.isolation.watchdog._CHECK_SECONDS", 1.0)
     policy = FailurePolicy(retries=0, timeout=0.5, memory_limit=MEMORY_BYTES)
     outcomes, _ = run_poisons(tmp_path, ["hoard"], 1, policy=policy)
@@ -355,7 +357,7 @@ def test_when_memory_runs_low_the_largest_worker_is_killed(tmp_path, monkeypatch
     plenty = Headroom(available=8 * 2**30, total=16 * 2**30)
 
     def room():
-        # The machine is short of memory as long as the greedy one holds this much of it.
+        # The machine is short of memory as long as the greedy worker holds this amount.
         greedy = max(map(resident_bytes, descendants(os.getpid())), default=0)
         return low if greedy > resident_bytes(os.getpid()) + HOARD_BYTES // 2 else plenty
 
@@ -365,7 +367,7 @@ def test_when_memory_runs_low_the_largest_worker_is_killed(tmp_path, monkeypatch
     outcomes, _ = run_poisons(tmp_path, kinds, 4, policy=policy)
     kinds = {kind_of(name): outcome.kind for name, outcome in outcomes.items()}
     assert kinds == {"healthy": "ok", "hoard": "oom", "nap": "ok"}
-    assert "and the machine had 100 MiB left" in outcomes["01-hoard"].message
+    assert "and the machine had only 100 MiB left" in outcomes["01-hoard"].message
 
 
 def test_a_request_to_stop_leaves_the_rest_without_an_outcome():
@@ -385,7 +387,7 @@ def test_a_request_to_stop_leaves_the_rest_without_an_outcome():
     IsolatedExecutor(
         count=1000,
         run=run,
-        lost=lambda index, death: pytest.fail("nobody is to blame"),
+        lost=lambda index, death: pytest.fail(f"input {index} was reported as lost"),
         deliver=deliver,
         limits=Limits(),
         retry=RetryPolicy(retries=1),
@@ -397,7 +399,7 @@ def test_a_request_to_stop_leaves_the_rest_without_an_outcome():
 
 
 @pytest.mark.parametrize(("batch_size", "num_workers"), [(1, 1), (8, 1), (1, 4), (8, 4)])
-def test_a_run_that_is_shortened_executes_what_lies_before_and_nothing_else(
+def test_a_shortened_run_executes_only_the_inputs_before_the_boundary(
     tmp_path, batch_size, num_workers
 ):
     go = multiprocessing.get_context("fork").Event()
@@ -409,12 +411,12 @@ def test_a_run_that_is_shortened_executes_what_lies_before_and_nothing_else(
         if index >= 50:
             go.wait()
         if index == 20 and not go.is_set():
-            os._exit(3)  # A second DataLoader goes on from there.
+            os._exit(3)  # A second DataLoader continues from here.
         return Outcome(str(index), str(index), "ok", 1, 0.0, 0.0, "here")
 
     def deliver(outcomes):
         seen.extend(int(outcome.input) for outcome in outcomes)
-        # So many are through for certain when a worker comes to 50, wherever the others died.
+        # At least 25 inputs have an outcome before a worker blocks at 50.
         if len(seen) >= 25 and not boundaries:
             boundaries.append(isolated.shorten())
             go.set()
@@ -439,12 +441,12 @@ def test_a_run_that_is_shortened_executes_what_lies_before_and_nothing_else(
     assert {index for index, times in executed.items() if times > 1} <= {20}
 
 
-def test_a_run_may_be_shortened_before_it_begins():
+def test_a_run_can_be_shortened_before_it_begins():
     seen = []
     isolated = IsolatedExecutor(
         count=100,
         run=lambda index: Outcome(str(index), str(index), "ok", 1, 0.0, 0.0, "here"),
-        lost=lambda index, death: pytest.fail("nobody is to blame"),
+        lost=lambda index, death: pytest.fail(f"input {index} was reported as lost"),
         deliver=lambda outcomes: seen.extend(outcome.input for outcome in outcomes),
         limits=Limits(),
         retry=RetryPolicy(retries=0),
@@ -456,7 +458,7 @@ def test_a_run_may_be_shortened_before_it_begins():
 
 @pytest.fixture
 def large_process():
-    """This process, with more memory than an input may use."""
+    """Make this process use more memory than an input may use."""
     with mmap.mmap(-1, MEMORY_BYTES + 100 * 2**20, flags=mmap.MAP_PRIVATE) as ballast:
         for start in range(0, len(ballast), mmap.PAGESIZE):
             ballast[start] = 1
@@ -464,25 +466,25 @@ def large_process():
 
 
 @pytest.mark.slow
-def test_what_a_fork_shares_is_not_counted_twice(tmp_path, large_process):
+def test_memory_shared_by_a_fork_is_not_counted_twice(tmp_path, large_process):
     outcomes, _ = run_poisons(tmp_path, ["fork_and_wait", "healthy"], 1, policy=PATIENT)
     assert {outcome.kind for outcome in outcomes.values()} == {"ok"}
 
 
 @pytest.mark.parametrize("poison", ["fork_and_hoard", "fork_and_hoard_and_fork"])
 @pytest.mark.slow
-def test_what_a_fork_uses_itself_is_counted(tmp_path, large_process, poison):
+def test_memory_of_a_fork_is_counted(tmp_path, large_process, poison):
     outcomes, _ = run_poisons(tmp_path, [poison, "healthy"], 1, policy=PATIENT)
     assert [outcomes[name].kind for name in sorted(outcomes)] == ["oom", "ok"]
 
 
 def run_without_blame(count, num_workers):
-    """Run so many inputs that all go well, one in a batch; return the outcomes as they come."""
+    """Run `count` healthy inputs in batches of one. Return the outcomes in order of arrival."""
     seen = []
     IsolatedExecutor(
         count=count,
         run=lambda index: Outcome(str(index), str(index), "ok", 1, 0.0, 0.0, "here"),
-        lost=lambda index, death: pytest.fail(f"{index} is to blame: {death}"),
+        lost=lambda index, death: pytest.fail(f"input {index} was reported as lost: {death}"),
         deliver=seen.extend,
         limits=Limits(),
         retry=RetryPolicy(),
@@ -490,8 +492,8 @@ def run_without_blame(count, num_workers):
     return seen
 
 
-def test_a_worker_may_die_while_work_is_handed_out(monkeypatch):
-    """There, this process holds a queue's lock, which nobody would give back."""
+def test_a_worker_may_die_while_work_is_assigned(monkeypatch):
+    """At that moment, this process holds a queue's lock. An exception would not release it."""
     handed_out = []
 
     def put_slowly(self):
@@ -510,8 +512,8 @@ def test_a_worker_may_die_while_work_is_handed_out(monkeypatch):
     assert handed_out.count("whole") == len(handed_out) // 2 > 20
 
 
-def test_a_worker_that_is_told_to_drain_in_the_last_moment_begins_nothing(monkeypatch):
-    """It has seemed idle to whoever told it, and is about to be killed."""
+def test_a_worker_checks_the_drain_flag_again_before_it_begins_an_input(monkeypatch):
+    """The process that set the flag saw an idle worker, and will kill it."""
 
     class LateDrain(DrainFlag):
         checks = 0
@@ -534,7 +536,7 @@ def test_a_worker_that_is_told_to_drain_in_the_last_moment_begins_nothing(monkey
 
 
 def test_a_worker_that_never_begins_is_replaced(tmp_path, monkeypatch):
-    """As one that was forked while another thread held a lock that it needs."""
+    """For example, a worker that was forked while another thread held a lock that it needs."""
     first = tmp_path / "first"
 
     def begin_late(number, **options):

@@ -1,4 +1,4 @@
-"""What one process writes to a journal, another reads: all of it, in order, and no half of it."""
+"""The ring buffer delivers complete records from one process to another, in order."""
 
 import os
 
@@ -14,7 +14,7 @@ def journal():
     made.close()
 
 
-def test_records_come_out_in_order_over_many_rounds_of_the_ring(journal):
+def test_records_arrive_in_order_over_many_rounds_of_the_ring(journal):
     for number in range(2000):
         records = [f"{number}-{i}".encode() * (i + 1) for i in range(number % 7)]
         for record in records:
@@ -38,7 +38,7 @@ def test_a_record_may_be_larger_than_the_ring(journal, size):
     assert read == records
 
 
-def test_what_a_killed_writer_has_written_is_there(journal):
+def test_records_of_a_killed_writer_can_be_read(journal):
     writer = os.fork()
     if writer == 0:
         journal.write(b"the last word")
@@ -47,10 +47,10 @@ def test_what_a_killed_writer_has_written_is_there(journal):
     assert journal.read() == [b"the last word"]
 
 
-def test_a_record_that_is_not_all_there_yet_is_not_read(journal):
+def test_an_incomplete_record_is_not_read(journal):
     journal.write(b"whole")
     journal.write(b"later")
-    # As another processor might see it: the counter is here, the last bytes are not.
+    # Another CPU core may see the new counter before the last bytes.
     journal._ring[20] ^= 1
     assert journal.read() == [b"whole"]
     assert journal.read() == []

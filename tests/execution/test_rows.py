@@ -1,4 +1,4 @@
-"""What steps give back, as rows; and what no table can hold."""
+"""Results of steps are converted to rows, and values that no table can hold are rejected."""
 
 import datetime
 import enum
@@ -62,22 +62,22 @@ VALUES = st.recursive(
 @example(float("nan"))
 @example(2**64)
 @example("null and \u2028")
-def test_values_come_back_as_they_were(value):
-    # By repr: NaN is not equal to itself, and 1.0 is equal to 1.
+def test_values_survive_encoding(value):
+    # Compared by `repr`, because NaN is not equal to itself, and 1.0 is equal to 1.
     assert repr(json.loads(encode_rows([{"value": value}]))) == repr([{"value": value}])
 
 
-def test_what_no_table_can_hold_is_told_with_its_key():
+def test_a_value_that_no_table_can_hold_is_rejected_with_its_key():
     with pytest.raises(TypeError, match="the value of 'lock' is a object"):
         encode_rows(rows_of({"lock": object()}))
 
 
-def test_a_key_of_batchmills_own_is_refused():
+def test_a_reserved_key_is_rejected():
     with pytest.raises(ValueError, match="the key 'input'"):
         rows_of({"input": "x"})
 
 
-def test_metadata_of_one_input_is_bounded(monkeypatch):
+def test_the_size_of_the_metadata_of_one_input_is_limited(monkeypatch):
     monkeypatch.setattr(rows, "MAX_ROWS_BYTES", 1000)
     assert encode_rows([{"a": "x" * 900}])
     with pytest.raises(ValueError, match="metadata takes"):

@@ -1,4 +1,4 @@
-"""One input through a step: its outcome, its files, and nothing else left."""
+"""Runs a step on one input: its outcome, its files, and no leftovers."""
 
 import os
 from pathlib import Path
@@ -47,7 +47,7 @@ def source(tmp_path):
     return path
 
 
-def test_files_land_under_the_inputs_id_and_rows_name_them(dataset, source):
+def test_files_are_stored_under_the_inputs_id_and_rows_name_them(dataset, source):
     outcome = run(dataset, source, load_step("steps_under_test:copy", {"times": 2}, search=HERE))
     assert outcome.kind == "ok"
     assert outcome.rows == (
@@ -67,19 +67,19 @@ def test_a_step_without_files_leaves_no_folder(dataset, source):
     assert not (dataset / ".batchmill" / "staging").exists()
 
 
-def test_the_other_columns_reach_the_step(dataset, source):
+def test_a_step_receives_the_manifests_other_columns(dataset, source):
     step = load_step("steps_under_test:labelled", search=HERE)
     assert run(dataset, source, step, {"label": "x"}).rows == '[{"twice":"xx"}]'
 
 
-def test_a_dataset_class_is_indexed(dataset, source):
+def test_a_class_step_is_indexed(dataset, source):
     step = load_step("steps_under_test:Splitter", {"size": 3}, search=HERE)
     assert run(dataset, source, step).rows == '[{"value":"sim"}]'
     step = load_step("steps_under_test:Labelled", search=HERE)
     assert run(dataset, source, step, {"label": 7}).rows == '[{"label_of":7}]'
 
 
-def test_a_dataset_that_has_not_one_item_an_input_is_refused(dataset, source):
+def test_a_torch_dataset_without_one_item_per_input_is_rejected(dataset, source):
     outcome = run(dataset, source, load_step("steps_under_test:OneShort", search=HERE))
     assert outcome.error == "StepError"
     assert "has 0 items for 1 inputs" in outcome.message
@@ -103,7 +103,7 @@ def test_the_traceback_begins_at_the_step(dataset, tmp_path):
     assert "execute.py" not in outcome.traceback
 
 
-def test_an_input_that_is_not_there_is_missing(dataset, tmp_path):
+def test_an_input_that_does_not_exist_is_missing(dataset, tmp_path):
     outcome = run(dataset, tmp_path / "gone.txt", load_step("steps_under_test:length", search=HERE))
     assert outcome.kind == "missing"
     assert "no such file" in outcome.message
@@ -129,7 +129,7 @@ class UnprintableError(Exception):
         OSError(5, "Input/output error"),
     ],
 )
-def test_whatever_is_raised_is_a_failed_outcome(dataset, source, error):
+def test_any_raised_error_gives_a_failed_outcome(dataset, source, error):
     def raises(source, out):
         raise error
 
@@ -140,7 +140,7 @@ def test_whatever_is_raised_is_a_failed_outcome(dataset, source, error):
     for step in (step_of(raises), step_of(yields_first)):
         outcome = run(dataset, source, step)
         assert outcome.kind == "failed"
-        # Python itself makes a RuntimeError of a StopIteration that leaves a generator.
+        # Python converts a StopIteration that leaves a generator to a RuntimeError.
         assert outcome.error in (type(error).__name__, "RuntimeError")
         assert outcome.traceback
 
@@ -169,20 +169,20 @@ def writes(*names, rows):
         (["a"], [""], "output=''; expected a file's name"),
     ],
 )
-def test_files_and_names_must_agree(dataset, source, written, named, expected):
+def test_written_files_and_named_files_must_agree(dataset, source, written, named, expected):
     outcome = run(dataset, source, writes(*written, rows=named))
     assert outcome.kind == "failed"
     assert expected in outcome.message
     assert files_in(dataset) == []
 
 
-def test_folders_in_out_and_two_rows_for_a_file(dataset, source):
+def test_out_may_have_folders_and_a_file_may_have_two_rows(dataset, source):
     outcome = run(dataset, source, writes("a", "sub/b", rows=["a", "sub/b", "./a"]))
     assert outcome.kind == "ok"
     assert files_in(dataset) == ["files/id-a.txt/a", "files/id-a.txt/sub/b"]
 
 
-def test_a_link_is_no_output(dataset, source, tmp_path):
+def test_a_symbolic_link_is_rejected(dataset, source, tmp_path):
     def step(source, out):
         os.symlink(tmp_path / "a.txt", out / "link")
         return {"output": "link"}
@@ -204,21 +204,21 @@ def test_a_link_is_no_output(dataset, source, tmp_path):
     ],
 )
 def test_a_second_execution_replaces_the_files_of_the_first(dataset, source, before, after):
-    """Those that it did not write again are the dataset's holder's to remove."""
+    """Files that it did not write again stay. The holder of the lease removes them."""
     run(dataset, source, writes(*before, rows=before))
     outcome = run(dataset, source, writes(*after, rows=after))
     assert outcome.kind == "ok", outcome.message
     assert {f"files/id-a.txt/{name}" for name in after} <= set(files_in(dataset))
 
 
-def test_a_failure_leaves_the_files_of_an_earlier_run_to_the_holder_of_the_dataset(dataset, source):
+def test_a_failure_does_not_remove_the_files_of_an_earlier_run(dataset, source):
     run(dataset, source, writes("a", rows=["a"]))
     before = files_in(dataset)
     assert run(dataset, source, writes("a", rows=["b"])).kind == "failed"
     assert files_in(dataset) == before
 
 
-def test_texts_are_bounded_and_printable(dataset, source):
+def test_error_messages_are_shortened_and_printable(dataset, source):
     def step(source, out):
         raise ValueError("x" * 10_000_000 + "\0\ud800")
 
@@ -229,7 +229,7 @@ def test_texts_are_bounded_and_printable(dataset, source):
     assert "\0" not in outcome.message
 
 
-def test_an_absolute_path_below_out_is_as_good_as_a_relative_one(dataset, source):
+def test_an_absolute_path_below_out_is_accepted(dataset, source):
     def step(source, out):
         (out / "a").write_text("x")
         return {"output": out / "a"}

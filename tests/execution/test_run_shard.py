@@ -1,4 +1,4 @@
-"""A whole job in this process: prepared, divided, run with a real DataLoader, summed up."""
+"""Runs whole jobs in this process, with a real DataLoader."""
 
 import os
 import threading
@@ -46,7 +46,7 @@ PARTS = {
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 100])
-def test_the_tutorials_class_gives_the_same_for_every_batch_size(
+def test_the_tutorials_class_gives_the_same_rows_for_every_batch_size(
     words, tmp_path, monkeypatch, batch_size, num_workers
 ):
     monkeypatch.chdir(HERE.parent.parent / "examples" / "words")
@@ -65,7 +65,7 @@ def test_the_tutorials_class_gives_the_same_for_every_batch_size(
 
 
 @pytest.mark.slow
-def test_the_same_bytes_for_any_division(words, tmp_path):
+def test_the_tables_do_not_depend_on_batches_workers_or_shards(words, tmp_path):
     for number in range(60):
         (words / f"{number}.txt").write_text("x" * number)
     contents = set()
@@ -88,7 +88,7 @@ def test_the_same_bytes_for_any_division(words, tmp_path):
     assert len(contents) == 1
 
 
-def test_an_input_that_raises_costs_no_other_one(words, tmp_path):
+def test_an_input_that_fails_does_not_affect_other_inputs(words, tmp_path):
     seen = []
     summary = run_job(
         words / "manifest.csv", "steps_under_test:fails_on_b", tmp_path / "out", seen=seen
@@ -110,14 +110,14 @@ def test_an_input_that_raises_costs_no_other_one(words, tmp_path):
     assert "in fails_on_b" in failures["traceback"][0]
 
 
-def test_a_missing_file_is_missing_and_was_not_executed(words, tmp_path):
+def test_an_input_without_a_file_is_missing_and_not_executed(words, tmp_path):
     (words / "c.txt").unlink()
     summary = run_job(words / "manifest.csv", "steps_under_test:length", tmp_path / "out")
     assert summary.outcomes == {"ok": 3, "missing": 1}
     assert summary.executed == 3
 
 
-def test_a_second_run_executes_what_is_new_or_changed(words, tmp_path):
+def test_a_second_run_executes_only_new_and_changed_inputs(words, tmp_path):
     out = tmp_path / "out"
     manifest = words / "manifest.csv"
     run_job(manifest, "steps_under_test:fails_on_b", out)
@@ -138,7 +138,7 @@ def test_a_second_run_executes_what_is_new_or_changed(words, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_failed_input_runs_again_when_it_changes_or_is_released(words, tmp_path):
+def test_a_failed_input_runs_again_if_it_changes_or_a_retry_is_requested(words, tmp_path):
     out = tmp_path / "out"
     run_job(words, "steps_under_test:fails_on_b", out)
     Ledger(LocalStore(out)).release(["b.txt"])
@@ -151,7 +151,7 @@ def test_a_failed_input_runs_again_when_it_changes_or_is_released(words, tmp_pat
     assert (summary.executed, summary.counts["changed"]) == (1, 1)
 
 
-def test_a_second_run_with_nothing_to_do(words, tmp_path):
+def test_a_second_run_with_nothing_to_do_changes_nothing(words, tmp_path):
     first = run_job(words / "manifest.csv", "steps_under_test:length", tmp_path / "out")
     before = (tmp_path / "out" / "metadata.parquet").read_bytes()
     second = run_job(words / "manifest.csv", "steps_under_test:length", tmp_path / "out")
@@ -160,7 +160,7 @@ def test_a_second_run_with_nothing_to_do(words, tmp_path):
     assert (tmp_path / "out" / "metadata.parquet").read_bytes() == before
 
 
-def test_a_list_gives_row_i_its_item_i(words, tmp_path):
+def test_item_i_of_a_list_belongs_to_row_i(words, tmp_path):
     run_job(words / "manifest.csv", "steps_under_test:letters", tmp_path / "out", batch_size=1)
     table = pd.read_parquet(tmp_path / "out" / "metadata.parquet")
     assert table["value"].tolist() == ["one", "two", "three", "four"]
@@ -181,7 +181,7 @@ def test_labels_come_from_the_manifest(words, tmp_path):
         run_job(words / "manifest.csv", "steps_under_test:Labelled", tmp_path / "other")
 
 
-def test_progress_follows_the_run_that_begins(words, tmp_path):
+def test_a_watcher_follows_the_next_run(words, tmp_path):
     out = tmp_path / "out"
     run_job(words / "manifest.csv", "steps_under_test:length", out)
     job = make_job(manifest=str(words), step="steps_under_test:fails_on_b", output=str(out))
@@ -192,7 +192,7 @@ def test_progress_follows_the_run_that_begins(words, tmp_path):
     assert (progress.run, progress.total, progress.done, progress.failed) == (2, 4, 4, 1)
 
 
-def test_progress_counts_an_input_once_that_has_two_outcomes(words, tmp_path):
+def test_progress_counts_an_input_with_two_outcomes_once(words, tmp_path):
     out = tmp_path / "out"
     run_job(words / "manifest.csv", "steps_under_test:fails_on_b", out)
     ledger = Ledger(LocalStore(out))
@@ -204,20 +204,20 @@ def test_progress_counts_an_input_once_that_has_two_outcomes(words, tmp_path):
     assert (progress.total, progress.done, progress.failed, progress.failures) == (4, 4, 0, ())
 
 
-def test_what_fails_when_the_run_holds_the_dataset_no_more_is_no_outcome(words, tmp_path):
+def test_a_failure_after_the_lease_is_lost_is_not_recorded(words, tmp_path):
     out = str(tmp_path / "out")
     job = make_job(
         manifest=str(words / "manifest.csv"), step="steps_under_test:fails_on_b", output=out
     )
     with open_run(prepare(job)) as run:
         _, (whole,) = run.divide(Batching(batch_size=9), Cores(total=1, node=1), FailurePolicy())
-    # The run has ended, as one that was killed and taken over has; its shard goes on.
-    with pytest.raises(LedgerError, match="run 1 no longer holds it"):
+    # The run has ended and released its lease, but its shard still runs.
+    with pytest.raises(LedgerError, match="run 1 no longer holds the lease"):
         run_shard(whole)
     assert "failed" not in Ledger(LocalStore(out)).records(["outcome"])["outcome"].to_pylist()
 
 
-def test_the_plan_file_has_the_other_columns_in_the_order_of_the_shards(words, tmp_path):
+def test_the_plan_file_keeps_manifest_columns_with_their_inputs(words, tmp_path):
     (words / "m.csv").write_text("input,n\na.txt,1\nb.txt,2\nc.txt,3\nd.txt,4\n")
     job = make_job(
         manifest=str(words / "m.csv"), step="steps_under_test:length", output=str(tmp_path / "out")
@@ -248,7 +248,7 @@ def test_a_step_that_prints_and_logs_does_not_hang(words, tmp_path, monkeypatch)
     assert summary.outcomes == {"ok": 4}
 
 
-def test_the_dataset_holds_nothing_but_what_it_should(words, tmp_path):
+def test_a_run_leaves_no_unexpected_files_in_the_dataset(words, tmp_path):
     run_job(words / "manifest.csv", "steps_under_test:fails_on_b", tmp_path / "out")
     found = {
         os.path.relpath(os.path.join(folder, name), tmp_path / "out").split(os.sep)[0]
@@ -259,7 +259,7 @@ def test_the_dataset_holds_nothing_but_what_it_should(words, tmp_path):
     assert sorted(os.listdir(tmp_path / "out" / ".batchmill")) == AFTER_A_RUN
 
 
-def test_a_dataset_that_cannot_be_made_fails_its_inputs_and_says_why(words, tmp_path, monkeypatch):
+def test_if_the_torch_dataset_cannot_be_created_all_inputs_fail(words, tmp_path, monkeypatch):
     (tmp_path / "bad_init.py").write_text(
         "class Bad:\n"
         "    def __init__(self, inputs): raise ValueError('no weights')\n"
@@ -272,7 +272,7 @@ def test_a_dataset_that_cannot_be_made_fails_its_inputs_and_says_why(words, tmp_
     assert summary.failures[0] == ("a.txt", "failed: ValueError: no weights")
 
 
-def test_other_items_or_another_order_of_a_list_is_another_work(words, tmp_path, monkeypatch):
+def test_a_new_order_of_manifest_rows_runs_the_items_of_a_list_again(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module = tmp_path / "listed.py"
     module.write_text("items = [1, 2, 3, 4]\n")
@@ -284,7 +284,7 @@ def test_other_items_or_another_order_of_a_list_is_another_work(words, tmp_path,
     assert dict(zip(table["input"], table["value"], strict=True))["d.txt"] == 1
 
 
-def test_a_second_writer_is_refused_and_told_who_the_first_is(tmp_path):
+def test_a_second_writer_is_rejected_and_the_holder_is_named(tmp_path):
     ledger = Ledger(LocalStore(tmp_path))
     ledger.create()
     with lease(ledger):
@@ -297,7 +297,7 @@ def test_a_second_writer_is_refused_and_told_who_the_first_is(tmp_path):
     check_free(ledger)
 
 
-def test_what_a_shard_leaves_is_anothers(tmp_path, monkeypatch):
+def test_a_split_shard_leaves_its_unbegun_inputs_to_another_shard(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("batchmill.ledger.committer.COMMIT_SECONDS", 0.1)
     gated.make_inputs(tmp_path)
@@ -320,7 +320,7 @@ def test_what_a_shard_leaves_is_anothers(tmp_path, monkeypatch):
         ((kept, rest),) = answers
         assert whole.start < kept.stop == rest.start < rest.stop == whole.stop
         assert rest.title.endswith("split off")
-        assert kept.key == whole.key, "by which its place is known"
+        assert kept.key == whole.key, "the ledger records the shard's node under this key"
         assert unfinished([kept, rest]) == [[], list(range(rest.start, rest.stop))]
         run_shard(rest)
         assert unfinished([whole]) == [[]]

@@ -1,4 +1,4 @@
-"""Processes that run shards: what they answer, what is known when they die, what they leave."""
+"""Processes that run shards: their results, their errors, and their end."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def deadly(source, out):
 
 @pytest.fixture
 def started():
-    """Gives the shard processes that this test has started and that are there.
+    """Return a function that lists the running shard processes that this test started.
 
     A test process may have other children, such as a server that several tests share.
     """
@@ -53,7 +53,7 @@ def started():
 
 @pytest.fixture
 def open_shards(words, tmp_path, monkeypatch):
-    """Opens a run over the four words; gives its shards, each of one input."""
+    """Return a function that opens a run over the four words and returns its shards."""
     (tmp_path / "of_this_test.py").write_text(STEPS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -71,7 +71,7 @@ def open_shards(words, tmp_path, monkeypatch):
         yield open_shards
 
 
-def test_one_process_runs_shard_after_shard(open_shards, started):
+def test_one_process_runs_one_shard_after_another(open_shards, started):
     shards, failures, pids = open_shards("step"), [], set()
     with shard_processes() as processes:
         for shard in shards:
@@ -86,12 +86,12 @@ def test_one_process_runs_shard_after_shard(open_shards, started):
     assert not started()
 
 
-def test_a_block_inside_another_uses_its_processes():
+def test_an_inner_block_uses_the_processes_of_the_outer_block():
     with shard_processes() as outer, shard_processes() as inner:
         assert inner is outer
 
 
-def test_a_process_that_dies_says_how_and_what_it_printed(open_shards, started):
+def test_the_error_for_a_dead_process_has_its_signal_and_output(open_shards, started):
     (shard,) = open_shards("deadly", cores=1)
     with shard_processes() as processes:
         with (
@@ -105,7 +105,7 @@ def test_a_process_that_dies_says_how_and_what_it_printed(open_shards, started):
     assert not started()
 
 
-def test_what_a_shard_raises_is_raised(open_shards, tmp_path):
+def test_an_error_of_a_shard_is_raised_in_the_parent(open_shards, tmp_path):
     shard, *_ = open_shards("step")
     (tmp_path / "of_this_test.py").unlink()
     with (
@@ -116,10 +116,10 @@ def test_what_a_shard_raises_is_raised(open_shards, tmp_path):
         process.run(shard, (), print)
 
 
-def test_a_process_ends_when_its_parent_hangs_up(started):
+def test_a_process_ends_when_its_parent_closes_the_connection(started):
     process = ShardProcess()
     (child,) = started()
-    assert os.getsid(child.pid) == child.pid  # Ctrl-C in the terminal is for the run.
+    assert os.getsid(child.pid) == child.pid  # Ctrl-C must not reach the child.
     process.release()
     child.wait(60)
     process.end()
@@ -132,7 +132,7 @@ def test_a_process_that_was_killed_can_be_ended(started):
     assert not started()
 
 
-def test_the_signal_is_named(started):
+def test_the_error_names_the_signal_that_killed_the_process(started):
     process = ShardProcess()
     (child,) = started()
     child.send_signal(signal.SIGSEGV)

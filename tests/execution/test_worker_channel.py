@@ -1,4 +1,4 @@
-"""What one worker and its watcher share."""
+"""The channel between one worker and its watcher."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Idle runs: what they do without Prefect."""
+"""Runs with nothing to execute are finished without Prefect."""
 
 import pandas as pd
 import pytest
@@ -19,7 +19,7 @@ def prepared_in(folder, **options):
 
 @pytest.fixture
 def done(tmp_path):
-    """Return a folder with a dataset of which a run has come to its end."""
+    """A folder with a dataset whose only run has ended."""
     (tmp_path / "in").mkdir()
     for name in ("a", "b"):
         (tmp_path / "in" / f"{name}.txt").write_text(2 * name)
@@ -27,14 +27,14 @@ def done(tmp_path):
     return tmp_path
 
 
-def test_a_run_that_was_killed_is_for_prefect_to_be_told_of(done):
+def test_a_run_after_a_killed_run_is_not_idle(done):
     assert is_idle(prepared_in(done))
     with open_run(prepared_in(done)) as run:
-        run.divide_nothing(FailurePolicy())  # And no more.
+        run.divide_nothing(FailurePolicy())  # The run does not end.
     assert not is_idle(prepared_in(done))
 
 
-def test_an_idle_run_writes_what_is_missing(done):
+def test_an_idle_run_writes_missing_tables(done):
     (done / "out" / "metadata.parquet").unlink()
     prepared = prepared_in(done)
     assert is_idle(prepared)
@@ -53,14 +53,14 @@ def test_an_idle_run_prunes(done):
     assert set(table["input"]) == {"a.txt"}
 
 
-def test_what_another_run_has_left_to_do_meanwhile_is_not_idle(done):
+def test_finish_returns_none_if_inputs_became_pending_meanwhile(done):
     prepared = prepared_in(done)
     (done / "in" / "c.txt").write_text("c")
     prepared.ledger.release(["a.txt"])
     assert finish(prepared, prune=False, wait=False) is None
 
 
-def test_failures_of_earlier_runs_are_for_prefect_to_show(tmp_path):
+def test_a_run_with_failures_of_earlier_runs_is_not_idle(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_bytes(b"\xff")
     run_job(tmp_path / "in", STEP, tmp_path / "out")

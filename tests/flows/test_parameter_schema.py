@@ -1,4 +1,4 @@
-"""What Prefect's form gets to know of the flows' parameters and option groups."""
+"""The schemas of flow parameters and option groups for Prefect's form."""
 
 import importlib
 import pkgutil
@@ -67,7 +67,7 @@ def test_a_parameter_has_a_title_a_sentence_and_a_default(schema, name):
     described = schema["properties"][name]
     assert described["title"][0].isupper()
     assert "_" not in described["title"]
-    # The description of a group may be that of its model.
+    # A group without a description has the description of its model.
     model = schema["definitions"].get(described.get("$ref", "").rpartition("/")[2], {})
     assert described.get("description", model.get("description", "")).endswith(".")
     assert ("default" in described) != (name in schema["required"])
@@ -78,7 +78,7 @@ def test_a_parameter_has_a_title_a_sentence_and_a_default(schema, name):
 
 @pytest.mark.parametrize(("schema", "name"), PARAMETERS)
 def test_a_parameter_can_be_filled_in(schema, name):
-    # For an object that may be null, and names no fields, Prefect's form has nothing to write in.
+    # Prefect's form shows no editor for an object that may be null and has no named fields.
     kinds = schema["properties"][name].get("anyOf", [])
     assert not any(kind.get("type") == "object" and "properties" not in kind for kind in kinds)
 
@@ -89,7 +89,7 @@ def test_an_option_has_a_title_a_sentence_and_no_null(group, name):
     assert described["title"][0].isupper()
     assert "_" not in described["title"]
     assert described["description"].endswith(".")
-    # The form shows null as a field of its own, which cannot be filled in.
+    # The form shows null as a separate field, which cannot be filled in.
     assert {"type": "null"} not in described.get("anyOf", [])
     assert described.get("default", "") is not None
 
@@ -106,13 +106,15 @@ def test_infer_has_the_option_groups_of_preprocess():
     assert {name: found[name] for name in names} == {name: expected[name] for name in names}
 
 
-def test_there_are_bounds():
+def test_some_options_have_bounds():
     assert {("execution", "batch_size", 1), ("failures", "retries", 0)} <= set(BOUNDED)
     assert ("failures", "timeout", 0) in BOUNDED
 
 
 @pytest.mark.parametrize(("group", "name", "least"), BOUNDED)
-def test_a_number_out_of_bounds_is_refused_in_the_same_words(words, tmp_path, group, name, least):
+def test_the_form_and_the_engine_reject_a_number_with_the_same_message(
+    words, tmp_path, group, name, least
+):
     parameters = job(words, tmp_path, **{group: {name: least - 1}})
     with pytest.raises(ValidationError) as refused:
         validate(parameters, PREPROCESS, raise_on_error=True)
@@ -132,9 +134,7 @@ def test_a_number_out_of_bounds_is_refused_in_the_same_words(words, tmp_path, gr
         ("max_failures", ["0", "3", "2%", " 0.5% ", "100%"], ["lots", "-1", "1.5", "% 2", "3 %"]),
     ],
 )
-def test_text_is_refused_by_the_form_where_the_engine_refuses_it(
-    words, tmp_path, name, taken, refused
-):
+def test_the_form_and_the_engine_reject_the_same_texts(words, tmp_path, name, taken, refused):
     for text in taken:
         parameters = job(words, tmp_path, failures={name: text})
         validate(parameters, PREPROCESS, raise_on_error=True)

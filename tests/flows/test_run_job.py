@@ -1,4 +1,4 @@
-"""A job started from Python: mistakes are reported before anything is written."""
+"""A job from Python: errors are reported before anything is written."""
 
 import pytest
 
@@ -15,13 +15,13 @@ SPLIT = "batchmill.steps.words:split"
     "wrong",
     [{"cluster": "nowhere"}, {"batch_size": 0}, {"max_failures": "some"}, {"retry": 3}],
 )
-def test_a_list_is_not_saved_for_a_run_that_is_refused(words, tmp_path, wrong):
+def test_the_list_of_a_rejected_run_is_not_saved(words, tmp_path, wrong):
     with pytest.raises(OptionError):
         batchmill.run([words / "a.txt"], SPLIT, tmp_path / "out", **wrong)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_list_is_not_saved_over_that_of_a_run_that_is_going_on(words, tmp_path):
+def test_the_list_of_an_active_run_is_not_replaced(words, tmp_path):
     ledger = Ledger(LocalStore(tmp_path / "out"))
     ledger.create()
     with lease(ledger), pytest.raises(LedgerError, match="another run is using it"):

@@ -1,4 +1,4 @@
-"""One writer for each dataset, whoever dies, wherever."""
+"""A dataset has one writer, even if processes or machines fail."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def ledger(request, tmp_path):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Short times, so that a test need not wait."""
+    """Shorten all times, so that the tests are fast."""
     monkeypatch.setattr(leases, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr(leases, "LAPSE_SECONDS", 0.5)
     monkeypatch.setattr(leases, "_WAIT_SECONDS", 0.05)
@@ -39,7 +39,7 @@ def quick(monkeypatch):
 
 
 def lease_of_another_machine(ledger, *, age, number=3, **changes):
-    """Write a lease as another machine's process would have."""
+    """Write a lease as a process on another machine would write it."""
     fields = {
         "number": number,
         "token": "another",
@@ -54,7 +54,7 @@ def lease_of_another_machine(ledger, *, age, number=3, **changes):
     ledger.store.write(f"{FOLDER}/{number:06d}.json", json.dumps(fields | changes).encode())
 
 
-def test_who_holds_it_is_named_and_nobody_else_gets_it(ledger):
+def test_the_holder_is_named_and_excludes_other_writers(ledger):
     with lease(ledger):
         who = f"process {os.getpid()} on {socket.gethostname()}, since "
         assert holder(ledger).startswith(who)
@@ -65,7 +65,7 @@ def test_who_holds_it_is_named_and_nobody_else_gets_it(ledger):
         pass
 
 
-def test_a_process_that_died_holds_nothing(ledger):
+def test_the_lease_of_a_dead_process_is_free(ledger):
     pid = os.fork()
     if pid == 0:
         lease(ledger).__enter__()
@@ -77,8 +77,8 @@ def test_a_process_that_died_holds_nothing(ledger):
     assert ledger.store.names(FOLDER) == ["000002.json"]
 
 
-def test_a_process_of_this_machine_holds_it_however_silent(ledger):
-    """A stopped one (SIGSTOP) comes back."""
+def test_a_live_process_of_this_machine_holds_the_lease_without_heartbeats(ledger):
+    """A process that was stopped with SIGSTOP may continue."""
     with lease(ledger):
         (name,) = ledger.store.names(FOLDER)
         fields = json.loads(ledger.store.read(f"{FOLDER}/{name}"))
@@ -86,17 +86,17 @@ def test_a_process_of_this_machine_holds_it_however_silent(ledger):
         assert str(os.getpid()) in holder(ledger)
 
 
-def test_another_machines_lease_holds_while_it_beats(ledger):
+def test_the_lease_of_another_machine_is_held_while_it_has_heartbeats(ledger):
     lease_of_another_machine(ledger, age=0.0)
     with pytest.raises(LedgerError, match="process 4711 on far-away"), lease(ledger):
         pass
 
 
-def test_a_clock_that_is_behind_does_not_cost_the_lease(ledger, monkeypatch):
+def test_a_slow_clock_does_not_expire_the_lease(ledger, monkeypatch):
     lease_of_another_machine(ledger, age=3600)
 
     def sleep(seconds):
-        """The other beats, by its own clock, while we wait to see whether it does."""
+        """Write a heartbeat of the other machine, by its own clock, during the wait."""
         lease_of_another_machine(ledger, age=3600 - seconds)
 
     monkeypatch.setattr(leases, "time", SimpleNamespace(**vars(time) | {"sleep": sleep}))
@@ -104,7 +104,7 @@ def test_a_clock_that_is_behind_does_not_cost_the_lease(ledger, monkeypatch):
         pass
 
 
-def test_a_lapsed_lease_is_taken_over_by_exactly_one(ledger, quick):
+def test_exactly_one_process_takes_over_an_expired_lease(ledger, quick):
     lease_of_another_machine(ledger, age=3600)
     losers = FORK.Semaphore(0)
 
@@ -122,9 +122,9 @@ def test_a_lapsed_lease_is_taken_over_by_exactly_one(ledger, quick):
     assert at_once(CONTENDERS, take) == 1
 
 
-def test_who_comes_too_late_does_not_get_a_number_that_is_over(ledger, monkeypatch):
+def test_a_late_contender_does_not_get_an_old_number(ledger, monkeypatch):
     lease_of_another_machine(ledger, age=0.0, number=7)
-    # As if it had looked long ago, when the third was over and the fourth not yet there.
+    # The contender reads an old state: lease 3 has ended, and lease 4 does not exist yet.
     early = [leases.Holder(**json.loads(ledger.store.read(f"{FOLDER}/000007.json")))]
     early[0] = leases.replace(early[0], number=3, ended=True)
     real = leases._latest
@@ -134,15 +134,15 @@ def test_who_comes_too_late_does_not_get_a_number_that_is_over(ledger, monkeypat
     assert ledger.store.names(FOLDER) == ["000007.json"]
 
 
-def test_who_was_taken_over_is_told(ledger):
+def test_check_fails_after_another_process_took_over(ledger):
     with lease(ledger) as held:
         held.check()
         lease_of_another_machine(ledger, age=0.0, number=9)
-        with pytest.raises(LedgerError, match="another has taken over"):
+        with pytest.raises(LedgerError, match="another process has taken over"):
             held.check()
 
 
-def test_it_waits_if_asked(ledger, quick, monkeypatch):
+def test_wait_waits_for_the_end_of_the_lease(ledger, quick, monkeypatch):
     waiting = FORK.Event()
 
     def sleep(seconds):
@@ -162,16 +162,16 @@ def test_it_waits_if_asked(ledger, quick, monkeypatch):
             assert str(os.getpid()) in holder(ledger)
 
 
-def test_a_lease_of_another_version_is_refused_by_name(ledger):
+def test_the_error_names_a_lease_of_another_version(ledger):
     ledger.store.write(f"{FOLDER}/000001.json", b'{"version": 99}')
-    with pytest.raises(LedgerError, match=r"000001\.json: is no lease of this version"):
+    with pytest.raises(LedgerError, match=r"000001\.json: is damaged, or is a lease of another"):
         holder(ledger)
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+def test_a_folder_that_cannot_be_created_is_rejected(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nosuch" / "folder")
     with (
         pytest.raises(StoreError, match="link"),
         lease(Ledger(open_store(str(tmp_path / "link")))),
     ):
-        pytest.fail("it holds a lease")
+        pytest.fail("the lease was acquired")

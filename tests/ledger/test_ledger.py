@@ -1,4 +1,4 @@
-"""The ledger: what is committed, what wins, what is refused."""
+"""The ledger commits records, selects the winning ones, and rejects damaged files."""
 
 import pandas as pd
 import pytest
@@ -28,7 +28,7 @@ def outcomes(ledger, **options):
     return {row["input"]: row["outcome"] for row in rows}
 
 
-def test_what_is_committed_can_be_read_with_pandas_alone(ledger, tmp_path):
+def test_pandas_can_read_a_committed_part(ledger, tmp_path):
     files = (WrittenFile("files/id-a/0.wav", 44, "xxh128:0"),)
     ledger.commit("000001-x-00000", [record("a", rows='[{"n":1}]', outputs=files)])
     row = pd.read_parquet(tmp_path / ".batchmill/parts/000001-x-00000.parquet").iloc[0]
@@ -37,7 +37,7 @@ def test_what_is_committed_can_be_read_with_pandas_alone(ledger, tmp_path):
     assert (row["size"], row["mtime_ns"], row["step"]) == (5, 7, "step")
 
 
-def test_an_empty_ledger_has_the_columns_all_the_same(ledger):
+def test_an_empty_ledger_has_all_columns(ledger):
     assert ledger.records().num_rows == 0
     assert "outcome" in ledger.records().column_names
 
@@ -51,7 +51,7 @@ def test_the_latest_run_wins_and_within_it_the_latest_record(ledger):
     assert outcomes(ledger, run=1) == {"a": "failed", "b": "crashed"}
 
 
-def test_within_a_run_a_late_failure_does_not_undo_what_is_ok(ledger):
+def test_a_later_failure_in_the_same_run_does_not_replace_ok(ledger):
     ledger.commit("000001-a-00000", [record("a", "ok", run=1, finished_at=1.0)])
     ledger.commit("000001-b-00000", [record("a", "failed", run=1, finished_at=2.0)])
     assert outcomes(ledger) == {"a": "ok"}
@@ -59,7 +59,7 @@ def test_within_a_run_a_late_failure_does_not_undo_what_is_ok(ledger):
     assert outcomes(ledger) == {"a": "failed"}
 
 
-def test_a_torn_part_is_refused_by_name(ledger, tmp_path):
+def test_the_error_names_a_damaged_part(ledger, tmp_path):
     ledger.commit("000001-a-00000", [record("a")])
     part = tmp_path / ".batchmill/parts/000001-a-00000.parquet"
     part.write_bytes(part.read_bytes()[:-20])
@@ -67,28 +67,28 @@ def test_a_torn_part_is_refused_by_name(ledger, tmp_path):
         ledger.records()
 
 
-def test_a_foreign_part_is_refused_by_name(ledger, tmp_path):
+def test_the_error_names_a_foreign_part(ledger, tmp_path):
     folder = tmp_path / ".batchmill/parts"
     folder.mkdir()
     pd.DataFrame({"input": ["a"]}).to_parquet(folder / "mine.parquet")
-    with pytest.raises(LedgerError, match=r"mine\.parquet: is no part of a ledger"):
+    with pytest.raises(LedgerError, match=r"mine\.parquet: is not a part of a ledger"):
         ledger.records()
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ('{"ledger": 99}', "has version 99, this batchmill knows version 2"),
+        ('{"ledger": 99}', "has version 99, but this batchmill reads version 2"),
         ("x", "is not a ledger"),
     ],
 )
-def test_an_unknown_version_is_refused(ledger, tmp_path, content, expected):
+def test_an_unknown_version_is_rejected(ledger, tmp_path, content, expected):
     (tmp_path / ".batchmill/format.json").write_text(content)
     with pytest.raises(LedgerError, match=expected):
         ledger.create()
 
 
-def test_summaries_of_runs(ledger):
+def test_a_summary_can_be_written_and_read(ledger):
     assert ledger.runs() == []
     ledger.write_summary(1, {"inputs": 4})
     assert ledger.runs() == [1]

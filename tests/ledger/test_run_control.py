@@ -1,4 +1,4 @@
-"""A run and its shards exchange requests and answers through files."""
+"""A run and its shards exchange requests and answers as files."""
 
 import pytest
 
@@ -18,13 +18,13 @@ def test_a_stop_request_reaches_the_shards_of_its_run_only(control):
     assert not control.stop_requested(2)
 
 
-def test_the_flow_run_of_a_run(control):
+def test_the_flow_run_of_a_run_is_recorded(control):
     assert control.read_flow_run(1) is None
     control.record_flow_run(1, "0b5f")
     assert control.read_flow_run(1) == "0b5f"
 
 
-def test_the_node_of_a_shard(control):
+def test_the_node_of_a_shard_is_recorded(control):
     assert control.read_node(1, "0-8-1") is None
     control.record_node(1, "0-8-1", "node")
     assert control.read_node(1, "0-8-1") == "node"

@@ -1,4 +1,4 @@
-"""The ledger keeps what the step of each run consists of."""
+"""The ledger stores a description of each step."""
 
 import pytest
 
@@ -20,8 +20,10 @@ def test_the_first_description_of_a_step_is_kept(steps):
 
 
 @pytest.mark.parametrize("content", ['{"step"', "[]"])
-def test_a_damaged_description_is_refused_by_name(steps, tmp_path, content):
+def test_the_error_names_a_damaged_description(steps, tmp_path, content):
     steps.record("abc", {"step": "m:f"})
     (tmp_path / ".batchmill/steps/abc.json").write_text(content)
-    with pytest.raises(LedgerError, match=r"steps/abc\.json: is no file of this ledger"):
+    with pytest.raises(
+        LedgerError, match=r"steps/abc\.json: is damaged, or is not a file of this ledger"
+    ):
         steps.read("abc")

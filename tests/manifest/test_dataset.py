@@ -1,4 +1,4 @@
-"""A dataset as a manifest: its outputs are the inputs of the next."""
+"""Test datasets as manifests: the outputs of one are the inputs of the next."""
 
 import pandas as pd
 import pytest
@@ -15,7 +15,7 @@ def dataset(words, tmp_path):
     return tmp_path / "first"
 
 
-def test_its_outputs_are_the_inputs_and_its_columns_are_carried(dataset):
+def test_outputs_become_inputs_and_columns_are_kept(dataset):
     manifest = load_manifest(dataset)
     rows = pd.read_parquet(dataset / "metadata.parquet")
     assert manifest.inputs["input"].to_pylist() == rows["output"].tolist()
@@ -26,7 +26,7 @@ def test_its_outputs_are_the_inputs_and_its_columns_are_carried(dataset):
     assert manifest.manifest_columns["made_from"].to_pylist() == rows["input"].tolist()
 
 
-def test_a_pattern_chooses_among_them(dataset):
+def test_a_pattern_selects_outputs(dataset):
     every = load_manifest(dataset).inputs["input"].to_pylist()
     chosen = load_manifest(dataset, pattern="*/0.txt").inputs["input"].to_pylist()
     assert chosen == [name for name in every if name.endswith("/0.txt")] != []
@@ -34,7 +34,7 @@ def test_a_pattern_chooses_among_them(dataset):
         load_manifest(dataset, pattern="*.wav")
 
 
-def test_one_dataset_is_made_of_another_and_that_of_a_third(dataset, tmp_path):
+def test_datasets_can_be_chained(dataset, tmp_path):
     second, third = tmp_path / "second", tmp_path / "third"
     for manifest, output in ((dataset, second), (second, third)):
         summary = run_job(manifest, COPY, output, times=2)
@@ -45,19 +45,19 @@ def test_one_dataset_is_made_of_another_and_that_of_a_third(dataset, tmp_path):
         assert run_job(manifest, COPY, output, times=2).executed == 0
 
 
-def test_a_dataset_cannot_be_made_of_itself(dataset):
-    with pytest.raises(OptionError, match=r"whose outputs are the inputs\. Name another"):
+def test_a_dataset_cannot_be_its_own_manifest(dataset):
+    with pytest.raises(OptionError, match=r"is the same dataset as the manifest\. Choose"):
         run_job(dataset, COPY, dataset)
 
 
 def test_a_dataset_cannot_be_made_inside_another(dataset, words):
     for inside in (dataset / "second", dataset / "files" / "deep" / "second"):
-        with pytest.raises(OptionError, match="lies in the dataset"):
+        with pytest.raises(OptionError, match="is inside the dataset"):
             run_job(words, COPY, inside)
         assert not inside.exists()
 
 
-def test_one_without_tables_or_without_files_is_told(dataset, words, tmp_path):
+def test_datasets_without_tables_or_files_are_rejected(dataset, words, tmp_path):
     (dataset / "metadata.parquet").unlink()
     with pytest.raises(ManifestError, match="without tables yet"):
         load_manifest(dataset)

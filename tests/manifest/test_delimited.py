@@ -1,4 +1,4 @@
-"""CSV and TSV: what is read, and how each fault is told with its line."""
+"""Test reading CSV and TSV: the rows, and the faults with their lines."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_an_absolute_path_below_the_folder_has_the_same_name(write, tmp_path):
     assert manifest.inputs["input"].to_pylist() == ["a.wav"]
 
 
-def test_a_path_outside_the_folder_is_fine_without_root(write, tmp_path):
+def test_without_root_a_path_outside_the_folder_is_accepted(write, tmp_path):
     below = tmp_path / "below"
     below.mkdir()
     path = below / "m.csv"
@@ -49,10 +49,10 @@ def test_one_file_named_in_two_ways_outside_the_folder_is_a_duplicate(write, tmp
     below.mkdir()
     path = below / "m.csv"
     path.write_text(f"input\n../a.wav\n{tmp_path}/a.wav\n")
-    assert "is listed already on line 2" in faults_of(path)[0]
+    assert "is already listed on line 2" in faults_of(path)[0]
 
 
-def test_with_root_a_path_that_leaves_it_is_a_fault(write, tmp_path):
+def test_with_root_a_path_outside_of_it_is_rejected(write, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "x.wav").write_bytes(b"")
     path = write("input\nx.wav\n../a.wav\n/etc/passwd\n")
@@ -92,7 +92,7 @@ def test_another_column_can_be_the_input(write):
         (["12345678901234567890", "1"], ["12345678901234567890", "1"]),
     ],
 )
-def test_columns_get_types_that_lose_nothing(write, cells, expected):
+def test_columns_get_lossless_types(write, cells, expected):
     manifest = load_manifest(str(write(f"input,x\na.wav,{cells[0]}\nb.wav,{cells[1]}\n")))
     assert manifest.manifest_columns["x"].to_pylist() == expected
 
@@ -113,11 +113,11 @@ def test_lines_are_counted_across_quoted_line_breaks(write):
     assert found[0].startswith("line 4: no value in column 'input'")
 
 
-def test_blank_lines_are_passed_over_and_counted(write):
+def test_blank_lines_are_skipped_but_counted(write):
     assert faults_of(write("input,x\n\na.wav,1\n\n,2\n"))[0].startswith("line 5:")
 
 
-def test_all_faults_are_told_at_once_in_the_order_of_their_lines(write, tmp_path):
+def test_all_faults_are_reported_in_line_order(write, tmp_path):
     (tmp_path / "folder").mkdir()
     found = faults_of(write("input,x\na.wav,1,2\nfolder,1\n,1\nb.wav,1\nb.wav,1\nc.wav\n"))
     assert [fault.split(".")[0] for fault in found] == [
@@ -131,7 +131,7 @@ def test_all_faults_are_told_at_once_in_the_order_of_their_lines(write, tmp_path
 
 def test_the_same_file_under_two_names_is_a_duplicate(write):
     found = faults_of(write("input\na.wav\n./a.wav\n"))
-    assert found == ("line 3: './a.wav' is listed already on line 2. Keep one.",)
+    assert found == ("line 3: './a.wav' is already listed on line 2. Delete one.",)
 
 
 def test_a_row_that_is_too_long_is_found_in_the_first_line_too(write):
@@ -153,11 +153,11 @@ def test_a_row_that_is_too_long_is_found_in_the_first_line_too(write):
         (b"input,x,x\na.wav,1,2\n", "line 1: duplicate column 'x'"),
     ],
 )
-def test_what_no_table_can_be(write, content, expected):
+def test_unreadable_tables_are_rejected(write, content, expected):
     assert any(fault.startswith(expected) for fault in faults_of(write(content)))
 
 
-def test_where_a_relative_manifest_was_looked_for_is_told(tmp_path, monkeypatch):
+def test_a_missing_relative_manifest_reports_the_searched_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     told = f"no such file or folder (looked in {tmp_path}). Check the path."
     assert faults_of("nosuch.csv") == (told,)
@@ -165,11 +165,11 @@ def test_where_a_relative_manifest_was_looked_for_is_told(tmp_path, monkeypatch)
     assert faults_of(tmp_path / "nosuch.csv") == (told,)
 
 
-def test_a_form_that_is_not_known(write):
+def test_an_unknown_format_is_rejected(write):
     assert "unknown manifest format" in faults_of(write("a.wav\n", "m.list"))[0]
 
 
-def test_an_input_that_is_not_there_is_no_fault_of_the_manifest(write):
+def test_a_missing_input_is_not_a_manifest_fault(write):
     manifest = load_manifest(str(write("input\nnosuch.wav\n")))
     assert manifest.inputs["size"].to_pylist() == [-1]
 
@@ -177,7 +177,7 @@ def test_an_input_that_is_not_there_is_no_fault_of_the_manifest(write):
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("nosuch://bucket/a.wav", "no library knows nosuch:// URLs"),
+        ("nosuch://bucket/a.wav", "no library opens nosuch:// URLs"),
         ("s3://key:sesame@bucket/a.wav", "'s3://***bucket/a.wav' holds a credential"),
         ("s3://key:ses/sesame@bucket/a.wav", "'s3://***bucket/a.wav' holds a credential"),
         ("s3://key:ses@sesame@bucket/a.wav", "'s3://***bucket/a.wav' holds a credential"),
@@ -193,7 +193,7 @@ def test_an_input_that_is_not_there_is_no_fault_of_the_manifest(write):
         ("s3:///a.wav", "names no bucket"),
     ],
 )
-def test_a_url_that_cannot_be_used_is_a_fault_and_keeps_its_secret(write, url, expected):
+def test_an_unusable_url_is_rejected_without_showing_its_secret(write, url, expected):
     fault = faults_of(write(f"input\n{url}\n"))[0]
     assert expected in fault
     assert "sesame" not in fault
@@ -212,33 +212,33 @@ def test_the_error_lists_every_fault(write):
     "content",
     ['input,label\na.wav,"x\nb.wav,y\n', 'input\n"a.wav\nb.wav\n', 'input\n"a.wav"x\n'],
 )
-def test_quotes_that_are_not_closed_swallow_no_input(write, content):
+def test_unclosed_quotes_are_rejected(write, content):
     assert "cannot be read as a table" in faults_of(write(content))[0]
 
 
 @pytest.mark.parametrize("content", ["input,v\na.wav,1,\nb.wav,2,\n", "input\na.wav,\nb.wav\n"])
-def test_an_empty_field_too_many_is_a_field_too_many(write, content):
+def test_an_extra_empty_field_is_rejected(write, content):
     assert faults_of(write(content))[0].startswith("line 2: has")
 
 
-def test_a_line_of_blanks_is_a_blank_line(write):
+def test_a_line_of_spaces_is_a_blank_line(write):
     found = faults_of(write("input\na.wav\n   \nb.wav\nb.wav\n"))
-    assert found == ("line 5: 'b.wav' is listed already on line 4. Keep one.",)
+    assert found == ("line 5: 'b.wav' is already listed on line 4. Delete one.",)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_line_ends_of_every_system(write, end):
+def test_all_line_ends_are_accepted(write, end):
     manifest = load_manifest(str(write(end.join(["input,x", "a.wav,1", "b.wav,2", ""]))))
     assert manifest.inputs["input"].to_pylist() == ["a.wav", "b.wav"]
     assert manifest.manifest_columns["x"].to_pylist() == [1, 2]
 
 
 @pytest.mark.parametrize("content", ["input\na.wav\r ", "input,x,y\n\ra.wav,1,2\n"])
-def test_a_return_amid_others_is_a_line_end(write, content):
+def test_a_lone_carriage_return_is_a_line_end(write, content):
     assert load_manifest(str(write(content))).inputs["input"].to_pylist() == ["a.wav"]
 
 
-def test_with_root_a_link_that_leaves_it_is_a_fault(write, tmp_path):
+def test_with_root_a_link_to_the_outside_is_rejected(write, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "x.wav").symlink_to(tmp_path / "a.wav")
     found = faults_of(write("input\nx.wav\n"), root=tmp_path / "in")

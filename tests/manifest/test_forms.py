@@ -1,4 +1,4 @@
-"""JSON Lines, Parquet, folders, globs, lists and DataFrames."""
+"""Test manifests as JSON Lines, Parquet, folders, globs, lists and DataFrames."""
 
 import os
 
@@ -67,14 +67,14 @@ def test_parquet_keeps_types(folder):
     assert pa.types.is_timestamp(manifest.manifest_columns.schema.field("day").type)
 
 
-def test_a_file_that_is_no_parquet(folder):
+def test_a_file_that_is_not_parquet_is_rejected(folder):
     path = folder / "m.parquet"
     path.write_bytes(b"PAR1 not really")
     with pytest.raises(ManifestError, match="cannot be read as Parquet"):
         load_manifest(str(path))
 
 
-def test_a_folder_is_searched_recursively_without_what_is_hidden(folder):
+def test_a_folder_is_searched_recursively_without_hidden_files(folder):
     assert names(load_manifest(str(folder))) == ["a.wav", "sub/b.wav", "sub/c.txt"]
 
 
@@ -82,17 +82,17 @@ def test_a_folder_is_searched_recursively_without_what_is_hidden(folder):
     ("pattern", "expected"),
     [("*.wav", ["a.wav", "sub/b.wav"]), ("sub/*", ["sub/b.wav", "sub/c.txt"])],
 )
-def test_a_pattern_chooses_by_name_or_path(folder, pattern, expected):
+def test_a_pattern_matches_names_and_paths(folder, pattern, expected):
     assert names(load_manifest(str(folder), pattern=pattern)) == expected
 
 
-def test_a_dataset_inside_the_folder_is_passed_over(folder):
+def test_a_dataset_inside_the_folder_is_skipped(folder):
     (folder / "out" / ".batchmill").mkdir(parents=True)
     (folder / "out" / "files.wav").write_bytes(b"x")
     assert "out/files.wav" not in names(load_manifest(str(folder)))
 
 
-def test_a_folder_where_nothing_fits(folder):
+def test_a_folder_without_matching_files_is_rejected(folder):
     with pytest.raises(ManifestError, match=r"no file in it matches '\*.mp3'"):
         load_manifest(str(folder), pattern="*.mp3")
 
@@ -110,7 +110,7 @@ def test_a_file_whose_name_looks_like_a_glob_is_a_file(folder):
     assert names(load_manifest(str(path))) == ["a.wav"]
 
 
-def test_a_name_that_is_not_utf8_is_a_fault(folder):
+def test_a_name_that_is_not_utf8_is_rejected(folder):
     with open(os.fsencode(folder) + b"/caf\xe9.wav", "wb"):
         pass
     with pytest.raises(ManifestError, match="is not UTF-8"):
@@ -120,13 +120,13 @@ def test_a_name_that_is_not_utf8_is_a_fault(folder):
 def test_a_list_is_relative_to_the_working_directory(folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert names(load_manifest(["sub/b.wav", folder / "a.wav"])) == ["sub/b.wav", "a.wav"]
-    with pytest.raises(ManifestError, match=r"row 1: 'a\.wav' is listed already on row 0"):
+    with pytest.raises(ManifestError, match=r"row 1: 'a\.wav' is already listed on row 0"):
         load_manifest(["a.wav", "a.wav"])
     with pytest.raises(ManifestError, match="is empty"):
         load_manifest([])
 
 
-def test_a_data_frame_carries_its_other_columns(folder, monkeypatch):
+def test_a_data_frame_keeps_its_other_columns(folder, monkeypatch):
     monkeypatch.chdir(folder)
     frame = pd.DataFrame(
         {"input": ["a.wav", "sub/b.wav"], "mixed": [1, "x"], "tags": [["x"], None]}, index=[5, 6]
@@ -154,7 +154,7 @@ def test_a_saved_list_is_the_same_manifest(folder, monkeypatch, root):
     assert after.manifest_columns.to_pylist() == before.manifest_columns.to_pylist()
 
 
-def test_columns_that_no_table_can_hold_become_text(folder):
+def test_columns_without_a_table_type_become_text(folder):
     path = folder / "m.jsonl"
     big = '{"input": "a.wav", "n": 9223372036854775808, "s": "\\ud800", "d": {"a": [1]}}\n'
     path.write_text(big + '{"input": "sub/b.wav", "n": 1}\n')
@@ -163,7 +163,7 @@ def test_columns_that_no_table_can_hold_become_text(folder):
     assert rows[1] == {"n": "1", "s": None, "d": None}
 
 
-def test_columns_of_parquet_that_no_csv_can_hold_become_text(folder):
+def test_parquet_columns_without_a_csv_form_become_text(folder):
     path = folder / "m.parquet"
     table = pa.table(
         {
@@ -178,7 +178,7 @@ def test_columns_of_parquet_that_no_csv_can_hold_become_text(folder):
     assert row == {"raw": "\\xff\x00a", "view": "x", "days": '["2024-10-04"]'}
 
 
-def test_an_index_with_a_name_is_a_column(folder, monkeypatch):
+def test_a_named_index_becomes_a_column(folder, monkeypatch):
     monkeypatch.chdir(folder)
     frame = pd.DataFrame({"input": ["a.wav"], "speaker": ["x"]})
     frame.set_index("speaker").to_parquet("m.parquet")
@@ -186,7 +186,7 @@ def test_an_index_with_a_name_is_a_column(folder, monkeypatch):
     assert names(load_manifest(frame.set_index("input"))) == ["a.wav"]
 
 
-def test_a_data_frame_with_a_column_twice_and_a_list_with_a_hole(folder, monkeypatch):
+def test_duplicate_columns_and_missing_values_are_rejected(folder, monkeypatch):
     monkeypatch.chdir(folder)
     frame = pd.DataFrame([["a.wav", 1, 2]], columns=["input", "x", "x"])
     with pytest.raises(ManifestError, match="duplicate column 'x'"):
@@ -195,7 +195,7 @@ def test_a_data_frame_with_a_column_twice_and_a_list_with_a_hole(folder, monkeyp
         load_manifest(["a.wav", None])
 
 
-def test_a_glob_passes_datasets_over_and_a_folder_may_have_brackets(tmp_path, monkeypatch):
+def test_a_glob_skips_datasets_and_accepts_folders_with_brackets(tmp_path, monkeypatch):
     folder = tmp_path / "data [1]"
     (folder / "out" / ".batchmill").mkdir(parents=True)
     (folder / "out" / "files").mkdir()
@@ -206,7 +206,7 @@ def test_a_glob_passes_datasets_over_and_a_folder_may_have_brackets(tmp_path, mo
     assert names(prepare(job).manifest) == ["a.txt"]
 
 
-def test_what_is_neither_file_nor_folder(tmp_path):
+def test_special_files_are_rejected(tmp_path):
     os.mkfifo(tmp_path / "m.csv")
     with pytest.raises(ManifestError, match="is not a regular file"):
         load_manifest(str(tmp_path / "m.csv"))
@@ -215,7 +215,7 @@ def test_what_is_neither_file_nor_folder(tmp_path):
 
 
 @pytest.mark.parametrize("listed", ["http://host/in/.\t./secret", "in/.\n./secret", "in/a\x7f"])
-def test_what_a_web_server_is_asked_for_has_no_control_characters(listed):
+def test_web_urls_with_control_characters_are_rejected(listed):
     with pytest.raises(ManifestError, match=r"row 0: .*control character"):
         load_manifest([listed], root="http://host")
     with pytest.raises(ManifestError, match="control character"):

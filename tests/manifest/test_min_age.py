@@ -1,4 +1,4 @@
-"""What a run leaves out because somebody may be writing it still."""
+"""Test that runs leave out files that another process may still be writing."""
 
 import os
 import time
@@ -29,7 +29,7 @@ def write(folder, name, text="word", age=0.0):
 
 @pytest.fixture
 def source(tmp_path):
-    """A folder with two files of long ago, one of now, one of a wrong clock."""
+    """Return a folder with two old files, a new file, and a file from a wrong clock."""
     folder = tmp_path / "in"
     write(folder, "old.txt", age=LONG_AGO)
     write(folder, "sub/old.txt", age=LONG_AGO)
@@ -42,7 +42,7 @@ def names(manifest):
     return manifest.inputs["input"].to_pylist()
 
 
-def test_of_a_folder_or_glob_what_is_young_is_left_out(source):
+def test_young_files_of_a_folder_or_glob_are_left_out(source):
     for manifest in (source, str(source / "**" / "*.txt")):
         loaded = load_manifest(manifest, min_age=600)
         assert names(loaded) == ["ahead.txt", "old.txt", "sub/old.txt"]
@@ -51,47 +51,47 @@ def test_of_a_folder_or_glob_what_is_young_is_left_out(source):
         assert len(load_manifest(manifest)) == 4
 
 
-def test_what_somebody_has_listed_is_taken(source):
+def test_young_files_in_a_table_are_read(source):
     (source / "manifest.csv").write_text("input\nnew.txt\nold.txt\n")
     loaded = load_manifest(source / "manifest.csv", min_age=600)
     assert names(loaded) == ["new.txt", "old.txt"]
     assert len(load_manifest([str(source / "new.txt")], min_age=600)) == 1
 
 
-def test_objects_are_whole_when_they_appear(source, bucket):
+def test_objects_in_a_bucket_have_no_minimum_age(source, bucket):
     upload(source, f"{bucket}/in")
     assert len(load_manifest(f"{bucket}/in", min_age=600)) == 4
 
 
-def test_all_left_out_is_a_fault_that_says_so(tmp_path):
+def test_a_folder_with_only_young_files_is_rejected(tmp_path):
     write(tmp_path / "in", "a.txt")
     write(tmp_path / "in", "b.txt")
-    with pytest.raises(ManifestError, match="2 files were left out, younger than --min-age 600"):
+    with pytest.raises(ManifestError, match="2 files are younger than --min-age 600"):
         load_manifest(tmp_path / "in", min_age=600)
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])
-def test_a_time_that_is_none_is_refused(source, seconds):
+def test_an_invalid_minimum_age_is_rejected(source, seconds):
     with pytest.raises(OptionError, match="--min-age"):
         job_of(source, SPLIT, "out", min_age=seconds)
     with pytest.raises(OptionError, match="--min-age"):
         load_manifest(source, min_age=seconds)
 
 
-def test_it_changes_neither_the_step_nor_what_is_done(source, tmp_path):
+def test_min_age_changes_neither_the_step_nor_earlier_results(source, tmp_path):
     out = tmp_path / "out"
     run_job(source, SPLIT, out)
     write(source, "new.txt", "another")
     job = job_of(source, SPLIT, out, min_age=600)
     plan = prepare(job).plan
     assert (plan.counts["unchanged"], len(plan.pending)) == (3, 0)
-    # It is there, and only being written to.
+    # The file exists, but another process is writing it.
     assert plan.counts["withdrawn"] == 0
     all_of_it = prepare(job_of(source, SPLIT, out))
     assert all_of_it.plan.first("changed", 5) == ["new.txt"]
 
 
-def test_what_is_being_written_is_not_pruned(source):
+def test_young_files_are_not_pruned(source):
     job = job_of(source, SPLIT, "out", min_age=600)
     with pytest.raises(OptionError, match="--prune and --min-age"):
         check_prune(job, prune=True)
@@ -99,14 +99,14 @@ def test_what_is_being_written_is_not_pruned(source):
     check_prune(job_of(source, SPLIT, "out"), prune=True)
 
 
-def test_a_link_to_itself_is_no_file(tmp_path):
+def test_a_link_to_itself_is_not_a_file(tmp_path):
     write(tmp_path / "in", "a.txt")
     (tmp_path / "in" / "self").symlink_to(tmp_path / "in" / "self")
     (tmp_path / "in" / "above").symlink_to(tmp_path / "in")
     assert names(load_manifest(tmp_path / "in")) == ["a.txt"]
 
 
-def test_a_time_that_cannot_be_recorded_is_the_nearest_that_can(source, tmp_path):
+def test_an_unrecordable_time_becomes_the_nearest_recordable_time(source, tmp_path):
     for name in ("old.txt", "ahead.txt"):
         os.utime(source / name, ns=(0, 12 * 10**18))
     assert (source / "old.txt").stat().st_mtime_ns > LATEST, "the file system has no such times"

@@ -1,4 +1,4 @@
-"""Batches and shards: nobody is left out, nobody works twice, the load is even."""
+"""Test the division into batches and shards: it is complete, disjoint and balanced."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ sizes = st.lists(st.integers(-1, 10**9), min_size=1, max_size=300)
     st.integers(1, 64),
     st.integers(1, 16),
 )
-def test_every_input_is_in_just_one_shard(sizes, batch_size, num_workers, node, nodes):
+def test_every_input_is_in_exactly_one_shard(sizes, batch_size, num_workers, node, nodes):
     batching = Batching(batch_size=batch_size, num_workers=num_workers)
     layout = plan_shards(np.array(sizes), batching, Cores(total=node * nodes, node=node))
     assert sorted(layout.order.tolist()) == list(range(len(sizes)))
@@ -41,35 +41,35 @@ def test_the_number_of_shards_is_bounded():
     assert layout.shards == MAX_SHARDS
 
 
-def test_a_few_inputs_are_one_shard_that_uses_all_cores():
+def test_few_inputs_make_one_shard_that_uses_all_cores():
     layout = plan_shards(np.ones(4, np.int64), Batching(), Cores(total=2, node=2))
     assert (layout.shards, layout.batch_size, layout.num_workers) == (1, 1, 2)
 
 
 @pytest.mark.parametrize(("inputs", "shards"), [(100, 2), (768, 3), (1024, 4), (4000, 8)])
-def test_a_shard_is_worth_its_beginning_and_its_end(inputs, shards):
+def test_shards_are_large_enough_for_their_overhead(inputs, shards):
     layout = plan_shards(np.ones(inputs, np.int64), Batching(), Cores(total=4, node=2))
     assert (layout.slots, layout.shards) == (2, shards)
 
 
 @pytest.mark.parametrize(("inputs", "shards"), [(100, 1), (100_000, 1), (100_001, 2)])
-def test_where_one_runs_at_a_time_there_is_one(inputs, shards):
+def test_one_slot_gets_one_shard(inputs, shards):
     layout = plan_shards(np.ones(inputs, np.int64), Batching(), Cores(total=2, node=2))
     assert (layout.slots, layout.shards) == (1, shards)
 
 
-def test_a_cluster_of_one_node_has_something_waiting_so_that_it_grows():
+def test_a_growing_cluster_gets_more_shards_than_slots():
     layout = plan_shards(np.ones(4000, np.int64), Batching(), Cores(total=2, node=2, may_grow=True))
     assert (layout.slots, layout.shards) == (1, 4)
 
 
-def test_a_cluster_is_filled_where_there_are_inputs_enough():
+def test_enough_inputs_use_the_whole_cluster():
     layout = plan_shards(np.ones(500, np.int64), Batching(), Cores(total=128, node=8))
     assert layout.slots == 16
     assert layout.shards >= 16
 
 
-def test_shards_are_about_even_in_bytes():
+def test_shards_have_similar_sizes_in_bytes():
     spread = np.random.default_rng(0).integers(1_000, 10**9, 1000)
     layout = plan_shards(spread, Batching(batch_size=1), Cores(total=8, node=1))
     loads = [
@@ -81,7 +81,7 @@ def test_shards_are_about_even_in_bytes():
 
 
 def lpt(weights, workers):
-    """Give batches in turn to the worker that is free first; return how long each is at work."""
+    """Assign each batch to the worker that is free first, and return the load of each worker."""
     busy = [0.0] * workers
     for weight in weights:
         first = busy.index(min(busy))
@@ -91,7 +91,7 @@ def lpt(weights, workers):
 
 @pytest.mark.parametrize("workers", [2, 8])
 @pytest.mark.parametrize("seed", range(5))
-def test_inputs_of_a_kilobyte_to_a_gigabyte_are_even_for_the_workers_of_a_shard(seed, workers):
+def test_batches_of_uneven_inputs_balance_the_workers(seed, workers):
     exponents = np.random.default_rng(seed).uniform(3, 9, 3000)
     weights = np.sort(input_weights((10**exponents).astype(np.int64)))[::-1]
     batches = make_batches(weights, 256, workers)
@@ -100,19 +100,19 @@ def test_inputs_of_a_kilobyte_to_a_gigabyte_are_even_for_the_workers_of_a_shard(
     assert max(busy) <= 1.1 * np.mean(busy)
 
 
-def test_the_light_ones_share_batches():
+def test_small_inputs_share_batches():
     batches = make_batches(input_weights(np.array([10**9, *[1] * 1000])), 256, 2)
     assert len(batches[0]) == 1
     assert len(batches) < 30
 
 
-def test_whole_batches_are_as_large_as_was_said():
+def test_whole_batches_have_the_given_size():
     batches = make_batches(input_weights(np.array([10**9, 10**8, *[1] * 8])), 4, 2, even=False)
     assert [len(batch) for batch in batches] == [4, 4, 2]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_inputs_of_a_kilobyte_to_a_gigabyte_are_even_for_the_shards(seed):
+def test_uneven_inputs_balance_the_shards(seed):
     exponents = np.random.default_rng(seed).uniform(3, 9, 50_000)
     spread = (10**exponents).astype(np.int64)
     layout = plan_shards(spread, Batching(), Cores(total=64, node=8))
@@ -124,7 +124,7 @@ def test_inputs_of_a_kilobyte_to_a_gigabyte_are_even_for_the_shards(seed):
     assert max(loads) <= 1.1 * np.mean(loads)
 
 
-def test_no_shard_holds_all_that_is_small():
+def test_small_inputs_are_spread_over_the_shards():
     sizes = np.array([10**12] * 15 + [1] * 400_000)
     layout = plan_shards(sizes, Batching(), Cores(total=32, node=8))
     counts = np.diff(layout.bounds)
@@ -137,13 +137,13 @@ def test_each_choice_has_its_reason():
         np.ones(600_000, np.int64), Batching(num_workers=2), Cores(total=2, node=2)
     )
     assert layout.reasons == (
-        "num_workers 2: as you say",
-        "batch_size 256: 64 batches or more for each core where inputs suffice, 256 inputs at most",
-        "shards 6: 100,000 inputs each, at most",
+        "num_workers 2: as given",
+        "batch_size 256: at least 64 batches per core if possible, at most 256 inputs per batch",
+        "shards 6: at most 100,000 inputs per shard",
     )
 
 
-def test_what_the_user_gives_is_kept():
+def test_values_of_the_user_are_kept():
     layout = plan_shards(
         np.ones(100, np.int64), Batching(batch_size=7, num_workers=3), Cores(total=2, node=2)
     )

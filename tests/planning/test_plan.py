@@ -1,4 +1,4 @@
-"""The plan is a pure function of manifest, ledger and step."""
+"""Test that the plan is a pure function of manifest, ledger and step."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ def reasons(plan):
     )
 
 
-def test_without_a_ledger_all_is_new_in_the_manifests_order():
+def test_without_a_ledger_all_inputs_are_new_in_manifest_order():
     plan = make_plan(manifest_of("b", "a"), records_of(), "s")
     assert plan.pending["input"].to_pylist() == ["b", "a"]
     assert plan.pending["position"].to_pylist() == [0, 1]
@@ -75,7 +75,7 @@ def test_each_input_has_one_reason():
 
 
 @pytest.mark.parametrize("change", [{"size": 6}, {"mtime_ns": 2}])
-def test_a_file_that_changed_runs_again(change):
+def test_a_changed_file_is_executed_again(change):
     plan = make_plan(manifest_of("a", **change), records_of(a="ok"), "s")
     assert reasons(plan) == {"a": "changed"}
     assert plan.stale_steps == {}
@@ -85,35 +85,35 @@ def test_a_file_that_changed_runs_again(change):
     ("content", "expected"),
     [("xxh128:5", {}), ("xxh128:6", {"a": "changed"}), ("", {"a": "changed"})],
 )
-def test_a_file_with_another_time_is_compared_by_its_content(content, expected):
+def test_a_file_with_another_time_is_compared_by_content(content, expected):
     changes = FileChanges(contents={"a": content})
     plan = make_plan(manifest_of("a", mtime_ns=2), records_of(a="ok"), "s", changes=changes)
     assert reasons(plan) == expected
     assert plan.touched.to_pylist() == ([] if expected else ["a"])
 
 
-def test_an_input_whose_outputs_are_damaged_runs_again():
+def test_an_input_with_damaged_outputs_is_executed_again():
     changes = FileChanges(damaged=frozenset({"b"}))
     plan = make_plan(manifest_of("a", "b"), records_of(a="ok", b="ok"), "s", changes=changes)
     assert reasons(plan) == {"b": "damaged"}
 
 
-def test_force_executes_all_also_what_is_in_quarantine():
+def test_force_also_executes_quarantined_inputs():
     plan = make_plan(manifest_of("a", "b", "c"), records_of(a="ok", b="failed"), "s", force=True)
     assert reasons(plan) == {"a": "forced", "b": "forced", "c": "new"}
 
 
-def test_an_ok_input_that_is_released_runs_again():
+def test_a_released_ok_input_is_executed_again():
     plan = make_plan(manifest_of("a"), records_of(a="ok"), "s", released={"a": 1})
     assert reasons(plan) == {"a": "retry"}
 
 
-def test_withdrawn_inputs_are_named():
+def test_withdrawn_inputs_are_listed():
     plan = make_plan(manifest_of("a"), records_of(a="ok", gone="failed"), "s")
     assert plan.withdrawn.to_pylist() == [{"input": "gone", "input_id": "id-gone"}]
 
 
-def test_another_step_runs_all_again_and_says_so():
+def test_another_step_executes_all_inputs_and_is_reported():
     plan = make_plan(manifest_of("a", "b"), records_of(a="ok", b="failed"), "other")
     assert reasons(plan) == {"a": "changed", "b": "changed"}
     assert plan.stale_steps == {"s": 2}
@@ -122,12 +122,12 @@ def test_another_step_runs_all_again_and_says_so():
 @pytest.mark.parametrize(
     ("released", "expected"), [({}, {}), ({"a": 0}, {}), ({"a": 1}, {"a": "retry"}), ({"b": 9}, {})]
 )
-def test_a_failed_input_waits_until_it_is_released_after_its_failure(released, expected):
+def test_a_failed_input_is_quarantined_until_it_is_released(released, expected):
     plan = make_plan(manifest_of("a"), records_of(a="failed"), "s", released=released)
     assert reasons(plan) == expected
 
 
-def test_a_row_that_changed_runs_again_where_the_step_sees_it():
+def test_a_changed_row_is_executed_again_if_the_step_takes_rows():
     manifest = manifest_of("a", "b")
     manifest = replace(manifest, manifest_columns=pa.table({"label": ["x", "y"]}))
     records = records_of(a="ok", b="ok")
@@ -137,7 +137,7 @@ def test_a_row_that_changed_runs_again_where_the_step_sees_it():
     assert reasons(make_plan(manifest, records, "s")) == {}
 
 
-def test_the_first_names_of_a_reason():
+def test_plan_returns_the_first_names_of_a_reason():
     plan = make_plan(manifest_of("a", "b", "c"), records_of(b="ok"), "s")
     assert plan.first("new", 1) == ["a"]
     assert plan.first("changed", 5) == []

@@ -1,4 +1,4 @@
-"""Tables are written again where they would be others, and only there."""
+"""Test that tables are written again only if their content changes."""
 
 import os
 
@@ -36,7 +36,7 @@ def _prepared(folder):
 
 
 def _publish(folder):
-    """Publish; return which tables are other files than before."""
+    """Publish the tables, and return the names of those that were replaced."""
     prepared = _prepared(folder)
     before = {name: _inode(folder, name) for name in TABLES}
     publish_changes(prepared.ledger, prepared.manifest)
@@ -48,26 +48,26 @@ def _inode(folder, name):
     return os.stat(path).st_ino if path.exists() else None
 
 
-def test_what_is_the_same_stays(dataset):
+def test_unchanged_tables_are_not_written_again(dataset):
     assert _publish(dataset) == []
     assert list(verify(_prepared(dataset).ledger)) == []
 
 
 @pytest.mark.parametrize("rows", ["b.txt,y\na.txt,x\n", "a.txt,x\nb.txt,z\n", "a.txt,x\n"])
-def test_another_manifest(dataset, rows):
+def test_another_manifest_rewrites_the_tables(dataset, rows):
     _list(dataset, rows)
     assert "metadata.parquet" in _publish(dataset)
     assert _publish(dataset) == []
 
 
-def test_another_record(dataset):
+def test_another_record_rewrites_the_tables(dataset):
     (dataset / "in" / "b.txt").write_text("changed")
     run_job(dataset / "in" / "m.csv", STEP, dataset / "out")
     assert "metadata.parquet" in _publish(dataset)
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_that_is_gone_or_was_cut(dataset, name):
+def test_a_missing_or_truncated_table_is_written_again(dataset, name):
     path = dataset / "out" / name
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
@@ -78,8 +78,8 @@ def test_a_table_that_is_gone_or_was_cut(dataset, name):
     assert path.read_bytes() == whole
 
 
-def test_one_that_was_stopped_while_it_published(dataset, monkeypatch):
-    """Back to what was published before: no table may be one of those in between."""
+def test_an_interrupted_publication_is_repeated(dataset, monkeypatch):
+    """The manifest returns to its earlier state. No table of the interrupted run may remain."""
     _list(dataset, "a.txt,x\nb.txt,Y\n")
 
     def stop(*_):
@@ -95,6 +95,6 @@ def test_one_that_was_stopped_while_it_published(dataset, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]"])
-def test_a_record_that_is_torn(dataset, text):
+def test_a_damaged_record_rewrites_the_tables(dataset, text):
     (dataset / "out" / ".batchmill" / "published.json").write_text(text)
     assert "metadata.parquet" in _publish(dataset)

@@ -1,4 +1,4 @@
-"""The report tells what the ledger says, whatever inputs and steps are called."""
+"""Test that the report shows the ledger's records, and escapes all names."""
 
 import re
 from html.parser import HTMLParser
@@ -32,7 +32,7 @@ def step(source, out):
 
 
 class Page(HTMLParser):
-    """The tags of a page, what they refer to, and its text."""
+    """The tags, the references and the text of a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -49,7 +49,7 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Runs the step over inputs with these contents; gives the facts and the page."""
+    """Return a function that runs the step over inputs and returns the facts and the page."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "telling.py").write_text(STEP)
 
@@ -64,7 +64,7 @@ def run(tmp_path, monkeypatch):
     return run
 
 
-def test_it_says_what_failed_and_why_and_refers_to_nothing_outside(run):
+def test_report_lists_failures_and_has_no_external_references(run):
     names = {f"{number}.txt": "good" for number in range(8)}
     facts, page = run(names | {"<script>.txt": "bad", "b.txt": "bad", "c.txt": "odd"})
     assert [(kind.inputs, kind.outcome, kind.error) for kind in facts.failure_kinds()] == [
@@ -84,23 +84,23 @@ def test_it_says_what_failed_and_why_and_refers_to_nothing_outside(run):
     assert list(verify(open_ledger("out"), hash_files=True)) == []
 
 
-def test_of_a_run_that_executes_nothing_it_tells_the_last_that_did(run):
+def test_report_shows_the_last_run_that_executed_inputs(run):
     run({"a.txt": "good", "b.txt": "good"})
     facts, page = run({})
     assert (facts.summary.run, facts.executed_by, len(facts.executed)) == (2, 1, 2)
     assert [summary["run"] for summary in facts.runs] == [2, 1]
     assert "All 2 inputs are ok" in page.text
-    assert "run 1, the last that" in page.text
+    assert "run 1, the last run" in page.text
 
 
 def stop_early():
-    """Begin a run, and end it before anything is executed."""
+    """Start a run, and stop it before it executes an input."""
     job = make_job(manifest="in", step="telling:step", output="out")
     with open_run(prepare(job)) as run:
         run.divide(Batching(), Cores(total=1, node=1), FailurePolicy())
 
 
-def test_of_a_run_that_was_stopped_it_tells_what_is_pending(run, tmp_path):
+def test_report_of_a_stopped_run_shows_pending_inputs(run, tmp_path):
     run({"a.txt": "good"})
     (tmp_path / "in" / "b.txt").write_text("new")
     stop_early()
@@ -110,7 +110,7 @@ def test_of_a_run_that_was_stopped_it_tells_what_is_pending(run, tmp_path):
     assert "1 of 2 inputs are pending" in " ".join(page.text.split())
 
 
-def test_where_nothing_was_executed_yet_there_is_a_report_without_pictures(run, tmp_path):
+def test_report_without_executed_inputs_has_no_charts(run, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("good")
     stop_early()
@@ -120,7 +120,7 @@ def test_where_nothing_was_executed_yet_there_is_a_report_without_pictures(run, 
     assert "svg" not in Page((tmp_path / "out" / "report.html").read_text()).tags
 
 
-def test_one_input_is_enough_for_pictures(run):
+def test_one_input_is_enough_for_charts(run):
     facts, page = run({"a.txt": "good"})
     assert page.tags.count("svg") == 4
     for _, svg in figures(facts):
@@ -128,7 +128,7 @@ def test_one_input_is_enough_for_pictures(run):
         assert as_data_url(svg).startswith("data:image/svg+xml;base64,PHN2Zy")
 
 
-def test_names_of_nodes_are_escaped_in_pictures():
+def test_node_names_are_escaped_in_charts():
     axis = Axis(label="a < b", low=0, high=4)
     chart = Chart("1 & 2", axis, axis)
     chart.area(Series("<node>", "red"), np.array([0, 4]), np.zeros(2), np.array([0, 4]))
@@ -136,12 +136,12 @@ def test_names_of_nodes_are_escaped_in_pictures():
     assert {"a < b", "1 & 2", "<node>"} <= set(texts)
 
 
-def test_bars_are_as_high_as_their_values():
+def test_bar_heights_match_their_values():
     axis = Axis(label="", low=0, high=4)
     chart = Chart("", axis, axis)
     chart.bars(Series("", "red"), np.array([0, 1, 2]), np.zeros(2), np.array([2, 0]))
     (path,) = re.findall(r'd="(M[^"]+Z)"', chart.svg(legend=False))
-    # One bar: the other has no height. The plot is 192 pixels high, and ends at 226.
+    # The other bar has no height. The plot is 192 pixels high and ends at 226.
     assert path == "M70.0 226.0V130.0H199.5V226.0Z"
 
 
@@ -157,12 +157,12 @@ def test_ticks_are_round_and_few(low, high, log, ticks):
     assert Axis(label="", low=low, high=high, log=log).ticks() == pytest.approx(ticks)
 
 
-def test_inputs_at_work_are_counted_from_their_beginning_to_their_end():
+def test_inputs_in_progress_are_counted_from_start_to_end():
     ends, seconds = np.array([2.0, 3.0, 5.0]), np.array([2.0, 2.0, 1.0])
     assert at_work(np.array([0.5, 1.5, 2.5, 3.5, 4.5]), ends, seconds).tolist() == [1, 2, 1, 0, 1]
 
 
-def test_facts_are_of_the_ledger_alone(run, tmp_path):
+def test_facts_come_from_the_ledger_only(run, tmp_path):
     facts, _ = run({"a.txt": "good", "b.txt": "odd"})
     again = gather(open_ledger("out"), 1, "out")
     assert again.summary == facts.summary

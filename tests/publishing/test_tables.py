@@ -1,4 +1,4 @@
-"""The tables: their order, columns and types come from manifest and rows, never from execution."""
+"""Test that tables depend on manifest and rows, but not on the order of execution."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def table(tmp_path):
     return pd.read_parquet(tmp_path / "metadata.parquet").to_dict("list")
 
 
-def test_rows_are_in_the_manifests_order_whatever_the_order_of_execution(ledger, tmp_path):
+def test_rows_are_in_manifest_order_not_in_execution_order(ledger, tmp_path):
     commit(ledger, "000001-a-0", b='[{"n":3}]', c='[{"n":4},{"n":5}]')
     commit(ledger, "000001-b-0", a='[{"n":1},{"n":2}]')
     publish(ledger, manifest_of(["c", "a", "b"], label=["x", "y", "z"]))
@@ -83,7 +83,7 @@ def test_rows_are_in_the_manifests_order_whatever_the_order_of_execution(ledger,
         (["9223372036854775808", "0.5", "1"], pa.string()),
     ],
 )
-def test_a_columns_type_holds_all_its_values(
+def test_the_type_of_a_column_fits_all_its_values(
     ledger, tmp_path, monkeypatch, chunk, values, expected
 ):
     monkeypatch.setattr(publishing, "_CHUNK", chunk)
@@ -94,7 +94,7 @@ def test_a_columns_type_holds_all_its_values(
     assert pq.read_schema(tmp_path / "metadata.parquet").field("v").type == expected
 
 
-def test_types_of_the_manifest_are_kept(ledger, tmp_path):
+def test_the_manifests_types_are_kept(ledger, tmp_path):
     commit(ledger, "000001-a-0", a='[{"n":1}]')
     day = pa.array([20000], pa.date32())
     publish(ledger, manifest_of(["a"], day=day, count=pa.array([None], pa.int64())))
@@ -104,26 +104,26 @@ def test_types_of_the_manifest_are_kept(ledger, tmp_path):
     assert schema.names == ["input", "day", "count", "n"]
 
 
-def test_output_comes_second(ledger, tmp_path):
+def test_output_is_the_second_column(ledger, tmp_path):
     commit(ledger, "000001-a-0", a='[{"n":1,"output":"files/a/x"}]')
     publish(ledger, manifest_of(["a"], label=["x"]))
     assert list(table(tmp_path)) == ["input", "output", "label", "n"]
 
 
-def test_what_a_step_says_goes_before_the_manifest(ledger, tmp_path):
+def test_the_steps_values_override_the_manifest(ledger, tmp_path):
     commit(ledger, "000001-a-0", a='[{"label":"mine"},{"n":1}]')
     publish(ledger, manifest_of(["a"], label=["x"]))
     assert table(tmp_path)["label"] == ["mine", "x"]
 
 
-def test_withdrawn_inputs_come_last_with_their_own_columns(ledger, tmp_path):
+def test_withdrawn_inputs_come_last_with_their_recorded_columns(ledger, tmp_path):
     commit(ledger, "000001-a-0", a='[{"n":1}]', z='[{"n":2}]', b='[{"n":3}]')
     publish(ledger, manifest_of(["z"], label=["new"]))
     assert table(tmp_path)["input"] == ["z", "a", "b"]
     assert table(tmp_path)["label"] == ["new", "old", "old"]
 
 
-def test_failures_have_a_table_of_their_own(ledger, tmp_path):
+def test_failures_have_a_separate_table(ledger, tmp_path):
     commit(ledger, "000001-a-0", a='[{"n":1}]', b="ValueError")
     publish(ledger, manifest_of(["a", "b"]))
     failures = pd.read_csv(tmp_path / "failures.csv")
@@ -147,7 +147,7 @@ def test_csv_has_the_same_rows(ledger, tmp_path):
     assert len(frame) == 2
 
 
-def test_a_key_beside_a_column_of_dates(ledger, tmp_path):
+def test_a_text_value_turns_a_date_column_into_text(ledger, tmp_path):
     commit(ledger, "000001-a-0", a='[{"day":"now"}]', b='[{"n":1}]')
     publish(ledger, manifest_of(["a", "b"], day=pa.array([1, 2], pa.timestamp("s"))))
     assert table(tmp_path)["day"] == ["now", '"1970-01-01 00:00:02"']

@@ -1,4 +1,4 @@
-"""However many samples there are: what is pickled is small, and no process has its own copy."""
+"""Test that pickles stay small, and that processes share one copy of the samples."""
 
 import copy
 import multiprocessing
@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 @contextmanager
 def spawned():
-    """A process that has inherited nothing: calls functions."""
+    """Yield a caller that runs functions in a spawned process."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         yield lambda function, *arguments: pool.submit(function, *arguments).result()
@@ -41,7 +41,7 @@ def forked(function, *arguments):
 
 
 @pytest.mark.long
-def test_a_million_rows_cost_a_worker_nothing(tmp_path):
+def test_a_million_rows_use_no_memory_in_a_worker(tmp_path):
     names = [f"files/recording-{number:012}/clip.wav" for number in range(ROWS)]
     labels = [f"label {number % 50_000}" for number in range(ROWS)]
     folder = publish_rows(tmp_path / "d", output=names, label=labels)
@@ -52,17 +52,17 @@ def test_a_million_rows_cost_a_worker_nothing(tmp_path):
     assert size > 60 * ROWS
     with spawned() as call:
         assert call(growth_by_reading, pickled) < size / 5
-        # The measure is right: a list of the same paths has a copy there.
+        # Control: a list of the same paths is copied into the process.
         assert call(growth_by_reading, pickle.dumps(names)) > size / 2
         path = call(open_and_keep, folder)
         assert path.exists()
-    assert not path.parent.exists()  # Gone with the process that made it.
+    assert not path.parent.exists()  # Removed at the exit of the process that created it.
     assert where_mapped(dataset).exists()
 
 
 @pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1)])
 @pytest.mark.slow
-def test_workers_of_each_kind_read_it(folder, context, workers):
+def test_forked_and_spawned_workers_read_the_samples(folder, context, workers):
     dataset = open_dataset(folder, columns=["input"])
     loader = DataLoader(dataset, batch_size=3, num_workers=workers, multiprocessing_context=context)
     batches = list(loader)
@@ -71,7 +71,7 @@ def test_workers_of_each_kind_read_it(folder, context, workers):
     assert {type(batch) for batch in batches} == {type(dataset[0])}
 
 
-def test_within_a_process_there_is_one_file(folder):
+def test_copies_in_one_process_share_the_file(folder):
     dataset = open_dataset(folder)
     path = where_mapped(dataset)
     twins = [pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)]
@@ -83,15 +83,15 @@ def test_within_a_process_there_is_one_file(folder):
     assert not path.parent.exists()
 
 
-def test_a_fork_leaves_the_file_to_its_parent(folder):
+def test_a_fork_does_not_remove_the_file_of_its_parent(folder):
     dataset = open_dataset(folder)
     assert forked(forget, dataset) == 0
     assert where_mapped(dataset).exists()
-    with scratch_folder():  # Sweeps up what nobody holds.
+    with scratch_folder():  # Removes folders without an owner.
         assert where_mapped(dataset).exists()
 
 
-def test_where_the_file_is_not_there_it_is_made_again(folder):
+def test_a_missing_file_is_created_again(folder):
     dataset = open_dataset(folder, columns=["input"])
     expected, pickled, path = list(dataset), pickle.dumps(dataset), where_mapped(dataset)
     del dataset
@@ -102,16 +102,16 @@ def test_where_the_file_is_not_there_it_is_made_again(folder):
     assert where_mapped(again) != path
 
 
-def test_it_is_made_again_from_the_same_table_only(folder):
+def test_the_file_is_not_created_from_another_table(folder):
     dataset = open_dataset(folder)
     pickled = pickle.dumps(dataset)
     del dataset
     publish_rows(folder, texts(7), label=list("bcabcab"))
-    with pytest.raises(OptionError, match="has changed since it was opened"):
+    with pytest.raises(OptionError, match="changed after it was opened"):
         pickle.loads(pickled)
 
 
-def test_nothing_is_left_of_a_table_that_cannot_be_written(folder, tmp_path, monkeypatch):
+def test_a_failed_write_leaves_no_files(folder, tmp_path, monkeypatch):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))

@@ -1,4 +1,4 @@
-"""Sequences of different lengths in one batch."""
+"""Test collating sequences of different lengths."""
 
 import math
 import pickle
@@ -21,7 +21,7 @@ class Item(NamedTuple):
 
 
 def check(padded, rows, value=0):
-    """Compare with padding by hand."""
+    """Compare with manual padding."""
     assert isinstance(padded, Padded)
     longest = max(map(len, rows))
     assert padded.values.tolist() == [row + [value] * (longest - len(row)) for row in rows]
@@ -41,7 +41,7 @@ def test_tensors_are_padded_to_the_longest_of_the_batch():
     assert found.label.tolist() == [0, 1]
 
 
-def test_other_dimensions_stay():
+def test_other_dimensions_are_not_padded():
     found = pad_collate([torch.ones(2, 3, 4), torch.ones(5, 3, 4)])
     assert found.values.shape == (2, 5, 3, 4)
     assert found.values.sum() == 7 * 12
@@ -62,7 +62,7 @@ def test_lists_of_numbers_are_sequences():
     assert pad_collate([[True], [False, True]]).values.dtype == torch.bool
 
 
-def test_wherever_they_stand():
+def test_nested_sequences_are_padded():
     batch = [
         {"word": [1, 2], "pair": (torch.ones(1), 5), "array": np.ones((2, 2))},
         {"word": [3], "pair": (torch.ones(2), 6), "array": np.ones((1, 2))},
@@ -90,13 +90,13 @@ def test_wherever_they_stand():
         [Item("a", (1, 2), 3), Item("b", (4, 5), 6)],
     ],
 )
-def test_what_is_no_sequence_stays_as_it_is(batch):
+def test_other_values_are_collated_as_usual(batch):
     found, expected = pad_collate(batch), default_collate(batch)
     assert repr(found) == repr(expected)
     assert type(found) is type(expected)
 
 
-def test_another_value():
+def test_the_padding_value_can_be_changed():
     collate = pickle.loads(pickle.dumps(partial(pad_collate, value=-1)))
     check(collate([torch.tensor([1, 2]), torch.tensor([3])]), [[1, 2], [3]], -1)
     check(collate([[1, 2], [3]]), [[1, 2], [3]], -1)
@@ -104,12 +104,12 @@ def test_another_value():
 
 
 @pytest.mark.parametrize("value", [0.5, math.nan])
-def test_a_value_that_the_tensors_cannot_hold(value):
+def test_a_padding_value_that_does_not_fit_the_type_is_rejected(value):
     with pytest.raises(ValueError, match=r"cannot pad tensors of torch\.int64"):
         pad_collate([[1], [1, 2]], value=value)
 
 
-def test_numbers_of_several_types_become_the_one_that_holds_them():
+def test_numbers_of_several_types_get_a_common_type():
     found = pad_collate([torch.tensor([1], dtype=torch.uint8), torch.tensor([0.5, 2])])
     check(found, [[1], [0.5, 2]])
 
@@ -117,13 +117,13 @@ def test_numbers_of_several_types_become_the_one_that_holds_them():
 @pytest.mark.parametrize(
     "batch", [[torch.ones(2, 3), torch.ones(2, 4)], [torch.ones(2), torch.tensor(1)]]
 )
-def test_what_cannot_be_padded_is_told(batch):
+def test_tensors_that_cannot_be_padded_are_rejected(batch):
     with pytest.raises(ValueError, match=r"of the shapes .* differ in more than their first"):
         pad_collate(batch)
 
 
-def test_lists_of_text_of_different_lengths_are_told():
-    with pytest.raises(ValueError, match="Encode them as numbers"):
+def test_lists_of_text_of_different_lengths_are_rejected():
+    with pytest.raises(ValueError, match="Encode the items as numbers"):
         pad_collate([["a"], ["b", "c"]])
 
 

@@ -1,4 +1,4 @@
-"""Whatever is a Dataset can be read: ours as any other, others as ever, and both together."""
+"""Test the samples of batchmill together with torch Datasets of users."""
 
 import shutil
 
@@ -24,7 +24,7 @@ WORDS = ["simple", "scaleable", "preprocessing", "pytorch", "dataset"]
 
 @pytest.fixture
 def tensors(tmp_path):
-    """A dataset of ten tensors, made by a run from files `data/ID.pt`."""
+    """Return a dataset of ten tensors, which a run made from files `data/ID.pt`."""
     folder = tmp_path / "in" / "data"
     folder.mkdir(parents=True)
     lines = ["input,label,partition"]
@@ -37,7 +37,7 @@ def tensors(tmp_path):
     return tmp_path / "out"
 
 
-def test_a_folder_of_images_that_a_run_has_written(tmp_path):
+def test_an_image_dataset_reads_like_an_image_folder(tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()
     for number in range(5):
@@ -54,12 +54,12 @@ def test_a_folder_of_images_that_a_run_has_written(tmp_path):
         assert torch.equal(batch, mine.data / 255)
 
 
-def test_a_plain_list_is_a_dataset():
+def test_a_list_is_a_torch_dataset():
     batches = list(DataLoader(WORDS, batch_size=2, num_workers=2))
     assert batches == [WORDS[:2], WORDS[2:4], WORDS[4:]]
 
 
-def test_lists_of_ids_and_labels_by_hand(tensors, tmp_path):
+def test_ids_and_labels_work_with_a_users_torch_dataset(tensors, tmp_path):
     dataset = open_dataset(tensors)
     names = {key: key.rpartition("/")[2].removesuffix(".pt") for key in dataset.labels}
     labels = {names[key]: label for key, label in dataset.labels.items()}
@@ -78,7 +78,7 @@ def test_ids_are_paths_within_the_dataset(tensors):
         assert torch.load(tensors / name)[0] % 2 == dataset.labels[name]
 
 
-def test_named_tuples_of_named_tuples():
+def test_nested_named_tuples():
     first, second, last = DataLoader(Boxes(), batch_size=2)
     assert first.name == ["box 0", "box 1"] or first.name == ("box 0", "box 1")
     assert [part.tolist() for part in second.box.corner] == [[2, 3], [3, 4]]
@@ -98,7 +98,7 @@ def test_encoded_words_are_padded_to_the_longest_of_the_batch(collate):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 6 worker processes")
-def test_ours_in_shuffled_batches_of_which_the_last_is_smaller(tmp_path):
+def test_samples_in_shuffled_batches_with_a_smaller_last_batch(tmp_path):
     dataset = open_dataset(publish_rows(tmp_path / "d", texts(100), label=list(range(100))))
     loader = DataLoader(dataset, batch_size=64, shuffle=True, num_workers=6)
     batches = list(loader)
@@ -110,7 +110,7 @@ def test_ours_in_shuffled_batches_of_which_the_last_is_smaller(tmp_path):
     assert found == [f"text {label}" for label in labels]
 
 
-def test_ours_in_parts_and_put_together(tensors):
+def test_samples_in_subsets_and_concatenated(tensors):
     dataset = open_dataset(tensors)
     numbers = list(range(10))
     both = dataset + open_dataset(tensors, partition="validation")
@@ -127,7 +127,7 @@ def first_numbers(dataset):
     return [number for batch in loader for number in batch.data[:, 0].tolist()]
 
 
-def test_ours_by_weights(tensors):
+def test_samples_with_a_weighted_sampler(tensors):
     dataset = open_dataset(tensors)
     weights = (dataset.frame["label"] == 1).astype(float)
     sampler = WeightedRandomSampler(weights.tolist(), 20)

@@ -1,4 +1,4 @@
-"""What a sample is: its id, its file, its label and columns; and what is refused."""
+"""Test the fields of samples (id, file, label and columns), and rejected datasets."""
 
 import copy
 import math
@@ -22,7 +22,7 @@ from batchmill.storage import LocalStore
 
 @pytest.fixture
 def animals(tmp_path):
-    """Six texts with labels and partitions."""
+    """Return a dataset of six texts with labels and partitions."""
     return publish_rows(
         tmp_path / "animals",
         texts(6),
@@ -33,7 +33,7 @@ def animals(tmp_path):
     )
 
 
-def test_a_run_is_read_back(words, tmp_path):
+def test_the_results_of_a_run_are_read_back(words, tmp_path):
     table = pd.DataFrame({"input": ["a.txt", "b.txt"], "label": ["x", "y"]})
     table.to_csv(words / "manifest.csv", index=False)
     run_job(words / "manifest.csv", "steps_under_test:copy", tmp_path / "out", times=2)
@@ -53,7 +53,7 @@ def test_a_run_is_read_back(words, tmp_path):
     assert type(dataset[0]).__name__ == "Sample"
 
 
-def test_classes_are_those_of_the_whole_dataset(animals):
+def test_classes_cover_the_whole_dataset(animals):
     train, test = (open_dataset(animals, partition=name) for name in ("train", "test"))
     assert train.classes == test.classes == ["ant", "cat", "dog", "eel"]
     assert test.class_to_idx == {"ant": 0, "cat": 1, "dog": 2, "eel": 3}
@@ -65,7 +65,7 @@ def test_classes_are_those_of_the_whole_dataset(animals):
     ("labels", "expected"),
     [([3, 1], [3, 1]), ([0.5, 2.0], [0.5, 2.0]), ([True, False], [1, 0])],
 )
-def test_numbers_are_labels_as_they_are(tmp_path, labels, expected):
+def test_number_labels_are_not_changed(tmp_path, labels, expected):
     dataset = open_dataset(publish_rows(tmp_path / "d", texts(2), label=labels))
     found = [sample.label for sample in dataset]
     assert (found, list(map(type, found))) == (expected, list(map(type, expected)))
@@ -73,7 +73,7 @@ def test_numbers_are_labels_as_they_are(tmp_path, labels, expected):
     assert dataset.labels == dict(zip(["files/0.txt", "files/1.txt"], labels, strict=True))
 
 
-def test_without_labels_a_sample_has_none(tmp_path):
+def test_without_labels_samples_have_no_label_field(tmp_path):
     dataset = open_dataset(publish_rows(tmp_path / "d", texts(2)))
     assert dataset[1] == ("files/1.txt", "text 1")
     assert dataset[1]._fields == ("id", "data")
@@ -83,7 +83,7 @@ def test_without_labels_a_sample_has_none(tmp_path):
 
 
 @pytest.mark.parametrize("missing", [None, ""])
-def test_missing_labels_are_told_at_once(tmp_path, missing):
+def test_missing_labels_are_reported_when_the_dataset_is_opened(tmp_path, missing):
     labels = ["x", *[missing] * 7, "y"]
     partition = ["labelled", *["other"] * 7, "labelled"]
     folder = publish_rows(tmp_path / "d", texts(9), label=labels, partition=partition)
@@ -116,7 +116,7 @@ def test_columns_can_always_be_collated(animals):
     assert type(batch) is type(dataset[0])
 
 
-def test_columns_of_other_types_are_text(tmp_path):
+def test_columns_of_other_types_become_text(tmp_path):
     days = pd.to_datetime(["2020-01-02", "2021-03-04"]).date
     folder = publish_rows(tmp_path / "d", texts(2), day=days, flag=[True, None], whole=[1, 2])
     samples = list(open_dataset(folder, columns=["day", "flag", "whole"]))
@@ -126,7 +126,7 @@ def test_columns_of_other_types_are_text(tmp_path):
     assert samples[1].whole == 2
 
 
-def test_those_without_a_label_can_be_left_out(tmp_path):
+def test_rows_without_a_label_can_be_left_out(tmp_path):
     labels = ["dog", None, "cat", ""]
     partition = ["train", "train", "test", "train"]
     dataset = publish_rows(tmp_path / "some", texts(4), label=labels, partition=partition)
@@ -140,7 +140,7 @@ def test_those_without_a_label_can_be_left_out(tmp_path):
         open_dataset(publish_rows(tmp_path / "none", texts(2)), only_labelled=True)
 
 
-def test_a_dataset_without_samples_says_where_to_look(tmp_path):
+def test_a_dataset_without_samples_names_the_failures_command(tmp_path):
     dataset = publish_rows(tmp_path / "some", texts(2), label=[None, None])
     with pytest.raises(OptionError, match=r"no sample to open.*batchmill failures"):
         open_dataset(dataset, only_labelled=True)
@@ -163,13 +163,13 @@ def test_the_rows_of_the_samples(animals):
     assert "input" in dataset.frame
 
 
-def test_a_partition_that_is_not_there(animals, tmp_path):
-    with pytest.raises(OptionError, match="'valid' was asked for; there is 'test', 'train'"):
+def test_an_unknown_partition_is_rejected(animals, tmp_path):
+    with pytest.raises(OptionError, match=r"no partition 'valid'\. It has 'test', 'train'"):
         open_dataset(animals, partition=["train", "valid"])
-    with pytest.raises(OptionError, match="none was asked for"):
+    with pytest.raises(OptionError, match="no partition is given"):
         open_dataset(animals, partition=[])
     plain = publish_rows(tmp_path / "d", texts(1))
-    with pytest.raises(OptionError, match=r"no column 'partition'\. Give the manifest one"):
+    with pytest.raises(OptionError, match=r"no column 'partition'\. Add it to the manifest"):
         open_dataset(plain, partition="train")
     with pytest.raises(OptionError, match="no column 'partition'"):
         _ = open_dataset(plain).partition
@@ -185,7 +185,7 @@ def test_a_partition_that_is_not_there(animals, tmp_path):
         (["age", "age"], "two fields 'age'"),
     ],
 )
-def test_columns_that_cannot_be_fields(animals, columns, words):
+def test_columns_that_cannot_be_fields_are_rejected(animals, columns, words):
     extra = {"a b": [1] * 6, "class": [1] * 6, "data": [1] * 6}
     frame = pd.read_parquet(animals / "metadata.parquet").assign(**extra)
     frame.to_parquet(animals / "metadata.parquet")
@@ -193,7 +193,7 @@ def test_columns_that_cannot_be_fields(animals, columns, words):
         open_dataset(animals, columns=columns)
 
 
-def test_rows_of_one_file_have_ids_of_their_own(tmp_path):
+def test_rows_of_one_file_have_different_ids(tmp_path):
     names = ["files/a.txt", "files/b.txt", "files/a.txt"]
     folder = publish_rows(tmp_path / "d", {"a.txt": "A", "b.txt": "B", "x.txt": ""}, output=names)
     dataset = open_dataset(folder)
@@ -202,14 +202,14 @@ def test_rows_of_one_file_have_ids_of_their_own(tmp_path):
     assert dataset.frame.index.tolist() == ["files/a.txt#0", "files/b.txt", "files/a.txt#1"]
 
 
-def test_ids_are_unique_whatever_the_files_are_called(tmp_path):
+def test_ids_are_unique_for_all_file_names(tmp_path):
     names = ["files/a", "files/a", "files/a#0", "files/a#1#0"]
     folder = publish_rows(tmp_path / "d", output=names)
     ids = [sample.id for sample in open_dataset(folder, load=str)]
     assert ids == ["files/a#0", "files/a#1", "files/a#0#0", "files/a#1#0#0"]
 
 
-def test_rows_without_a_file_are_no_samples(tmp_path):
+def test_rows_without_a_file_are_left_out(tmp_path):
     names = ["files/0.txt", None, "", "files/1.txt"]
     dataset = open_dataset(
         publish_rows(tmp_path / "d", output=names, label=["a", "", "", "b"]), load=str
@@ -218,26 +218,26 @@ def test_rows_without_a_file_are_no_samples(tmp_path):
     assert len(dataset.frame) == 2
 
 
-def test_where_a_step_writes_no_files_the_inputs_are_opened(words, tmp_path):
+def test_without_output_files_the_inputs_are_opened(words, tmp_path):
     run_job(words / "manifest.csv", "batchmill.steps.words:split", tmp_path / "out", num_chars=3)
     dataset = open_dataset(tmp_path / "out", columns=["part"])
     assert dataset[0] == ("a.txt#0", "simple", "sim")
     assert len({sample.id for sample in dataset}) == len(dataset)
     shutil.rmtree(words)
-    with pytest.raises(StoreError, match=r"a\.txt: is not there"):
+    with pytest.raises(StoreError, match=r"a\.txt: is missing"):
         dataset[0]
-    with pytest.raises(OptionError, match=r"wrote no files, so samples are of its inputs.*a\.txt"):
+    with pytest.raises(OptionError, match=r"wrote no files, so the samples are its inputs.*a\.txt"):
         open_dataset(tmp_path / "out")
 
 
-def test_inputs_that_may_not_be_read_here(words, tmp_path, monkeypatch):
+def test_the_allowlist_applies_to_inputs(words, tmp_path, monkeypatch):
     run_job(words / "manifest.csv", "batchmill.steps.words:split", tmp_path / "out")
     monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", str(tmp_path / "elsewhere"))
     with pytest.raises(OptionError, match="BATCHMILL_ALLOWED_INPUTS"):
         _ = open_dataset(tmp_path / "out")[0]
 
 
-def test_what_is_no_dataset_or_has_no_table(tmp_path):
+def test_a_folder_without_a_dataset_or_table_is_rejected(tmp_path):
     with pytest.raises(OptionError, match="is not a dataset"):
         open_dataset(tmp_path)
     Ledger(LocalStore(tmp_path)).create()
@@ -245,31 +245,31 @@ def test_what_is_no_dataset_or_has_no_table(tmp_path):
         open_dataset(tmp_path)
 
 
-def test_a_table_of_no_rows(tmp_path):
+def test_an_empty_table_is_rejected(tmp_path):
     folder = publish_rows(tmp_path / "d", output=[], label=[])
     with pytest.raises(OptionError, match="has no sample to open"):
         open_dataset(folder)
 
 
-def test_a_table_that_names_files_of_others(tmp_path):
+def test_a_table_with_files_outside_of_the_dataset_is_rejected(tmp_path):
     for name in ("/etc/passwd", "files/../../secret.txt", "metadata.csv"):
         folder = publish_rows(tmp_path / name.replace("/", "-"), output=["files/a.txt", name])
         with pytest.raises(OptionError, match="which is not below files/"):
             open_dataset(folder)
 
 
-def test_a_table_that_has_changed_is_not_mixed_with_what_was_opened(animals):
+def test_a_changed_table_is_rejected_after_opening(animals):
     dataset = open_dataset(animals)
     assert dataset.labels
     frame = pd.read_parquet(animals / "metadata.parquet")
     frame.iloc[::-1].to_parquet(animals / "metadata.parquet")
     assert dataset[0].data == "text 0"
     for ask in (lambda: dataset.labels, lambda: dataset.partition, lambda: dataset.frame):
-        with pytest.raises(OptionError, match="has changed since it was opened"):
+        with pytest.raises(OptionError, match="changed after it was opened"):
             ask()
 
 
-def test_it_is_a_sequence(animals):
+def test_samples_are_a_sequence(animals):
     dataset = open_dataset(animals)
     assert (
         dataset[-1].data == dataset[torch.tensor(5)].data == dataset[np.int64(5)].data == "text 5"
@@ -280,7 +280,7 @@ def test_it_is_a_sequence(animals):
     assert repr(dataset) == f"SampleDataset({animals}, 6 samples)"
 
 
-def test_a_relative_path_stays_what_it_was(animals, monkeypatch):
+def test_a_relative_path_is_resolved_when_opened(animals, monkeypatch):
     monkeypatch.chdir(animals.parent)
     dataset = open_dataset("animals")
     monkeypatch.chdir("/")
@@ -288,11 +288,11 @@ def test_a_relative_path_stays_what_it_was(animals, monkeypatch):
     assert dataset.labels
 
 
-def test_a_transform_is_given_the_data(animals):
+def test_a_transform_receives_the_data(animals):
     assert open_dataset(animals, transform=len)[0].data == 6
 
 
-def test_what_a_transform_raises_names_the_sample(animals):
+def test_errors_of_a_transform_name_the_sample(animals):
     with pytest.raises(ValueError, match="invalid literal") as caught:
         open_dataset(animals, transform=int)[3]
     assert "sample 3" in caught.value.__notes__[0]

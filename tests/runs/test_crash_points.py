@@ -1,6 +1,6 @@
-"""Stop a run right before and after a change that it makes to a dataset, and run it again.
+"""Kill a run right before or after one of its changes to a dataset, and run it again.
 
-At every change in the long version, at some of them otherwise.
+The long version tests every change. The short version tests a sample.
 """
 
 import os
@@ -18,7 +18,7 @@ from object_store import forget_connections
 
 import batchmill.runs.run
 
-# Imported here, once, and not in every child.
+# Imported once here, so that the child processes need not import it.
 from batchmill import LedgerError
 from batchmill.execution import (
     isolation,  # noqa: F401
@@ -43,13 +43,13 @@ def step(source, out):
 """
 
 
-# So many points are tried of each scenario, in a folder and in a bucket, unless all are.
+# The number of points that the short version tests per scenario, in a folder and in a bucket.
 SAMPLE = 3
 BUCKET_SAMPLE = 1
 
 
 class Place:
-    """Where the inputs and the dataset of one run are: the latter in the folder, or in a bucket."""
+    """The folder with the inputs of one run, and the place of its dataset (folder or bucket)."""
 
     def __init__(self, folder, bucket=None):
         self.folder = folder
@@ -57,7 +57,7 @@ class Place:
 
 
 def prepare_inputs(place, scenario):
-    """Write inputs and manifest; for a second run, make the first, and change things."""
+    """Write inputs and a manifest. Scenarios with a second run also make the first run here."""
     folder = place.folder
     folder.mkdir()
     (folder / "letters.py").write_text(STEP)
@@ -67,7 +67,7 @@ def prepare_inputs(place, scenario):
         (folder / "in" / name).write_text(f"{name}xyz")
     write_manifest(folder, names)
     if scenario == "shapes":
-        # What is a file becomes a folder, and the other way round.
+        # A file becomes a folder, and a folder becomes a file.
         before = {"a": "names p q", "b": "names p/x q", "c": "names p/x q/y"}
         after = {"a": "names p/x q", "b": "names p r", "c": "names q"}
         for words in (before, after):
@@ -77,7 +77,7 @@ def prepare_inputs(place, scenario):
                 assert in_child(lambda: run(place)) == 0
     if scenario == "again":
         assert in_child(lambda: run(place)) == 0
-        (folder / "in" / "a").write_text("q")  # One output less.
+        (folder / "in" / "a").write_text("q")  # Now the step writes one output less.
         os.utime(folder / "in" / "d", (1, 1))
         (folder / "in" / "e").write_text("new")
         store = open_store(place.dataset)
@@ -87,7 +87,7 @@ def prepare_inputs(place, scenario):
 
 
 def copy(place, to):
-    """Copy a place with all that was prepared there: quicker than to prepare it anew."""
+    """Copy a prepared place. That is faster than preparing it again."""
     shutil.copytree(place.folder, to.folder)
     if to.dataset.startswith("s3://"):
         forget_connections()
@@ -102,7 +102,7 @@ def write_manifest(folder, names):
 
 
 def run(place, points=None, broken=None):
-    """One run, as the flow makes it; parts are put together each time."""
+    """Make one run in the same way as the flow. Each run compacts the ledger."""
     os.chdir(place.folder)
     forget_connections()
     batchmill.runs.run.compact = lambda ledger, run: compact(ledger, run, many=2)
@@ -116,7 +116,7 @@ def run(place, points=None, broken=None):
 
 
 def recorded(dataset):
-    """The inputs that are ok, by the ledger, and when each was executed."""
+    """Return the run and the time of each recorded input."""
     ledger = Ledger(open_store(dataset))
     rows = ledger.records(["input", "run", "finished_at"]).to_pylist() if ledger.exists else []
     return {row["input"].removeprefix("in/"): (row["run"], row["finished_at"]) for row in rows}
@@ -129,7 +129,7 @@ def executed(folder):
 
 @pytest.fixture
 def crashes(tmp_path, sample):
-    """Kills a run at a sample of its points; returns what was wrong after it was run again."""
+    """Kill runs at a sample of points, run each again, and return the faults."""
     return partial(crash_at_points, tmp_path, sample)
 
 
@@ -157,15 +157,15 @@ def crash_at_points(tmp_path, sample, scenario, broken=None, bucket=None):
         points = CrashPoints(place.dataset, at)
         code = in_child(partial(run, place, points, broken))
         assert code == -signal.SIGKILL, at
-        # What this run has recorded is done, and is not to be executed again.
+        # The next run must not execute the inputs that this run recorded.
         after = recorded_or_torn(place.dataset)
         done = {name for name, record in after.items() if before.get(name) != record}
         earlier = executed(folder)
         if in_child(partial(run, place)) != 0:
-            faults.append((at, "it cannot be run again"))
+            faults.append((at, "the second run failed"))
             continue
         if contents(place.dataset) != expected:
-            faults.append((at, "another dataset"))
+            faults.append((at, "the dataset differs"))
         if set(executed(folder)[len(earlier) :]) & done:
             faults.append((at, "committed, and executed again"))
         if faults_of(place.dataset):
@@ -182,17 +182,17 @@ def recorded_or_torn(dataset):
 
 
 @pytest.mark.parametrize("scenario", ["first", "again", "shapes"])
-def test_a_run_that_is_stopped_anywhere_can_be_run_again(crashes, scenario):
+def test_a_run_that_is_killed_at_any_point_can_be_run_again(crashes, scenario):
     assert crashes(scenario) == []
 
 
 @pytest.mark.parametrize("scenario", [pytest.param("first", marks=pytest.mark.long), "again"])
-def test_a_run_over_a_bucket_can_be_stopped_anywhere_too(crashes, bucket, scenario):
+def test_a_run_in_a_bucket_that_is_killed_at_any_point_can_be_run_again(crashes, bucket, scenario):
     assert crashes(scenario, bucket=bucket) == []
 
 
 def record_before_outputs(points):
-    """Break the protocol: an input's files are put in place only when the next one begins."""
+    """Break the protocol: place an input's files only after its outcome is recorded."""
     waiting = []
     put = LocalStore.put_folder
 
@@ -207,7 +207,7 @@ def record_before_outputs(points):
 
 
 def write_in_place(points):
-    """Break the protocol: files are written under their names, and may be seen half-written."""
+    """Break the protocol: write files under their final names, so they may be half-written."""
 
     def write_atomic(store, name, writer):
         target = store.root / name
@@ -222,7 +222,7 @@ def write_in_place(points):
     LocalStore.write_atomic = write_atomic
 
 
-@pytest.mark.long  # Only some of the points show that it is broken.
+@pytest.mark.long  # Only some of the points reveal the fault.
 @pytest.mark.parametrize("broken", [record_before_outputs, write_in_place])
-def test_a_broken_protocol_does_not_pass(crashes, broken):
+def test_a_broken_protocol_is_detected(crashes, broken):
     assert crashes("first", broken)

@@ -1,4 +1,4 @@
-"""Whatever is done to inputs, step and outputs, a run makes what a run from scratch would make."""
+"""After any changes to inputs, step and outputs, a run gives the same dataset as a new run."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from jobs import run_job
 
-from batchmill.execution import isolation  # noqa: F401  # Once, and not in every child.
+from batchmill.execution import isolation  # noqa: F401  # Children need not import it.
 
 STEP = """
 def step(source, out):
@@ -30,7 +30,7 @@ WORDS = st.sampled_from(["", "x", "yz", "zyx", "bad", "bad luck"])
 
 
 class Datasets(RuleBasedStateMachine):
-    """A dataset that is kept up to date, against one that is made anew."""
+    """Compares a dataset that is updated with a dataset that is made from scratch."""
 
     @initialize()
     def begin(self):

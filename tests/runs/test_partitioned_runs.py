@@ -1,4 +1,4 @@
-"""Runs that divide their inputs: what is published, what is remembered, what verify finds."""
+"""Runs with partitions: the published tables, the recorded assignment, and `verify`."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ STRATIFIED = SHARES | {"group_by": "who", "stratify": "kind"}
 
 
 class Job:
-    """A folder with inputs of some speakers, two each, and runs over them."""
+    """A folder with two inputs per speaker, and runs over it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -53,7 +53,7 @@ class Job:
         return self
 
     def run(self, step="dividing:step", **options):
-        """Run; return the summary."""
+        """Run the job, and return the summary."""
         pd.DataFrame(self.rows).to_csv("m.csv", index=False)
         return run_job("m.csv", step, "out", options=options)
 
@@ -68,13 +68,13 @@ class Job:
 
     @property
     def by_speaker(self):
-        """Each speaker's partition, of which there must be one."""
+        """Each speaker's only partition."""
         pairs = self.table[["who", "partition"]].dropna().drop_duplicates()
         assert pairs["who"].is_unique
         return dict(pairs.itertuples(index=False))
 
     def rewrite(self, change):
-        """Change the published table behind batchmill's back."""
+        """Change the published table without batchmill."""
         frame = self.table
         change(frame)
         frame.to_parquet("out/metadata.parquet", index=False)
@@ -90,7 +90,7 @@ def job(tmp_path, monkeypatch):
     return Job(tmp_path).add(20)
 
 
-def test_the_table_tells_each_rows_partition(job):
+def test_the_table_has_the_partition_of_each_row(job):
     summary = job.run(**SHARES, group_by="who")
     assert list(job.table.columns) == ["input", "output", "partition", "who", "kind", "part"]
     assert set(job.by_speaker.values()) == {"train", "validation", "test"}
@@ -101,7 +101,7 @@ def test_the_table_tells_each_rows_partition(job):
     assert job.found == []
 
 
-def test_without_shares_a_column_of_that_name_is_carried_as_it_is(job):
+def test_without_partitions_a_manifest_column_named_partition_is_kept(job):
     for row in job.rows:
         row["partition"] = "any"
     summary = job.run()
@@ -111,7 +111,7 @@ def test_without_shares_a_column_of_that_name_is_carried_as_it_is(job):
     assert job.run(step="dividing:own").outcomes == {"ok": 40}
 
 
-def test_what_the_manifest_names_goes_in_its_place_and_takes_the_group_along(job):
+def test_a_partition_in_the_manifest_applies_to_the_whole_group(job):
     job.rows[0]["partition"] = "held"
     with pytest.raises(ManifestError, match="line 2: partition 'held' is not in --partition"):
         job.plan(**SHARES, group_by="who")
@@ -122,7 +122,7 @@ def test_what_the_manifest_names_goes_in_its_place_and_takes_the_group_along(job
     assert job.found == []
 
 
-def test_other_shares_execute_nothing_and_publish_anew(job):
+def test_new_shares_execute_nothing_and_update_the_table(job):
     job.run()
     assert "partition" not in job.table.columns
     before = job.table
@@ -139,7 +139,7 @@ def test_other_shares_execute_nothing_and_publish_anew(job):
     assert job.found == []
 
 
-def test_the_report_is_stale_when_the_partitions_are_others(job):
+def test_the_report_is_stale_after_the_partitions_change(job):
     def is_stale(**options):
         with open_run(job.plan(**options)) as run:
             run.divide(Batching(), Cores(total=1, node=1), FailurePolicy())
@@ -151,14 +151,14 @@ def test_the_report_is_stale_when_the_partitions_are_others(job):
     summary = job.run(**SHARES)
     facts, _ = write_report(open_ledger("out"), summary.run, "out")
     assert facts.summary.partitions == summary.partitions
-    assert "Its partitions" in Path("out/report.html").read_text()
+    assert "<h2>Partitions</h2>" in Path("out/report.html").read_text()
     assert not is_stale(**SHARES)
     assert is_stale(partition="a=0.5,b=0.5")
     assert not is_stale(partition="a=0.5,b=0.5")
     assert is_stale()
 
 
-def test_of_what_is_listed_no_more_the_partition_is_unknown(job):
+def test_an_input_that_the_manifest_no_longer_lists_has_no_partition(job):
     job.run(**SHARES)
     gone = job.rows.pop()["input"]
     job.run(**SHARES)
@@ -168,7 +168,7 @@ def test_of_what_is_listed_no_more_the_partition_is_unknown(job):
     assert job.found == []
 
 
-def test_strata_come_near_the_shares_and_speakers_stay_where_they_were(job):
+def test_strata_follow_the_shares_and_speakers_keep_their_partition(job):
     job.add(10, kind="y")
     summary = job.run(**STRATIFIED)
     assert summary.partitions == {"train": 36, "validation": 12, "test": 12}
@@ -179,7 +179,7 @@ def test_strata_come_near_the_shares_and_speakers_stay_where_they_were(job):
     assert job.plan(**STRATIFIED).partition_changes == []
     job.run(**STRATIFIED)
     assert all(job.by_speaker.get(who, where) == where for who, where in before.items())
-    # Who was away, too, comes back to where he was.
+    # Speakers that were removed and added again also keep their partition.
     job.rows[:0] = late
     job.run(**STRATIFIED)
     assert before.items() <= job.by_speaker.items()
@@ -188,7 +188,7 @@ def test_strata_come_near_the_shares_and_speakers_stay_where_they_were(job):
     assert job.found == []
 
 
-def test_with_other_settings_all_is_dealt_anew_and_that_is_said(job):
+def test_new_settings_are_reported_and_assign_all_groups_again(job):
     job.run(**STRATIFIED)
     before = job.by_speaker
     assert job.plan(**STRATIFIED | {"seed": 1}).partition_changes == ["--seed was 0, and is 1"]
@@ -203,7 +203,7 @@ def test_with_other_settings_all_is_dealt_anew_and_that_is_said(job):
     assert job.found == []
 
 
-def test_the_ledger_keeps_one_record_and_writes_none_that_says_the_same(job):
+def test_the_ledger_keeps_one_assignment_and_writes_it_only_if_it_changes(job):
     names = []
     for options in (STRATIFIED, STRATIFIED, {}, STRATIFIED, SHARES, SHARES):
         job.run(**options)
@@ -225,7 +225,7 @@ def test_a_run_that_ends_before_its_tables_is_completed_by_the_next(job, tmp_pat
         with pytest.raises(EndedError):
             job.run(**STRATIFIED)
     recorded = last_assignment(open_ledger("out")).by_group()
-    assert job.found == [], "the tables are the first run's still"
+    assert job.found == [], "the tables are still those of the first run"
     late = job.rows[-4:]
     del job.rows[-4:]
     job.run(**STRATIFIED)
@@ -234,7 +234,7 @@ def test_a_run_that_ends_before_its_tables_is_completed_by_the_next(job, tmp_pat
     job.run(**STRATIFIED)
     assert {f"group:{who}": where for who, where in job.by_speaker.items()} == recorded
 
-    # As if it had not been stopped.
+    # The same dataset as without the interruption.
     job.folder = tmp_path
     stopped = contents("out")
     Path("out").rename("stopped")
@@ -245,7 +245,7 @@ def test_a_run_that_ends_before_its_tables_is_completed_by_the_next(job, tmp_pat
     assert contents("out") == stopped
 
 
-def test_what_was_never_published_is_no_reason_to_deal_anew(job, monkeypatch):
+def test_an_assignment_that_was_never_published_does_not_count(job, monkeypatch):
     job.run(**STRATIFIED)
     before = job.by_speaker
     job.add(3)
@@ -253,24 +253,25 @@ def test_what_was_never_published_is_no_reason_to_deal_anew(job, monkeypatch):
         patch.setattr(jobs, "publish", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             job.run(**STRATIFIED | {"seed": 1})
-    assert job.found == [], "the tables are the first run's still"
+    assert job.found == [], "the tables are still those of the first run"
     assert job.plan(**STRATIFIED).partition_changes == []
     job.run(**STRATIFIED)
     assert before.items() <= job.by_speaker.items()
     assert job.found == []
 
 
-def test_a_steps_own_partition_is_told_and_hides_nothing(job):
+def test_a_row_with_the_key_partition_is_rejected(job):
     summary = job.run(step="dividing:own", **SHARES)
     assert summary.outcomes == {"failed": 40}
     assert "has the key 'partition', which batchmill fills in itself" in summary.failures[0][1]
 
 
-def test_a_partition_that_the_step_has_given_already_is_told_before_the_run(job):
+def test_existing_rows_with_the_key_partition_are_rejected_before_the_run(job):
     job.run(step="dividing:own")
-    with pytest.raises(OptionError, match="--partition: the step has given in/000-1 a row with"):
+    message = "--partition: the step returned the key 'partition' for in/000-1"
+    with pytest.raises(OptionError, match=message):
         job.plan(step="dividing:own", **SHARES)
-    # Another step makes them anew.
+    # A different step executes all inputs again.
     assert job.plan(**SHARES).plan.counts["changed"] == 40
     job.run(**SHARES)
     assert job.found == []
@@ -291,7 +292,7 @@ def test_verify_finds_a_group_that_spans_partitions(job):
     both = f"in/003-1 ({where}) and in/003-2 ({other_than(where)})"
     assert job.found == [
         ("leak", f"group 'speaker 3' is in several partitions: {both}"),
-        ("leak", f"in/003-2 is in {other_than(where)}, and was assigned to {where}"),
+        ("leak", f"in/003-2 is in {other_than(where)}, but was assigned to {where}"),
     ]
     job.run(**SHARES, group_by="who")
     assert job.found == []
@@ -305,7 +306,7 @@ def test_verify_finds_rows_of_one_input_in_two_partitions(job):
     assert sum(message.startswith("input ") for _, message in job.found) == 40
 
 
-def test_verify_finds_a_whole_group_elsewhere_and_a_column_that_is_gone(job):
+def test_verify_finds_a_group_in_the_wrong_partition_and_a_missing_column(job):
     job.run(**STRATIFIED)
     where = job.by_speaker["speaker 3"]
 
@@ -314,14 +315,14 @@ def test_verify_finds_a_whole_group_elsewhere_and_a_column_that_is_gone(job):
 
     job.rewrite(move)
     assert [message for _, message in job.found] == [
-        f"in/003-{take} is in {other_than(where)}, and was assigned to {where}" for take in (1, 2)
+        f"in/003-{take} is in {other_than(where)}, but was assigned to {where}" for take in (1, 2)
     ]
     job.rewrite(lambda frame: frame.pop("partition"))
     assert job.found == [("leak", "has no column 'partition'")]
 
 
 def test_verify_checks_the_record_itself_against_the_hash(job):
-    job.rows[0]["partition"] = "test"  # Nobody's hash has a say in that.
+    job.rows[0]["partition"] = "test"  # A partition from the manifest need not follow the hash.
     job.run(**SHARES, group_by="who")
     assert job.found == []
     (path,) = Path("out/.batchmill/partitions").iterdir()
@@ -337,10 +338,10 @@ def test_verify_checks_the_record_itself_against_the_hash(job):
     job.rewrite(move)
     ((kind, message),) = job.found
     assert kind == "leak"
-    assert message.startswith(f"group 'speaker 3' was assigned to {places[6]}, and its hash says")
+    assert message.startswith(f"group 'speaker 3' was assigned to {places[6]}, but its hash gives")
 
 
-def test_verify_warns_of_the_same_content_in_different_partitions(job):
+def test_verify_warns_about_the_same_content_in_different_partitions(job):
     for name in ("in/004-1", "in/005-1", "in/006-1", "in/007-1"):
         (job.folder / name).write_text("the same")
     job.rows[8]["partition"] = job.rows[10]["partition"] = "train"
@@ -351,11 +352,13 @@ def test_verify_warns_of_the_same_content_in_different_partitions(job):
     assert found.message == "in/004-1 (train) and in/006-1 (test) have the same content"
 
 
-def test_a_record_of_another_version_is_refused_by_name(job):
+def test_an_assignment_of_an_unknown_version_is_rejected(job):
     job.run(**STRATIFIED)
     (path,) = Path("out/.batchmill/partitions").iterdir()
     table = pq.read_table(path)
     metadata = table.schema.metadata | {b"batchmill.partitions": b"2"}
     pq.write_table(table.replace_schema_metadata(metadata), path)
-    with pytest.raises(Exception, match=r"000001\.parquet: has version 2, this batchmill knows"):
+    with pytest.raises(
+        Exception, match=r"000001\.parquet: has version 2, but this batchmill supports"
+    ):
         job.plan(**STRATIFIED)

@@ -1,4 +1,4 @@
-"""Workers are chosen after a few inputs were tried, of which nothing is kept."""
+"""The number of workers is chosen after a trial of a few inputs, without leftovers."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def prepared(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_waits_gets_more_workers_than_there_are_cores(prepared, tmp_path):
+def test_a_step_that_waits_gets_more_workers_than_cores(prepared, tmp_path):
     workers = measure_workers(prepared("waits"), 2)
     assert workers.number > 2
     assert "took 0.05" in workers.reason
@@ -80,7 +80,7 @@ def test_what_waits_gets_more_workers_than_there_are_cores(prepared, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_manifest_is_what_it_was(prepared):
+def test_a_trial_does_not_change_the_prepared_job(prepared):
     work = prepared("waits")
     before = work.plan.pending
     measure_workers(work, 2)
@@ -89,11 +89,11 @@ def test_the_manifest_is_what_it_was(prepared):
 
 
 @pytest.mark.parametrize("step", ["fails", "items", "Batches"])
-def test_where_nothing_can_be_seen_each_core_has_one(prepared, step):
+def test_without_a_measurement_each_core_gets_one_worker(prepared, step):
     assert measure_workers(prepared(step), 2).number == 2
 
 
-def test_where_writing_is_limited_nothing_is_tried(prepared, tmp_path, monkeypatch):
+def test_with_an_allowlist_no_input_is_tried(prepared, tmp_path, monkeypatch):
     work = prepared("waits")
     monkeypatch.setenv("BATCHMILL_ALLOWED_DATASETS", str(tmp_path))
     assert measure_workers(work, 2).number == 2
@@ -101,7 +101,7 @@ def test_where_writing_is_limited_nothing_is_tried(prepared, tmp_path, monkeypat
 
 
 @pytest.mark.end_to_end
-def test_plan_tells_what_was_chosen_and_why(prepared):
+def test_plan_reports_the_number_of_workers_and_the_reason(prepared):
     prepared("waits")
     command = ["plan", "in/m.csv", "--step", "sampled_steps:waits", "--output", "out", "--json"]
     done = subprocess.run(
@@ -112,7 +112,7 @@ def test_plan_tells_what_was_chosen_and_why(prepared):
     )
     found = json.loads(done.stdout)
     assert found["num_workers"] > 2
-    assert "on a core" in found["reasons"][0]
+    assert "of the time on a core" in found["reasons"][0]
     assert not os.path.exists("out")
 
 
@@ -129,5 +129,5 @@ def test_plan_tells_what_was_chosen_and_why(prepared):
         (2, [], 0.0, 2),
     ],
 )
-def test_the_number_follows_from_how_busy_a_core_was(cores, seconds, busy, number):
+def test_the_number_depends_on_the_share_of_cpu_time(cores, seconds, busy, number):
     assert choose_workers(cores, seconds, busy).number == number

@@ -1,4 +1,4 @@
-"""Whatever is a Dataset is a step: classes and objects, as their authors wrote them."""
+"""Test torch Datasets as steps: classes and objects without changes."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ def _steps_can_be_imported(monkeypatch):
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A folder with the data of a Dataset, which is the working directory."""
+    """Return a folder with the data of a torch Dataset. It is the working directory."""
     folder = tmp_path / "project"
     (folder / "data").mkdir(parents=True)
     for number in range(INPUTS):
@@ -40,7 +40,7 @@ def project(tmp_path, monkeypatch):
 
 
 def names(tmp_path, count):
-    """A manifest of so many inputs, for steps that do not look at them."""
+    """Return a folder with `count` inputs, for steps that do not read them."""
     folder = tmp_path / "names"
     folder.mkdir()
     for number in range(count):
@@ -55,7 +55,7 @@ def run(manifest, name, tmp_path, **options):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 100])
-def test_a_folder_of_pictures_and_a_smaller_last_batch(tmp_path, batch_size):
+def test_an_image_folder_with_a_smaller_last_batch(tmp_path, batch_size):
     folder = tmp_path / "pictures"
     folder.mkdir()
     for number in range(INPUTS):
@@ -79,14 +79,14 @@ def test_tensors_by_their_ids(project, tmp_path, name, batch_size):
     }
 
 
-def test_a_missing_tensor_costs_its_own_input(project, tmp_path):
+def test_a_missing_tensor_fails_only_its_own_input(project, tmp_path):
     (project / "data" / "id-1.pt").write_bytes(b"no tensor")
     summary, _ = run(project / "data.csv", "saved", tmp_path)
     assert summary.outcomes == {"ok": INPUTS - 1, "failed": 1}
     assert summary.failures[0][0] == "data/id-1.pt"
 
 
-def test_named_tuples_become_columns_and_what_is_nested_json(tmp_path):
+def test_named_tuples_become_columns_and_nested_values_become_json(tmp_path):
     summary, table = run(names(tmp_path, 5), "samples", tmp_path, batch_size=2)
     assert summary.outcomes == {"ok": 5}
     assert list(table["name"]) == ["a", "b", "c", "d", "e"]
@@ -106,7 +106,7 @@ def test_named_tuples_become_columns_and_what_is_nested_json(tmp_path):
         ("other_part", None),
     ],
 )
-def test_what_torch_makes_of_datasets(tmp_path, name, expected):
+def test_objects_that_torch_derives_from_datasets_are_steps(tmp_path, name, expected):
     import datasets_under_test
 
     items = getattr(datasets_under_test, name)
@@ -116,7 +116,7 @@ def test_what_torch_makes_of_datasets(tmp_path, name, expected):
     assert list(table["name"]) == expected
 
 
-def test_an_objects_step_is_its_module_not_all_of_torch():
+def test_the_sources_of_an_object_do_not_include_torch():
     for name in ("saved", "subset", "joined", "part"):
         assert list(load_step(f"{MODULE}:{name}").description["sources"]) == [MODULE]
 
@@ -126,14 +126,14 @@ def test_an_objects_step_is_its_module_not_all_of_torch():
     [
         ("subset", "has 3 items for 4 inputs. Its item i belongs to row i"),
         ("ids", "has 0 items for 4 inputs"),
-        ("broken_length", "len() of it raised RuntimeError: not known yet"),
+        ("broken_length", "its len() raised RuntimeError: not known yet"),
         ("no_length", "is a NoLength; expected a function, a Dataset class, or an object"),
         ("NoLength", "the class NoLength has no __getitem__ and __len__"),
         ("stream", "is an IterableDataset"),
         ("Stream", "is an IterableDataset"),
     ],
 )
-def test_what_does_not_fit_is_said_before_anything_starts(tmp_path, name, says):
+def test_an_unsuitable_step_is_rejected_before_the_run(tmp_path, name, says):
     manifest = names(tmp_path, 4)
     with pytest.raises(StepError) as caught:
         prepare(

@@ -1,4 +1,4 @@
-"""Steps by reference, and their parameters."""
+"""Test loading steps by reference, and their parameters."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def load(attribute: str, **params):
         ("letters", "items", set()),
     ],
 )
-def test_the_kind_is_seen_from_what_it_has(name, kind, given):
+def test_the_kind_follows_from_the_attributes(name, kind, given):
     step = load(name)
     assert (step.kind, step.given) == (kind, given)
 
@@ -48,7 +48,7 @@ def test_the_kind_is_seen_from_what_it_has(name, kind, given):
         (f"{STEPS}:asynchronous", "is an async function"),
     ],
 )
-def test_a_wrong_reference_says_what_was_found_and_expected(ref, expected):
+def test_a_wrong_reference_reports_what_was_found_and_expected(ref, expected):
     with pytest.raises(StepError) as caught:
         load_step(ref, {}, search=HERE)
     assert expected in str(caught.value)
@@ -85,19 +85,19 @@ def test_the_search_folder_comes_last(tmp_path):
         ("annotated", {"seconds": 1, "speed": 2}, "unknown parameter 'speed'. It takes: seconds"),
         ("copy", {"out": "x"}, "unknown parameter 'out'"),
         ("copy", {"source": "x"}, "unknown parameter 'source'"),
-        ("two_inputs", {}, "'target' is missing. Give it: --param target=... (a step's output"),
+        ("two_inputs", {}, "'target' is missing. Add --param target=... (a step's output"),
         ("positional", {}, "parameter 'k' is positional-only"),
         ("letters", {"n": 1}, "is a list, which takes no parameters"),
         ("Splitter", {"length": 1}, "unknown parameter 'length'. It takes: size"),
     ],
 )
-def test_parameters_that_do_not_fit(name, params, expected):
+def test_unsuitable_parameters_are_rejected(name, params, expected):
     with pytest.raises(StepError) as caught:
         load(name, **params)
     assert expected in str(caught.value)
 
 
-def test_all_faults_of_parameters_at_once():
+def test_all_faults_of_parameters_are_reported_together():
     with pytest.raises(StepError) as caught:
         load("annotated", seconds="soon", speed=1)
     assert "'seconds'" in str(caught.value)
@@ -153,7 +153,7 @@ def test_params_from_the_command_line(tmp_path):
 @pytest.mark.parametrize(
     ("content", "expected"), [("[1]", "holds a list"), ("{", "is not JSON"), (None, "No such file")]
 )
-def test_a_params_file_that_is_none(tmp_path, content, expected):
+def test_an_invalid_params_file_is_rejected(tmp_path, content, expected):
     file = tmp_path / "params.json"
     if content is not None:
         file.write_text(content)
@@ -163,7 +163,7 @@ def test_a_params_file_that_is_none(tmp_path, content, expected):
         parse_params(["seconds"])
 
 
-def test_a_module_that_starts_a_run_when_it_is_imported_is_refused(tmp_path, words, monkeypatch):
+def test_a_module_that_starts_a_run_on_import_is_rejected(tmp_path, words, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "starts.py").write_text(
         "import batchmill\n"

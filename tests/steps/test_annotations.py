@@ -1,4 +1,4 @@
-"""Tables of annotations: each form is read, each fault has its line, clips get what overlaps."""
+"""Test tables of annotations: all forms, faults with their lines, and the labels of clips."""
 
 import numpy as np
 import pytest
@@ -26,12 +26,12 @@ def names(text, **options):
     return [(each.start, each.end, each.label) for each in parse_annotations(text, "t", **options)]
 
 
-def test_a_raven_table_counts_a_selection_once_and_leaves_out_those_without_a_label():
+def test_a_raven_selection_counts_once_and_needs_a_label():
     assert parse_annotations(RAVEN, "t") == [WREN, OWL]
     assert parse_annotations("\ufeff" + RAVEN.replace("\n", "\r\n"), "t") == [WREN, OWL]
 
 
-def test_a_raven_table_of_several_recordings_has_times_from_the_beginning_of_each():
+def test_times_in_a_raven_table_of_several_recordings_count_from_each_start():
     table = (
         "Selection\tBegin Time (s)\tEnd Time (s)\tBegin File\tFile Offset (s)\tAnnotation\n"
         "1\t10\t12\ta.wav\t10\twren\n"
@@ -43,12 +43,12 @@ def test_a_raven_table_of_several_recordings_has_times_from_the_beginning_of_eac
     ]
 
 
-def test_audacity_labels_may_be_points_have_no_text_and_frequencies():
+def test_audacity_labels_may_be_points_or_have_frequencies_or_no_text():
     text = "0.5\t1.5\twren\n\\\t800.0\t950.0\n2\t2\tclick\twith a tab\n3\t4\t\n5\t6\n"
     assert names(text) == [(0.5, 1.5, "wren"), (2, 2, "click\twith a tab")]
 
 
-def test_a_csv_may_quote_and_name_the_recording():
+def test_a_csv_may_have_quotes_and_name_the_recording():
     text = 'label,end,start,file\n"song, loud",2,1,site/a.wav\n\nwren,3,2,b.wav\n'
     assert parse_annotations(text, "t") == [
         Annotation(1, 2, "song, loud", "site/a.wav"),
@@ -56,13 +56,13 @@ def test_a_csv_may_quote_and_name_the_recording():
     ]
 
 
-def test_the_column_of_labels_can_be_named():
+def test_the_label_column_can_be_chosen():
     text = "start,end,label,sex\n0,1,wren,female\n"
     assert names(text, label_column="Sex") == [(0, 1, "female")]
 
 
 @pytest.mark.parametrize("text", ["", "\n \n", "\ufeff", ",,\n", "start,end,label\n"])
-def test_a_table_of_nothing_has_no_annotations(text):
+def test_an_empty_table_has_no_annotations(text):
     assert parse_annotations(text, "t") == []
 
 
@@ -80,7 +80,7 @@ def test_a_table_of_nothing_has_no_annotations(text):
         ('start,end,label\n0,1,"a\n1,2,b\n', "t: is not a table"),
     ],
 )
-def test_a_fault_has_its_line_and_a_remedy(text, fault):
+def test_a_fault_has_its_line_and_a_fix(text, fault):
     with pytest.raises(AnnotationError, match=fault) as raised:
         parse_annotations(text, "t")
     assert str(raised.value).endswith((".", "header 3."))
@@ -100,7 +100,7 @@ def test_a_fault_has_its_line_and_a_remedy(text, fault):
         ((0, 9), 0, ["click", "owl", "wren"]),
     ],
 )
-def test_a_part_has_the_labels_of_which_enough_lies_in_it(part, minimum, labels):
+def test_a_part_has_the_labels_that_overlap_it_enough(part, minimum, labels):
     listed = [Annotation(3, 4, "owl"), Annotation(2, 2, "click"), Annotation(0.5, 1.5, "wren")]
     listed += [Annotation(3, 3.5, "owl")]
     assert Labels(listed).within(*part, minimum) == labels
@@ -108,7 +108,7 @@ def test_a_part_has_the_labels_of_which_enough_lies_in_it(part, minimum, labels)
 
 @pytest.fixture
 def recordings(tmp_path):
-    """Two recordings of one name in two folders, 4 s each."""
+    """Return two recordings of 4 s with one file name, in two folders."""
     for site in ("north", "south"):
         (tmp_path / "in" / site).mkdir(parents=True)
         soundfile.write(tmp_path / "in" / site / "a.wav", np.zeros(4000, np.int16), 1000)
@@ -134,7 +134,7 @@ def test_a_folder_has_a_table_for_each_recording_under_its_name(recordings, name
     assert labels_of(tables, north) == ['"big" owl', "wren"]
 
 
-def test_tables_may_lie_beside_the_recordings(recordings):
+def test_tables_may_be_in_the_folder_of_the_recordings(recordings):
     folder = recordings / "in"
     (folder / "north" / "a.txt").write_text("0\t1\tgull\n")
     assert labels_of(folder, folder / "north" / "a.wav") == ["gull"]
@@ -157,7 +157,7 @@ def test_one_table_for_all_names_the_recordings(recordings):
         labels_of(table, recordings / "in/north/a.wav")
 
 
-def test_a_table_of_another_recording_and_one_that_is_no_text_are_refused(recordings):
+def test_a_table_of_another_recording_or_without_text_is_rejected(recordings):
     recording = recordings / "in/north/a.wav"
     table = recordings / "tables" / "a.csv"
     table.write_text("file,start,end,label\nb.wav,0,1,gull\n")
@@ -200,9 +200,7 @@ def reasons(folder, table):
     return {reason: n for reason, n in counts.items() if n}, list(prepared.step_changes)
 
 
-def test_a_table_with_another_content_cuts_all_again_and_one_elsewhere_nothing(
-    recordings, monkeypatch
-):
+def test_a_changed_table_executes_all_inputs_but_a_moved_table_none(recordings, monkeypatch):
     monkeypatch.chdir(recordings)
     table = recordings / "all.csv"
     table.write_text("file,start,end,label\na,0,1,wren\n")
@@ -218,10 +216,10 @@ def test_a_table_with_another_content_cuts_all_again_and_one_elsewhere_nothing(
     (recordings / "tables" / "moved.csv").write_text("file,start,end,label\na,0,1,owl\n")
     counts, (change,) = reasons(recordings, "tables/moved.csv")
     assert counts == {"changed": 2}
-    assert change.startswith("the parameter annotations was ")
+    assert change.startswith("the parameter annotations changed from ")
 
 
-def test_of_a_folder_the_tables_count_and_nothing_else(recordings, monkeypatch):
+def test_only_the_tables_of_a_folder_are_part_of_the_identity(recordings, monkeypatch):
     from batchmill.step.tracked_file import ContentCounts
 
     def content():
@@ -237,17 +235,15 @@ def test_of_a_folder_the_tables_count_and_nothing_else(recordings, monkeypatch):
     assert content() not in (before, with_table)
 
 
-def test_a_table_that_is_not_there_or_may_not_be_read_is_told_before_anything_starts(
-    recordings, monkeypatch
-):
+def test_a_missing_or_forbidden_table_is_reported_before_the_run(recordings, monkeypatch):
     with pytest.raises(StepError, match=r"nowhere\.csv: No such file"):
         reasons(recordings, str(recordings / "nowhere.csv"))
     monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", str(recordings / "in"))
-    with pytest.raises(OptionError, match="may be read"):
+    with pytest.raises(OptionError, match="may not be read here"):
         reasons(recordings, str(recordings / "tables"))
 
 
-def test_what_a_built_in_step_imports_of_its_kind_is_part_of_it():
+def test_modules_that_a_built_in_step_imports_are_part_of_its_identity():
     from batchmill.step.load import load_step
 
     sources = load_step("batchmill.steps.audio:split").description["sources"]

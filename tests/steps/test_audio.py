@@ -1,4 +1,4 @@
-"""Recordings into clips: sample for sample, in constant memory, and bad files named."""
+"""Test cutting recordings into clips: exact samples, constant memory, clear errors."""
 
 import subprocess
 import sys
@@ -63,7 +63,7 @@ def test_compressed_sound_becomes_16_bit(tmp_path, out, form, subtype):
     assert np.allclose(np.concatenate(clips), whole, atol=1e-4)
 
 
-def test_rows_say_where_a_clip_comes_from(tmp_path, out):
+def test_rows_describe_the_source_of_a_clip(tmp_path, out):
     source = tmp_path / "a.wav"
     samples = np.zeros((RATE * 2 + 400, 2), np.int16)
     samples[10] = -32768
@@ -116,20 +116,20 @@ def test_windows(tmp_path, out, seconds, overlap, include_last, expected):
         assert np.array_equal(clip, samples[begin:end, 0])
 
 
-def test_an_overlap_of_the_whole_clip_is_refused(tmp_path, out):
+def test_an_overlap_of_the_whole_clip_is_rejected(tmp_path, out):
     soundfile.write(tmp_path / "a.wav", tone(1), RATE)
     with pytest.raises(ValueError, match="overlap"):
         list(split(tmp_path / "a.wav", out, seconds=1, overlap=1))
 
 
-def test_a_recording_without_sound_is_refused(tmp_path, out):
+def test_an_empty_recording_is_rejected(tmp_path, out):
     soundfile.write(tmp_path / "a.wav", np.zeros((0, 1), np.int16), RATE)
     with pytest.raises(ValueError, match="0 frames"):
         list(split(tmp_path / "a.wav", out))
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg", "a.mp3"])
-def test_a_truncated_recording_is_refused(tmp_path, out, name):
+def test_a_truncated_recording_is_rejected(tmp_path, out, name):
     source = tmp_path / name
     noise = np.random.default_rng(0).integers(-9999, 9999, 5 * RATE).astype(np.int16)
     soundfile.write(source, noise, RATE)
@@ -139,13 +139,13 @@ def test_a_truncated_recording_is_refused(tmp_path, out, name):
             list(split(source, out, seconds=1, include_last=include_last))
 
 
-def test_a_clip_may_be_longer_than_any_memory(tmp_path, out):
+def test_a_clip_may_be_longer_than_the_memory(tmp_path, out):
     soundfile.write(tmp_path / "a.wav", tone(1), RATE)
     (row,) = split(tmp_path / "a.wav", out, seconds=1e9)
     assert row["end"] == 1.0
 
 
-def test_what_is_no_recording_is_refused(tmp_path, out):
+def test_a_file_that_is_not_a_recording_is_rejected(tmp_path, out):
     (tmp_path / "a.wav").write_bytes(b"RIFF nothing of the kind")
     with pytest.raises(soundfile.LibsndfileError):
         list(split(tmp_path / "a.wav", out))
@@ -153,7 +153,7 @@ def test_what_is_no_recording_is_refused(tmp_path, out):
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_recording(tmp_path):
-    """Peak memory of a process that cuts 10 s, and of one that cuts 20 minutes (115 MB)."""
+    """Compare the peak memory for a recording of 10 s and one of 20 minutes (115 MB)."""
     peaks = []
     for seconds in (10, 1200):
         source = tmp_path / f"{seconds}.wav"

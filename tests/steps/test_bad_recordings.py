@@ -1,4 +1,4 @@
-"""Unusual recordings are taken as they are, damaged ones are named, by every step for sound."""
+"""Test that all audio steps accept unusual recordings and reject damaged ones."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def out(tmp_path):
 
 @each_step
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_what_is_unusual_is_cut_to_its_end(tmp_path, out, name, step, params):
+def test_an_unusual_recording_is_read_to_its_end(tmp_path, out, name, step, params):
     source = tmp_path / name
     source.write_bytes(UNUSUAL[name](source))
     with soundfile.SoundFile(source) as recording:
@@ -44,7 +44,7 @@ def test_what_is_unusual_is_cut_to_its_end(tmp_path, out, name, step, params):
 
 @each_step
 @pytest.mark.parametrize("name", DAMAGED)
-def test_what_is_damaged_is_refused(tmp_path, out, name, step, params):
+def test_a_damaged_recording_is_rejected(tmp_path, out, name, step, params):
     make, reason = DAMAGED[name]
     source = tmp_path / name
     source.write_bytes(make(source))

@@ -1,4 +1,4 @@
-"""Pictures in other sizes, tiles and arrays: of all kinds, upright, and bad ones named."""
+"""Test resizing, tiling and converting pictures of all kinds, and the errors for bad files."""
 
 import io
 import struct
@@ -88,7 +88,7 @@ def test_fit(tmp_path, out, fit, size):
     }
     result = pixels(out / "picture.png")
     assert result.shape == (size[1], size[0], 3)
-    # The gradient of red, from the left to the right: the whole of it, or its middle.
+    # Red grows from left to right. The result has the whole gradient or its middle.
     middle = result[15] if fit == "pad" else result[10]
     if fit == "cover":
         assert (abs(middle[[0, -1], 0] - np.array([45, 210])) < 6).all()
@@ -98,7 +98,7 @@ def test_fit(tmp_path, out, fit, size):
     assert padded == (fit == "pad")
 
 
-def test_a_small_picture_grows_and_a_thin_one_keeps_a_pixel(tmp_path, out):
+def test_a_small_picture_is_enlarged_and_a_thin_one_keeps_a_pixel(tmp_path, out):
     source = saved(tmp_path / "a.png", gradient(600, 1))
     assert resize(source, out, width=60, height=60)["height"] == 1
     source = saved(tmp_path / "b.png", gradient(3, 2))
@@ -108,7 +108,7 @@ def test_a_small_picture_grows_and_a_thin_one_keeps_a_pixel(tmp_path, out):
 @pytest.mark.parametrize("fit", ["contain", "cover", "stretch", "pad"])
 @settings(max_examples=25, deadline=None)
 @given(sides=st.tuples(*[st.integers(1, 40)] * 4))
-def test_every_shape_goes_into_every_other(fit, sides):
+def test_every_shape_can_be_resized_to_every_other(fit, sides):
     width, height, source_width, source_height = sides
     with tempfile.TemporaryDirectory() as folder:
         source = saved(Path(folder, "a.png"), gradient(source_width, source_height))
@@ -122,7 +122,7 @@ def test_every_shape_goes_into_every_other(fit, sides):
 
 
 @pytest.mark.parametrize("form", ["png", "jpeg", "webp"])
-def test_the_same_bytes_every_time(tmp_path, out, form):
+def test_the_bytes_are_the_same_every_time(tmp_path, out, form):
     source = saved(tmp_path / "a.jpg", gradient(), comment="taken today", dpi=(72, 72))
     contents = set()
     for _ in range(2):
@@ -151,7 +151,7 @@ def test_formats(tmp_path, out, name, format, name_written):  # noqa: A002
         assert Path(name_written).suffix in (".jpg", f".{file.format.lower()}")
 
 
-def test_quality_is_that_of_the_file(tmp_path, out):
+def test_quality_sets_the_quality_of_the_file(tmp_path, out):
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3)).astype(np.uint8)
     source = saved(tmp_path / "a.png", noise)
     sizes = {}
@@ -207,13 +207,12 @@ def test_every_mode_is_read(tmp_path, out, mode, form, becomes):
         held = {"jpeg": ("L", "RGB"), "webp": ("RGB", "RGBA")}[format]
         assert row["mode"] in held
         with Image.open(out / row["output"]) as file:
-            assert row["mode"].startswith(file.mode)  # WebP leaves out what is all opaque.
+            assert row["mode"].startswith(file.mode)  # WebP drops an opaque alpha channel.
     for channels in (1, 3, 4):
         row = to_tensor(source, out, width=30, height=20, channels=channels)
         array = np.load(out / row["output"])
         assert (array.shape, array.dtype) == ((channels, 20, 30), np.uint8)
-    # What is bright is bright, whatever the numbers of the mode mean: red, or grey, grows from
-    # left to right, and blue shrinks.
+    # In every mode, red or grey grows from left to right, and blue shrinks.
     red, _, blue, _ = array.mean(axis=1)
     assert red[-5:].mean() > red[:5].mean() + 50
     assert (blue[-5:].mean() < blue[:5].mean()) == (becomes in ("RGB", "RGBA"))
@@ -246,14 +245,14 @@ def test_a_sharp_edge_of_16_bits_does_not_wrap_around(tmp_path, out):
     assert result.max() == 65535
 
 
-def test_numbers_beyond_16_bits_are_refused(tmp_path, out):
+def test_samples_beyond_16_bits_are_rejected(tmp_path, out):
     for number in (-1, 65_536):
         source = saved(tmp_path / "a.tiff", np.full((4, 4), number, np.int32))
         with pytest.raises(ValueError, match="would be cut off"):
             resize(source, out)
 
 
-def test_floating_point_samples_are_kept_or_refused(tmp_path, out):
+def test_floating_point_samples_are_kept_or_rejected(tmp_path, out):
     samples = np.linspace(-1, 7, 16, dtype=np.float32).reshape(4, 4)
     source = saved(tmp_path / "a.tiff", samples)
     row = to_tensor(source, out, width=4, height=4, dtype="float32")
@@ -268,7 +267,7 @@ def test_floating_point_samples_are_kept_or_refused(tmp_path, out):
         to_tensor(saved(source, samples), out, dtype="float32")
 
 
-def test_transparency_is_kept_where_it_can_be(tmp_path, out):
+def test_transparency_is_kept_if_the_format_has_it(tmp_path, out):
     palette = Image.fromarray(gradient()).quantize(16)
     palette.info["transparency"] = bytes([0] * 8 + [255] * 8)
     source = saved(tmp_path / "a.png", palette)
@@ -298,23 +297,23 @@ def test_a_transparent_colour_counts_as_transparent(tmp_path, out):
         assert (pixels(out / row["output"])[:, :, -1] == 0).all()
 
 
-def test_what_is_transparent_does_not_shine_through(tmp_path, out):
+def test_transparent_pixels_do_not_affect_their_neighbours(tmp_path, out):
     samples = np.zeros((40, 40, 4), np.uint8)
     samples[:, :20] = (255, 0, 0, 255)
-    samples[:, 20:] = (0, 255, 0, 0)  # A green that nobody sees.
+    samples[:, 20:] = (0, 255, 0, 0)  # Green, but fully transparent.
     row = resize(saved(tmp_path / "a.png", samples), out, width=13, height=13)
     result = pixels(out / row["output"])
     assert result[:, :, 1].max() == 0 or result[result[:, :, 3] > 0][:, 1].max() <= 2
 
 
-def test_a_colour_profile_stays_where_it_fits(tmp_path, out):
+def test_a_colour_profile_is_kept_if_it_fits_the_mode(tmp_path, out):
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     source = saved(tmp_path / "a.jpg", gradient(), icc_profile=profile)
     for format in ("png", "jpeg", "webp"):  # noqa: A001
         row = resize(source, out, format=format)
         with Image.open(out / row["output"]) as file:
             assert file.info["icc_profile"] == profile
-    # Said of CMYK, it would be said of RGB afterwards.
+    # A CMYK profile must not be attached to the RGB result.
     cmyk = profile[:16] + b"CMYK" + profile[20:]
     source = saved(tmp_path / "b.jpg", in_mode("CMYK"), icc_profile=cmyk)
     row = resize(source, out)
@@ -327,7 +326,7 @@ def test_a_colour_profile_stays_where_it_fits(tmp_path, out):
 
 @pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp", "a.tiff"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_pictures_stand_upright(tmp_path, out, name, orientation):
+def test_pictures_are_upright(tmp_path, out, name, orientation):
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
     source = saved(tmp_path / name, gradient(), exif=exif)
@@ -350,7 +349,7 @@ def test_pictures_stand_upright(tmp_path, out, name, orientation):
 
 
 @pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp"])
-def test_exif_that_cannot_be_read_turns_nothing(tmp_path, out, name):
+def test_unreadable_exif_data_is_ignored(tmp_path, out, name):
     exif = Image.Exif()
     exif[ORIENTATION] = 9
     assert tile(saved(tmp_path / name, gradient(), exif=exif), out)[0]["width"] == 60
@@ -359,7 +358,7 @@ def test_exif_that_cannot_be_read_turns_nothing(tmp_path, out, name):
 
 
 @pytest.mark.parametrize("name", ["a.gif", "a.webp", "a.tiff", "a.png"])
-def test_the_first_frame_is_taken_and_told(tmp_path, out, name):
+def test_the_first_frame_is_used_and_frames_are_counted(tmp_path, out, name):
     frames = [Image.new("RGB", (8, 6), colour) for colour in ("red", "lime", "blue")]
     source = saved(
         tmp_path / name, frames[0], save_all=True, append_images=frames[1:], lossless=True
@@ -399,7 +398,7 @@ def test_tiles(tmp_path, out, size, overlap, include_last, corners):
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_tiles_cover_the_picture_and_none_lies_in_another(data):
+def test_tiles_cover_the_picture_and_no_tile_lies_in_another(data):
     width, height = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 30))
     size = data.draw(st.integers(4, 40))
     overlap = data.draw(st.integers(0, size // 2))
@@ -420,7 +419,7 @@ def test_tiles_cover_the_picture_and_none_lies_in_another(data):
                 assert before["x"] + before["width"] - after["x"] == overlap
 
 
-def test_an_overlap_of_the_whole_tile_is_refused(tmp_path, out):
+def test_an_overlap_of_the_whole_tile_is_rejected(tmp_path, out):
     with pytest.raises(ValueError, match="overlap"):
         tile(saved(tmp_path / "a.png", gradient()), out, size=5, overlap=5)
 
@@ -428,7 +427,7 @@ def test_an_overlap_of_the_whole_tile_is_refused(tmp_path, out):
 # Arrays
 
 
-def test_an_array_is_channels_height_width(tmp_path, out):
+def test_an_array_has_channels_height_and_width(tmp_path, out):
     source = saved(tmp_path / "a.png", gradient())
     row = to_tensor(source, out, width=60, height=40)
     assert row == {
@@ -453,7 +452,7 @@ def test_an_array_is_channels_height_width(tmp_path, out):
     assert np.allclose(scaled, array / 255)
 
 
-# Bad ones
+# Bad pictures
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -472,7 +471,7 @@ def test_an_array_is_channels_height_width(tmp_path, out):
         (png(50_000, 50_000, 1, 0, bytes(6251 * 5000)), "too large: .*2500000000 pixels"),
     ],
 )
-def test_what_is_no_picture_is_refused(tmp_path, out, step, content, says):
+def test_a_file_that_is_not_a_picture_is_rejected(tmp_path, out, step, content, says):
     source = tmp_path / "a.png"
     source.write_bytes(content)
     with pytest.raises(ValueError, match=says):
@@ -482,7 +481,7 @@ def test_what_is_no_picture_is_refused(tmp_path, out, step, content, says):
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "JPEG2000", "AVIF"])
 @pytest.mark.parametrize("left", [0.3, 0.6, 0.95])
-def test_a_truncated_picture_is_refused(tmp_path, out, form, left):
+def test_a_truncated_picture_is_rejected(tmp_path, out, form, left):
     content = written(form)
     source = tmp_path / "a"
     source.write_bytes(content)
@@ -492,14 +491,14 @@ def test_a_truncated_picture_is_refused(tmp_path, out, form, left):
         resize(source, out)
 
 
-def test_a_truncated_progressive_jpeg_is_refused(tmp_path, out):
+def test_a_truncated_progressive_jpeg_is_rejected(tmp_path, out):
     source = tmp_path / "a.jpg"
     source.write_bytes(written("JPEG", progressive=True)[:-300])
     with pytest.raises(OSError, match="truncated"):
         resize(source, out)
 
 
-def test_the_limit_of_pixels_is_the_users(tmp_path, out, monkeypatch):
+def test_the_user_sets_the_limit_of_pixels(tmp_path, out, monkeypatch):
     source = saved(tmp_path / "a.png", gradient())
     with pytest.raises(ValueError, match=r"2400 pixels.*set max_pixels \(now 2,399\)"):
         resize(source, out, max_pixels=2399)
@@ -509,7 +508,7 @@ def test_the_limit_of_pixels_is_the_users(tmp_path, out, monkeypatch):
     assert Image.MAX_IMAGE_PIXELS == 100
 
 
-def test_a_bomb_of_text_is_refused(tmp_path, out):
+def test_a_text_bomb_is_rejected(tmp_path, out):
     info = PngImagePlugin.PngInfo()
     info.add_text("comment", "x" * 80_000_000, zip=True)
     source = saved(tmp_path / "a.png", gradient(2, 2), pnginfo=info)
@@ -518,7 +517,7 @@ def test_a_bomb_of_text_is_refused(tmp_path, out):
         resize(source, out)
 
 
-def test_odd_tags_of_a_tiff_do_no_harm(tmp_path, out):
+def test_odd_tiff_tags_are_ignored(tmp_path, out):
     content = bytearray(written("TIFF"))
     place = struct.unpack("<I", content[4:8])[0]
     count = struct.unpack("<H", content[place : place + 2])[0]
@@ -534,7 +533,7 @@ def test_odd_tags_of_a_tiff_do_no_harm(tmp_path, out):
     assert (pixels(out / row["output"]) == gradient()).all()
 
 
-def test_a_bad_picture_costs_itself_alone(tmp_path):
+def test_a_bad_picture_fails_alone(tmp_path):
     folder = tmp_path / "pictures"
     folder.mkdir()
     saved(folder / "a.jpg", gradient())
@@ -549,7 +548,7 @@ def test_a_bad_picture_costs_itself_alone(tmp_path):
     assert all((tmp_path / "out" / output).is_file() for output in table["output"])
 
 
-def test_16_bits_a_colour_become_the_upper_8(tmp_path, out):
+def test_16_bits_per_colour_become_the_upper_8(tmp_path, out):
     lines = b"\0" + struct.pack(">6H", 0x1234, 0xFF01, 0x00FF, 0xABCD, 0x8000, 0x7FFF)
     source = tmp_path / "a.png"
     source.write_bytes(png(2, 1, 16, 2, lines))
@@ -576,18 +575,18 @@ def test_16_bits_a_colour_become_the_upper_8(tmp_path, out):
         ("to_tensor", {"dtype": "float64"}, "'dtype' is 'float64'"),
     ],
 )
-def test_parameters_are_checked_before_anything_starts(step, params, says):
+def test_parameters_are_checked_before_the_run(step, params, says):
     with pytest.raises(StepError) as caught:
         load_step(f"batchmill.steps.images:{step}", params)
     assert says in str(caught.value)
 
 
-def test_the_steps_source_is_that_of_all_its_modules():
+def test_the_sources_include_all_modules_of_the_step():
     sources = load_step("batchmill.steps.images:tile").description["sources"]
     assert list(sources) == [f"batchmill.steps.{name}" for name in ("images", "pixels", "windows")]
 
 
-def test_without_pillow_the_extra_is_named():
+def test_without_pillow_the_error_names_the_extra():
     script = (
         "import sys; sys.modules['PIL'] = None\n"
         "from batchmill.step.load import load_step\n"

@@ -1,4 +1,4 @@
-"""A model over files: by every kind of reference, on what comes out of every kind of file."""
+"""Test running models over files, with all kinds of references and files."""
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def arrays(tmp_path):
-    """Five arrays; number i is full of i."""
+    """Return a folder with five arrays. Array i is filled with i."""
     folder = tmp_path / "arrays"
     folder.mkdir()
     for number in range(5):
@@ -48,7 +48,7 @@ def saved(tmp_path):
 
 
 def infer(manifest, output, *, batch_size=2, force=False, **options):
-    """Run a model over a manifest; return the summary and the table."""
+    """Run a model over a manifest, and return the summary and the table."""
     work = make_inference(options.pop("model"), ModelOptions(**options))
     summary = run_job(
         manifest, work.step, output, batch_size=batch_size, force=force, **work.params
@@ -58,20 +58,20 @@ def infer(manifest, output, *, batch_size=2, force=False, **options):
 
 @pytest.mark.parametrize("form", ["pt2", "pt", "reference"])
 @pytest.mark.slow
-def test_every_form_of_a_model_gives_the_same(arrays, saved, tmp_path, form):
+def test_every_form_of_a_model_gives_the_same_result(arrays, saved, tmp_path, form):
     summary, table = infer(arrays, tmp_path / "out", model=saved(form))
     assert summary.outcomes == {"ok": 5}
     assert [[*row] for row in map(eval, table["prediction"])] == [[n, 2 * n, 1] for n in range(5)]
 
 
-def test_classes_name_the_highest_score(arrays, tmp_path):
+def test_predicted_is_the_class_with_the_highest_score(arrays, tmp_path):
     _, table = infer(arrays, tmp_path / "out", model="models:mean", classes=["a", "b", "one"])
     assert table["predicted"].tolist() == ["one", "b", "b", "b", "b"]
     expected = [torch.tensor([n, 2 * n, 1.0]).softmax(0).max().item() for n in range(5)]
     assert table["probability"].tolist() == pytest.approx(expected)
 
 
-def test_as_many_classes_as_the_model_gives_scores(arrays, tmp_path):
+def test_the_number_of_classes_must_match_the_scores(arrays, tmp_path):
     summary, _ = infer(arrays, tmp_path / "out", model="models:mean", classes=["a", "b"])
     assert summary.outcomes == {"failed": 5}
 
@@ -86,7 +86,7 @@ def test_predictions_as_files(arrays, tmp_path):
         assert np.load(output / name).tolist() == [number, 2 * number, 1]
 
 
-def test_a_loader_of_ones_own_and_samples_with_names(tmp_path):
+def test_a_users_load_function_and_named_samples(tmp_path):
     folder = tmp_path / "numbers"
     folder.mkdir()
     for number in range(3):
@@ -106,7 +106,7 @@ def test_samples_of_different_lengths_are_padded(tmp_path):
     assert table["sum"].tolist() == table["length"].tolist() == [1, 2, 3]
 
 
-def test_a_file_that_cannot_be_opened_costs_itself(arrays, tmp_path):
+def test_a_file_that_cannot_be_opened_fails_alone(arrays, tmp_path):
     (arrays / "5.npy").write_bytes(b"no array")
     (arrays / "6.xyz").write_bytes(b"who knows")
     summary, table = infer(arrays, tmp_path / "out", model="models:mean")
@@ -132,7 +132,7 @@ def test_another_model_in_the_file_is_another_step(arrays, saved, tmp_path):
         ("models:TimeFirst", "has the shape (7,"),
     ],
 )
-def test_what_belongs_to_no_sample_is_nobodys_prediction(
+def test_output_that_belongs_to_no_sample_is_rejected(
     arrays, tmp_path, predictions, model, message
 ):
     seen = []
@@ -142,21 +142,21 @@ def test_what_belongs_to_no_sample_is_nobodys_prediction(
     assert all(message in outcome.message for outcome in seen)
 
 
-def test_a_detectors_list_has_a_dict_for_each_sample(arrays, tmp_path):
+def test_a_list_of_dicts_has_one_dict_per_sample(arrays, tmp_path):
     output = tmp_path / "out"
     _, table = infer(arrays, output, model="models:Boxes", predictions="files", batch_size=2)
     for number, name in enumerate(table["output"]):
         assert torch.load(output / name)["boxes"].tolist() == [[number] * 4] * 2
 
 
-def test_where_steps_are_limited_files_of_models_are_too(arrays, saved, tmp_path, monkeypatch):
+def test_the_allowlist_also_limits_model_files(arrays, saved, tmp_path, monkeypatch):
     path = saved("pt2")
     monkeypatch.setenv("BATCHMILL_ALLOWED_STEPS", "batchmill.steps")
-    with pytest.raises(OptionError, match="BATCHMILL_ALLOWED_MODELS: none"):
+    with pytest.raises(OptionError, match="BATCHMILL_ALLOWED_MODELS allows: nothing"):
         infer(arrays, tmp_path / "out", model=path)
-    with pytest.raises(OptionError, match=r"BATCHMILL_ALLOWED_STEPS: batchmill\.steps"):
+    with pytest.raises(OptionError, match=r"BATCHMILL_ALLOWED_STEPS allows: batchmill\.steps"):
         infer(arrays, tmp_path / "out", model="models:mean")
-    with pytest.raises(OptionError, match="BATCHMILL_ALLOWED_MODELS: none"):
+    with pytest.raises(OptionError, match="BATCHMILL_ALLOWED_MODELS allows: nothing"):
         load_model(path, CPU)
     monkeypatch.setenv("BATCHMILL_ALLOWED_MODELS", str(tmp_path))
     assert infer(arrays, tmp_path / "out", model=path)[0].outcomes == {"ok": 5}
@@ -168,11 +168,11 @@ def test_where_steps_are_limited_files_of_models_are_too(arrays, saved, tmp_path
         ({"model": "models:nothing"}, "model models:nothing: cannot be imported"),
         ({"model": "models:mean", "collate": "paad"}, "expected default, pad or"),
         ({"model": "models:mean", "load": "models:nothing"}, "load models:nothing: cannot"),
-        ({"model": "models:mean", "load": "adio"}, "is no kind of file"),
+        ({"model": "models:mean", "load": "adio"}, "is not a kind of file"),
         ({"model": "nowhere.pt2"}, "No such file"),
     ],
 )
-def test_what_is_not_there_is_told_before_anything_starts(arrays, tmp_path, options, message):
+def test_missing_files_and_names_are_reported_before_the_run(arrays, tmp_path, options, message):
     with pytest.raises((OptionError, StepError), match=message):
         infer(arrays, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
@@ -181,7 +181,7 @@ def test_what_is_not_there_is_told_before_anything_starts(arrays, tmp_path, opti
 @pytest.mark.parametrize(
     "options", [{"model": "models:broken"}, {"model": "models:mean", "device": "quantum"}]
 )
-def test_a_model_that_cannot_be_loaded_is_no_inputs_fault(arrays, tmp_path, options):
+def test_a_model_that_cannot_be_loaded_does_not_fail_inputs(arrays, tmp_path, options):
     with pytest.raises(StepError):
         infer(arrays, tmp_path / "out", **options)
 
@@ -196,21 +196,21 @@ def test_another_model_of_an_object_is_another_step(saved):
 
 
 @pytest.mark.parametrize("items", ["by_ids", "a_list", "concatenated"])
-def test_whatever_is_a_dataset_has_samples_for_a_model(arrays, tmp_path, items):
+def test_any_torch_dataset_has_samples_for_a_model(arrays, tmp_path, items):
     summary = run_job(arrays, f"samples:{items}", tmp_path / "out", batch_size=3)
     assert summary.outcomes == {"ok": 5}
     table = pd.read_parquet(tmp_path / "out" / "metadata.parquet")
     assert [eval(row)[0] for row in table["prediction"]] == [0, 1, 2, 3, 4]
 
 
-def test_parts_of_a_random_split_too(arrays, tmp_path):
+def test_parts_of_a_random_split_have_samples_for_a_model(arrays, tmp_path):
     run_job(arrays, "samples:put_together", tmp_path / "out", batch_size=2)
     table = pd.read_parquet(tmp_path / "out" / "metadata.parquet")
     order = [*samples.parts[0].indices, *samples.parts[1].indices]
     assert [eval(row)[0] for row in table["prediction"]] == order
 
 
-def test_named_tuples_give_the_model_their_fields(arrays, tmp_path):
+def test_the_fields_of_named_tuples_become_model_arguments(arrays, tmp_path):
     run_job(arrays, "samples:nested", tmp_path / "out", batch_size=4)
     table = pd.read_parquet(tmp_path / "out" / "metadata.parquet")
     assert table["prediction"].tolist() == [1, 2, 3, 4, 5]
@@ -235,29 +235,31 @@ def test_a_dataset_class_opens_the_inputs_and_makes_the_batches(tmp_path):
         ("nowhere.pt2", "No such file"),
     ],
 )
-def test_what_is_no_model_is_told(arrays, tmp_path, model, message):
+def test_an_object_that_is_not_a_model_is_rejected(arrays, tmp_path, model, message):
     with pytest.raises((OptionError, StepError), match=message):
         load_model(make_inference(model, ModelOptions()).params.get("weights", model), CPU)
 
 
-def test_saved_weights_are_no_model_but_a_function_makes_one_of_them(arrays, tmp_path):
+def test_saved_weights_need_a_function_that_makes_the_model(arrays, tmp_path):
     weights = tmp_path / "weights.pt"
     torch.save({"factor": torch.tensor(2.0)}, weights)
     with pytest.raises(OptionError, match=r"--model package\.module:function --weights FILE"):
         infer(arrays, tmp_path / "out", model=str(weights))
-    with pytest.raises(StepError, match="for saved weights, name a function that makes the model"):
+    with pytest.raises(
+        StepError, match="For saved weights, give a function that creates the model"
+    ):
         load_model(str(weights), CPU)
     _, table = infer(arrays, tmp_path / "out", model="models:scaled", weights=str(weights))
     assert table["prediction"].tolist() == [0, 2, 4, 6, 8]
     torch.save({"factor": torch.tensor(3.0)}, weights)
     summary, table = infer(arrays, tmp_path / "out", model="models:scaled", weights=str(weights))
     assert (summary.executed, table["prediction"].tolist()) == (5, [0, 3, 6, 9, 12])
-    with pytest.raises(OptionError, match="only a function that makes a model takes weights"):
+    with pytest.raises(OptionError, match="a model file already contains its weights"):
         make_inference("a.pt2", ModelOptions(weights=weights))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
-def test_a_gpu_gives_what_the_cpu_gives(arrays, tmp_path):
+def test_gpu_and_cpu_give_the_same_results(arrays, tmp_path):
     tables = [
         infer(arrays, tmp_path / device, model="models:mean", device=device)[1]
         for device in ("cpu", "cuda")
@@ -269,5 +271,5 @@ def test_a_gpu_gives_what_the_cpu_gives(arrays, tmp_path):
 def test_devices():
     assert choose_device("cpu") == CPU
     assert choose_device("auto").type in ("cpu", "cuda")
-    with pytest.raises(StepError, match="is none"):
+    with pytest.raises(StepError, match="is not a device"):
         choose_device("quantum")

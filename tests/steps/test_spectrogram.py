@@ -1,4 +1,4 @@
-"""Log-mel spectrograms: published filters, the right band and frame, the same bytes everywhere."""
+"""Test log-mel spectrograms: published filters, correct bands and frames, stable bytes."""
 
 import hashlib
 import math
@@ -22,7 +22,7 @@ def tone(hz, seconds=1.0, rate=RATE, level=1.0):
 
 @pytest.fixture
 def image_of(tmp_path):
-    """Gives a sound's spectrogram, and the row about it."""
+    """Return a function that returns a sound's spectrogram and its row."""
 
     def make(samples, rate=RATE, **params):
         source = tmp_path / "a.wav"
@@ -33,8 +33,8 @@ def image_of(tmp_path):
     return make
 
 
-def test_filters_have_the_values_that_librosa_documents():
-    """librosa.filters.mel(sr=22050, n_fft=2048): the beginning of its first two filters."""
+def test_filters_have_the_values_in_the_librosa_documentation():
+    """The start of the first two filters of librosa.filters.mel(sr=22050, n_fft=2048)."""
     bank = mel_filters(22_050, 2048, 128, 0.0, 11_025.0)
     first = [0, 0.016182853208219942, 0.032365706416439884, 0.028990088037379964]
     first += [0.012807234829160026, 0]
@@ -46,7 +46,7 @@ def test_filters_have_the_values_that_librosa_documents():
 
 
 def test_filters_follow_the_published_formula_above_1000_hz():
-    """Slaney: f = 1000 * 6.4 ** ((mel - 15) / 27); evaluated here in plain Python."""
+    """Slaney's formula is f = 1000 * 6.4 ** ((mel - 15) / 27)."""
 
     def hz(mel):
         return mel * 200 / 3 if mel < 15 else 1000 * 6.4 ** ((mel - 15) / 27)
@@ -72,7 +72,7 @@ def test_a_tone_is_loudest_in_its_band(image_of, hz):
     assert image[:, 30].argmax() == bank[:, round(hz * 1024 / RATE)].argmax()
 
 
-def test_levels_are_those_of_the_formula(image_of):
+def test_levels_follow_the_formula(image_of):
     """A tone of amplitude a in the middle of bin k has power (a * n_fft / 4)^2 there (Hann)."""
     image, _ = image_of(tone(1000, level=0.5), n_mels=40, top_db=None)
     bank = mel_filters(RATE, 1024, 40, 0.0, 8000.0)
@@ -100,7 +100,7 @@ def test_channels_are_averaged(image_of):
     assert np.array_equal(both, image_of(left)[0])
 
 
-def test_a_resampled_recording_is_that_of_the_other_rate(image_of):
+def test_a_resampled_recording_matches_one_at_the_new_rate(image_of):
     low, row = image_of(tone(1000, rate=44_100), rate=44_100, sample_rate=RATE)
     assert (row["sample_rate"], row["end"]) == (RATE, 1.0)
     same, _ = image_of(tone(1000))
@@ -108,12 +108,12 @@ def test_a_resampled_recording_is_that_of_the_other_rate(image_of):
     assert np.abs(low - same)[:, 5:-5][same[:, 5:-5] > same.max() - 40].max() < 0.1
 
 
-def test_nothing_is_mirrored_into_what_is_left_of_the_spectrum(image_of):
+def test_resampling_does_not_alias(image_of):
     image, _ = image_of(tone(15_000, rate=44_100), rate=44_100, sample_rate=RATE, top_db=None)
     assert image[:, 5:-5].max() < -40
 
 
-def test_clips_are_as_those_of_split(tmp_path):
+def test_clips_match_those_of_split(tmp_path):
     source = tmp_path / "a.wav"
     noise = np.random.default_rng(0).integers(-999, 999, 5 * RATE // 2).astype(np.int16)
     soundfile.write(source, noise, RATE)
@@ -144,13 +144,13 @@ def test_clips_are_as_those_of_split(tmp_path):
         ({"seconds": 1, "overlap": 1}, "overlap"),
     ],
 )
-def test_what_cannot_be_computed_is_told(image_of, params, fault):
+def test_unsuitable_parameters_are_rejected(image_of, params, fault):
     with pytest.raises(ValueError, match=fault):
         image_of(tone(1000), **params)
 
 
 @pytest.mark.slow
-def test_workers_and_threads_change_no_byte(tmp_path):
+def test_workers_and_threads_do_not_change_the_bytes(tmp_path):
     (tmp_path / "in").mkdir()
     for number in range(4):
         noise = np.random.default_rng(number).standard_normal((RATE, 2)) / 9

@@ -1,4 +1,4 @@
-"""Texts into chunks: nothing of them is lost or changed, and what is no text is named."""
+"""Test cutting texts into chunks: no text is lost or changed, and bad files are rejected."""
 
 import tempfile
 from itertools import pairwise
@@ -15,7 +15,7 @@ from batchmill.steps.text import chunk
 HERE = str(Path(__file__).parents[1] / "support")
 TOKENIZERS = "tokenizers_under_test"
 
-# Letters of several bytes and of several code points, line ends of all kinds, white space.
+# Letters of several bytes or code points, all kinds of line ends, and white space.
 TEXTS = st.text(
     st.sampled_from("aB3 \t\n\r\v\u2028\u00a0é\u0301ß漢👩\u200d.,-_'\ufeff"), max_size=60
 )
@@ -34,7 +34,7 @@ def _tokenizers_can_be_imported(monkeypatch):
 
 
 def chunks(folder, content, **options):
-    """Cut a text up, and return the rows and the texts of the chunks."""
+    """Cut a text into chunks, and return their rows and texts."""
     source = Path(folder, "a.txt")
     source.write_bytes(content if isinstance(content, bytes) else content.encode())
     rows = list(chunk(source, Path(folder), **options))
@@ -61,7 +61,7 @@ def test_chunks(out, text, options, parts):
     assert chunks(out, text, **options)[1] == parts
 
 
-def test_rows_say_where_a_chunk_comes_from(out):
+def test_rows_describe_the_source_of_a_chunk(out):
     rows, _ = chunks(out, "ein Wort, größer", size=2, unit="words", overlap=1)
     assert rows == [
         {
@@ -118,19 +118,19 @@ def test_chunks_cover_the_text_and_overlaps_are_exact(text, size, overlap, unit)
             assert len(text[before["start"] : before["end"]].split()) == size
         else:
             assert before["tokens"] == size
-    if unit in ("ids", "silent"):  # A token a byte.
+    if unit in ("ids", "silent"):  # One token per byte.
         total = sum(row["tokens"] for row in rows) - overlap * (len(rows) - 1)
         assert total == len(text.encode())
 
 
-def test_tokens_of_parts_of_a_character(out):
-    """A character of four tokens belongs to the chunk that has its first one."""
+def test_several_tokens_may_make_up_one_character(out):
+    """A character of four tokens belongs to the chunk with its first token."""
     rows, parts = chunks(out, "a👩b", size=2, unit="tokens", tokenizer=f"{TOKENIZERS}:ids")
     assert parts == ["a👩", "", "b"]
     assert [row["tokens"] for row in rows] == [2, 2, 2]
 
 
-def test_a_tokenizer_may_leave_out_what_is_no_letter(out):
+def test_a_tokenizer_may_leave_out_anything_but_letters(out):
     rows, parts = chunks(
         out, "One, two -- three!", size=2, unit="tokens", tokenizer=f"{TOKENIZERS}:pieces"
     )
@@ -148,12 +148,12 @@ def test_a_tokenizer_may_leave_out_what_is_no_letter(out):
         ("numbers", "One", "returned a int: expected text"),
     ],
 )
-def test_tokens_that_are_not_the_texts(out, name, text, says):
+def test_tokens_that_do_not_match_the_text_are_rejected(out, name, text, says):
     with pytest.raises((ValueError, TypeError), match=says):
         chunks(out, text, unit="tokens", tokenizer=f"{TOKENIZERS}:{name}")
 
 
-def test_tokens_that_are_marked_as_no_words_beginning(out):
+def test_tokens_may_be_marked_as_parts_of_a_word(out):
     options = {"unit": "tokens", "tokenizer": f"{TOKENIZERS}:marked"}
     rows, parts = chunks(out, "ab,  cd\nef", size=3, overlap=1, **options)
     assert parts == ["ab,  ", ",  cd\n", "d\nef"]
@@ -166,7 +166,7 @@ def test_unit_and_tokenizer_belong_together(out):
             chunks(out, "a", **options)
 
 
-def test_an_overlap_of_the_whole_chunk_is_refused(out):
+def test_an_overlap_of_the_whole_chunk_is_rejected(out):
     with pytest.raises(ValueError, match="must be below size"):
         chunks(out, "abc", size=2, overlap=2)
 
@@ -186,7 +186,7 @@ def test_an_overlap_of_the_whole_chunk_is_refused(out):
         (b"\xed\xa0\x80", "invalid continuation byte", "���", ""),
     ],
 )
-def test_what_is_no_utf_8(out, content, says, replaced, ignored):
+def test_invalid_utf_8_is_handled_as_configured(out, content, says, replaced, ignored):
     with pytest.raises(ValueError, match=says):
         chunks(out, content)
     assert [row["output"] for row in chunks(out, b"a")[0]] == ["0000.txt"]
@@ -194,14 +194,14 @@ def test_what_is_no_utf_8(out, content, says, replaced, ignored):
     assert "".join(chunks(out, content, errors="ignore")[1]) == ignored
 
 
-def test_a_byte_order_mark_is_no_part_of_the_text(out):
+def test_a_byte_order_mark_is_not_part_of_the_text(out):
     rows, parts = chunks(out, b"\xef\xbb\xbfab", size=1)
     assert parts == ["a", "b"]
     assert [row["start"] for row in rows] == [0, 1]
 
 
 @pytest.mark.parametrize("unit", ["characters", "words"])
-def test_a_large_file_of_one_line(out, unit):
+def test_a_large_file_with_a_single_line(out, unit):
     text = "größer " * 1_500_000
     rows, parts = chunks(out, text, size=400_000, unit=unit)
     assert "".join(parts) == text
@@ -225,7 +225,7 @@ def test_a_large_file_of_one_line(out, unit):
         ({"tokenizer": "broken_under_test:x"}, "(ZeroDivisionError: division by zero)"),
     ],
 )
-def test_parameters_are_checked_before_anything_starts(tmp_path, monkeypatch, params, says):
+def test_parameters_are_checked_before_the_run(tmp_path, monkeypatch, params, says):
     (tmp_path / "broken_under_test.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(StepError) as caught:
@@ -233,25 +233,25 @@ def test_parameters_are_checked_before_anything_starts(tmp_path, monkeypatch, pa
     assert says in str(caught.value)
 
 
-def test_a_tokenizer_is_code_and_must_be_allowed(out, monkeypatch, tmp_path):
+def test_a_tokenizer_must_be_in_the_allowlist(out, monkeypatch, tmp_path):
     (tmp_path / "forbidden_tokenizer.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("BATCHMILL_ALLOWED_STEPS", f"batchmill.steps,{TOKENIZERS}:ids")
     forbidden = ["forbidden_tokenizer:x", "os:system", f"{TOKENIZERS}:pieces"]
     for tokenizer in forbidden:
-        with pytest.raises(OptionError, match="not among what may be run"):
+        with pytest.raises(OptionError, match="may not be run here"):
             load_step("batchmill.steps.text:chunk", {"tokenizer": tokenizer})
-        with pytest.raises(OptionError, match="not among what may be run"):
+        with pytest.raises(OptionError, match="may not be run here"):
             chunks(out, "a", unit="tokens", tokenizer=tokenizer)
-    # One that an allowed module has merely imported.
+    # An allowed module imports this tokenizer from another module.
     monkeypatch.setenv("BATCHMILL_ALLOWED_STEPS", f"batchmill.steps,{TOKENIZERS}")
-    with pytest.raises(OptionError, match="which is not among what may be run"):
+    with pytest.raises(OptionError, match="which may not be run here"):
         load_step("batchmill.steps.text:chunk", {"tokenizer": f"{TOKENIZERS}:findall"})
     params = {"unit": "tokens", "tokenizer": f"{TOKENIZERS}:pieces"}
     assert load_step("batchmill.steps.text:chunk", params).params["tokenizer"]
 
 
-def test_another_tokenizers_source_is_another_step(tmp_path, monkeypatch):
+def test_a_changed_tokenizer_changes_the_step(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     identities = set()
     for body in ("text.split()", "list(text)", "list(text)"):

@@ -1,4 +1,4 @@
-"""The tutorial's step."""
+"""Test the step of the tutorial."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from batchmill.steps.words import split
         ("Größe\n", {"num_chars": 5}, ["Größe"]),
     ],
 )
-def test_parts_are_whole_and_overlap(tmp_path, word, options, parts):
+def test_parts_are_complete_and_overlap(tmp_path, word, options, parts):
     source = tmp_path / "word.txt"
     source.write_text(word, encoding="utf-8")
     rows = list(split(source, **options))
@@ -25,6 +25,6 @@ def test_parts_are_whole_and_overlap(tmp_path, word, options, parts):
     assert [row["index"] for row in rows] == list(range(len(parts)))
 
 
-def test_an_overlap_of_the_whole_part_is_refused(tmp_path):
+def test_an_overlap_of_the_whole_part_is_rejected(tmp_path):
     with pytest.raises(ValueError, match="must be below num_chars"):
         list(split(tmp_path, num_chars=2, overlap=2))

@@ -1,4 +1,4 @@
-"""Manifests, inputs and datasets in an S3 bucket: what a folder does, a bucket does."""
+"""Manifests, inputs and datasets work in an S3 bucket as in a folder."""
 
 import os
 import random
@@ -32,7 +32,7 @@ COPY = "steps_under_test:copy"
 
 @pytest.fixture
 def inputs(tmp_path, monkeypatch):
-    """Ten inputs and their manifest in a folder, with the steps at hand."""
+    """Ten inputs and their manifest in a folder. The steps can be imported."""
     monkeypatch.chdir(HERE)
     folder = tmp_path / "data"
     (folder / "in").mkdir(parents=True)
@@ -45,7 +45,7 @@ def inputs(tmp_path, monkeypatch):
 
 @pytest.fixture
 def data(inputs, bucket):
-    """The same in a bucket; gives its URL."""
+    """Upload the inputs and the manifest to a bucket, and return the URL."""
     upload(inputs, f"{bucket}/data")
     return f"{bucket}/data"
 
@@ -57,10 +57,10 @@ def store(data):
 
 @pytest.fixture
 def job(data, bucket):
-    """Runs the job; gives the summary."""
+    """Return a function that runs the job and returns the summary."""
 
     def run(manifest=f"{data}/m.csv", output=f"{bucket}/out", step=COPY, **options):
-        # Each worker has connections of its own, which take half a second.
+        # Each worker opens its own connections, which takes half a second.
         return run_job(manifest, step, output, **{"num_workers": 1} | options)
 
     return run
@@ -78,10 +78,10 @@ def test_a_dataset_in_a_bucket_has_the_same_bytes_as_one_in_a_folder(job, inputs
     assert executed(job) == 0
 
 
-def test_only_what_has_changed_is_executed(job, store, bucket):
+def test_only_changed_inputs_are_executed(job, store, bucket):
     job()
     store.write("in/1.txt", store.read("in/1.txt"))
-    assert executed(job) == 0, "written again, and the same"
+    assert executed(job) == 0, "rewritten with the same content"
     store.write("in/1.txt", b"another ....")
     store.write("in/2.txt", b"CONTENT of in/2.txt")
     assert executed(job) == 2
@@ -96,8 +96,8 @@ def test_only_what_has_changed_is_executed(job, store, bucket):
     assert faults(f"{bucket}/out") == []
 
 
-def test_another_etag_of_the_same_content_is_read_once_and_executes_nothing(job, data, bucket):
-    """As after a copy in parts: the ETag says how many there were."""
+def test_a_new_etag_of_the_same_content_is_read_once_and_executes_nothing(job, data, bucket):
+    """A copy in parts has another ETag, which contains the number of parts."""
     job()
     before = remote.stat(f"{data}/in/0.txt").etag
     upload_in_parts(f"{data}/in/0.txt", b"content of in/0.txt")
@@ -109,13 +109,13 @@ def test_another_etag_of_the_same_content_is_read_once_and_executes_nothing(job,
     assert len(plan.touched) == 0
 
 
-def test_inputs_come_from_wherever_the_manifest_says(inputs, data, bucket, tmp_path):
+def test_a_manifest_may_mix_urls_and_paths(inputs, data, bucket, tmp_path):
     urls = [f"{data}/in/0.txt", f"{data}/in/nosuch.txt", str(inputs / "in" / "1.txt")]
     summary = run_job_of(urls, tmp_path)
     assert summary.outcomes == {"ok": 2, "missing": 1}
     table = pd.read_csv(tmp_path / "out" / "metadata.csv")
     assert table["input"].tolist() == [urls[0], "data/in/1.txt"]
-    # When it comes, it is executed.
+    # The missing input is executed after it was written.
     open_store(data).write("in/nosuch.txt", b"here")
     assert run_job_of(urls, tmp_path).executed == 1
     assert run_job_of(urls, tmp_path).executed == 0
@@ -126,7 +126,7 @@ def run_job_of(urls, folder):
     return run_job(folder / "urls.csv", COPY, folder / "out")
 
 
-def test_an_input_of_a_store_without_etags(inputs, tmp_path):
+def test_changes_are_detected_in_a_store_without_etags(inputs, tmp_path):
     folder = f"memory://{tmp_path.name}"
     upload(inputs, folder)
     assert run_job(f"{folder}/m.csv", COPY, tmp_path / "out").outcomes == {"ok": 10}
@@ -136,11 +136,11 @@ def test_an_input_of_a_store_without_etags(inputs, tmp_path):
 
 
 @pytest.mark.parametrize("step", ["steps_under_test:Splitter", "steps_under_test:length"])
-def test_steps_of_every_kind_are_given_local_copies(job, step, bucket):
+def test_all_kinds_of_steps_get_local_copies(job, step, bucket):
     assert job(step=step).outcomes == {"ok": 10}
 
 
-def test_a_prefix_and_a_pattern_list_files_but_no_dataset(job, data, store):
+def test_a_prefix_and_a_pattern_list_files_outside_datasets(job, data, store):
     store.write("in/deeper/x.txt", b"x")
     store.write("in/deeper/x.bin", b"x")
     store.write("in/.hidden.txt", b"x")
@@ -156,7 +156,7 @@ def test_a_prefix_and_a_pattern_list_files_but_no_dataset(job, data, store):
     assert job(manifest=f"{data}/in/*/*.bin").outcomes == {"ok": 1}
 
 
-def test_many_inputs_are_looked_at_by_listing(data, monkeypatch):
+def test_many_inputs_of_one_folder_are_listed(data, monkeypatch):
     files = fsspec.filesystem("s3")
     urls = [f"{data}/many/{number:03d}" for number in range(300)]
     for url in urls:
@@ -178,12 +178,12 @@ def test_many_inputs_are_looked_at_by_listing(data, monkeypatch):
         ("../m.csv", "no such file, and no files below it"),
     ],
 )
-def test_a_manifest_that_is_none(data, manifest, expected):
+def test_a_url_without_a_manifest_is_rejected(data, manifest, expected):
     with pytest.raises(ManifestError, match=expected):
         load_manifest(f"{data}/{manifest}")
 
 
-def test_keys_are_names_as_they_stand(data, store):
+def test_keys_are_used_unchanged_as_names(data, store):
     names = ["in/a b.txt", "in/é.txt", "in/x//y.txt", "in/#1.txt", "in/..b.txt"]
     for name in names:
         store.write(name, b"x")
@@ -198,7 +198,7 @@ def test_keys_are_names_as_they_stand(data, store):
     assert "already listed on line 3" in caught.value.faults[1]
 
 
-def test_a_root_keeps_inputs_below_it(data, store):
+def test_inputs_outside_the_root_are_rejected(data, store):
     store.write("rooted.csv", f"input\n0.txt\n{data}/in/1.txt\n{data}/m.csv\n".encode())
     with pytest.raises(ManifestError, match="leaves the root"):
         load_manifest(f"{data}/rooted.csv", root=f"{data}/in")
@@ -207,7 +207,7 @@ def test_a_root_keeps_inputs_below_it(data, store):
     assert manifest.inputs["input"].to_pylist() == ["0.txt", "1.txt"]
 
 
-def test_one_writer(job, bucket):
+def test_a_dataset_in_a_bucket_has_one_writer(job, bucket):
     job()
     ledger = Ledger(open_store(f"{bucket}/out"))
     assert holder(ledger) is None
@@ -217,10 +217,10 @@ def test_one_writer(job, bucket):
             job()
 
 
-def test_a_bucket_that_is_not_there_or_has_something_else_in_it(job, data):
+def test_a_missing_bucket_and_a_url_without_a_dataset_are_rejected(job, data):
     with pytest.raises(StoreError, match="no bucket 'no-such-bucket'"):
         job(output="s3://no-such-bucket/out")
-    with pytest.raises(OptionError, match="holds files that are not a dataset's"):
+    with pytest.raises(OptionError, match="contains files, but is not a dataset"):
         job(output=data)
     with pytest.raises(OptionError, match="is not a dataset"):
         open_ledger(f"{data}/nosuch")
@@ -228,7 +228,10 @@ def test_a_bucket_that_is_not_there_or_has_something_else_in_it(job, data):
 
 @pytest.fixture
 def unsteady(monkeypatch):
-    """Make the store fail: every so many calls, or all after so many until a file is there."""
+    """Let the store fail: calls at random, or all calls after a number until a file exists.
+
+    Returns the state that controls it: `chance`, `dies_after`, and the path of the file.
+    """
     import s3fs
 
     call = s3fs.S3FileSystem._call_s3
@@ -247,7 +250,7 @@ def unsteady(monkeypatch):
     return state
 
 
-def test_a_store_that_fails_now_and_then_loses_nothing(job, bucket, unsteady):
+def test_random_failures_of_a_store_lose_nothing(job, bucket, unsteady):
     unsteady["chance"] = 0.1
     assert job(num_workers=1).outcomes == {"ok": 10}
     unsteady["chance"] = 0.0
@@ -256,7 +259,7 @@ def test_a_store_that_fails_now_and_then_loses_nothing(job, bucket, unsteady):
     assert faults(f"{bucket}/out") == []
 
 
-def test_a_store_that_goes_away_fails_no_input(job, bucket, unsteady, tmp_path):
+def test_inputs_do_not_fail_when_the_store_becomes_unavailable(job, bucket, unsteady, tmp_path):
     unsteady["mended"] = tmp_path / "mended"
     unsteady["chance"] = 0.0
     with pytest.raises(StoreError, match="the line is down"):
@@ -267,20 +270,20 @@ def test_a_store_that_goes_away_fails_no_input(job, bucket, unsteady, tmp_path):
     assert faults(f"{bucket}/out") == []
 
 
-def test_errors_have_no_secret_in_them(data, monkeypatch):
-    """Whatever a library puts into its error."""
+def test_errors_contain_no_secrets(data, monkeypatch):
+    """The library puts secrets into its error."""
     import s3fs
 
     async def tell(self, method, *arguments, **options):
         raise PermissionError(f"{SECRET} at s3://{SECRET}:x@bucket?X-Amz-Signature={SECRET}")
 
     monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", tell)
-    with pytest.raises(StoreError, match="access is refused") as caught:
+    with pytest.raises(StoreError, match="access denied") as caught:
         remote.read(f"{data}/m.csv")
     assert SECRET not in str(caught.value)
 
 
-def test_without_credentials_that_is_what_is_said(data, monkeypatch):
+def test_the_error_reports_missing_credentials(data, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
@@ -290,7 +293,7 @@ def test_without_credentials_that_is_what_is_said(data, monkeypatch):
         load_manifest(f"{data}/m.csv")
 
 
-def test_a_missing_library_is_named_with_its_extra(tmp_path):
+def test_the_error_for_a_missing_library_names_the_extra(tmp_path):
     script = (
         "import sys; sys.modules['s3fs'] = None\n"
         "from batchmill.storage import remote\n"
@@ -301,7 +304,7 @@ def test_a_missing_library_is_named_with_its_extra(tmp_path):
     assert "pip install 'batchmill[s3]'" in done.stdout, done.stderr
 
 
-def test_a_killed_process_leaves_its_scratch_folder_to_the_next(tmp_path, monkeypatch):
+def test_the_scratch_folder_of_a_killed_process_is_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     def die():
@@ -320,7 +323,7 @@ def test_a_killed_process_leaves_its_scratch_folder_to_the_next(tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_key_is_no_path_of_this_machine(data, store, bucket, tmp_path):
+def test_a_key_is_not_used_as_a_local_path_or_another_url(data, store, bucket, tmp_path):
     secret = tmp_path / "secret.txt"
     secret.write_text("of this machine")
     keys = ["0.txt", f"/{secret}".replace("//", "/"), "https://host/p.txt", "/x.txt"]
@@ -333,7 +336,7 @@ def test_a_key_is_no_path_of_this_machine(data, store, bucket, tmp_path):
     assert len([*out.files("files")]) == 4
 
 
-def test_a_manifest_below_two_slashes_names_what_is_there(data, bucket):
+def test_inputs_of_a_manifest_below_two_slashes_are_found(data, bucket):
     files = fsspec.filesystem("s3")
     files.pipe_file(f"{data}/x//m.csv", b"input\na.txt\n")
     files.pipe_file(f"{data}/x//a.txt", b"right")
@@ -350,7 +353,7 @@ def test_an_input_that_is_replaced_and_put_back_is_executed_again(job, store):
     assert executed(job) == 1
 
 
-def test_markers_of_folders_are_no_files(job, data, bucket):
+def test_folder_markers_are_not_files(job, data, bucket):
     files = fsspec.filesystem("s3")
     for marker in ("out/", "out/.batchmill/lease/", "out/.batchmill/released/", "data/in/"):
         files.call_s3("put_object", Bucket=bucket.removeprefix("s3://"), Key=marker, Body=b"")
@@ -359,13 +362,13 @@ def test_markers_of_folders_are_no_files(job, data, bucket):
     assert faults(f"{bucket}/out") == []
 
 
-def test_a_pattern_does_not_take_a_datasets_tables(job, data):
+def test_a_pattern_does_not_match_the_tables_of_a_dataset(job, data):
     manifest, output = f"{data}/**/*.*", f"{data}/sub/out"
     assert job(manifest=manifest, output=output).outcomes == {"ok": 11}
     assert executed(job, manifest=manifest, output=output) == 0
 
 
-def test_a_dataset_in_a_bucket_is_a_manifest_of_its_outputs(job, bucket):
+def test_a_dataset_in_a_bucket_can_be_a_manifest(job, bucket):
     job()
     manifest = load_manifest(f"{bucket}/out")
     rows = pd.read_parquet(f"{bucket}/out/metadata.parquet")
@@ -374,20 +377,20 @@ def test_a_dataset_in_a_bucket_is_a_manifest_of_its_outputs(job, bucket):
     assert manifest.manifest_columns["made_from"].to_pylist() == rows["input"].tolist()
 
 
-def test_brackets_may_be_a_name(data, store):
+def test_a_name_may_contain_brackets(data, store):
     store.write("in [2024]/a.txt", b"x")
     assert load_manifest(f"{data}/in [2024]").inputs["input"].to_pylist() == ["a.txt"]
 
 
 @pytest.fixture
 def web(inputs):
-    """A web server over the inputs, which gives no ETag; gives its URL."""
+    """Start a web server for the inputs and yield its URL. It sends no ETags."""
     handler = partial(SimpleHTTPRequestHandler, directory=str(inputs))
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
         yield f"http://127.0.0.1:{server.server_port}"
 
 
-def test_inputs_of_a_web_server_are_told_by_their_content(web, inputs, tmp_path):
+def test_changes_on_a_web_server_are_detected_by_content(web, inputs, tmp_path):
     urls = [f"{web}/in/{name}.txt" for name in (0, 1, "nosuch")]
     assert run_job_of(urls, tmp_path).outcomes == {"ok": 2, "missing": 1}
     assert run_job_of(urls, tmp_path).executed == 0
@@ -395,7 +398,7 @@ def test_inputs_of_a_web_server_are_told_by_their_content(web, inputs, tmp_path)
     assert run_job_of(urls, tmp_path).executed == 1
 
 
-def test_a_web_server_that_is_gone_costs_its_own_inputs_alone(web, tmp_path, unsteady):
+def test_an_unreachable_web_server_fails_only_its_own_inputs(web, tmp_path, unsteady):
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}/x.txt"
@@ -404,7 +407,7 @@ def test_a_web_server_that_is_gone_costs_its_own_inputs_alone(web, tmp_path, uns
     assert summary.pending == 0
 
 
-def test_an_input_that_is_refused_alone_fails_alone(job, data, monkeypatch):
+def test_an_input_without_access_fails_alone(job, data, monkeypatch):
     import s3fs
 
     call = s3fs.S3FileSystem._call_s3
@@ -420,8 +423,10 @@ def test_an_input_that_is_refused_alone_fails_alone(job, data, monkeypatch):
     assert "in the archive" in summary.failures[0][1]
 
 
-def test_a_torn_list_of_released_inputs_is_named(job, bucket):
+def test_the_error_names_a_damaged_list_of_released_inputs(job, bucket):
     job()
     open_store(f"{bucket}/out").write(".batchmill/released/x.json", b'{"run"')
-    with pytest.raises(LedgerError, match=r"released/x.json: is no file of this ledger"):
+    with pytest.raises(
+        LedgerError, match=r"released/x.json: is damaged, or is not a file of this ledger"
+    ):
         job()

@@ -1,7 +1,7 @@
-"""A dataset is data, never instructions: nothing outside it is read, written or removed.
+"""Nothing outside a dataset is read, written or removed.
 
-A dataset may come from somebody else. Its links and the names in its ledger must not lead a run to
-other files.
+A dataset may come from another person. Its links and the names in its ledger must not give a run
+access to other files.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from batchmill.maintenance.verify import examine
 from batchmill.storage import LocalStore, open_store
 
 STEP = "batchmill.steps.words:split"
-# Every method of a store that takes a name.
+# All methods of a store that take a name.
 CALLS = {
     "exists": lambda store, name: store.exists(name),
     "names": lambda store, name: store.names(name),
@@ -60,19 +60,19 @@ def store(request, tmp_path):
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", ["../outside/x", "files/../../outside/x", "a//b", "files/.."])
-def test_a_name_that_leads_out_is_refused(store, outside, call, name):
-    with pytest.raises(StoreError, match="leads out of this dataset"):
+def test_a_name_outside_the_store_is_rejected(store, outside, call, name):
+    with pytest.raises(StoreError, match="points outside this dataset"):
         CALLS[call](store, name)
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "a\0b", "./a", "a/."])
-def test_a_path_is_not_a_name(tmp_path, name):
-    with pytest.raises(StoreError, match="leads out of this dataset"):
+def test_a_name_that_is_not_a_plain_relative_path_is_rejected(tmp_path, name):
+    with pytest.raises(StoreError, match="points outside this dataset"):
         LocalStore(tmp_path).read(name)
 
 
 @pytest.mark.parametrize("call", sorted(CALLS))
-def test_a_link_on_the_way_is_refused(tmp_path, outside, call):
+def test_a_link_in_a_name_is_rejected(tmp_path, outside, call):
     (tmp_path / "dataset").mkdir()
     (tmp_path / "dataset" / "files").symlink_to(outside)
     with pytest.raises(StoreError, match="dataset/files: is a link"):
@@ -87,7 +87,7 @@ def test_a_file_that_is_a_link_is_not_read(tmp_path, outside, call):
         CALLS[call](LocalStore(tmp_path / "dataset"), "x")
 
 
-def test_a_link_is_replaced_and_removed_itself(tmp_path, outside):
+def test_write_and_remove_change_a_link_not_its_target(tmp_path, outside):
     store = LocalStore(tmp_path / "dataset")
     store.write("files/a/x", b"old")
     for name in ("x", "y"):
@@ -102,7 +102,7 @@ def test_a_link_is_replaced_and_removed_itself(tmp_path, outside):
     assert store.names("") == ["files", "x"]
 
 
-def test_outputs_are_not_placed_through_a_link(tmp_path, outside):
+def test_put_folder_does_not_follow_a_link(tmp_path, outside):
     store = LocalStore(tmp_path / "dataset")
     with store.staging("one") as folder:
         (folder / "a").mkdir()
@@ -113,8 +113,8 @@ def test_outputs_are_not_placed_through_a_link(tmp_path, outside):
             store.put_folder(folder / "a", "files/inner", ["x"])
 
 
-def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(tmp_path, outside):
-    """Another thread puts links in the place of a folder while a store works in it."""
+def test_a_folder_that_becomes_a_link_during_a_call_is_not_followed(tmp_path, outside):
+    """Another thread replaces a folder with a link while a store uses the folder."""
     store = LocalStore(tmp_path / "dataset")
     folder = tmp_path / "dataset" / "files"
     store.write("files/inner/x", b"")
@@ -157,7 +157,7 @@ def run(words, dataset, **options):
 
 
 @pytest.mark.parametrize("name", ["files", "metadata.csv", ".batchmill/parts", ".batchmill"])
-def test_a_dataset_with_a_link_is_refused_by_name(words, dataset, outside, name):
+def test_the_error_names_a_link_in_a_dataset(words, dataset, outside, name):
     moved = dataset.parent / "moved"
     (dataset / name).rename(moved)
     (dataset / name).symlink_to(moved)
@@ -186,7 +186,7 @@ def rewrite(dataset, **values):
         "files/a/./x",
     ],
 )
-def test_a_part_that_names_outputs_elsewhere_is_refused(words, dataset, outside, path):
+def test_a_part_with_outputs_outside_the_dataset_is_rejected(words, dataset, outside, path):
     part = rewrite(dataset, outputs=[{"path": path, "size": 8, "content": ""}])
     message = f"{part}: names '{re.escape(path)}', which is outside"
     for options in ({"force": True}, {"prune": True}):
@@ -198,17 +198,19 @@ def test_a_part_that_names_outputs_elsewhere_is_refused(words, dataset, outside,
 
 
 @pytest.mark.parametrize("identifier", ["../../outside", "..", "", "a/b"])
-def test_a_part_that_names_another_folder_is_refused(words, dataset, outside, identifier):
+def test_a_part_with_an_input_id_outside_the_outputs_is_rejected(
+    words, dataset, outside, identifier
+):
     part = rewrite(dataset, input_id=identifier)
-    # The input of this record is withdrawn, so that its folder would be removed.
+    # The manifest no longer lists the input of this record, so a prune would remove its folder.
     (words / "manifest.csv").write_text("input\nb.txt\n")
     with pytest.raises(LedgerError, match=f"{part}: names '{re.escape(identifier)}', which is"):
         run(words, dataset, prune=True)
     assert (dataset / ".batchmill" / "format.json").exists()
 
 
-def test_a_run_after_one_that_was_killed_removes_nothing_through_a_link(words, dataset, outside):
-    """The next run removes files without a record; here the folder of outputs leads elsewhere."""
+def test_cleanup_after_a_killed_run_does_not_follow_a_link(words, dataset, outside):
+    """The next run removes files without a record, but the folder of the outputs is a link."""
     shutil.rmtree(dataset / "files")
     (dataset / "files").symlink_to(outside)
     with pytest.raises(OptionError, match="files: is a link"):

@@ -1,4 +1,4 @@
-"""What only a folder can do wrong; what every store promises is in test_store_contract."""
+"""Retries, permissions and credentials. test_store_contract tests what all stores share."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ from batchmill.storage.connection import connected
 
 
 @pytest.mark.parametrize(("error", "tries"), [(errno.EIO, 3), (errno.EACCES, 1)])
-def test_what_may_pass_is_tried_again(tmp_path, monkeypatch, error, tries):
+def test_a_passing_error_is_retried(tmp_path, monkeypatch, error, tries):
     monkeypatch.setattr("batchmill.storage.retries.retry_local.pauses", (0.0, 0.0))
     count = 0
 
@@ -31,13 +31,13 @@ def test_what_may_pass_is_tried_again(tmp_path, monkeypatch, error, tries):
     assert os.listdir(tmp_path) == []
 
 
-def test_where_nothing_can_be_written(tmp_path):
+def test_a_file_as_root_raises_store_error(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError, match="file"):
         LocalStore(tmp_path / "file").write("x", b"")
 
 
-def test_files_have_the_usual_rights(tmp_path):
+def test_files_have_the_default_permissions(tmp_path):
     LocalStore(tmp_path).write("a", b"")
     (tmp_path / "usual").write_bytes(b"")
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == (
@@ -45,7 +45,7 @@ def test_files_have_the_usual_rights(tmp_path):
     )
 
 
-def test_each_store_is_opened_in_its_own_way():
+def test_the_innermost_store_gives_the_options_of_a_url():
     lab = Access(url="s3://lab/sets", options={"key": "of-the-lab"})
     inner = Access(url="s3://lab/sets/private", options={"key": "private"})
     with access_to([lab, inner]):
@@ -68,7 +68,7 @@ def test_the_options_of_an_equal_store_stay():
         assert options_for("s3://lab/in") == {"key": "other"}
 
 
-def test_errors_do_not_have_a_stores_options():
+def test_errors_do_not_contain_the_options_of_a_store():
     options = {"endpoint_url": "http://host", "connection_string": "AccountKey=open-sesame"}
     nested = {"client_kwargs": {"headers": ["bearer-of-news"]}}
     lab = Access(url="memory://lab", options=options | nested)
@@ -90,7 +90,7 @@ def test_errors_do_not_have_a_stores_options():
         (KeyError("a", "open-sesame"), Exception),
     ],
 )
-def test_what_an_error_comes_from_keeps_its_kind_and_no_secret(raised, kind):
+def test_the_cause_of_an_error_keeps_its_type_without_secrets(raised, kind):
     lab = Access(url="memory://lab", options={"key": "open-sesame", "token": "sesame"})
     with access_to([lab]), pytest.raises(StoreError) as caught, connected("memory://lab/a"):
         raise raised
@@ -109,7 +109,7 @@ def test_what_an_error_comes_from_keeps_its_kind_and_no_secret(raised, kind):
         {"anon": True, "client_kwargs": {"endpoint_url": "http://{host}/api/open-sesame"}},
     ],
 )
-def test_a_servers_address_is_told_without_what_is_secret_of_it(options, monkeypatch):
+def test_errors_do_not_contain_secrets_of_an_endpoint_url(options, monkeypatch):
     monkeypatch.setattr("batchmill.storage.retries.retry_remote.pauses", ())
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""What every store promises, of each kind: a folder, memory, S3."""
+"""The contract of all stores, tested with a folder, memory and S3."""
 
 import os
 import signal
@@ -30,16 +30,16 @@ def store(request, tmp_path):
 
 @pytest.fixture(params=["local", S3])
 def shared_store(request, tmp_path):
-    """One that several processes see: memory is of one."""
+    """A store that several processes share. A memory store exists in one process only."""
     return make_store(request.param, request, tmp_path)
 
 
-def test_a_url_is_an_object_store_and_a_path_a_folder(store):
+def test_a_url_opens_an_object_store_and_a_path_a_local_store(store):
     assert isinstance(store, LocalStore if "://" not in store.url else ObjectStore)
     assert store.url_of("a/b") == f"{store.url}/a/b"
 
 
-def test_a_file_is_replaced_when_the_new_one_is_whole(store):
+def test_a_file_is_replaced_only_when_the_new_one_is_complete(store):
     store.write("a/b", b"old")
 
     def writer(file):
@@ -66,17 +66,17 @@ def test_a_writer_that_fails_changes_nothing(store):
     assert store.read("a") == b"old"
 
 
-def test_of_several_that_create_a_file_one_succeeds(store):
+def test_a_file_is_created_once(store):
     assert [store.create("a/b", text) for text in (b"first", b"second")] == [True, False]
     assert store.read("a/b") == b"first"
     assert store.names("a") == ["b"]
 
 
-def test_of_several_processes_that_create_a_file_one_succeeds(shared_store):
+def test_only_one_of_several_processes_creates_a_file(shared_store):
     assert at_once(8, lambda number: shared_store.create("a", str(number).encode())) == 1
 
 
-def test_what_is_not_there(store):
+def test_names_that_do_not_exist(store):
     assert not store.exists("x")
     assert store.names("x") == []
     assert list(store.files("x")) == []
@@ -99,14 +99,14 @@ def test_names_and_files_and_sizes(store):
     assert all(store.exists(name) for name in names)
 
 
-def test_the_sizes_of_very_many(store):
+def test_the_sizes_of_many_files(store):
     names = [f"files/{number:04d}/x" for number in range(300)]
     for number, name in enumerate(names):
         store.write(name, b"x" * (number % 7))
     assert list(store.sizes([*names, "files/0000/y"])) == [n % 7 for n in range(300)] + [None]
 
 
-def test_content_is_hashed_alike_everywhere(store, tmp_path):
+def test_all_stores_hash_content_alike(store, tmp_path):
     data = os.urandom(3_000_000)
     (tmp_path / "x").write_bytes(data)
     store.write("x", data)
@@ -114,7 +114,7 @@ def test_content_is_hashed_alike_everywhere(store, tmp_path):
     assert store.open("x").read() == data
 
 
-def test_what_is_removed_is_gone_and_nothing_else(store):
+def test_remove_and_delete_leave_other_files(store):
     for name in ("files/a/1", "files/a/2/3", "files/ab/1", "files/b"):
         store.write(name, b"x")
     store.remove("files/a")
@@ -124,7 +124,7 @@ def test_what_is_removed_is_gone_and_nothing_else(store):
     assert store.names("files") == []
 
 
-def test_a_folder_is_put_over_another(store):
+def test_put_folder_replaces_earlier_files(store):
     with store.staging("one") as folder:
         for names in (["a", "b/c"], ["a", "d"]):
             staged = folder / "x"
@@ -137,8 +137,8 @@ def test_a_folder_is_put_over_another(store):
     assert not folder.exists()
 
 
-def test_a_large_file_arrives_whole_or_not_at_all(shared_store):
-    """Larger than what S3's library sends in one piece."""
+def test_a_large_file_is_written_completely_or_not_at_all(shared_store):
+    """The file is so large that S3's library sends it in parts."""
     block = os.urandom(2**20)
 
     def write(file, count=120):
@@ -160,8 +160,8 @@ def test_a_large_file_arrives_whole_or_not_at_all(shared_store):
     assert shared_store.content_of("large") == before
 
 
-def test_every_process_has_a_connection_of_its_own(shared_store):
-    """A DataLoader's workers are forked from a process that has used the store."""
+def test_each_process_has_its_own_connection(shared_store):
+    """DataLoader workers are forked from a process that has used the store."""
     shared_store.write("a", b"x")
 
     def use(number):

@@ -1,4 +1,4 @@
-"""Recordings as they come: unusual ones that are sound, and damaged ones that are not."""
+"""Make unusual recordings that are valid, and damaged recordings."""
 
 import struct
 
@@ -14,7 +14,7 @@ def sound(seconds, channels=1, rate=RATE):
 
 
 def wav(data, *, channels=1, rate=RATE, bits=16, announced=None, kind=1):
-    """Write a WAV's bytes by hand, so that its header may say what it likes."""
+    """Return the bytes of a WAV file whose header may contradict its data."""
     block = max(1, channels * bits // 8)
     header = struct.pack(
         "<HHIIHH", kind, channels, rate, (rate * block) & 0xFFFFFFFF, block & 0xFFFF, bits
@@ -36,7 +36,10 @@ def with_odd_sample(path, value):
 
 
 def flac_of_length(path, frames):
-    """A FLAC whose header says so (STREAMINFO: the last 36 bits before the checksum)."""
+    """Return a FLAC whose header has this number of frames.
+
+    It is in the last 36 bits of STREAMINFO before the checksum.
+    """
     data = bytearray(encoded(path, sound(2)))
     data[21] = data[21] & 0xF0 | frames >> 32
     data[22:26] = struct.pack(">I", frames & 0xFFFFFFFF)
@@ -44,7 +47,7 @@ def flac_of_length(path, frames):
 
 
 def mp3_with(path, garbage, share):
-    """An MP3 with bytes of something else at this share of its length."""
+    """Return an MP3 with foreign bytes inserted at this share of its length."""
     data = encoded(path, sound(4))
     place = round(len(data) * share)
     return data[:place] + garbage + data[place:]
@@ -53,7 +56,7 @@ def mp3_with(path, garbage, share):
 PLAIN = sound(2).tobytes()
 GARBAGE = np.random.default_rng(2).bytes(3000)
 
-# What is sound, however unusual: how it is made from a path.
+# Valid but unusual recordings: a file name, and a function that makes the bytes from a path.
 UNUSUAL = {
     "one-sample.wav": lambda path: wav(b"\1\0"),
     "8-bit.wav": lambda path: encoded(path, sound(2), subtype="PCM_U8"),
@@ -67,7 +70,7 @@ UNUSUAL = {
     "silence.wav": lambda path: wav(bytes(32_000)),
 }
 
-# What is damaged, and a part of what is said of it.
+# Damaged recordings: a function that makes the bytes, and a part of the error message.
 DAMAGED = {
     "empty.wav": (lambda path: b"", "Format not recognised"),
     "text.wav": (lambda path: b"not a sound, but a sentence\n" * 99, "Format not recognised"),

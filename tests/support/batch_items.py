@@ -1,4 +1,4 @@
-"""An object that is a batch step, at the top of a module."""
+"""A batch step that is an object at module level."""
 
 import torch
 from torch.utils.data import TensorDataset

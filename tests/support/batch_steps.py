@@ -1,4 +1,4 @@
-"""Batch steps, as users write them: workers load the samples, a model works on batches of them."""
+"""Batch steps: workers load the samples, and a model processes batches of samples."""
 
 import multiprocessing.util
 import os
@@ -11,7 +11,7 @@ import torch
 
 
 class Lengths:
-    """A sample is the length of a text; what comes of a batch is the square of each."""
+    """A sample is the length of a text. A row has the length and the size of its batch."""
 
     def __init__(self, inputs, **params):
         self.inputs = inputs
@@ -35,14 +35,14 @@ class Lengths:
 
 
 class Shares(Lengths):
-    """The model uses multiprocessing itself: its folder for that is the result."""
+    """The model uses multiprocessing. The result is its temporary folder."""
 
     def process_batch(self, batch):
         return [multiprocessing.util.get_temp_dir()] * len(batch)
 
 
 class NoRoom(Lengths):
-    """On a device with room for so many samples at a time: what it asks for beyond is not there."""
+    """The device has memory for `room` samples. A larger batch runs out of memory."""
 
     def __init__(self, inputs, room: int = 3):
         super().__init__(inputs)
@@ -54,7 +54,7 @@ class NoRoom(Lengths):
 
 
 class Files(Lengths):
-    """Writes a tensor for each sample."""
+    """Write a tensor for each sample."""
 
     def process_batch(self, batch, outs):
         for sample, out in zip(batch, outs, strict=True):
@@ -79,7 +79,7 @@ class Nested(Lengths):
 
 
 class Padded(Lengths):
-    """Its own collate function pads encoded words to the longest of the batch."""
+    """Has a collate function that pads encoded words to the longest word of the batch."""
 
     def __getitem__(self, index):
         return torch.tensor(list(Path(self.inputs[index]).read_bytes()))
@@ -93,7 +93,7 @@ class Padded(Lengths):
 
 
 class Uneven(Padded):
-    """Samples of different lengths, which torch's own collate function does not take."""
+    """Samples differ in length, so torch's default collate function fails."""
 
     collate_fn = None
 
@@ -102,7 +102,7 @@ class Uneven(Padded):
 
 
 class OneForAll(Lengths):
-    """Gives one number for a whole batch: nobody knows whose it is."""
+    """Return one number for a whole batch, which belongs to no single input."""
 
     def process_batch(self, batch):
         return batch.sum()
@@ -128,7 +128,7 @@ class TakesNothing(Lengths):
 
 
 class CannotTravel(Lengths):
-    """Its own collate function makes a batch that no queue takes, where one sample is odd."""
+    """Make a batch that cannot be pickled if one sample is bad."""
 
     @staticmethod
     def collate_fn(samples):
@@ -140,7 +140,7 @@ class CannotTravel(Lengths):
 
 
 class AlwaysRaises(Lengths):
-    """As a model of another shape; notes what it has loaded."""
+    """Fail like a model of another shape, and log each loaded sample."""
 
     def __init__(self, inputs, log: str):
         super().__init__(inputs)
@@ -156,7 +156,7 @@ class AlwaysRaises(Lengths):
 
 
 class StartsAHelper(Lengths):
-    """Starts a process for its first batch, and wants it for the others, too."""
+    """Start a process for the first batch, and use it for all later batches."""
 
     helper = None
 
@@ -169,7 +169,7 @@ class StartsAHelper(Lengths):
 
 
 class BreaksTheDevice(Lengths):
-    """As a GPU on which an index was out of range: nothing succeeds any more in this process."""
+    """Act like a GPU after an index error: every later batch in this process fails."""
 
     broken = False
 

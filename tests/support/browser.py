@@ -1,4 +1,4 @@
-"""Prefect's UI in a real browser: Debian's Chromium, driven by playwright."""
+"""Drive Prefect's UI in a real browser: Debian's Chromium, through playwright."""
 
 import json
 import os
@@ -24,23 +24,23 @@ class Ui:
         self.page.goto(f"{self._url}/v2{path}")
 
     def shoot(self, name, *, whole=False):
-        """Keep a picture of what the tab shows; with `whole`, of all that can be scrolled to."""
+        """Save a screenshot of the visible part of the tab; with `whole`, of the whole page."""
         self.page.screenshot(path=self._folder / f"{name}.png", full_page=whole)
 
     def open_form(self, deployment):
-        """Go to the form of a deployment's custom run."""
+        """Open the form of a deployment's custom run."""
         made = ask(f"{self._url}/api", f"/deployments/name/{deployment}")
         self.open(f"/deployments/deployment/{made['id']}/run")
         self.page.get_by_role("heading", name="Parameters").wait_for()
-        # Each field has one.
+        # Each field has such a button, so the fields are complete.
         self.page.get_by_role("main").get_by_role("button", name="Open menu").first.wait_for()
 
     def labels(self):
-        """What stands above the fields, in their order."""
+        """Return the labels of the fields, in order."""
         return self.page.get_by_role("main").locator("label").all_inner_texts()
 
     def field(self, label):
-        """A field with its label and description."""
+        """Return a field with its label and description."""
         return self.page.locator("label").get_by_text(label, exact=True).locator("xpath=../../..")
 
     def write_json(self, label, value):
@@ -52,27 +52,27 @@ class Ui:
         self.page.get_by_role("button", name="Submit").click()
 
     def start_run(self):
-        """Submit the form, and go to the page of the run that it starts; give the run's id."""
-        # The message with the link to it may have come and gone, on a slow machine.
+        """Submit the form and open the page of the new run; return the run's id."""
+        # The message with the link may have disappeared already on a slow machine.
         patience = PATIENCE_SECONDS * 1000
         with self.page.expect_response("**/create_flow_run", timeout=patience) as answer:
             self.submit()
         run = answer.value.json()["id"]
         self.open(f"/runs/flow-run/{run}")
-        # Until then, the tab still shows the page before, with other runs and their states.
+        # The tab shows the previous page, with the states of other runs, until this tab exists.
         self.page.get_by_role("tab", name="Artifacts").wait_for()
         return run
 
     def wait_for_state(self, state):
-        """Wait until the run's page says that the run has ended so."""
+        """Wait until the run's page shows this final state."""
         badge = self.page.get_by_role("main").get_by_text(state, exact=True).first
         badge.wait_for(timeout=PATIENCE_SECONDS * 1000)
-        # The page without the message that a run was started, for the pictures.
+        # The pictures must not show the message that a run was started.
         self.page.reload()
         badge.wait_for()
 
     def open_artifact(self, kind):
-        """Go from a run's page to one of its artifacts: progress, failures or summary."""
+        """Open an artifact from the run's page: progress, failures or summary."""
         self.page.get_by_role("tab", name="Artifacts").click()
         self.page.get_by_role("main").get_by_role("link").filter(has_text=f"{kind}-").click()
         self.page.get_by_role("main").locator("a[href*='/artifacts/artifact/']").last.click()
@@ -80,11 +80,14 @@ class Ui:
 
 @contextmanager
 def ui_of(api_url, folder):
-    """Open a Prefect server's UI; pictures go to $BATCHMILL_SCREENSHOTS, or else to the folder."""
+    """Yield the UI of a Prefect server.
+
+    Screenshots are saved in $BATCHMILL_SCREENSHOTS, or in the folder if it is not set.
+    """
     pictures = Path(os.environ.get("BATCHMILL_SCREENSHOTS") or folder / "screenshots")
     pictures.mkdir(parents=True, exist_ok=True)
     chromium = shutil.which("chromium")
-    assert chromium, "install chromium: make system-packages"
+    assert chromium, "chromium is not installed. Run: sudo make system-packages"
     home = folder / "browser-home"
     home.mkdir()
     url = api_url.removesuffix("/api")
@@ -93,7 +96,7 @@ def ui_of(api_url, folder):
         browser = playwright.chromium.launch(executable_path=chromium, env=environment)
         page = browser.new_page(viewport={"width": 1280, "height": 900}, locale="en-GB")
         page.set_default_timeout(PATIENCE_SECONDS * 1000)
-        # The UI would ask servers of its makers.
+        # Block the UI's requests to other servers.
         page.route(
             lambda asked: not asked.startswith((url, "data:", "blob:")),
             lambda route: route.abort(),

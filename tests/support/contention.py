@@ -1,4 +1,4 @@
-"""Processes that all want the same at the same moment."""
+"""Run a function in several processes at the same moment."""
 
 import multiprocessing
 
@@ -6,9 +6,9 @@ FORK = multiprocessing.get_context("fork")
 
 
 def at_once(count, function):
-    """Call a function with 0, 1, ... in so many forked processes, all of which begin together.
+    """Call `function(0)`, `function(1)`, ... in `count` forked processes at the same moment.
 
-    Returns how many of them it told something true; fails if one of them does.
+    Returns the number of calls that returned a true value. Fails if a call fails.
     """
     gate, successes = FORK.Event(), FORK.Value("i", 0)
 

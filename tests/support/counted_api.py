@@ -1,4 +1,4 @@
-"""A reverse proxy in front of a Prefect server that counts the calls which pass through it."""
+"""A reverse proxy in front of a Prefect server, which counts the calls."""
 
 import re
 import socket
@@ -17,14 +17,14 @@ _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}")
 
 
 class Call(NamedTuple):
-    """A call to the API: by whom, and its route, with `ID` for each id in it."""
+    """A call to the API: the caller, and the route with each id replaced by `ID`."""
 
     caller: str
     route: str
 
 
 class CountedApi:
-    """Where the proxy listens, and what has passed through it."""
+    """The proxy's URL, and the calls that it counted."""
 
     def __init__(self, url):
         self.url = url
@@ -36,7 +36,7 @@ class CountedApi:
             self._calls[call] += 1
 
     def take(self):
-        """Return how often there was which call since this was asked last."""
+        """Return the number of each call since the last `take`."""
         with self._lock:
             calls, self._calls = self._calls, Counter()
         return calls
@@ -46,7 +46,7 @@ class CountedApi:
 def counted_api(api_url):
     """Run a proxy in front of a server's API until the block ends.
 
-    Whoever uses it has ended by then.
+    All clients must have ended by then.
     """
     target = urlsplit(api_url)
 
@@ -54,7 +54,7 @@ def counted_api(api_url):
         def handle(self):
             self.caller = "Ray worker" if is_ray_worker(self.client_address[1]) else "driver"
             with (
-                suppress(OSError),  # Who is killed says no farewell.
+                suppress(OSError),  # A killed client closes no connection.
                 socket.create_connection((target.hostname, target.port)) as server,
             ):
                 answers = threading.Thread(target=_pass_on, args=(server, self.connection))
@@ -68,7 +68,7 @@ def counted_api(api_url):
                     answers.join()
 
         def _pass_request_on(self, server):
-            """Pass a request on; return whether another may come."""
+            """Forward a request; return whether another request may follow."""
             head = []
             while (line := self.rfile.readline()).strip():
                 head.append(line)
@@ -79,12 +79,12 @@ def counted_api(api_url):
             route = _ID.sub("ID", urlsplit(path).path.removeprefix(target.path))
             counted.note(Call(self.caller, f"{method} {route}"))
             if "transfer-encoding" in headers:
-                raise ValueError(f"{method} {path}: the length of its body is not told")
+                raise ValueError(f"{method} {path}: the request has no content-length")
             body = self.rfile.read(int(headers.get("content-length", 0)))
             server.sendall(b"".join([*head, b"\r\n", body]))
             if "upgrade" not in headers:
                 return True
-            while data := self.rfile.read1(_CHUNK):  # A web socket: one call, however long.
+            while data := self.rfile.read1(_CHUNK):  # A web socket counts as one call.
                 server.sendall(data)
             return False
 
@@ -95,7 +95,7 @@ def counted_api(api_url):
 
 
 def is_ray_worker(port):
-    """Tell whether the process that holds a local port is one of Ray's."""
+    """Return whether a Ray process holds a local port."""
     for found in psutil.net_connections("tcp4"):
         if found.laddr.port == port and found.pid:
             with suppress(psutil.Error):

@@ -1,10 +1,11 @@
-"""Counts what a job asks of the system, in this process and in its forks.
+"""Count a job's system calls, in this process and in its forks.
 
-Python's profiler sees each call from Python code to a function in C, by whatever name it was
-imported, and is inherited by forks and new threads: no privilege is needed, and nothing is
-replaced. Compared with strace for 200 inputs: files opened, reads, renames, folders made and
-listed, and positions asked for are all there. What C code does by itself is not: the `fstat` (and,
-for text, `lseek` and `ioctl`) of each `open`, and pyarrow's files.
+Python's profiler sees each call from Python code to a C function, also under another name. Forks
+and new threads inherit it. It needs no privilege, and replaces no function.
+
+A comparison with strace for 200 inputs found the same opened files, reads, renames, seeks, and
+created and listed folders. Calls inside C code are missing: the `fstat` of each `open` (for text
+also `lseek` and `ioctl`), and pyarrow's files.
 """
 
 import io
@@ -48,18 +49,18 @@ WATCHED = {
     os.read: "read",
     os.pread: "read",
 }
-# What looks at the machine and at processes does so by time, however many inputs there are.
+# These functions run at intervals: their calls do not depend on the number of inputs.
 _BY_TIME = (
     "execution.isolation.memory.",
     "execution.isolation.processes.",
     "execution.isolation.worker_channel.bound_log",
 )
-# What the parent of a DataLoader's workers sends at the end, which they may not live to see.
+# The DataLoader's last message to its workers. A worker may end before it arrives.
 _GOODBYE = ForkingPickler.dumps(None)
 
 
 class Noted(NamedTuple):
-    """What was noted, in a fork or not, and which function of batchmill it was for."""
+    """A kind of call, the function of batchmill that made it, and whether it was in a fork."""
 
     forked: bool
     what: str
@@ -70,7 +71,7 @@ class Noted(NamedTuple):
 
 
 class Tally:
-    """Amounts that a process and its forks note, each in one write that no other can part."""
+    """Amounts that a process and its forks record. Each record is one atomic write."""
 
     def __init__(self):
         self._file = anonymous_file("batchmill-tally")
@@ -80,7 +81,7 @@ class Tally:
         os.write(self._file, f"{os.getpid()}\t{what}\t{place}\t{amount}\n".encode())
 
     def close(self):
-        """Return the sums of what was noted."""
+        """Return the sum of the amounts for each kind and place."""
         found = Counter()
         os.lseek(self._file, 0, os.SEEK_SET)
         with open(self._file) as lines:
@@ -91,18 +92,18 @@ class Tally:
 
 
 def for_each_input(measure, few):
-    """Return what `measure(count)` sums up for each input: what it costs beyond what it costs once.
+    """Return the costs per input from `measure(count)`, without the costs of the job itself.
 
-    From the difference between `few` inputs and three times as many, in which all else drops out.
+    Computes them from the difference between `few` inputs and three times as many inputs.
     """
-    measure(few // 2)  # Modules are imported the first time.
+    measure(few // 2)  # The first job also imports modules.
     some, more = measure(few), measure(3 * few)
     slopes = {key: Fraction(more[key] - some[key], 2 * few) for key in some | more}
     return {key: slope for key, slope in slopes.items() if slope}
 
 
 def assert_within(bounds, slopes):
-    """Fail, with the places, where an input costs more than `bounds` say; what they lack is 0."""
+    """Fail, and name the places, if an input costs more than `bounds`. A missing bound is 0."""
     found = Counter()
     for key, slope in slopes.items():
         found[key.what] += slope
@@ -113,7 +114,7 @@ def assert_within(bounds, slopes):
 
 
 def calls_of(job):
-    """Call `job`, and return how often which function of WATCHED was called, from where."""
+    """Call `job`; return the number of calls of each function in WATCHED, by place."""
     tally = Tally()
 
     def note(frame, event, function):
@@ -134,7 +135,7 @@ def calls_of(job):
 
 
 def bytes_of(job):
-    """Call `job`, and return how many bytes went through its queues and its workers' journals."""
+    """Call `job`; return the number of bytes sent through its queues and worker journals."""
     tally = Tally()
 
     def send(connection, data):
@@ -156,7 +157,7 @@ def bytes_of(job):
 
 
 def place_of(frame):
-    """Return the innermost function of batchmill that a frame belongs to, as "execute.stage"."""
+    """Return the innermost function of batchmill in a frame's call stack, as "module.function"."""
     while frame:
         _, found, path = frame.f_code.co_filename.rpartition("/batchmill/")
         if found:

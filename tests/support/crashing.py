@@ -1,4 +1,4 @@
-"""Runs in a process that is killed at the n-th change that it is about to make to a dataset."""
+"""Kill a run immediately before the n-th change of a dataset."""
 
 import mmap
 import os
@@ -17,9 +17,9 @@ NEVER = -1
 
 
 class CrashPoints:
-    """Counts the changes to files below a folder or URL, in all processes that are forked later.
+    """Count the changes to files below a folder or URL, also in processes that are forked later.
 
-    Right before the `at`-th, the whole run is killed; the change before has just been made.
+    The whole run is killed immediately before change number `at`.
     """
 
     def __init__(self, place: str, at: int = NEVER) -> None:
@@ -34,7 +34,7 @@ class CrashPoints:
         return struct.unpack("q", self._count[:])[0]
 
     def watch(self) -> None:
-        """Begin to count, in this process and its children; there is no end to it."""
+        """Count from now on, in this process and its children, until the process ends."""
         self._main = os.getpid()
         sys.addaudithook(self._hook)
         fsync = os.fsync
@@ -43,12 +43,12 @@ class CrashPoints:
             setattr(remote, name, self._reaching(getattr(remote, name)))
 
     def reach(self) -> None:
-        """Note a change that is about to be made."""
+        """Count a change that follows immediately."""
         count = self.count + 1
         self._count[:] = struct.pack("q", count)
         if count == self._at:
             os.kill(self._main, signal.SIGKILL)
-            threading.Event().wait()  # A worker: the kernel kills it with the main process.
+            threading.Event().wait()  # In a worker: the kernel kills it with the main process.
 
     def _reaching(self, function: Callable[..., object]) -> Callable[..., object]:
         def call(*arguments: object) -> object:
@@ -68,7 +68,7 @@ class CrashPoints:
 
 
 def in_child(function) -> int:
-    """Call a function in a forked process; return its exit code when all its children have gone."""
+    """Call a function in a forked process; return its exit code after its children ended."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -76,10 +76,10 @@ def in_child(function) -> int:
             os.close(reader)
             function()
             os._exit(0)
-        except BaseException:  # noqa: BLE001  # Whatever it is, this process ends here.
+        except BaseException:  # noqa: BLE001  # After any error this process ends here.
             traceback.print_exc()
             os._exit(1)
     os.close(writer)
-    os.read(reader, 1)  # At an end only when nobody is left that could write.
+    os.read(reader, 1)  # Returns when the last process that has the writing end has ended.
     os.close(reader)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

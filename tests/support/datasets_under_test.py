@@ -1,6 +1,6 @@
-"""Torch Datasets as their authors wrote them, and what torch makes of them; tests name them.
+"""Typical torch Datasets, and torch's combinations of them. Tests refer to them by name.
 
-Their data is in the working directory, as it is where such code is from.
+They read their data from the working directory, as such code usually does.
 """
 
 import csv
@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, ra
 
 
 class Pictures(Dataset):
-    """A list of paths in, a dict out."""
+    """Takes a list of paths; a sample is a dict."""
 
     def __init__(self, paths, scale=1.0):
         self.paths = paths
@@ -30,7 +30,7 @@ class Pictures(Dataset):
 
 
 class Saved(Dataset):
-    """The one of the tutorials: tensors by their IDs, and labels."""
+    """The Dataset of many tutorials: tensors by ID, and labels."""
 
     def __init__(self, list_IDs, labels):  # noqa: N803
         self.labels = labels
@@ -47,7 +47,7 @@ class Saved(Dataset):
 
 
 class SavedByPath(Saved):
-    """The same, told which files by batchmill."""
+    """The same, with the paths from batchmill."""
 
     def __init__(self, inputs, labels):
         super().__init__(

@@ -1,4 +1,4 @@
-"""The deployments of prefect.yaml on a server of a test's own, and a worker that runs them."""
+"""Register the deployments of prefect.yaml on a test's server, and run a worker for them."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ from live import ROOT, wait_for
 
 
 def documented_commands():
-    """The commands of docs/how-to/running.md that deploy and start a worker."""
+    """Return the commands of docs/how-to/running.md that deploy, and that start a worker."""
     text = (ROOT / "docs" / "how-to" / "running.md").read_text()
     (block,) = (
         block
@@ -23,13 +23,13 @@ def documented_commands():
 
 
 def has_ended(state):
-    """Tell whether a flow run in this state is over."""
+    """Return whether a flow run in this state has ended."""
     return state["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
 @dataclass
 class Deployed:
-    """What asks an API about deployments and their runs; called, it runs one to its end."""
+    """Queries an API for deployments and their runs. A call runs a deployment to its end."""
 
     api: partial
 
@@ -38,33 +38,33 @@ class Deployed:
         return wait_for(lambda: self.ended(started), f"the end of {deployment}", 240)
 
     def start(self, deployment, /, **parameters):
-        """Start a run of a deployment; gives its id."""
+        """Start a run of a deployment; return its id."""
         made = self.made(deployment)
         asked = {"parameters": parameters}
         return self.api(f"/deployments/{made['id']}/create_flow_run", asked)["id"]
 
     def ended(self, flow_run):
-        """Give the state of a flow run that has ended."""
+        """Return the state of a flow run if it has ended, else None."""
         state = self.api(f"/flow_runs/{flow_run}")["state"]
         return state if has_ended(state) else None
 
     def made(self, deployment):
-        """Give a deployment as the server has it."""
+        """Return a deployment from the server."""
         return self.api(f"/deployments/name/{deployment}")
 
     def set_parameters(self, deployment, /, **parameters):
-        """Give a deployment these parameters, and no others."""
+        """Replace all parameters of a deployment."""
         made = self.made(deployment)
         self.api(f"/deployments/{made['id']}", {"parameters": parameters}, "PATCH")
 
     def runs(self, deployment):
-        """Give the flow runs of a deployment, in their order."""
+        """Return the flow runs of a deployment, oldest first."""
         of_it = {"deployments": {"id": {"any_": [self.made(deployment)["id"]]}}}
         return self.api("/flow_runs/filter", of_it | {"sort": "START_TIME_ASC"})
 
 
 def deploy(shell, api, work):
-    """Register the deployments as docs/how-to/running.md says."""
+    """Register the deployments with the commands of docs/how-to/running.md."""
     create, deploy, _ = documented_commands()
     (work / "prefect.yaml").write_text((ROOT / "prefect.yaml").read_text())
     for command in (create, deploy):
@@ -75,16 +75,16 @@ def deploy(shell, api, work):
 
 @contextmanager
 def worker_of(shell, command=None):
-    """Run a worker, by the documented command or another; waits for its runs' processes."""
+    """Run a worker with the documented command or another; wait for its runs' processes."""
     *_, documented = documented_commands()
-    # To no pipe: nobody reads it while the test waits.
+    # A pipe would fill up, because the test does not read it while it waits.
     command = ["bash", "-c", command or f"exec {documented}"]
-    # A worker leaves a folder in that for temporary files.
+    # The worker leaves a folder in its folder for temporary files.
     with TemporaryDirectory(prefix="worker-") as folder:
         worker = shell.start("env", f"TMPDIR={folder}", *command, stdout=subprocess.DEVNULL)
         try:
             yield worker
-            # Asked to end while a run's process is ending, Prefect's worker may not do so.
+            # Prefect's worker may ignore a signal while a run's process is ending.
             runs = psutil.Process(worker.pid)
             wait_for(
                 lambda: not runs.children(recursive=True), "the end of its runs' processes", 60

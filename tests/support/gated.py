@@ -1,6 +1,6 @@
-"""A step that waits for a file, and writes down where it worked; and its inputs.
+"""A step that waits for a file and logs its network namespace, and inputs for it.
 
-With `go`, inputs from number `first` to `last` wait until there is a file of that name.
+With `go`, inputs from number `first` to `last` wait until a file of that name exists.
 """
 
 import sys
@@ -28,7 +28,7 @@ def make_inputs(folder):
 
 
 def command(folder, output, *options, **params):
-    """The command that runs the step; it writes its log to OUTPUT.log."""
+    """Return the command that runs the step. The step writes its log to OUTPUT.log."""
     params = {"log": f"{folder}/{output}.log"} | params
     given = [part for key, value in params.items() for part in ("--param", f"{key}={value}")]
     job = ["run", "in", "--step", "slow:step", "-o", output, "--batch-size", "2"]
@@ -36,11 +36,11 @@ def command(folder, output, *options, **params):
 
 
 def executions(folder, output):
-    """What was executed: pairs of an input's name and the place where it was."""
+    """Return a pair for each execution: the input's name, and the network namespace."""
     path = folder / f"{output}.log"
     return [tuple(line.split()) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def places(folder, output):
-    """Where inputs were executed."""
+    """Return the network namespaces in which inputs were executed."""
     return {place for _, place in executions(folder, output)}

@@ -1,4 +1,4 @@
-"""A whole job in this process: what the flow does, without Prefect and Ray."""
+"""Run a whole job in this process as the flow does, without Prefect and Ray."""
 
 from batchmill.execution.run_shard import run_shard
 from batchmill.planning.batching import Batching, Cores
@@ -10,7 +10,7 @@ from batchmill.runs.run import open_run
 
 
 def job_of(manifest, step, output, *, params=None, **options):
-    """Make a job; `options` are the flat options of a user."""
+    """Return a job; `options` are flat options, as on the command line."""
     groups = OptionGroups.from_flat(options)
     return make_job(
         manifest=str(manifest),
@@ -39,9 +39,9 @@ def run_job(
     options=None,
     **params,
 ):
-    """Run a job and return its summary; `seen` gathers the outcomes as they come.
+    """Run a job and return its summary; outcomes are appended to `seen` when they arrive.
 
-    `before` is called between the plan and the run; `options` are others of the job.
+    `before` is called between the plan and the run. `options` are further options of the job.
     """
     job = job_of(manifest, step, output, params=params, force=force, **(options or {}))
     with open_run(prepare(job)) as run:

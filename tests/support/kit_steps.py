@@ -1,4 +1,4 @@
-"""Steps that keep the contract, and steps that each break one clause of it."""
+"""Steps that keep the contract of steps, and steps that each break one rule of it."""
 
 import hashlib
 import itertools
@@ -120,7 +120,7 @@ def leaves_temporary_files(source: Path):
 
 
 def once_only(source: Path, out: Path, *, marks: str):
-    """Refuse an input that it has had before."""
+    """Fail if the same input is executed again."""
     mark = Path(marks, hashlib.sha256(str(source).encode()).hexdigest())
     mark.touch(exist_ok=False)
     (out / "x").write_text("x")
@@ -143,7 +143,7 @@ def removes_what_others_wrote(source: Path, out: Path):
 
 
 class Batched:
-    """A batch step, as a user writes it."""
+    """A batch step."""
 
     def __init__(self, inputs):
         self.inputs = inputs

@@ -1,4 +1,4 @@
-"""Commands, servers and processes for tests of the real thing."""
+"""Run commands, servers and processes for end-to-end tests."""
 
 import fcntl
 import json
@@ -22,7 +22,7 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 MARK = "BATCHMILL_TEST_MARK"
-# The folder of the test run, which all of its processes share; it has the migrated database.
+# The variable with the folder that all processes of a test run share.
 RUN_FOLDER = "BATCHMILL_TEST_RUN_FOLDER"
 _SERVER = "server.json"
 START_SECONDS = 180
@@ -30,21 +30,21 @@ _BUSY_ANSWERS = 20
 
 
 def wait_for(condition, what, seconds=60):
-    """Poll until `condition` gives something; fail with `what` if it never does."""
+    """Poll until `condition` returns a true value; return it. After `seconds`, fail with `what`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         value = condition()
         if value:
             return value
         time.sleep(0.2)
-    # What is left is known in the end.
+    # A function describes the state after the wait.
     what = what() if callable(what) else what
-    raise AssertionError(f"waited {seconds} s in vain: {what}")
+    raise AssertionError(f"timeout after {seconds} s: {what}")
 
 
 @contextmanager
 def serving(server):
-    """Have a server of the standard library serve, in a thread, until the block ends."""
+    """Run a server of the standard library in a thread until the block ends."""
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -56,7 +56,7 @@ def serving(server):
 
 
 def processes_marked(mark):
-    """Return the processes that inherited a mark in their environment."""
+    """Return the processes with this mark in their environment."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -69,7 +69,7 @@ def processes_marked(mark):
 
 @dataclass
 class Shell:
-    """Runs commands in a folder, with an environment in which nothing of the user's is touched."""
+    """Run commands in a folder, with an environment that keeps the user's files unchanged."""
 
     folder: Path
     environment: dict[str, str]
@@ -108,11 +108,11 @@ class Shell:
 
 @contextmanager
 def shell_in(folder, environment):
-    """A shell; fails if in the end a process of its is left, and kills it."""
+    """Yield a shell; at the end, fail if it left a process, and kill the process."""
     shell = Shell(folder, environment)
     try:
         yield shell
-        # A killed Ray's last processes have been there for more than a minute, once.
+        # After a kill, the last processes of Ray can need more than a minute to end.
         wait_for(lambda: not shell.leftovers(), lambda: f"the end of {shell.leftovers()}", 180)
     finally:
         for process in shell.leftovers():
@@ -120,7 +120,7 @@ def shell_in(folder, environment):
 
 
 def clean_environment(home):
-    """An environment without Prefect's and Ray's settings, and with this Python's commands."""
+    """Return an environment without settings of Prefect and Ray, with this Python's commands."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -131,9 +131,9 @@ def clean_environment(home):
 
 
 def make_home(home):
-    """Make a folder for Prefect (PREFECT_HOME) whose database is migrated already.
+    """Create a folder for Prefect (PREFECT_HOME) with a migrated database; return the folder.
 
-    Prefect's migrations take a server's first start 13 to 19 s: a test run does them once.
+    Prefect's migrations take 13 to 19 s. A test run does them once, and copies the database.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     shutil.copy(made_once("migrated", _migrate) / "prefect.db", home)
@@ -141,7 +141,7 @@ def make_home(home):
 
 
 def made_once(name, make):
-    """Return a folder that `make(folder)` fills, once for all processes of a test run."""
+    """Return a folder that `make(folder)` fills once for all processes of a test run."""
     run = Path(os.environ[RUN_FOLDER])
     folder = run / name
     with (run / f"{name}.lock").open("w") as lock:
@@ -162,7 +162,7 @@ def _migrate(home):
 
 
 def free_ports(host="127.0.0.1", count=1):
-    """Return ports that nobody listens on, each another one."""
+    """Return `count` different free ports."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -171,10 +171,10 @@ def free_ports(host="127.0.0.1", count=1):
 
 
 def ask(api_url, path, body=None, method=None, password=None):
-    """Ask a Prefect server's API; with a body, by POST unless told otherwise.
+    """Call a Prefect server's API and return its answer; POST if there is a body, unless `method`.
 
-    One that says that it is busy (503: SQLite is locked) is asked again, as Prefect's client does.
-    `password` is a user's, "user:password".
+    Retries when the server is busy (503: SQLite is locked), as Prefect's client does. `password`
+    has the form "user:password".
     """
     headers = {"Content-Type": "application/json"}
     if password:
@@ -202,7 +202,7 @@ def _answer(request):
 
 
 def flow_run_of(api, dataset):
-    """The latest flow run over a dataset, and its task runs."""
+    """Return the latest flow run over a dataset, and its task runs."""
     runs = api("/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 50})
     run = next(run for run in runs if run["parameters"].get("output") == str(dataset))
     tasks = api("/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
@@ -211,9 +211,9 @@ def flow_run_of(api, dataset):
 
 @contextmanager
 def prefect_server_in(home, host="127.0.0.1", port=None, environment=None):
-    """Run a Prefect server of its own, on a free port unless one is given; gives its API's URL.
+    """Run a separate Prefect server, by default on a free port; yield its API's URL.
 
-    `environment` may have settings of the server, another database among them.
+    `environment` may have settings of the server, for example another database.
     """
     process, url = start_prefect_server(home, host, port, environment)
     with ended(process):
@@ -221,13 +221,13 @@ def prefect_server_in(home, host="127.0.0.1", port=None, environment=None):
 
 
 def shared_prefect_server():
-    """Return the URL of a server that all processes of this test run share.
+    """Return the URL of the server that all processes of this test run share.
 
-    The first process that needs it starts it; `end_shared_servers` ends it.
+    The first caller starts the server; `end_shared_servers` ends it.
     """
 
     def start(folder):
-        # Not in this folder: it is renamed once the server runs.
+        # The home cannot be in `folder`, which is renamed when the server runs.
         process, url = start_prefect_server(Path(os.environ[RUN_FOLDER]) / "server-home")
         (folder / _SERVER).write_text(json.dumps({"pid": process.pid, "url": url}))
 
@@ -235,7 +235,7 @@ def shared_prefect_server():
 
 
 def end_shared_servers(run_folder):
-    """End the servers that processes of a test run have shared."""
+    """End the servers that the processes of a test run shared."""
     for record in Path(run_folder).glob(f"*/{_SERVER}"):
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(json.loads(record.read_text())["pid"])
@@ -244,7 +244,7 @@ def end_shared_servers(run_folder):
 
 
 def start_prefect_server(home, host="127.0.0.1", port=None, environment=None):
-    """Start a Prefect server and wait until it responds; return its process and its API's URL."""
+    """Start a Prefect server, wait until it responds; return its process and its API's URL."""
     environment = environment or {}
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     on_sqlite = "PREFECT_API_DATABASE_CONNECTION_URL" not in environment
@@ -256,7 +256,7 @@ def start_prefect_server(home, host="127.0.0.1", port=None, environment=None):
         "PREFECT_API_URL": url,
         "PREFECT_SERVER_API_PORT": str(port),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        # Prefect drops what is behind the point: 0.5 is 0, for which it burns a core.
+        # Prefect rounds 0.5 down to 0, and then the service uses a whole core.
         "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
     }
     address = ["--host", host, "--port", str(port)]
@@ -267,7 +267,7 @@ def start_prefect_server(home, host="127.0.0.1", port=None, environment=None):
 
 @contextmanager
 def running_server(command, health_url, log, environment=None):
-    """Run a server until the block ends, which begins when the server responds."""
+    """Start a server, wait until it responds, and end it when the block ends."""
     with ended(start_server(command, health_url, log, environment)) as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""Models, as users make them."""
+"""Models, written as users write them."""
 
 import torch
 
@@ -36,7 +36,7 @@ class Pair(torch.nn.Module):
 
 
 class Boxes(torch.nn.Module):
-    """As a detector: a list with a dict for each sample."""
+    """Return a list with a dict for each sample, like a detector."""
 
     def forward(self, values):
         return [{"boxes": torch.full((2, 4), float(v.mean())), "count": 2} for v in values]
@@ -55,7 +55,7 @@ number = 5
 
 
 def half(path):
-    """A loader of the user's own."""
+    """Load a sample with a custom function."""
     return torch.full((2,), float(path.read_text()) / 2)
 
 

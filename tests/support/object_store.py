@@ -1,4 +1,4 @@
-"""An S3 of one's own: moto's server, a process on this machine, which keeps all in memory."""
+"""An S3 server for tests: moto's server on this machine, which stores all data in memory."""
 
 import sys
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ SECRET = "open-sesame-0123456789"
 
 @contextmanager
 def s3_server(log):
-    """Run a server on a free port; gives the environment that leads to it."""
+    """Run a server on a free port; yield the environment variables that select it."""
     (port,) = free_ports()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
@@ -28,14 +28,14 @@ def s3_server(log):
 
 
 def make_bucket(name):
-    """Make a bucket in the store that the environment leads to; gives its URL."""
+    """Create a bucket in the store that the environment selects; return its URL."""
     files = fsspec.filesystem("s3", use_listings_cache=False)
     files.mkdir(name)
     return f"s3://{name}"
 
 
 def upload(folder, url):
-    """Copy a folder's files to below a URL."""
+    """Copy a folder's files below a URL."""
     files, _ = fsspec.core.url_to_fs(url, use_listings_cache=False)
     for path in folder.rglob("*"):
         if path.is_file():
@@ -43,7 +43,7 @@ def upload(folder, url):
 
 
 def upload_in_parts(url, data):
-    """Write a file as large ones are written; its ETag is not that of a file written at once."""
+    """Upload a file in parts, as for large files. Its ETag differs from that of a single upload."""
     files = fsspec.filesystem("s3")
     bucket, _, key = url.removeprefix("s3://").partition("/")
     where = {"Bucket": bucket, "Key": key}
@@ -54,5 +54,5 @@ def upload_in_parts(url, data):
 
 
 def forget_connections():
-    """Have this process connect anew, as the environment now says."""
+    """Drop all connections: the next access reads the environment again."""
     fsspec.filesystem("s3").clear_instance_cache()

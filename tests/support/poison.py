@@ -1,6 +1,6 @@
-"""Steps that do to their process and files whatever a step can do.
+"""Steps that damage their process or their files in every way that a step can.
 
-An input's name says what: `07-segfault` is the eighth input.
+The input's name selects the damage: `07-segfault` is the eighth input.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-# More than any test gives an input.
+# More than the memory limit of an input in any test.
 HOARD_BYTES = 500 * 2**20
 
 
@@ -38,7 +38,7 @@ def _raise(error):
 
 
 def _hang():
-    """Wait for ever; a signal that is handled does not end it."""
+    """Wait forever; a handled signal does not end the wait."""
     threading.Event().wait()
 
 
@@ -71,7 +71,7 @@ def _allocate():
 
 
 def _orphan():
-    """A grandchild in a session of its own, whose parent is gone."""
+    """Leave a grandchild in a separate session, whose parent has ended."""
     script = "import os, time\nif os.fork(): os._exit(0)\nos.setsid()\n"
     script += "import threading\nthreading.Event().wait()\n"
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -139,7 +139,7 @@ class NamelessError(Exception, metaclass=_Nameless):
     pass
 
 
-# What a name stands for: what is done, the outcome's kind, and its error.
+# For each name: the function, the outcome's kind, and the outcome's error.
 POISONS = {
     "valueerror": (lambda: _raise(ValueError("bad header")), "failed", "ValueError"),
     "memoryerror": (lambda: _raise(MemoryError()), "failed", "MemoryError"),
@@ -183,7 +183,7 @@ def kind_of(name):
     return name.split("-")[1]
 
 
-# What a step may do wrong with its files: what it does, and the outcome's error.
+# Faults with output files: the function, and the outcome's error.
 FILE_POISONS = {
     "outside": (lambda out: {"output": "../x"}, "OutputError"),
     "absolute": (lambda out: {"output": "/etc/passwd"}, "OutputError"),
@@ -229,7 +229,7 @@ def _pipe(path):
 
 
 def write(source: Path, out: Path, *, log: str):
-    """Count the execution, read the input, then write what its name says."""
+    """Log the execution, read the input, then make the fault that its name selects."""
     with open(log, "a") as file:
         file.write(f"{source.name}\n")
     first = source.read_text()[0]
@@ -241,7 +241,7 @@ def write(source: Path, out: Path, *, log: str):
 
 
 def _forked_late(out):
-    """Return, and have a fork come back from it when the parent's files are in place."""
+    """Return in the parent; a forked child raises after the parent's files are moved."""
     if os.fork() == 0:
         while out.exists():
             time.sleep(0.05)
@@ -255,7 +255,7 @@ def _surroundings():
 
 
 def step(source: Path, *, log: str):
-    """Count the execution in a file, then do what the input's name says."""
+    """Log the execution, then do the damage that the input's name selects."""
     with open(log, "a") as file:
         file.write(f"{source.name}\n")
     kind = kind_of(source.name)
@@ -279,7 +279,7 @@ def step(source: Path, *, log: str):
 
 
 class Items:
-    """The same as a Dataset class."""
+    """The step as a Dataset class."""
 
     def __init__(self, inputs, log):
         self.inputs = inputs
@@ -293,7 +293,7 @@ class Items:
 
 
 def flaky(source: Path, *, log: str, fails: int):
-    """Fail so many times on the input `flaky`, then work."""
+    """Fail `fails` times on the input `flaky`, then succeed."""
     with open(log, "a") as file:
         file.write(f"{source.name}\n")
     if source.name == "flaky" and Path(log).read_text().splitlines().count("flaky") <= fails:

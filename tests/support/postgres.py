@@ -1,4 +1,4 @@
-"""A Postgres of a test's own: Debian's programs, a cluster in a temporary folder, a free port."""
+"""Run Postgres for a test, with Debian's programs, in a temporary folder and on a free port."""
 
 import os
 import pwd
@@ -15,9 +15,9 @@ SUPERUSER = "postgres"
 
 
 def program(name):
-    """Return the path of one of Postgres' programs, of the newest version there is."""
+    """Return the path of a Postgres program, from the newest installed version."""
     found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=version_of)
-    assert found, "install postgresql: make system-packages"
+    assert found, "postgresql is not installed. Run: sudo make system-packages"
     return str(found[-1])
 
 
@@ -27,15 +27,15 @@ def version_of(path):
 
 @contextmanager
 def postgres():
-    """Run a Postgres; gives what sends it SQL, and has `address` (HOST:PORT).
+    """Run a Postgres server; yield its `Cluster`.
 
-    Postgres refuses to run as root: then it runs as the user whom Debian's package makes.
+    Postgres refuses to run as root. For root it runs as the user that Debian's package creates.
     """
     as_user = {}
     if os.geteuid() == 0:
         user = pwd.getpwnam("postgres")
         as_user = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-    # Not below pytest's folder, which nobody but its owner may enter.
+    # Only its owner can enter pytest's folder, so Postgres needs another folder.
     with tempfile.TemporaryDirectory(prefix="postgres-") as name:
         folder = Path(name)
         if as_user:
@@ -46,7 +46,7 @@ def postgres():
 
 
 class Cluster:
-    """A database cluster below a folder, its socket included."""
+    """A database cluster in a folder, with its socket; `address` is HOST:PORT."""
 
     def __init__(self, folder, port, as_user):
         self.address = f"127.0.0.1:{port}"
@@ -54,9 +54,9 @@ class Cluster:
 
     @contextmanager
     def running(self):
-        """Make the cluster, and run it until the block ends."""
+        """Create the cluster, and run it until the block ends."""
         data, log = self._folder / "data", self._folder / "log"
-        # Over the network a password is asked for, as a fresh Debian asks for it.
+        # Connections over the network need a password, as after Debian's installation.
         trust = ["--auth-local=trust", "--auth-host=scram-sha-256"]
         made = self._run(
             "initdb", "-D", data, "-U", SUPERUSER, *trust, "-E", "UTF8", "--no-locale", "--no-sync"
@@ -79,11 +79,11 @@ class Cluster:
             wait_for(answers, "the start of Postgres")
             yield
         finally:
-            server.send_signal(signal.SIGINT)  # "Fast": it waits for no client.
+            server.send_signal(signal.SIGINT)  # "Fast" shutdown, which does not wait for clients.
             server.wait(60)
 
     def sql(self, text, database="postgres"):
-        """Send it SQL as its superuser; return what comes back, bare."""
+        """Run SQL as the superuser; return the output without headers."""
         done = self._run(
             "psql", "-X", "-h", self._folder, "-p", self._port, "-U", SUPERUSER, "-d", database,
             "-v", "ON_ERROR_STOP=1", "-At", given=text,

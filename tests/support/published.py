@@ -1,4 +1,4 @@
-"""Datasets that need no run: a ledger, a table, and the files that it names."""
+"""Make datasets without a run: a ledger, a table, and the output files."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from batchmill.storage import LocalStore
 
 
 def publish_rows(folder, files=None, **columns):
-    """Make a dataset of these columns; `files` are the contents of its outputs, by name."""
+    """Make a dataset with these columns; `files` maps names of outputs to contents."""
     Ledger(LocalStore(folder)).create()
     files = files or {}
     if files:
@@ -26,5 +26,5 @@ def publish_rows(folder, files=None, **columns):
 
 
 def texts(count):
-    """Return so many text files, by name."""
+    """Return the contents of `count` text files by name."""
     return {f"{number}.txt": f"text {number}" for number in range(count)}

@@ -1,7 +1,7 @@
-"""A Ray cluster of several machines on this one, each in a network namespace of its own.
+"""A Ray cluster on this machine. Each node has its own network namespace.
 
-A bridge joins them, which is the head's network as well; a machine's cable can be pulled. Needs
-root, and Debian's iproute2.
+A bridge connects the namespaces and the head. A node can be disconnected. Needs root, and Debian's
+iproute2.
 """
 
 import json
@@ -27,7 +27,7 @@ def ip(*arguments):
 
 @dataclass
 class Network:
-    """A bridge with an address of this machine, and namespaces with one each."""
+    """A bridge with an address, and namespaces with one address each."""
 
     name: str
     prefix: str
@@ -39,7 +39,7 @@ class Network:
         return f"{self.prefix}.1"
 
     def join(self):
-        """Make a namespace that is on the network; gives its name and address."""
+        """Create a namespace on the network; return its name and address."""
         self.count += 1
         namespace, cable = f"{self.name}n{self.count}", self.cable(self.count)
         inner = f"{self.name}i{self.count}"
@@ -62,7 +62,7 @@ class Network:
 @contextmanager
 def network():
     name = f"b{uuid.uuid4().hex[:6]}"
-    # Two test runs at once have each their own.
+    # Concurrent test runs need different networks.
     prefix = f"10.{random.randint(200, 249)}.{random.randint(1, 254)}"
     made = Network(name, prefix)
     ip("link", "add", name, "type", "bridge")
@@ -78,7 +78,7 @@ def network():
 
 @dataclass
 class Node:
-    """A machine of the cluster: the processes of one `ray start`."""
+    """A node of the cluster: the processes of one `ray start`."""
 
     number: int
     address: str
@@ -87,14 +87,14 @@ class Node:
 
     @property
     def place(self):
-        """What a step on this node finds as its network."""
+        """Return the network namespace that a step on this node sees."""
         return os.readlink(f"/proc/{self.processes()[0].pid}/ns/net")
 
     def processes(self, name=""):
         return [process for process in processes_marked(self.mark) if name in _command(process)]
 
     def kill(self, name, number=signal.SIGKILL):
-        """Send a signal to the node's processes of this name."""
+        """Send a signal to the node's processes with this name."""
         found = self.processes(name)
         assert found, f"node {self.number} has no {name}"
         for process in found:
@@ -117,7 +117,7 @@ def _command(process):
 
 @dataclass
 class Cluster:
-    """A head, which has no CPUs for work unless asked, and nodes."""
+    """A head, by default without CPUs for work, and nodes."""
 
     network: Network
     environment: dict
@@ -126,12 +126,12 @@ class Cluster:
 
     @property
     def address(self):
-        """Where the head's GCS listens."""
+        """Return the address of the head's GCS."""
         return f"{self.network.address}:{self.port}"
 
     @property
     def client_address(self):
-        """Where Ray Client connects to."""
+        """Return the URL for Ray Client."""
         return f"ray://{self.network.address}:{self.client_port}"
 
     @property
@@ -162,7 +162,7 @@ class Cluster:
         return node
 
     def add_node(self, num_cpus=1, wrapper=(), environment=None, **resources):
-        """Start a node of its own network namespace; `wrapper` runs its command."""
+        """Start a node in a new network namespace; `wrapper` runs its command."""
         namespace, address = self.network.join()
         node = Node(self.network.count, address, namespace, uuid.uuid4().hex)
         self._start(
@@ -176,7 +176,7 @@ class Cluster:
         return node
 
     def cut(self, node):
-        """Pull a node's cable."""
+        """Disconnect a node from the network."""
         ip("link", "set", self.network.cable(node.number), "down")
 
     def mend(self, node):
@@ -205,7 +205,7 @@ class Cluster:
 
 @contextmanager
 def ray_cluster(environment):
-    """Give a cluster with a head and no nodes yet; in the end nothing is left of it."""
+    """Yield a cluster without nodes; stop the nodes that the test added when the block ends."""
     with ExitStack() as stack:
         net = stack.enter_context(network())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp"))
@@ -215,13 +215,13 @@ def ray_cluster(environment):
 
 
 def hiding(folder):
-    """A wrapper for a node's command: the node finds an empty folder in this one's place."""
+    """Return a wrapper for a node's command: the node sees the folder as empty."""
     script = f'mount -t tmpfs none "{folder}" && exec "$@"'
     return ["unshare", "--mount", "sh", "-c", script, "sh"]
 
 
 def read_only(folder):
-    """A wrapper for a node's command: the node may not write to the folder."""
+    """Return a wrapper for a node's command: the node cannot write to the folder."""
     script = (
         f'mount --bind "{folder}" "{folder}" && mount -o remount,bind,ro "{folder}" && exec "$@"'
     )

@@ -1,4 +1,4 @@
-"""Datasets as people write them for training, and what spawned workers import."""
+"""Typical torch Datasets for training, and functions that spawned workers import."""
 
 import pickle
 import shutil
@@ -30,7 +30,7 @@ class ImageFolder(Dataset):
 
 
 class Listed(Dataset):
-    """The one of every tutorial: ids and labels by hand, one tensor a file."""
+    """The Dataset of many tutorials: lists of ids and labels, one tensor per file."""
 
     def __init__(self, list_IDs, labels, folder):  # noqa: N803
         self.list_IDs = list_IDs
@@ -57,7 +57,7 @@ class Boxed(NamedTuple):
 
 
 class Boxes(Dataset):
-    """NamedTuples in NamedTuples, and tuples in those."""
+    """Samples are NamedTuples that contain NamedTuples and tuples."""
 
     def __len__(self):
         return 5
@@ -67,12 +67,12 @@ class Boxes(Dataset):
 
 
 def encoded(word):
-    """A word as a list of numbers."""
+    """Return a word as a list of numbers."""
     return [ord(letter) - ord("a") + 1 for letter in word]
 
 
 def pad_words(batch):
-    """A collate function of a user's: words padded to the longest of the batch."""
+    """Pad words to the longest word of the batch, as a user's collate function."""
     lengths = torch.tensor([len(word) for word in batch])
     words = torch.zeros(len(batch), int(lengths.max()), dtype=torch.int64)
     for row, word in enumerate(batch):
@@ -81,18 +81,18 @@ def pad_words(batch):
 
 
 def keep(source, out):
-    """A step whose output is its input."""
+    """Copy the input to the output."""
     shutil.copy(source, out / source.name)
     return {"output": source.name}
 
 
 def name_of(path):
-    """Opens nothing."""
+    """Return the name of a file without opening the file."""
     return path.name
 
 
 class Trap:
-    """Whoever unpickles one leaves a trace."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -102,13 +102,13 @@ class Trap:
 
 
 def private_bytes():
-    """The memory of this process that no file backs; of a mapped file, all have the same pages."""
+    """Return the memory of this process in bytes, without mapped files, which processes share."""
     return sum(part.anonymous + part.swap for part in psutil.Process().memory_maps(grouped=False))
 
 
 def growth_by_reading(pickled):
-    """Unpickle a dataset (or list), look at all of its pages; return the bytes that this took."""
-    assert batchmill.open_dataset  # Imports torch: that is not to be counted.
+    """Unpickle a dataset or list, read all its pages; return the growth of memory in bytes."""
+    assert batchmill.open_dataset  # Imports torch, which must not count.
     before = private_bytes()
     dataset = pickle.loads(pickled)
     for index in range(0, len(dataset), 20):
@@ -117,7 +117,7 @@ def growth_by_reading(pickled):
 
 
 def forget(dataset):
-    """In a fork: let go of what the parent owns."""
+    """In a fork: drop all attributes, which the parent owns."""
     dataset.__dict__.clear()
 
 
@@ -125,11 +125,11 @@ kept = []
 
 
 def open_and_keep(folder):
-    """Open a dataset until this process ends; return the path of its file."""
+    """Open a dataset until the process ends; return the path of its mapped file."""
     kept.append(batchmill.open_dataset(folder, load=name_of))
     return where_mapped(kept[-1])
 
 
 def where_mapped(dataset):
-    """Return the path of the file that a dataset is read from."""
+    """Return the path of the mapped file of a dataset."""
     return Path(dataset._table._path)

@@ -1,4 +1,4 @@
-"""Datasets of every kind, at the top of a module: what a model is run over."""
+"""Torch Datasets and lists at module level, as inputs for models."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from batchmill.steps.predict import PredictItems
 
 
 class Numbers(Dataset):
-    """From IDs and labels, as in many a tutorial."""
+    """Takes IDs and labels, as in many tutorials."""
 
     def __init__(self, list_IDs, labels):  # noqa: N803
         self.list_IDs = list_IDs
@@ -24,7 +24,7 @@ class Numbers(Dataset):
 
 
 class Texts(Dataset):
-    """From paths; pads encoded words to the longest of the batch."""
+    """Takes paths; pads encoded words to the longest word of the batch."""
 
     def __init__(self, paths):
         self.paths = paths
@@ -54,7 +54,7 @@ class Pairs(Dataset):
 
 
 def both(left, inner):
-    """A model that takes the fields of a batch."""
+    """Add two fields of a batch, as a model."""
     return left + inner[0]
 
 

@@ -1,6 +1,6 @@
-"""Runs batchmill as its command does; the first argument is a file for what Ray is given.
+"""Run batchmill, and write the size of each Ray task's arguments to a file.
 
-It has a line for each task: the bytes of its arguments as Ray pickles them.
+The first argument is the file. It gets a line per task: the number of pickled bytes.
 """
 
 import sys
@@ -9,7 +9,7 @@ from batchmill.cli.main import main
 
 
 def note_what_is_shipped(file):
-    """Have each task of Ray's add a line to a file."""
+    """Make each Ray task add a line to a file when it is submitted."""
     import ray
     from ray.remote_function import RemoteFunction
 

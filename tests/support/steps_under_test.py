@@ -1,4 +1,4 @@
-"""Steps of every kind, as users write them; tests name them by reference."""
+"""Steps of all kinds. Tests refer to them by name."""
 
 import dataclasses
 import enum
@@ -67,7 +67,7 @@ def fails_on_b(source: Path, out: Path):
 
 
 class Splitter:
-    """A Dataset by its methods alone; it imports nothing of torch, nor of batchmill."""
+    """A Dataset only by its methods. It imports neither torch nor batchmill."""
 
     def __init__(self, inputs, size=2):
         self.inputs = inputs

@@ -1,8 +1,8 @@
-"""Say what `make test-system` needs and this machine lacks, and how to install it.
+"""Print the missing Debian packages of `make test-system`, and the command that installs them.
 
     python tests/support/system_packages.py [--names]
 
-With --names, it prints the packages' names only.
+With --names, print the names of all packages instead.
 """
 
 import os
@@ -10,7 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
-# Debian's packages, and what tells that one is there.
+# Debian packages, each with a check whether it is installed.
 PACKAGES = {
     "chromium": lambda: shutil.which("chromium"),
     "fonts-dejavu-core": lambda: Path("/usr/share/fonts/truetype/dejavu").exists(),
@@ -20,15 +20,15 @@ PACKAGES = {
 
 
 def main():
-    """Exit with 2 if something is missing."""
+    """Return the exit code: 2 if a package is missing, or if the user is not root."""
     if "--names" in sys.argv:
         print(*PACKAGES)
         return 0
     missing = [name for name, is_there in PACKAGES.items() if not is_there()]
     if missing:
-        print(f"Not installed: {', '.join(missing)}.\nInstall them: sudo make system-packages")
+        print(f"Missing Debian packages: {', '.join(missing)}. Run: sudo make system-packages")
     if os.geteuid() != 0:
-        print("The tests of clusters make networks: run this as root, with sudo make test-system.")
+        print("The cluster tests need root. Run: sudo make test-system")
     return 2 if missing or os.geteuid() != 0 else 0
 
 

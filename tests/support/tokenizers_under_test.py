@@ -1,4 +1,4 @@
-"""Tokenizers of every kind, as users name them."""
+"""Tokenizers of all kinds. Tests refer to them by name."""
 
 from re import findall
 
@@ -8,7 +8,7 @@ def pieces(text):
 
 
 class Bytes:
-    """A token for each byte, so that characters have several."""
+    """Makes a token of each byte, so some characters have several tokens."""
 
     def encode(self, text):
         return list(text.encode())
@@ -18,14 +18,14 @@ class Bytes:
 
 
 class Silent(Bytes):
-    """Of a part of a character, it gives nothing."""
+    """Decodes an incomplete character to an empty string."""
 
     def decode(self, ids):
         return bytes(ids).decode(errors="ignore")
 
 
 class Marked:
-    """Marks what does not begin a word, as WordPiece does, and sets words apart by one space."""
+    """Marks tokens inside a word with ##, as WordPiece does; decodes with one space per word."""
 
     def encode(self, text):
         words = findall(r"\w+|[^\w\s]", text)
@@ -36,7 +36,7 @@ class Marked:
 
 
 class Wrapped:
-    """As the library `tokenizers` gives ids."""
+    """Returns an object with `ids`, like the library `tokenizers`."""
 
     class Encoding:
         def __init__(self, ids):

@@ -1,4 +1,4 @@
-"""The wheel, built from a copy of the sources, and an environment that has nothing else of ours."""
+"""Build the wheel from a copy of the sources, and an environment without these sources."""
 
 import shutil
 import subprocess
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from live import ROOT
 
-SOURCES = ("src", "flows", "tasks", "blocks", "pyproject.toml", "README.md")
+SOURCES = ("src", "flows", "tasks", "blocks", "pyproject.toml", "README.md", "LICENSE")
 
 
 def build_wheel(folder):
-    """Build the wheel in a folder, and return its path."""
-    # Two builds at once in the repository would write into the same `build`.
+    """Build the wheel in a folder; return its path."""
+    # Concurrent builds in the repository would write to the same folder `build`.
     copy = folder / "sources"
     copy.mkdir(parents=True)
     for name in SOURCES:
@@ -27,9 +27,9 @@ def build_wheel(folder):
 
 
 def environment_with(wheel, folder):
-    """Make a virtual environment that has the wheel and, from this one, all that it needs.
+    """Create a virtual environment with the wheel; dependencies come from this environment.
 
-    Returns the folder of its commands, `prefect` among them.
+    Returns the folder of its commands, which has also `prefect`.
     """
     made = subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", folder], capture_output=True, text=True
@@ -38,7 +38,7 @@ def environment_with(wheel, folder):
     commands = folder / "bin"
     pip("--python", commands / "python", "install", "--no-deps", "--no-index", wheel)
     (site,) = folder.glob("lib/python*/site-packages")
-    # As plain folders: what they install by way of .pth files, our sources, is not taken along.
+    # Python ignores .pth files in these folders, so the editable install of the sources is hidden.
     others = [path for path in sys.path if Path(path).name == "site-packages"]
     (site / "others.pth").write_text("".join(f"{path}\n" for path in others))
     prefect = commands / "prefect"

@@ -1,4 +1,4 @@
-"""`check_step`: steps that keep the contract pass, and each broken clause is told as what it is."""
+"""Test `check_step`: correct steps pass, and each fault is reported by name."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from batchmill.testing import check_step
 
 @pytest.fixture
 def samples(tmp_path, monkeypatch):
-    """Two texts of one name; the working directory is its own, as is that for temporary files."""
+    """Return two texts with one file name. The test has its own working and temporary folders."""
     for name in ("one", "two"):
         (tmp_path / "samples" / name).mkdir(parents=True)
         (tmp_path / "samples" / name / "a.txt").write_text(name)
@@ -26,7 +26,7 @@ def samples(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_function_passes_and_its_rows_are_given(samples):
+def test_a_function_passes_and_its_rows_are_returned(samples):
     assert check_step(kit_steps.copy, samples, params={"upper": True}) == [
         {"input": "a.txt", "output": "copy.txt", "length": 3},
         {"input": "a.txt", "output": "copy.txt", "length": 3},
@@ -34,12 +34,12 @@ def test_a_function_passes_and_its_rows_are_given(samples):
     assert [sample.read_text() for sample in samples] == ["one", "two"]
 
 
-def test_a_step_may_know_its_row_and_the_folder_of_its_input(samples):
+def test_a_step_may_use_its_row_and_the_folder_of_its_input(samples):
     rows = check_step("kit_steps:labelled", samples, rows=[{"label": "x"}, {"label": "y"}])
     assert [(row["of"], row["folder"]) for row in rows] == [("x", "one"), ("y", "two")]
 
 
-def test_rows_are_as_a_manifest_gives_them(samples):
+def test_rows_have_the_types_of_a_manifest(samples):
     rows = check_step(kit_steps.typed, samples, rows=[{"number": 1, "other": 1}, {"number": 0.5}])
     assert [(row["type"], row["missing"]) for row in rows] == [("float", False), ("float", True)]
 
@@ -69,11 +69,11 @@ def test_steps_that_come_with_batchmill_pass(samples, tmp_path):
     assert len(check_step("batchmill.steps.spectrogram:log_mel", recordings, params=params)) == 4
 
 
-def test_temporary_files_that_go_again_and_missing_values_are_fine(samples):
+def test_removed_temporary_files_and_missing_values_are_accepted(samples):
     check_step(kit_steps.cleans_up, samples[:1])
 
 
-# What depends on the others shows only where there are others.
+# These faults depend on other inputs, so they need a second sample.
 NEED_TWO = ("ByPosition", "counts_calls", "removes_what_others_wrote")
 
 
@@ -85,7 +85,7 @@ NEED_TWO = ("ByPosition", "counts_calls", "removes_what_others_wrote")
         ("holds_an_object", "which no table can hold"),
         ("dies", "crashed: exit code 3"),
         ("random_row", "with other workers in another order, row 0 has value="),
-        ("random_bytes", "x has other bytes"),
+        ("random_bytes", "the content of x differs"),
         ("counts_calls", "row 0 has call="),
         ("ByPosition", "row 0 has index="),
         ("tells_its_place", "row 0 has path="),
@@ -93,16 +93,16 @@ NEED_TWO = ("ByPosition", "counts_calls", "removes_what_others_wrote")
         ("needs_the_working_directory", "in another folder, it is not ok: failed: FileNotFound"),
         ("changes_its_input", "0/one/a.txt: it changed its input"),
         ("removes_its_input", "0/one/a.txt: it removed or renamed its input"),
-        ("writes_beside_its_input", "0/one/a.json: it wrote beside its input"),
+        ("writes_beside_its_input", "0/one/a.json: it wrote to its input's folder"),
         ("writes_into_the_dataset", "it wrote files/notes.txt into the dataset, outside of `out`"),
         ("removes_what_others_wrote", "a second run executes it again (damaged)"),
         ("writes_here", "it left a file in its working directory: left.txt"),
         ("leaves_temporary_files", "it left a file in the temporary folder"),
-        ("other_identity", "each process takes it for another step: its version was"),
+        ("other_identity", "its identity differs in each process: its version changed"),
     ],
 )
 @pytest.mark.slow
-def test_each_broken_clause_is_told_and_no_other(samples, step, told):
+def test_each_fault_is_reported_alone(samples, step, told):
     with pytest.raises(AssertionError) as raised:
         check_step(f"kit_steps:{step}", samples[: 2 if step in NEED_TWO else 1])
     text = str(raised.value)
@@ -110,12 +110,12 @@ def test_each_broken_clause_is_told_and_no_other(samples, step, told):
     assert ": 1 fault\n" in text, text
 
 
-def test_a_step_that_cannot_be_repeated_is_told(samples, tmp_path):
+def test_a_step_that_cannot_be_repeated_is_reported(samples, tmp_path):
     with pytest.raises(AssertionError, match=r"because an output was deleted, .* FileExistsError"):
         check_step(kit_steps.once_only, samples, params={"marks": str(tmp_path)})
 
 
-def test_all_faults_are_told_at_once(samples):
+def test_all_faults_are_reported_together(samples):
     with pytest.raises(AssertionError) as raised:
         check_step(kit_steps.raises, samples)
     head, *lines = str(raised.value).splitlines()
@@ -137,19 +137,19 @@ def test_all_faults_are_told_at_once(samples):
         ("kit_steps:Letters", {}, "has no column 'label'"),
     ],
 )
-def test_what_cannot_be_run_is_an_assertion_too(samples, step, options, told):
+def test_a_step_that_cannot_be_run_raises_an_assertion_error(samples, step, options, told):
     with pytest.raises(AssertionError, match=told):
         check_step(step, samples, **options)
 
 
-def test_samples_must_be_there(tmp_path):
+def test_samples_must_exist(tmp_path):
     for samples in ([], [tmp_path / "nowhere"]):
         with pytest.raises(AssertionError, match="sample"):
             check_step(kit_steps.copy, samples)
 
 
 @pytest.mark.end_to_end
-def test_a_users_own_pytest_needs_nothing_of_ours(tmp_path):
+def test_a_users_pytest_needs_no_plugin_of_batchmill(tmp_path):
     (tmp_path / "mysteps.py").write_text(
         "def size(source, out):\n"
         "    (out / 'n').write_bytes(source.read_bytes())\n"
@@ -168,4 +168,4 @@ def test_a_users_own_pytest_needs_nothing_of_ours(tmp_path):
     )  # fmt: skip
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "AssertionError: step place, 1 sample: 1 fault" in done.stdout
-    assert "batchmill/testing/check.py" not in done.stdout, "its own lines are of no use to anybody"
+    assert "batchmill/testing/check.py" not in done.stdout, "the traceback shows lines of batchmill"

@@ -1,1 +1,1 @@
-"""The Python calls: what `import batchmill` offers besides reading a dataset."""
+"""The Python API, except for reading a dataset."""

@@ -1,4 +1,4 @@
-"""Look at a dataset, release failed inputs, verify it, or try a step on one file, from Python."""
+"""List failures, release failed inputs, verify a dataset, or try a step on one file."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +45,7 @@ def retry(dataset: str | os.PathLike[str], *inputs: str, kind: Sequence[str] = (
 
     Args:
         dataset: The dataset's folder or URL.
-        *inputs: Only these inputs. Default: all that failed.
+        *inputs: Only these inputs. Default: all failed inputs.
         kind: Only these outcomes, for example ["crashed", "oom"].
 
     Returns:
@@ -66,11 +66,11 @@ def verify(
     Args:
         dataset: The dataset's folder or URL.
         hash: Read all outputs and compare their contents, not only their sizes.
-        repair: Release the inputs concerned, and remove unreferenced files.
+        repair: Release the inputs of missing or changed files, and remove unreferenced files.
 
     Returns:
-        One row per difference: kind, path, input, message. An empty table means that the dataset is
-        what its ledger says.
+        One row per difference: kind, path, input, message. The table is empty if the dataset
+        matches its ledger.
 
     Raises:
         OptionError: There is no such dataset.
@@ -93,21 +93,22 @@ def try_one(
 ) -> Outcome:
     """Run a step on one input in this process, without Prefect and Ray.
 
-    A debugger works. There are no limits: a step that crashes ends this process.
+    You can use a debugger. There is no time or memory limit. If the step crashes, this process
+    ends.
 
     Args:
         input: One file: a path or URL.
         step: Function or class, or its reference package.module:attribute.
         params: The step's keyword arguments.
         row: Other columns of the manifest.
-        keep: Folder to keep the files in that the step writes. Default: they are deleted.
+        keep: Folder for the files that the step writes. Default: they are deleted.
 
     Returns:
         The outcome: kind, seconds, rows, files, error, traceback.
 
     Raises:
         OptionError: There is no such file.
-        StepError: The step cannot be loaded, or does not take these params.
+        StepError: The step cannot be loaded, or does not accept these params.
     """
     loaded = load_step(reference_to(step), dict(params or {}), search=os.getcwd())
     return run_single_input(loaded, os.fspath(input), dict(row or {}), Path(keep) if keep else None)

@@ -1,4 +1,4 @@
-"""Run a job, infer, or see what a run would do, from Python."""
+"""Run a step or a model over a manifest, or plan a run."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ _OUTCOME_COLUMNS = ("input", "outcome", "attempts", "seconds", "error", "message
 
 @dataclass(frozen=True, repr=False)
 class RunResult:
-    """What came of a run: counts, and the dataset's tables as DataFrames."""
+    """The result of a run: counts, and the dataset's tables as DataFrames."""
 
     dataset: str
     summary: Summary
@@ -87,7 +87,7 @@ class RunResult:
 
 @dataclass(frozen=True, repr=False)
 class PlanResult:
-    """What a run would do."""
+    """The plan of a run: counts, and how the pending inputs are divided."""
 
     planned: PlannedRun
 
@@ -118,7 +118,7 @@ class PlanResult:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why the inputs are divided like this, one sentence per choice."""
+        """The reasons for this division, one sentence per choice."""
         return tuple(self.planned.layout.reasons)
 
     def __repr__(self) -> str:
@@ -142,14 +142,14 @@ def run(
 ) -> RunResult:
     """Run a step over every input of a manifest, and write the dataset.
 
-    Inputs that are already done are not executed again. Every mistake is reported before anything
-    is started.
+    Inputs that are already done are not executed again. Mistakes in the arguments are reported
+    before anything is started.
 
     Args:
         manifest: Path or URL of a table, a folder, a glob, a list of paths, or a DataFrame.
         step: Function or class that other processes can import, or its reference
             package.module:attribute.
-        output: The dataset: a folder or URL. An existing dataset is continued.
+        output: The dataset: a folder or URL. If the dataset exists, the run adds to it.
         params: The step's keyword arguments.
         cluster: Address of a Ray cluster, "local", "block:NAME" or a RayCluster. Default: this
             machine, without Ray.
@@ -190,9 +190,9 @@ def infer(
     """Run a model over every input of a manifest, and write its predictions as a dataset.
 
     Args:
-        manifest: A dataset, whose outputs are the inputs; or what `run` takes.
-        model: A file (.pt2 of torch.export; .pt, .pth, .ts of TorchScript), or
-            package.module:function, which makes the model.
+        manifest: A dataset, whose output files are the inputs, or any manifest that `run` accepts.
+        model: A file (.pt2 from torch.export; .pt, .pth or .ts from TorchScript), or a function
+            that makes the model: package.module:function.
         output: The dataset of predictions: a folder or URL.
         cluster: As for `run`.
         store: As for `run`.
@@ -258,7 +258,7 @@ def plan(
 
 
 def _result(ended: EndedRun) -> RunResult:
-    """Return the result of a run. Raises the error that it ended with."""
+    """Return the result of a run, or raise the error that ended it."""
     if ended.error:
         raise ended.error
     return RunResult(ended.prepared.job.output, ended.summary, ended.access)

@@ -1,7 +1,7 @@
 """The options of the Python calls, for type checkers and for `help()`.
 
-Names and defaults are those of the option models. A type checker needs them in the source, so the
-classes here repeat the names and the types that a Python caller may give; a test compares them with
+The option models define the names and defaults. A type checker needs them in the source, so these
+classes repeat the names, with the types that a Python caller may pass. A test compares them with
 the models.
 """
 
@@ -52,7 +52,7 @@ class InferKeywords(JobKeywords, total=False):
 
 
 def with_options(*more: type[Options]) -> Callable[[_Call], _Call]:
-    """Show the options of a call in its signature and its docstring, as the models define them."""
+    """Return a decorator that adds the options of the models to a signature and a docstring."""
     groups = [type(group) for group in OptionGroups().parameters().values()]
 
     def describe(call: _Call) -> _Call:

@@ -1,4 +1,4 @@
-"""`batchmill failures`: which inputs are not ok, and why."""
+"""`batchmill failures`: list the inputs that are not ok, and why."""
 
 import json as json_text
 from typing import Annotated
@@ -12,12 +12,12 @@ from batchmill.ledger.open import open_ledger
 from batchmill.outcome import one_line, visible
 from batchmill.publishing.failed_inputs import failure_table
 
-Inputs = Annotated[str, Parameter(help="Only these inputs, as `failures` names them.")]
+Inputs = Annotated[str, Parameter(help="Only these inputs. Use the names in the manifest.")]
 FailureKinds = Annotated[
     tuple[str, ...],
     Parameter(
         name="--kind",
-        help="Only this outcome, for example crashed. Repeatable.",
+        help="Only inputs with this outcome, for example crashed. Repeatable.",
     ),
 ]
 _SHOWN_LINES = 20
@@ -31,7 +31,7 @@ def failures(
     json: Json = False,
     csv: Annotated[bool, Parameter(help="Print CSV.")] = False,
 ) -> None:
-    """List the inputs of a dataset that are not ok: outcome, reason, traceback, what was printed.
+    """List the inputs of a dataset that are not ok: outcome, reason, traceback, printed text.
 
     ```
     batchmill failures dataset
@@ -39,7 +39,7 @@ def failures(
     ```
     """
     if json and csv:
-        raise OptionError("--json and --csv: give one of them.")
+        raise OptionError("--json and --csv cannot be combined. Give one of them.")
     table = failure_table(open_ledger(dataset), dataset, inputs, kind)
     if csv:
         print(table.to_pandas().to_csv(index=False), end="")
@@ -59,13 +59,16 @@ def failures(
             for line in lines:
                 out.print(f"        {visible(line)}")
     if not records:
-        out.print("There are no such failed inputs." if inputs or kind else "No input has failed.")
+        out.print("No failed input matches." if inputs or kind else "No input has failed.")
     else:
-        out.print(f"{count_inputs(len(records))} not ok. For everything: --json, --csv")
+        out.print(f"{count_inputs(len(records))} not ok. To see all details: --json or --csv")
 
 
 def _most_telling(lines: list[str]) -> tuple[list[str], str]:
-    """Choose some lines, and say which: the last, or of a fatal error's stack the first."""
+    """Return the lines to show, and their description.
+
+    These are the first lines of the stack after a fatal error, else the last lines.
+    """
     fatal = [index for index, line in enumerate(lines) if line.startswith("Fatal Python error")]
     if fatal:
         stack = lines[fatal[-1] :]
@@ -76,7 +79,7 @@ def _most_telling(lines: list[str]) -> tuple[list[str], str]:
 
 
 def count_inputs(number: int) -> str:
-    """Write a number of inputs, as a sentence begins.
+    """Return the beginning of a sentence about a number of inputs.
 
     >>> count_inputs(1), count_inputs(2000)
     ('1 input is', '2,000 inputs are')

@@ -1,4 +1,4 @@
-"""`batchmill infer`: a model over every input of a manifest."""
+"""`batchmill infer`: run a model over every input of a manifest."""
 
 from typing import Annotated
 
@@ -28,8 +28,8 @@ def infer(
         str,
         Parameter(
             group=Group("Model", sort_key=0),
-            help="A file (.pt2 of torch.export; .pt, .pth, .ts of TorchScript), or "
-            "package.module:function, which makes the model. Required.",
+            help="Model file (.pt2 from torch.export; .pt, .pth or .ts from TorchScript), or a "
+            "function that makes the model: package.module:function. Required.",
         ),
     ] = "",
     model_options: Model = ModelOptions(),
@@ -42,7 +42,7 @@ def infer(
 ) -> None:
     """Run a model over every input of a manifest, and write its predictions as a dataset.
 
-    A dataset can be the manifest: its outputs are then the inputs. Examples:
+    The manifest can be a dataset. The dataset's output files are then the inputs. Examples:
 
     ```
     batchmill infer clips --model classifier.pt2 --output predictions --classes cat,dog

@@ -1,4 +1,4 @@
-"""The command `batchmill`: finds the command meant, and turns errors into exit codes.
+"""The command `batchmill`: select the command, and convert errors to exit codes.
 
 0: done. 1: the run ended, but not every input is ok, or verify found a difference. 2: nothing was
 started. 130: cancelled.
@@ -17,8 +17,8 @@ from batchmill.version import VERSION
 DONE, INCOMPLETE, NOT_STARTED, CANCELLED = 0, 1, 2, 130
 _STAYS = " Committed results are kept. Run the same command again to resume."
 
-# Each is imported when it is called: `try` needs neither Prefect nor Ray. So the overview of all
-# has a line for each here; a command's own help is its docstring.
+# A command is imported when it is called, because `try` needs neither Prefect nor Ray. So
+# `batchmill --help` shows the texts below. `batchmill COMMAND --help` shows the docstring.
 _OVERVIEW = (
     ("run", "batchmill.cli.run:run", "Run a step over every input of a manifest."),
     ("infer", "batchmill.cli.infer:infer", "Run a model over every input of a manifest."),
@@ -39,23 +39,22 @@ _OVERVIEW = (
 
 
 def _shown_default(value: object) -> str | None:
-    """Return a default as the help shows it; None for a default that says nothing."""
+    """Return the text of a default value for the help. Returns None for an empty default."""
     if not value:
         return None
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def make_app(called: str = "") -> App:
-    """Make the application; the docstring of the command that is `called` is its help."""
+    """Return the application. The help of the command `called` is its docstring."""
     app = App(
         name="batchmill",
-        help="Run one function over every file of a manifest: nothing is lost, one bad file costs "
-        "one file.",
+        help="Run one function over every file of a manifest. One bad file does not stop the run.",
         version=VERSION,
         version_flags=["--version"],
         help_flags=["--help", "-h"],
         help_format="markdown",
-        suppress_keyboard_interrupt=False,  # main() prints a message then.
+        suppress_keyboard_interrupt=False,  # main() prints a message.
         default_parameter=Parameter(negative=(), show_default=_shown_default),
     )
     for name, where, what in _OVERVIEW:
@@ -87,10 +86,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         errors.print("Cancelled." + (_STAYS if called in (["run"], ["infer"]) else ""))
         code = CANCELLED
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`), which is its right.
+        # The reader of the output has ended, for example `| head`. This is not an error.
         sys.stderr.close()
         code = DONE
-    # At its end, the interpreter would look for garbage in all of Prefect, Ray and pandas: half a
-    # second, for memory that goes anyway.
+    # This prevents a last garbage collection, which takes half a second with Prefect, Ray and
+    # pandas loaded. The process frees its memory anyway.
     gc.freeze()
     sys.exit(code if isinstance(code, int) else DONE)

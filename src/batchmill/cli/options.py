@@ -1,4 +1,4 @@
-"""Options that several commands share: the option groups of the engine, and those of a terminal."""
+"""Options that several commands share: the engine's option groups and the terminal's options."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,9 @@ CLUSTER = Group("Cluster", sort_key=7)
 Step = Annotated[
     str,
     Parameter(
-        name="--step", group=WORK, help="Function or class: package.module:attribute. Required."
+        name="--step",
+        group=WORK,
+        help="The function or class to run: package.module:attribute. Required.",
     ),
 ]
 Params = Annotated[
@@ -27,11 +29,12 @@ Params = Annotated[
     Parameter(
         name="--param",
         group=WORK,
-        help="A parameter of the step: key=value. The value is JSON, else text. Repeatable.",
+        help="Parameter of the step: key=value. A value that is not JSON is text. Repeatable.",
     ),
 ]
 ParamsFile = Annotated[
-    Path | None, Parameter(name="--params", group=WORK, help="JSON file with parameters.")
+    Path | None,
+    Parameter(name="--params", group=WORK, help="JSON file with parameters of the step."),
 ]
 Output = Annotated[
     str,
@@ -46,7 +49,8 @@ StoreName = Annotated[
     Parameter(
         name="--store",
         group=WORK,
-        help="A saved store that contains the dataset: block:NAME. --output is then a name in it.",
+        help="Saved store that contains the dataset: block:NAME. --output is then the dataset's "
+        "name in the store.",
     ),
 ]
 Json = Annotated[bool, Parameter(name="--json", help="Print JSON, for scripts.")]
@@ -56,7 +60,10 @@ Verbose = Annotated[
 ]
 Dataset = Annotated[str, Parameter(help="The dataset's folder or URL.")]
 Manifest = Annotated[
-    str, Parameter(help="CSV, TSV, JSON Lines or Parquet file, a folder, or a quoted glob.")
+    str,
+    Parameter(
+        help="The inputs: a CSV, TSV, JSON Lines or Parquet file, a folder, or a quoted glob."
+    ),
 ]
 
 Model = Annotated[ModelOptions, Parameter(name="*", group=Group("Model", sort_key=0))]
@@ -65,7 +72,7 @@ Model = Annotated[ModelOptions, Parameter(name="*", group=Group("Model", sort_ke
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class JobOptions(OptionGroups):
-    """The option groups of the engine as options: their models have names, defaults and help."""
+    """The engine's option groups. Their models define the names, defaults and help texts."""
 
     inputs: Annotated[InputOptions, Parameter(name="*", group=Group("Inputs", sort_key=2))] = (
         InputOptions()
@@ -93,8 +100,9 @@ class ClusterOptions:
         str,
         Parameter(
             group=CLUSTER,
-            help="A Ray cluster: ray://HOST:10001, HOST:6379, auto, block:NAME for a saved "
-            "cluster, or local to start Ray on this machine. Default: this machine, without Ray.",
+            help="A Ray cluster: ray://HOST:10001; HOST:6379 or auto from a machine of the "
+            "cluster; block:NAME for a saved cluster; local to start Ray on this machine. "
+            "Default: this machine, without Ray.",
         ),
     ] = ""
     runtime_env: Annotated[
@@ -109,8 +117,8 @@ class ClusterOptions:
         tuple[str, ...],
         Parameter(
             group=CLUSTER,
-            help="What each shard requests: num_gpus=1, num_cpus=4, memory=8G, or a custom "
-            "resource. Repeatable. Default: one CPU per worker.",
+            help="Resource that each shard requests: num_gpus=1, num_cpus=4, memory=8G, or a "
+            "custom resource. Repeatable. Default: one CPU per worker.",
         ),
     ] = ()
 
@@ -126,7 +134,7 @@ class ClusterOptions:
 
 
 def check_given(**given: object) -> None:
-    """Raise OptionError with the names of required options that were not given."""
+    """Raise OptionError that names the missing options."""
     names = {"manifest": "MANIFEST"}
     missing = [names.get(name, f"--{name}") for name, value in given.items() if not value]
     if missing:

@@ -1,4 +1,4 @@
-"""`batchmill plan`: shows what a run would do."""
+"""`batchmill plan`: show what a run would do."""
 
 import json as json_text
 from collections.abc import Sequence
@@ -47,10 +47,10 @@ def plan(
     ] = 0,
     json: Json = False,
 ) -> None:
-    """Show what `batchmill run` would do, and how many cores the batch size lets it use.
+    """Show what `batchmill run` would do, and how many cores it can use with each batch size.
 
-    Starts nothing and writes nothing. With `--num-workers auto`, a few inputs are executed; their
-    results are not kept. Example:
+    Starts no run and writes nothing. With `--num-workers auto`, a few inputs are executed, and
+    their results are discarded. Example:
 
     ```
     batchmill plan words.csv --step batchmill.steps.words:split --output dataset --batch-size 2
@@ -79,7 +79,7 @@ def plan(
 
 
 def _batch_sizes(pending: int, chosen: int) -> list[int]:
-    """Return the powers of two up to the first that makes one batch, and the one that is chosen."""
+    """Return powers of two until one batch holds all inputs, and the chosen size."""
     powers = [2**power for power in range((max(pending, 1) - 1).bit_length() + 1)]
     return sorted({*powers, chosen})
 
@@ -104,7 +104,7 @@ def _as_json(prepared: Prepared, layout: Layout, cores: int) -> dict[str, object
 
 
 def partitions_as_json(prepared: Prepared) -> dict[str, object]:
-    """Return the number of inputs in each partition, also of each stratum; empty without any."""
+    """Return the number of inputs per partition and stratum. Empty without partitions."""
     how, manifest = prepared.job.partitioning, prepared.manifest
     if how is None or manifest.groups is None or manifest.partition is None:
         return {}
@@ -117,7 +117,7 @@ def partitions_as_json(prepared: Prepared) -> dict[str, object]:
 
 
 def partition_lines(prepared: Prepared) -> list[str]:
-    """Say how many inputs each partition has, and why groups are assigned again, if so."""
+    """Return lines with the partitions' sizes, and with the reason if groups are re-assigned."""
     counts = partitions_of(prepared)
     listed = ", ".join(f"{name} {count:,}" for name, count in counts.items())
     changes = "; ".join(prepared.partition_changes)
@@ -142,7 +142,9 @@ def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
     gone = prepared.plan.withdrawn["input"].slice(0, SHOWN_NAMES).to_pylist()
     out.print(_line("withdrawn", counts["withdrawn"], gone))
     if gone:
-        out.print("Files and rows of withdrawn inputs stay; batchmill run --prune removes them.")
+        out.print(
+            "Files and rows of withdrawn inputs are kept. To remove them: batchmill run --prune"
+        )
     too_young = prepared.manifest.too_young
     if len(too_young):
         names = too_young.slice(0, SHOWN_NAMES).to_pylist()
@@ -161,7 +163,7 @@ def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
     )
     for reason in layout.reasons:
         out.print(f"  {reason}.")
-    table = Table("batch_size", "cores it can use", f"idle of {cores} here")
+    table = Table("batch_size", "cores used", f"idle of {cores} cores")
     for size in _batch_sizes(pending, layout.batch_size):
         can_use = parallelism(pending, size)
         mark = " <- this run" if size == layout.batch_size else ""
@@ -170,6 +172,6 @@ def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
     idle = cores - parallelism(pending, layout.batch_size)
     if idle > 0 and layout.batch_size > 1:
         out.print(
-            f"batch_size {layout.batch_size} leaves {idle} of {cores} cores idle: a batch is the "
-            "work of one core. A smaller one uses more."
+            f"batch_size {layout.batch_size} leaves {idle} of {cores} cores idle, because each "
+            "batch runs on one core. A smaller batch size uses more cores."
         )

@@ -1,4 +1,4 @@
-"""What a terminal shows while a run goes: a bar, or plain lines where there is no terminal."""
+"""Show the progress of a run: a bar on a terminal, plain lines elsewhere."""
 
 import threading
 import time
@@ -28,7 +28,7 @@ _STARTING = "starting Prefect"
 
 @contextmanager
 def showing_progress(ledger: Ledger, console: Console, *, quiet: bool) -> Iterator[None]:
-    """Show how far the run that the block starts has come, until the block ends."""
+    """Show the progress of the run that the block starts, until the block ends."""
     if quiet:
         yield
         return
@@ -66,7 +66,7 @@ def _follow_with_bar(watcher: RunWatcher, console: Console, stop: threading.Even
             try:
                 seen = watcher.poll()
             except BatchmillError:
-                continue  # The run itself says so, and better.
+                continue  # The run itself reports the error.
             if seen:
                 rate = clock.rate(seen.done)
                 failed = f"[red]{seen.failed:,} failed[/red]" if seen.failed else "0 failed"
@@ -111,7 +111,7 @@ def _time_left(seen: RunProgress, rate: float) -> str:
 
 
 class _Clock:
-    """The rate since the first input was done, in inputs a second."""
+    """The rate since the first input was done, in inputs per second."""
 
     def __init__(self) -> None:
         self._begun: float | None = None

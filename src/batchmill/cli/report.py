@@ -1,4 +1,4 @@
-"""`batchmill report`: a dataset's story on one page."""
+"""`batchmill report`: rebuild a dataset's report."""
 
 from batchmill.cli.console import console
 from batchmill.cli.options import Dataset
@@ -11,7 +11,7 @@ from batchmill.publishing.report import write_report
 def report(dataset: Dataset, /) -> None:
     """Rebuild a dataset's report.html: outcomes, speed, failures and their reasons.
 
-    Each run that executes something writes it at its end.
+    A run that executes inputs also writes the report when it ends.
 
     ```
     batchmill report dataset

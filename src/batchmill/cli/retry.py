@@ -1,4 +1,4 @@
-"""`batchmill retry`: releases failed inputs, so that the next run executes them."""
+"""`batchmill retry`: release failed inputs, so that the next run executes them."""
 
 import json as json_text
 
@@ -13,7 +13,7 @@ def retry(
 ) -> None:
     """Release failed inputs: the next `batchmill run` over the dataset executes them.
 
-    Otherwise a run skips them until the file, the step or its params change.
+    A failed input that is not released is skipped until its file, the step or the params change.
 
     ```
     batchmill retry dataset
@@ -26,6 +26,6 @@ def retry(
         print(json_text.dumps({"released": chosen}, ensure_ascii=False))
     elif chosen:
         count = count_inputs(len(chosen))
-        console().print(f"{count} released. The next batchmill run executes them.")
+        console().print(f"{count} released for the next batchmill run.")
     else:
-        console().print("There are no such failed inputs.")
+        console().print("No failed input matches.")

@@ -1,4 +1,4 @@
-"""`batchmill run`: the main job."""
+"""`batchmill run`: run a step over every input of a manifest."""
 
 from typing import Annotated
 
@@ -36,7 +36,8 @@ def run(
     job: Annotated[
         str,
         Parameter(
-            group=WORK, help="A saved job, instead of MANIFEST and all other options of the job."
+            group=WORK,
+            help="Name of a saved job. It replaces MANIFEST and all other options of the job.",
         ),
     ] = "",
     options: JobOptions = JobOptions(),
@@ -66,12 +67,12 @@ def run(
         )
         run_and_show(request, json=json, verbose=verbose)
         return
-    # An option with its default value counts as well: the saved job may have another value.
+    # An option with its default value is rejected as well: the saved job may have another value.
     groups = [group for name, group in options.parameters().items() if name != "run"]
     given = (manifest, step, output, param, params, store, *(g.model_fields_set for g in groups))
     if any(given) or cluster != ClusterOptions():
         raise OptionError(
-            f"--job {job}: the saved job contains all options of the job. Drop the other options "
+            f"--job {job}: the saved job contains all options of the job. Remove the other options "
             "(--force, --prune and --wait are allowed), or change the saved job."
         )
     run_and_show(job, run_options=options.run, json=json, verbose=verbose)
@@ -81,4 +82,6 @@ def _check_job(manifest: str, step: str, output: str) -> None:
     try:
         check_given(manifest=manifest, step=step, output=output)
     except OptionError as error:
-        raise OptionError(f"{error} Give all three, or a saved job: --job NAME.") from error
+        raise OptionError(
+            f"{error} Give MANIFEST, --step and --output, or a saved job: --job NAME."
+        ) from error

@@ -1,4 +1,4 @@
-"""What `run` and `infer` print: the plan, the progress, and what came of the run."""
+"""Print the plan, the progress and the result of `run` and `infer`."""
 
 import json as json_text
 import logging
@@ -21,7 +21,7 @@ from batchmill.runs.summary import failure_message
 
 
 class RunConsole(RunObserver):
-    """Prints to standard error what a run will do, and its progress."""
+    """Prints the plan of a run and its progress to standard error."""
 
     def __init__(self, *, is_quiet: bool) -> None:
         self._console = console(stderr=True)
@@ -29,14 +29,14 @@ class RunConsole(RunObserver):
         self.started = time.monotonic()
 
     def show_plan(self, prepared: Prepared) -> None:
-        """Print the number of inputs to execute, and why all are executed again, if so."""
+        """Print the number of inputs to execute, and the reason if all are executed again."""
         lines = [_to_do(prepared)]
         lines += [f"Re-running all inputs: {line}." for line in prepared.step_changes]
         self._print(*lines, *partition_lines(prepared))
         self.started = time.monotonic()
 
     def show_trial(self) -> None:
-        """Say that a few inputs are measured."""
+        """Print that a few inputs are measured."""
         self._print("Measuring a few inputs. Their results are not kept.")
 
     def show_workers(self, number: int, reason: str) -> None:
@@ -61,13 +61,13 @@ def run_and_show(
     json: bool,
     verbose: bool,
 ) -> None:
-    """Run a job, or the saved job of this name, and print what came of it.
+    """Run a job, or the saved job of this name, and print the result.
 
-    Raises what `run_job` raises, and RunError for more failures than allowed.
+    Raises the errors of `run_job`, and RunError if more inputs failed than allowed.
     """
     _set_log_level(verbose)
     observer = RunConsole(is_quiet=json)
-    # Ray prints to standard output, which belongs to the result.
+    # Ray prints to standard output, but only the result may be printed there.
     with ExitStack() as held, redirect_stdout(sys.stderr):
         if isinstance(request, str):
             request = _saved_request(request, run_options or RunOptions(), held)
@@ -79,13 +79,13 @@ def run_and_show(
     else:
         _show(ended, seconds)
     if ended.error:
-        # If the message has several lines, the first has just been printed.
+        # The first line of a message with several lines has already been printed.
         first, _, rest = str(ended.error).partition("\n")
         raise RunError(rest or first) from ended.error
 
 
 def _saved_request(name: str, run_options: RunOptions, held: ExitStack) -> JobRequest:
-    """Return the request that a saved job describes; the Prefect API stays open while `held`."""
+    """Return the request of a saved job. The Prefect API stays open until `held` is closed."""
     from batchmill.blocks.saved_job import as_job
     from batchmill.flows.services.api import shared_api
 
@@ -111,7 +111,7 @@ def _show(ended: EndedRun, seconds: float) -> None:
     out.print(f"Dataset: {dataset}")
     if summary.failed and not ended.error:
         out.print(failure_message(summary, dataset).partition("\n")[2])
-    # A run that added nothing has no new duplicates, and the search takes a while.
+    # The search takes a while, and a run that added nothing has no new duplicates.
     is_new = summary.executed or has_assigned(prepared.ledger, ended.number)
     duplicates = sum(1 for _ in find_duplicates(prepared.ledger)) if is_new else 0
     if duplicates:

@@ -1,4 +1,4 @@
-"""`batchmill status`: what is in a dataset."""
+"""`batchmill status`: count the inputs of a dataset by outcome."""
 
 import json as json_text
 
@@ -17,7 +17,7 @@ from batchmill.sizes import readable_size
 
 
 def status(dataset: Dataset, /, *, json: Json = False) -> None:
-    """Tell how many inputs of a dataset are done, failed and pending, after or during a run.
+    """Count the done, failed and pending inputs of a dataset, after or during a run.
 
     ```
     batchmill status dataset
@@ -53,10 +53,10 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
             state += f" ({summary.executed / max(ended['seconds'], 0.001):.1f} inputs/s)"
     out.print(f"run {summary.run} {state}; {summary.executed:,} inputs executed")
     message = failure_message(summary, dataset)
-    # While it goes on, nobody is to give the command again.
+    # During a run, the advice to repeat the command would be wrong.
     out.print(message.removesuffix(f"\n{RUN_AGAIN}") if who else message)
     let_go = count_released(ledger)
     if let_go:
-        out.print(f"{let_go:,} inputs were released. The next run executes them.")
+        out.print(f"Inputs released for the next run: {let_go:,}")
     if contents.outputs:
         out.print(f"{contents.outputs:,} output files, {readable_size(contents.bytes)}")

@@ -1,4 +1,4 @@
-"""`batchmill try`: a step on one input, in this process."""
+"""`batchmill try`: run a step on one input, in this process."""
 
 import json as json_text
 import os
@@ -20,7 +20,7 @@ FAILED = 1
 
 
 def try_one(
-    input: Annotated[str, Parameter(help="One file.")],
+    input: Annotated[str, Parameter(help="The input: the path or URL of one file.")],
     /,
     *,
     step: Step = "",
@@ -29,17 +29,19 @@ def try_one(
     row: Annotated[
         tuple[str, ...],
         Parameter(
-            help="Another column of the manifest: key=value. Repeatable.",
+            help="Value of another manifest column: key=value. Repeatable.",
         ),
     ] = (),
     keep: Annotated[
-        Path | None, Parameter(help="Folder to keep the files in that the step writes.")
+        Path | None,
+        Parameter(help="Folder for the files that the step writes. Default: they are deleted."),
     ] = None,
     json: Json = False,
 ) -> int:
-    """Run a step on one input in this process, without Prefect and Ray; show its result.
+    """Run a step on one input in this process, without Prefect and Ray, and show its result.
 
-    A debugger works. There are no limits: a step that crashes ends the command.
+    You can use a debugger. There is no time or memory limit. If the step crashes, the command
+    ends.
 
     ```
     batchmill try recording.flac --step batchmill.steps.audio:split --param seconds=2 --keep clips
@@ -60,7 +62,7 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
         "input": outcome.input,
         "outcome": outcome.kind,
         "seconds": outcome.seconds,
-        # JSON proper has no NaN and no infinity.
+        # Standard JSON has neither NaN nor infinity.
         "rows": json_text.loads(outcome.rows, parse_constant=lambda _: None),
         "files": [{"path": file.path, "size": file.size} for file in outcome.outputs],
         "error": outcome.error,
@@ -85,9 +87,9 @@ def _show(outcome: Outcome, keep: Path | None) -> None:
             table.add_row(*[_cell(row.get(key)) for key in keys])
         out.print(table, soft_wrap=False)
         if len(rows) > SHOWN_ROWS:
-            out.print(f"... and {len(rows) - SHOWN_ROWS:,} more (all of them: --json)")
+            out.print(f"... and {len(rows) - SHOWN_ROWS:,} more (to see all: --json)")
     size = sum(file.size for file in outcome.outputs)
-    kept = f"kept in {keep}" if keep else "not kept (--keep FOLDER does)"
+    kept = f"kept in {keep}" if keep else "deleted (to keep them: --keep FOLDER)"
     if outcome.outputs:
         out.print(f"{_count(len(outcome.outputs), 'file')}, {size:,} bytes, {kept}")
 

@@ -1,4 +1,4 @@
-"""`batchmill ui`: Prefect's UI, with the runs of this machine."""
+"""`batchmill ui`: show Prefect's UI with the runs of this machine."""
 
 import os
 import signal
@@ -13,13 +13,15 @@ PREFECT_PORT = 4200
 
 def ui(
     *,
-    port: Annotated[int, Parameter(help="The port, if no server runs yet.")] = PREFECT_PORT,
+    port: Annotated[
+        int, Parameter(help="Port of a new server. A running server keeps its port.")
+    ] = PREFECT_PORT,
 ) -> None:
-    """Show Prefect's UI with the runs of this machine: print its address, and serve it.
+    """Serve Prefect's UI with the runs of this machine, and print its address.
 
-    It has all earlier runs, and those that start meanwhile. Ctrl-C or SIGTERM ends it, with exit
-    code 0. If a run or another `batchmill ui` has started a server, it uses that one, at that one's
-    port. If PREFECT_API_URL names a server, only the address of its UI is printed.
+    The UI shows earlier runs and new runs. Ctrl-C or SIGTERM ends the command with exit code 0. If
+    a run or another `batchmill ui` has started a server, the command uses that server. If
+    PREFECT_API_URL is set, the command only prints the address of that server's UI.
 
     ```
     batchmill ui
@@ -29,23 +31,24 @@ def ui(
     os.environ.setdefault("DO_NOT_TRACK", "1")
     told = console(stderr=True)
     told.print("starting Prefect ...")
-    # Imported now, because Prefect takes a second or two.
+    # Imported here because it imports Prefect, which takes a second or two.
     from batchmill.flows.services.ui import configured_ui, serving_ui
 
     out = console()
     configured = configured_ui()
     if configured:
-        out.print(f"Prefect's UI: {configured} (of the server that PREFECT_API_URL names)")
+        out.print(f"Prefect's UI: {configured} (from PREFECT_API_URL)")
         return
     received: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM)
     handlers = {number: signal.getsignal(number) for number in numbers}
     try:
         with serving_ui(port) as served:
-            # Not an exception: one that is raised in somebody's `__del__` is lost.
+            # The handlers raise no exception: it would be lost inside a `__del__` method.
             for number in numbers:
                 signal.signal(number, lambda number, _: received.append(number))
             out.print(f"Prefect's UI: {served.address} (until Ctrl-C)")
+            out.print(f"Password: {served.auth}")
             served.wait(lambda: bool(received))
     finally:
         for number, handler in handlers.items():

@@ -1,4 +1,4 @@
-"""`batchmill verify`: whether a dataset is what its ledger says."""
+"""`batchmill verify`: compare a dataset's files with its ledger."""
 
 import json as json_text
 from collections import Counter
@@ -20,24 +20,28 @@ def verify(
     /,
     *,
     hash: Annotated[
-        bool, Parameter(negative=(), show_default=False, help="Read all outputs, not only sizes.")
+        bool,
+        Parameter(
+            negative=(),
+            show_default=False,
+            help="Compare the contents of all output files, not only their sizes.",
+        ),
     ] = False,
     repair: Annotated[
         bool,
         Parameter(
             negative=(),
             show_default=False,
-            help="Let the inputs concerned run again, and remove what is unreferenced.",
+            help="Release the inputs of missing or changed files, and remove unreferenced files.",
         ),
     ] = False,
     json: Json = False,
 ) -> int:
-    """Compare a dataset's files with its ledger: missing, changed, unreferenced ones.
+    """Compare a dataset's files with its ledger, and list missing, changed and unreferenced files.
 
-    Also whether a group of inputs is in several partitions. Inputs with the same content in
-    different partitions are told as a warning. Ends with exit code 1 if there is a difference.
+    Also lists groups of inputs that are in several partitions. Inputs with the same content in
+    different partitions cause a warning. The exit code is 1 if there is a difference. Examples:
 
-    Examples:
     ```
     batchmill verify dataset
     batchmill verify dataset --hash --repair
@@ -65,21 +69,19 @@ def _show(dataset: str, found: list[Difference], *, repaired: bool) -> None:
         out.print(", ".join(f"{count:,} {kind}" for kind, count in counts.items()))
     if counts["duplicate"]:
         out.print(
-            "Drop one of the inputs with the same content, or put them into one group: --group-by."
+            "Remove one of the inputs with the same content, or put them into one group: --group-by"
         )
     if all(difference.is_warning for difference in found):
-        out.print(f"{dataset}: is what its ledger says.")
+        out.print(f"{dataset}: matches its ledger.")
         return
     if counts["leak"]:
-        out.print("Run the same command again to rebuild the tables.")
+        out.print("Run the job again to rebuild the tables.")
         if counts["leak"] + counts["duplicate"] == len(found):
             return
     if repaired:
         if counts["unreferenced"]:
             out.print("Unreferenced files were removed.")
         if counts["missing"] or counts["changed"]:
-            out.print("Run the same command again to rebuild missing or changed files.")
+            out.print("Run the job again to rebuild missing or changed files.")
     else:
-        out.print(
-            f"To repair it: batchmill verify {dataset} --repair, then the run's command again."
-        )
+        out.print(f"To repair it: batchmill verify {dataset} --repair. Then run the job again.")

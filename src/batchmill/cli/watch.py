@@ -19,37 +19,39 @@ def watch(
         Parameter(
             show_default=False,
             help="The deployment to run, such as preprocess/on-arrival. Files that its dataset "
-            "already has are not announced. Without a deployment, nothing runs unless one of your "
-            "automations waits for the event.",
+            "already contains are not announced. Without a deployment, nothing runs unless one of "
+            "your automations responds to the event.",
         ),
     ] = "",
     pattern: Annotated[
         str,
         Parameter(
-            help="Only files whose name or path matches. Default: the deployment's pattern, or all."
+            help="Announce only files whose name or relative path matches this glob. Default: the "
+            "deployment's pattern, or all files."
         ),
     ] = "",
     min_age: Annotated[
         float,
-        Parameter(help="Seconds without a change after which a file counts as complete."),
+        Parameter(help="A file counts as complete after this number of seconds without a change."),
     ] = 60,
     every: Annotated[
-        float, Parameter(help="Seconds between two listings of a bucket, or with --poll.")
+        float,
+        Parameter(help="Seconds between two listings. Used for a bucket, and with --poll."),
     ] = 10,
     poll: Annotated[
         bool,
         Parameter(
             negative=(),
             show_default=False,
-            help="List a folder at regular intervals instead of using file-system events, which "
-            "network file systems do not have.",
+            help="List the folder at regular intervals instead of using file-system events. Use "
+            "this for network file systems, which have no events.",
         ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Watch a folder or bucket, and announce new files to Prefect, where a deployment runs on them.
+    """Watch a folder or bucket, and announce new files to Prefect, which runs a deployment.
 
-    Needs a Prefect server (PREFECT_API_URL). Ctrl-C or SIGTERM ends it, with exit code 0. Examples:
+    Needs a Prefect server (PREFECT_API_URL). Ctrl-C or SIGTERM ends it with exit code 0. Examples:
 
     ```
     batchmill watch /data/recordings --deployment preprocess/on-arrival

@@ -28,13 +28,13 @@ class WatchSession:
     def __init__(
         self, target: WatchTarget, *, every_seconds: float, poll: bool, as_json: bool
     ) -> None:
-        """Read which files are known already. Nothing is watched yet.
+        """Read the files that are already known. `run` starts to watch.
 
         Args:
             target: The source, and the deployment to run.
             every_seconds: The pause between two listings without file-system events.
-            poll: Whether to do without file-system events.
-            as_json: Whether to print one JSON document per announcement.
+            poll: True to use no file-system events.
+            as_json: True to print one JSON document per announcement.
         """
         self._target = target
         self._every = every_seconds
@@ -107,7 +107,7 @@ class WatchSession:
             self._warn(visible(_no_deployment(target.source)))
         if not target.has_automation:
             self._warn(
-                f"{target.deployment}: no automation runs it. Add a trigger, such as that of "
+                f"{target.deployment}: no automation runs it. Add a trigger. For an example, see "
                 "preprocess/on-arrival in prefect.yaml."
             )
 
@@ -125,7 +125,7 @@ class WatchSession:
 
 def _no_deployment(source: str) -> str:
     return (
-        "no deployment is named, so nothing runs unless one of your automations waits for the "
+        "no deployment is named, so nothing runs unless one of your automations responds to the "
         f"event {ARRIVED} of {resource_id('source', source)}. To name a deployment: "
         "--deployment preprocess/on-arrival"
     )

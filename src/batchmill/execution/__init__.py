@@ -1,1 +1,1 @@
-"""One shard: inputs through a DataLoader, isolated from each other, into outcomes."""
+"""Executes the inputs of one shard in DataLoader workers, isolated from each other."""

@@ -1,4 +1,4 @@
-"""Batch steps: workers load samples, and the shard's process calls `process_batch` on batches."""
+"""Runs batch steps: workers load samples, and the shard's process calls `process_batch`."""
 
 import dataclasses
 import time
@@ -13,7 +13,7 @@ from batchmill.execution.staging import Input, StagingArea, stage
 from batchmill.outcome import Fault, Outcome
 from batchmill.step.load import Step
 
-_WHOLE_RESULT = "it"
+_WHOLE_RESULT = "the result"
 
 
 class ResultError(Exception):
@@ -34,13 +34,13 @@ class BatchRunner:
 
     @classmethod
     def over(cls, step: Step, inputs: Sequence[Input], staging: StagingArea) -> "BatchRunner":
-        """Make the step's torch Dataset of some inputs, and a runner for it."""
+        """Create the step's torch Dataset from the inputs, and return a runner for it."""
         return cls(
             step=step, torch_dataset=make_dataset(step, inputs), inputs=inputs, staging=staging
         )
 
     def collate(self, samples: list[Any]) -> Any:
-        """Make a batch of samples with the torch Dataset's `collate_fn`, or torch's default."""
+        """Collate samples with the torch Dataset's `collate_fn`, or with torch's default."""
         own = getattr(self.torch_dataset, "collate_fn", None)
         if own is not None:
             return own(samples)
@@ -55,8 +55,8 @@ class BatchRunner:
             The outcomes of the batch's inputs, in the batch's order.
 
         Raises:
-            BatchError: One of several inputs is faulty, and it is unknown which one.
-            BrokenDeviceError: The device returns only errors from now on.
+            BatchError: The batch failed, and the faulty input is unknown.
+            BrokenDeviceError: The device will return only errors from now on.
         """
         inputs = [self.inputs[index] for index in batch.indices]
         started = time.perf_counter()
@@ -69,8 +69,8 @@ class BatchRunner:
             given = self.torch_dataset.process_batch(batch.data, **extra)
             results = results_of(given, len(inputs))
         except ResultError as error:
-            # A smaller batch would fail in the same way. In a batch of one, a wrong result may even
-            # look correct.
+            # A smaller batch would fail in the same way. In a batch of one, a wrong result can look
+            # correct.
             return self._all_failed(inputs, batch.notes, error, started)
         except Exception as error:
             return self._divide_or_fail(inputs, batch.notes, error, started)
@@ -88,10 +88,10 @@ class BatchRunner:
         started: float,
     ) -> list[Outcome]:
         if isinstance(error, Exception) and is_broken_device(error):
-            raise BrokenDeviceError(f"the device is broken for this process: {error}") from error
+            raise BrokenDeviceError(f"the device stopped working: {error}") from error
         out_of_memory = isinstance(error, Exception) and is_out_of_memory(error)
         if len(inputs) > 1:
-            # Without the cause: its frames keep the batch in memory.
+            # `from None`, because the frames of the cause would keep the batch in memory.
             raise BatchError(f"a batch of {len(inputs)}", out_of_memory=out_of_memory) from None
         outcomes = self._all_failed(inputs, notes, error, started)
         return [outcome._replace(kind="oom") for outcome in outcomes] if out_of_memory else outcomes
@@ -121,9 +121,9 @@ class BatchRunner:
 def results_of(given: Any, count: int) -> list[Any]:
     """Divide the result of `process_batch` among its `count` samples.
 
-    A list has one result for each sample. The first dimension of a tensor or array is that of the
-    samples. A mapping, NamedTuple or dataclass has such values as fields, and each sample gets its
-    own part of each field. None gives no row to any sample.
+    A list has one result for each sample. The first dimension of a tensor or array counts the
+    samples. The fields of a mapping, NamedTuple or dataclass have such values, and each sample gets
+    its own part of each field. None gives no row to any sample.
 
     Args:
         given: The result.
@@ -133,7 +133,7 @@ def results_of(given: Any, count: int) -> list[Any]:
         The result of each sample.
 
     Raises:
-        ResultError: The result has another form.
+        ResultError: The result has a different form or length.
 
     >>> results_of({"score": [0.5, 0.9], "name": ["a", "b"]}, 2)
     [{'score': 0.5, 'name': 'a'}, {'score': 0.9, 'name': 'b'}]
@@ -155,10 +155,10 @@ def _values_of(value: Any, count: int, what: str) -> list[Any]:
         if len(shape) == 0 or shape[0] != count:
             raise ResultError(
                 f"process_batch: {what} has the shape {tuple(shape)} for a batch of {count}. "
-                "The first dimension is to be that of the samples."
+                "The first dimension must be the number of samples."
             )
         return [_on_cpu(part) for part in value]
-    # A tuple as a field is torch's own form. A tuple as the whole result may have another meaning:
+    # torch itself uses tuples for fields. A tuple as the whole result is ambiguous: it may hold
     # several results of one batch.
     kinds = (list,) if what == _WHOLE_RESULT else (list, tuple)
     if isinstance(value, kinds) and len(value) == count:
@@ -166,7 +166,7 @@ def _values_of(value: Any, count: int, what: str) -> list[Any]:
     size = f" of length {len(value)}" if isinstance(value, list | tuple) else ""
     raise ResultError(
         f"process_batch: {what} is a {type(value).__name__}{size} for a batch of {count}. Return a "
-        "list with a row for each sample, tensors whose first dimension is that of the samples, or "
+        "list with one row per sample, tensors whose first dimension is the number of samples, or "
         "a dict of these."
     )
 

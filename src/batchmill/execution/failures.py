@@ -1,4 +1,4 @@
-"""The outcome of an input that is not ok, from an exception or from the end of its process."""
+"""Creates outcomes that are not ok, from an exception or from the death of a process."""
 
 import os
 import time
@@ -23,7 +23,7 @@ class MissingError(FileNotFoundError):
 
 
 class RefusedError(Exception):
-    """The store does not give us this input."""
+    """The store denies access to this input."""
 
 
 def failure_of(
@@ -36,13 +36,13 @@ def failure_of(
         staging: The folders of this attempt.
         error: The exception.
         seconds: How long the attempt took.
-        ours: Whether the engine's code raised the error, not the step.
+        ours: True if the engine's code raised the error, False if the step did.
     """
     if ours and isinstance(error, MissingError):
         missing = not_ok(item, staging, "missing", "FileNotFoundError", str(error), seconds)
         return missing._replace(attempts=0)
     if not has_room(staging.folder) or (staging.fetched and not has_room(staging.fetched)):
-        # Checked before the step's files are removed. Anything may fail if there is no room.
+        # A full disk can cause any error. This check comes before the step's files are removed.
         return not_ok(item, staging, "cancelled", "StoreError", NO_ROOM, seconds)
     if ours and isinstance(error, StoreError):
         is_general = error.passing or error.general or isinstance(error.__cause__, PermissionError)
@@ -50,7 +50,7 @@ def failure_of(
         return not_ok(item, staging, kind, "StoreError", str(error), seconds)
     if isinstance(error, RefusedError):
         return not_ok(item, staging, "failed", "StoreError", str(error), seconds)
-    # A class may override `__class__` and `__name__`. This reads the real name.
+    # `_CLASS_NAME` reads the real name: a class may override `__class__` and `__name__`.
     name = printable(_CLASS_NAME(type(error)))
     outcome = not_ok(item, staging, "failed", name, _text_of(error), seconds)
     if isinstance(error, OutputError):
@@ -85,7 +85,7 @@ def lost(
     log: str,
     seconds: float,
 ) -> Outcome:
-    """Return the outcome of an input whose process is gone, and remove the input's files."""
+    """Return the outcome of an input whose process died, and remove the input's files."""
     remove_folder(staging.folder / item.input_id)
     if item.url:
         remove_folder(os.path.dirname(item.path))
@@ -95,10 +95,9 @@ def lost(
 def _text_of(error: BaseException) -> str:
     try:
         text = str(error)
-    except (
-        BaseException
-    ) as fault:  # The exception's class is the step's code. It may raise anything.
-        text = f"(its text cannot be had: str() raised {type(fault).__name__})"
+    except BaseException as fault:
+        # The exception's class may be the step's code, and its `__str__` may raise any error.
+        text = f"(no error text: str() raised {type(fault).__name__})"
     return printable(text)
 
 
@@ -110,11 +109,11 @@ def _traceback_of(error: BaseException) -> str:
             return ""  # The engine rejected the step's result. The message is enough.
         return printable("".join(traceback.format_exception(type(error), error, frames)))
     except BaseException as fault:
-        return f"{type(error).__name__} (its traceback cannot be had: {type(fault).__name__})"
+        return f"{type(error).__name__} (no traceback: formatting raised {type(fault).__name__})"
 
 
 def _step_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the first frame that is not the engine's."""
+    """Return the traceback from the first frame outside the engine; None if all are inside."""
     while frames and os.path.dirname(frames.tb_frame.f_code.co_filename) == _ENGINE:
         frames = frames.tb_next
     return frames

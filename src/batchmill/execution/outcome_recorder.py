@@ -16,7 +16,7 @@ from batchmill.storage import NO_ROOM
 
 
 class OutcomeRecorder:
-    """Records outcomes. `counts` has how many inputs had which kind of outcome."""
+    """Records outcomes. `counts` has the number of inputs by kind of outcome."""
 
     def __init__(
         self,
@@ -35,11 +35,11 @@ class OutcomeRecorder:
     def committing(
         self, prefix: str, origins: Mapping[str, Origin], on_tick: Callable[[], None]
     ) -> Iterator[None]:
-        """Commit outcomes in a thread within the block, and the last of them at its end.
+        """Commit outcomes in a thread during the block, and the remaining ones at its end.
 
         Args:
             prefix: The beginning of the names of the ledger's parts.
-            origins: What the ledger records of each input, by name.
+            origins: The origin that the ledger records for each input, by input name.
             on_tick: Called each time the thread wakes up.
         """
         with Committer(self._ledger, prefix, origins, on_tick) as self._committer:
@@ -49,7 +49,7 @@ class OutcomeRecorder:
         """Record final outcomes.
 
         Raises:
-            StoreError: The store is full, or has failed at an input.
+            StoreError: The store is full, or failed for an input.
             LedgerError: The run has lost its lease, or a commit has failed.
         """
         if any(outcome.kind != "ok" for outcome in outcomes):
@@ -63,22 +63,23 @@ class OutcomeRecorder:
             for outcome in outcomes:
                 self._on_outcome(outcome)
         if cancelled:
-            raise StoreError(f"at {cancelled[0].input}", cancelled[0].message)
+            raise StoreError(f"input {cancelled[0].input}", cancelled[0].message)
 
     def flush(self) -> None:
         """Commit all recorded outcomes now."""
         self._committer.flush()
 
     def _check_writable(self) -> None:
-        """Raise an error if inputs may fail for lack of room, or because another run has begun.
+        """Raise an error if the store is full, or if another run has taken the lease.
 
-        Another run removes the files that this run has begun. Such a failure is not an outcome.
+        Another run removes the unfinished files of this run, so inputs may fail. Such a failure
+        must not become an outcome.
         """
         store, spec = self._ledger.store, self._spec
         if store.is_full:
             raise StoreError(store.url, NO_ROOM)
         if spec.token and not is_held(self._ledger, spec.token):
-            raise LedgerError(f"{store.url}: run {spec.run} no longer holds it.")
+            raise LedgerError(f"{store.url}: run {spec.run} no longer holds the lease.")
 
     def _check_failures(self) -> None:
         """Stop the whole run if more inputs have failed than its policy allows."""

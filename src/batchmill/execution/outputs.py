@@ -1,4 +1,4 @@
-"""Moves the files that a step has written from its private folder into the dataset."""
+"""Moves the files that a step wrote from its private folder into the dataset."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,16 +11,16 @@ from batchmill.storage.fingerprints import fingerprint
 
 
 class OutputError(Exception):
-    """The files that a step wrote and the files that it named differ."""
+    """The files that a step wrote differ from the files that its rows name, or are not allowed."""
 
 
 def place_outputs(
     staged: Path | None, rows: Sequence[Row], store: Store, input_id: str
 ) -> tuple[WrittenFile, ...]:
-    """Move a step's files into the dataset, and change the names in the rows to their new paths.
+    """Move a step's files into the dataset, and put their new paths into the rows.
 
     Args:
-        staged: The folder that the step wrote to; None if the step has no such parameter.
+        staged: The folder that the step wrote to; None if the step writes no files.
         rows: The step's rows. Their `output` is changed in place.
         store: The dataset's store.
         input_id: The input's id, which names its folder in the dataset.
@@ -29,13 +29,13 @@ def place_outputs(
         The files, with their paths in the dataset.
 
     Raises:
-        OutputError: The rows name other files than those that were written.
+        OutputError: The rows and the folder do not have the same files, or a file is not allowed.
         StoreError: The files cannot be written to the dataset.
     """
     if not staged and not any("output" in row for row in rows):
         return ()
     if staged and staged.is_symlink():
-        raise OutputError("it put a symbolic link in the place of `out`. Write to the folder.")
+        raise OutputError("the step replaced `out` by a symbolic link. Write into the folder.")
     named = _named(rows, staged)
     names = sorted(_written(staged)) if staged else []
     _compare(set(named), set(names))
@@ -82,18 +82,22 @@ def _written(folder: Path, prefix: str = "") -> Iterator[str]:
         for entry in entries:
             name = f"{prefix}{entry.name}"
             if not _is_utf8(name):
-                raise OutputError(f"it wrote {name!r}, whose name is not UTF-8. Rename the file.")
+                raise OutputError(
+                    f"the step wrote {name!r}, whose name is not UTF-8. Rename the file."
+                )
             if entry.is_symlink():
                 raise OutputError(
-                    f"it wrote {name!r}, a symbolic link, which may lead out of the dataset. "
-                    "Write a file."
+                    f"the step wrote {name!r}, a symbolic link. It may point outside the dataset. "
+                    "Write a regular file."
                 )
             if entry.is_dir():
                 yield from _written(Path(entry.path), f"{name}/")
             elif entry.is_file():
                 yield name
             else:
-                raise OutputError(f"it wrote {name!r}, which is no regular file. Write a file.")
+                raise OutputError(
+                    f"the step wrote {name!r}, which is not a regular file. Write a regular file."
+                )
 
 
 def _is_utf8(name: str) -> bool:

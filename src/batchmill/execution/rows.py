@@ -10,8 +10,8 @@ import orjson
 # Rows of one input are held in memory and in the ledger: a day of one-second clips is 15 MiB.
 MAX_ROWS_BYTES = 32 * 2**20
 
-# Columns that batchmill fills in. A step's row must not replace them. The second set is for runs
-# that divide their inputs into partitions.
+# The columns that batchmill fills in. A step's row must not replace them. The second set is for
+# runs with partitions.
 RESERVED_KEYS = frozenset({"input"})
 RESERVED_WITH_PARTITIONS = RESERVED_KEYS | {"partition"}
 
@@ -24,8 +24,8 @@ _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 def rows_of(result: object, reserved: Set[str] = RESERVED_KEYS) -> list[Row]:
     """Convert a step's result to metadata rows.
 
-    A mapping, NamedTuple or dataclass is one row. A list of those, or a generator, is one row for
-    each item. None is no row. Anything else is one row with the column `value`.
+    A mapping, NamedTuple or dataclass gives one row. A list of these, or a generator, gives one row
+    for each item. None gives no row. Any other result gives one row with the column `value`.
 
     Args:
         result: The result.
@@ -61,27 +61,27 @@ def encode_rows(rows: Iterable[Row]) -> str:
     )
     if len(data) > MAX_ROWS_BYTES:
         raise ValueError(
-            f"its metadata takes {len(data) / 2**20:,.0f} MiB, more than {MAX_ROWS_BYTES >> 20} "
-            "MiB. Write large results to a file in `out`, and name it in a row."
+            f"the metadata takes {len(data) / 2**20:,.0f} MiB, more than {MAX_ROWS_BYTES >> 20} "
+            "MiB. Write large results to a file in `out`, and name the file in a row."
         )
     return data.decode()
 
 
 def _as_json(rows: list[Row]) -> bytes:
-    """Write plain values as JSON, with the faster of two libraries if it can."""
+    """Write plain values as JSON, with the faster of two libraries if possible."""
     try:
         data = orjson.dumps(rows)
         if b"null" not in data:
             return data
     except orjson.JSONEncodeError:  # orjson rejects surrogates and integers of more than 64 bits.
         pass
-    # orjson writes null also for NaN. The standard library accepts lone surrogates, but files and
-    # tables do not.
+    # orjson writes NaN as null, so the standard library must write it. The standard library also
+    # accepts lone surrogates. Files and tables do not, so `encode` replaces them.
     return _JSON.encode(rows).encode("utf-8", "replace")
 
 
 def is_record(value: object) -> bool:
-    """Return whether a value has fields: a mapping, NamedTuple or dataclass."""
+    """Return whether a value is a mapping, NamedTuple or dataclass."""
     return (
         type(value) is dict  # The usual case. The other checks take ten times as long.
         or isinstance(value, Mapping)
@@ -111,7 +111,7 @@ def _as_row(value: Any, reserved: Set[str] = RESERVED_KEYS) -> Row:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Convert a value to JSON types: also numbers of numpy and torch, paths, dates, enums."""
+    """Convert a value to JSON types. Accepts numpy and torch values, paths, dates and enums."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, int | str):
@@ -135,12 +135,12 @@ def _plain(value: Any, where: str) -> Any:
         return _plain(value.value, where)
     raise TypeError(
         f"the value of {where!r} is a {type(value).__name__}, which no table can hold. "
-        "Give numbers, text, lists or dicts; write the rest to a file in `out`."
+        "Use numbers, text, lists or dicts. Write other data to a file in `out`."
     )
 
 
 def _plain_subclass(value: Any) -> Any:
-    """Convert a subclass of int or str to the plain type: IntEnum, StrEnum, numpy strings."""
+    """Convert a subclass of int or str (IntEnum, StrEnum, a numpy string) to the plain type."""
     for plain in (bool, int, str):
         if isinstance(value, plain):
             return plain(value.value) if hasattr(value, "value") else plain(value)

@@ -1,4 +1,4 @@
-"""Run a step on one input. Anything that the step raises becomes the input's outcome."""
+"""Runs a step on one input. Each error that the step raises becomes the input's outcome."""
 
 import os
 import time
@@ -17,36 +17,36 @@ from batchmill.storage import remote
 from batchmill.storage.fingerprints import Fingerprint, fingerprint
 from batchmill.storage.local import remove_folder
 
-# An input that changes while it is fetched is fetched again, up to this number of fetches.
+# The most fetches of one input. An input that changes while it is fetched is fetched again.
 _FETCHES = 3
 _ABSENT = Fingerprint(size=-1, mtime_ns=0, content="")
 
 
 class Loaded(NamedTuple):
-    """A loaded input: its fingerprint when it was read, and the seconds that it took."""
+    """The fingerprint of an input when it was read, and how long loading took in seconds."""
 
     seen: Fingerprint
     seconds: float
 
 
 def execute(step: Step, item: Input, staging: StagingArea, indexed: Callable[[], Any]) -> Outcome:
-    """Run `step` on one input, and move its files into the dataset. Raises nothing.
+    """Run `step` on one input, and move its files into the dataset. Never raises.
 
     Args:
         step: The step.
         item: The input.
         staging: The folders of this attempt.
-        indexed: Returns the result if the step is not a function: looks the input up in the step's
-            torch Dataset.
+        indexed: Returns the input's item of the step's torch Dataset. Not called if the step is a
+            function.
 
     Returns:
-        The input's outcome, whatever the step raised.
+        The input's outcome. An error that the step raised gives a `failed` outcome.
     """
     started = time.perf_counter()
     pid = os.getpid()
     seen = _ABSENT
     staged = None
-    ours = True  # Whether the engine's code is running. The step may raise any error.
+    ours = True  # The engine's code is running. False while the step's code is running.
     try:
         seen = _fetch_and_read(item)
         if "out" in step.given or "outs" in step.given:
@@ -57,11 +57,11 @@ def execute(step: Step, item: Input, staging: StagingArea, indexed: Callable[[],
         _end_if_forked(pid)
         ours = True
         return _place(item, staging, staged, rows, Loaded(seen, 0.0), started)
-    except BaseException as error:  # An input's own fault becomes its outcome.
+    except BaseException as error:  # The error becomes the input's outcome.
         _end_if_forked(pid)
         failure = failure_of(item, staging, error, time.perf_counter() - started, ours=ours)
         # Files of an earlier run stay in the dataset: this attempt may be late, and another run may
-        # have begun.
+        # own them now.
         if staged:
             remove_folder(staged)
         return failure._replace(**seen._asdict())
@@ -73,10 +73,10 @@ def execute(step: Step, item: Input, staging: StagingArea, indexed: Callable[[],
 def load(
     item: Input, staging: StagingArea, indexed: Callable[[], Any]
 ) -> tuple[Any, Loaded] | Outcome:
-    """Load the sample of one input with `indexed`. Raises nothing.
+    """Load the sample of one input with `indexed`. Never raises.
 
     Returns:
-        The sample and how it was loaded; or the input's outcome, if `indexed` raised an error.
+        The sample, and its fingerprint and time; or the input's outcome if loading failed.
     """
     started = time.perf_counter()
     pid = os.getpid()
@@ -88,7 +88,7 @@ def load(
         value = indexed()
         _end_if_forked(pid)
         return value, Loaded(seen, time.perf_counter() - started)
-    except BaseException as error:  # An input's own fault becomes its outcome.
+    except BaseException as error:  # The error becomes the input's outcome.
         _end_if_forked(pid)
         failure = failure_of(item, staging, error, time.perf_counter() - started, ours=ours)
         return failure._replace(**seen._asdict())
@@ -100,7 +100,7 @@ def load(
 def conclude(
     step: Step, item: Input, staging: StagingArea, loaded: Loaded, result: Any, seconds: float
 ) -> Outcome:
-    """Return the outcome of a loaded input for which the step returned `result` in `seconds`."""
+    """Return the outcome of a loaded input. The step returned `result` after `seconds`."""
     staged = staging.folder / item.input_id if "outs" in step.given else None
     started = time.perf_counter() - seconds
     ours = False
@@ -119,7 +119,7 @@ def conclude(
 def fail(
     item: Input, staging: StagingArea, loaded: Loaded, error: Exception | Fault, seconds: float
 ) -> Outcome:
-    """Return the outcome of a loaded input on which the step has failed."""
+    """Return the outcome of a loaded input for which the step failed."""
     remove_folder(staging.folder / item.input_id)
     total = loaded.seconds + seconds
     if isinstance(error, Exception):
@@ -138,7 +138,7 @@ def _place(
     loaded: Loaded,
     started: float,
 ) -> Outcome:
-    """Move an input's files into the dataset, and return its outcome, which is ok."""
+    """Move an input's files into the dataset, and return the outcome `ok`."""
     outputs = place_outputs(staged, rows, staging.store, item.input_id)
     encoded = encode_rows(rows)
     return Outcome(
@@ -159,7 +159,7 @@ def _place(
 
 
 def make_dataset(step: Step, inputs: Sequence[Input]) -> Any:
-    """Make the torch Dataset of a step that is a class, from the inputs' paths as text.
+    """Create the torch Dataset of a class step, from the inputs' paths as text.
 
     Raises:
         StepError: The torch Dataset does not have one item for each input.
@@ -169,14 +169,14 @@ def make_dataset(step: Step, inputs: Sequence[Input]) -> Any:
     made = step.target([item.path for item in inputs], **extra, **step.params)
     if len(made) != len(inputs):
         raise StepError(
-            f"step {step.ref}: the Dataset has {len(made)} items for {len(inputs)} inputs. "
-            "As a step, it must have one item for each input, in the same order."
+            f"step {step.ref}: the torch Dataset has {len(made)} items for {len(inputs)} inputs. "
+            "It must have one item per input, in the same order."
         )
     return made
 
 
 def _end_if_forked(pid: int) -> None:
-    """End a process that a step has forked, if it returns from the step."""
+    """End this process if the step forked it: only the original process may return."""
     if os.getpid() != pid:
         os._exit(0)
 
@@ -195,15 +195,15 @@ def _fetch_and_read(item: Input) -> Fingerprint:
 
     Raises:
         MissingError: The input does not exist.
-        RefusedError: The store does not give us this input.
-        StoreError: The store has failed.
+        RefusedError: The store denies access to this input.
+        StoreError: The store failed.
     """
     try:
         return _fetch(item, item.planned) if item.planned else fingerprint(item.path)
     except (OSError, StoreError) as error:
         cause = error.__cause__ if isinstance(error, StoreError) else error
         if isinstance(error, StoreError) and isinstance(cause, PermissionError):
-            remote.check_bucket(item.url)  # Raises if the bucket refuses all inputs.
+            remote.check_bucket(item.url)  # Raises if the bucket denies access to all inputs.
             raise RefusedError(str(error)) from error
         if isinstance(error, StoreError) and not isinstance(cause, FileNotFoundError):
             if item.url.startswith(("http://", "https://")):
@@ -211,19 +211,19 @@ def _fetch_and_read(item: Input) -> Fingerprint:
             raise
         why = error.reason if isinstance(error, StoreError) else "no such file."
         raise MissingError(
-            f"{item.url or item.path}: {why} Put it there, or drop it from the manifest."
+            f"{item.url or item.path}: {why} Create the file, or remove it from the manifest."
         ) from error
 
 
 def _fetch(item: Input, planned: remote.FileStat) -> Fingerprint:
-    """Fetch an input. Return a fingerprint whose parts belong to the same content."""
+    """Fetch an input. Return a fingerprint whose fields all describe the same content."""
     os.makedirs(os.path.dirname(item.path), exist_ok=True)
     for _ in range(_FETCHES):
         remote.fetch(item.url, item.path)
         now = remote.stat(item.url)
         if now is None:
-            break  # Some web servers return files, but not their state.
+            break  # Some web servers return a file, but no size, time or ETag.
         if now.etag == planned.etag and (now.etag or now.mtime_ns == planned.mtime_ns):
             break
-        planned = now  # The input has just changed.
+        planned = now  # The input changed after planning, or during the fetch.
     return fingerprint(item.path)._replace(mtime_ns=planned.mtime_ns, etag=planned.etag)

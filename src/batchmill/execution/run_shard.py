@@ -1,4 +1,4 @@
-"""Run one shard: its inputs through a DataLoader, their outcomes into the ledger."""
+"""Runs one shard: executes its inputs in a DataLoader, and commits their outcomes."""
 
 import time
 import uuid
@@ -14,7 +14,7 @@ from batchmill.storage import open_store
 
 
 class ShardResult(NamedTuple):
-    """How many inputs of a shard had which outcome, and how long it took in seconds."""
+    """The number of a shard's inputs by outcome, and how long the shard took in seconds."""
 
     outcomes: Mapping[str, int]
     seconds: float
@@ -25,8 +25,8 @@ def run_shard(
 ) -> ShardResult:
     """Execute the inputs of a shard and commit their outcomes.
 
-    If the run is asked to stop, or stops by its own policy, some inputs have no outcome. What was
-    committed before an error stays committed.
+    If the run stops early (on request or by its failure policy), some inputs have no outcome.
+    Outcomes that were committed before an error stay committed.
 
     Args:
         shard: The shard.
@@ -36,9 +36,9 @@ def run_shard(
     Raises:
         StepError: The step cannot be loaded on this machine.
         LedgerError: The ledger cannot be read or written.
-        StoreError: The dataset cannot be read or written, or there is no place for temporary files.
+        StoreError: The dataset cannot be read or written, or no folder for temporary files exists.
     """
-    # torch takes a second to import. Only the processes that run shards need it.
+    # Importing torch takes a second. Only processes that run shards need it.
     from batchmill.execution.shard_execution import ShardExecution
 
     started = time.perf_counter()

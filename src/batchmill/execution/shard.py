@@ -1,4 +1,4 @@
-"""A shard as the driver sees it: its rows of the plan, what is left of them, and its split."""
+"""Describes a shard, and lets the driver split it or fail its last input."""
 
 import time
 import uuid
@@ -19,11 +19,11 @@ from batchmill.storage import open_store
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """The rows `start` up to `stop` of a run's plan; the shard has the `number` of `total`.
+    """The rows from `start` up to `stop` of a run's plan. It is shard `number` of `total`.
 
-    An `attempt` after the first skips inputs that have an outcome; `left` counts the other inputs,
-    and is -1 if nothing is known. A `split_off` shard has the inputs that another shard had not
-    begun. The other shard first ended at the row `given`; -1 if it was not split.
+    An `attempt` after the first skips inputs that have an outcome. `left` counts the inputs without
+    one; -1 if the number is unknown. A shard that is `split_off` has the inputs that another shard
+    had not begun. If this shard was split, `given` is its original `stop`; otherwise -1.
     """
 
     dataset: str
@@ -39,7 +39,7 @@ class Shard:
 
     @property
     def key(self) -> str:
-        """A name that no other shard of the run has, and no other attempt at this shard."""
+        """A name that is unique for each shard of the run and each attempt at it."""
         return f"{self.start}-{self.stop if self.given < 0 else self.given}-{self.attempt}"
 
     @property
@@ -56,7 +56,7 @@ class Shard:
 
 
 def unfinished(shards: Sequence[Shard]) -> list[list[int]]:
-    """Return the rows of each shard, by their numbers in the plan, that have no outcome yet."""
+    """Return the plan's row numbers without an outcome yet, as one list per shard."""
     ledger = Ledger(open_store(shards[0].dataset))
     recorded = recorded_in(ledger, shards[0].run)
     rows = []
@@ -68,12 +68,15 @@ def unfinished(shards: Sequence[Shard]) -> list[list[int]]:
 
 
 def place_of(shard: Shard) -> str | None:
-    """Return the node on which a shard has begun; None if it has not begun."""
+    """Return the node on which a shard runs or ran; None if the shard has not begun."""
     return Ledger(open_store(shard.dataset)).control.read_node(shard.run, shard.key)
 
 
 def ask_to_split(shard: Shard) -> None:
-    """Request that a running shard leaves out the inputs that it has not begun. See `split`."""
+    """Request that a running shard leaves out the inputs that it has not begun.
+
+    `split` returns the result.
+    """
     Ledger(open_store(shard.dataset)).control.request_split(shard.run, shard.key)
 
 
@@ -81,9 +84,9 @@ def split(shard: Shard) -> tuple[Shard, Shard | None] | None:
     """Return the result of `ask_to_split`.
 
     Returns:
-        The inputs that the shard keeps, and the inputs that it left out, as two shards. The second
-        is None if the shard had begun all inputs. None instead of both if the shard has not
-        replied yet.
+        Two shards: one with the inputs that the shard keeps, and one with the inputs that it left
+        out. If the shard had begun all inputs, the second item equals None. If the shard has not
+        replied yet, the whole result equals None.
     """
     row = Ledger(open_store(shard.dataset)).control.read_split(shard.run, shard.key)
     if row is None:
@@ -97,15 +100,15 @@ def split(shard: Shard) -> tuple[Shard, Shard | None] | None:
 def give_up(shard: Shard, reason: str) -> str | None:
     """Record the outcome `crashed` for the only input of a shard, if its retries are used up.
 
-    An attempt counts only if the input was executed alone and had no outcome. A process that died
-    before it began the input proves nothing. Only the holder of the dataset's lease may call this.
+    An attempt counts only if the input was executed alone and got no outcome. A process that died
+    before it began the input does not count. Only the holder of the dataset's lease may call this.
 
     Args:
-        shard: A shard of one input, whose process has died.
-        reason: How the process ended the last time.
+        shard: A shard of one input. Its process died.
+        reason: How the process ended in the last attempt.
 
     Returns:
-        The input's name; None if the input may be executed again.
+        The input's name; None if the input may be retried.
     """
     ledger = Ledger(open_store(shard.dataset))
     work = read_work(ledger, shard.run)
@@ -123,7 +126,7 @@ def give_up(shard: Shard, reason: str) -> str | None:
         finished_at=time.time(),
         host="",
         error="ShardProcessDied",
-        message=f"alone in its shard, it ended the process of the shard each time: {reason}",
+        message=f"the shard's process died each time it ran this input alone: {reason}",
     )
     outcome = as_planned(outcome, table, 0)
     origin = Origin(encode_manifest_columns(carried_rows(table)[0]), work.identity, work.run)
@@ -137,5 +140,5 @@ def recorded_in(ledger: Ledger, run: int) -> pa.Array:
 
 
 def is_left(table: pa.Table, recorded: pa.Array) -> pa.Array:
-    """Return for each row of a plan whether its input is missing in `recorded`."""
+    """Return True for each row of a plan whose input is missing in `recorded`."""
     return pc.invert(pc.is_in(table["input"].combine_chunks(), value_set=recorded))

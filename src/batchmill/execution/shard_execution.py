@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class ShardExecution:
-    """One attempt at a shard, in a staging area of its own."""
+    """One attempt at a shard, with its own staging area."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ShardExecution:
         """Execute all inputs, and commit their outcomes in parts whose names begin with `prefix`.
 
         Returns:
-            How many inputs had which kind of outcome.
+            The number of inputs by kind of outcome.
         """
         shard, spec = self._inputs.shard, self._inputs.spec
         if shard.left == 1:
@@ -86,7 +86,7 @@ class ShardExecution:
         )
 
     def _batch_callbacks(self) -> BatchCallbacks | None:
-        """Return how batches are processed; None if the step has no batches."""
+        """Return the functions that process batches; None if the step is not a batch step."""
         if not self._step.is_batched or self._torch_dataset is None:
             return None
         runner = BatchRunner(
@@ -111,7 +111,7 @@ class ShardExecution:
         return loaded if isinstance(loaded, Outcome) else Sample(*loaded)
 
     def _lost(self, index: int, worker_exit: WorkerExit) -> Outcome:
-        """Return the outcome of an input whose process is gone."""
+        """Return the outcome of an input whose process died."""
         outcome = lost(
             self._items[index],
             self._staging,
@@ -124,12 +124,12 @@ class ShardExecution:
         return self._inputs.as_planned(outcome, index)
 
     def _end_overdue(self, indices: Sequence[int]) -> None:
-        """End this process, because its batch takes too long.
+        """End this process because its batch exceeds the timeout.
 
-        If the batch has only one input, a timeout is the outcome of that input.
+        If the batch has only one input, that input gets the outcome `timeout`.
         """
         seconds = self._inputs.spec.policy.timeout_seconds or 0.0
-        message = f"its batch was still at work after {seconds:g} s (--timeout)"
+        message = f"the batch was still running after {seconds:g} s (--timeout)"
         try:
             faulthandler.dump_traceback(all_threads=True)
             if len(indices) == 1:
@@ -139,7 +139,7 @@ class ShardExecution:
             self._end_process(f"{len(indices)} inputs: {message}")
 
     def _end_process(self, reason: str) -> None:
-        """Commit all outcomes and kill this process. The driver runs the other inputs again."""
+        """Commit all outcomes and kill this process. The driver retries the other inputs."""
         try:
             logger.error("%s: %s", self._inputs.shard.title, reason)
             self._recorder.flush()
@@ -148,9 +148,9 @@ class ShardExecution:
 
 
 def _make_look_up(inputs: ShardInputs, items: list[Input]) -> tuple[Callable[[int], Any], Any]:
-    """Return the function that looks up an item by its index, and the torch Dataset, if any.
+    """Return the function that looks up an item by its index, and the torch Dataset or None.
 
-    If the step's class raises an error, so does the function: then each input fails.
+    If creating the torch Dataset raises an error, the function raises it too, so each input fails.
     """
     step = inputs.step
     if step.kind == "items":
@@ -160,7 +160,7 @@ def _make_look_up(inputs: ShardInputs, items: list[Input]) -> tuple[Callable[[in
             torch_dataset = make_dataset(step, items)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             if step.is_batched and isinstance(error, StepError):
-                raise  # For example, the model is missing. No input is at fault.
+                raise  # For example, the model is missing. The inputs must not fail for that.
             return partial(_raise, error), None
         return partial(getitem, torch_dataset), torch_dataset
     return _no_item, None
@@ -175,4 +175,4 @@ def _raise(error: BaseException, _: int) -> Any:
 
 
 def _no_item(_: int) -> None:
-    """Return nothing: a step that is a function has no items."""
+    """Return None, because a function step has no items."""

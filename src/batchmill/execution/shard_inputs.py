@@ -1,4 +1,4 @@
-"""What a shard reads from the run's plan: its inputs, their batches, and the step."""
+"""Reads the inputs, the step and the settings of a shard from the run's plan."""
 
 import os
 from collections.abc import Mapping, Sequence, Set
@@ -34,11 +34,11 @@ from batchmill.storage.urls import join, last_part
 
 @dataclass(frozen=True, kw_only=True)
 class ShardInputs:
-    """The inputs of a shard that have no outcome yet, and what the shard needs to execute them.
+    """The inputs of a shard that have no outcome yet, with the data needed to execute them.
 
-    `table` has the inputs' rows of the plan, and `plan_rows` the numbers of these rows in the plan.
-    `columns` has the other columns of the manifest, and `origins` what the ledger records of each
-    input, by name.
+    The inputs' rows of the plan are in `table`, and their row numbers in `plan_rows`. The other
+    columns of the manifest are in `columns`. By input name, `origins` has the origin that the
+    ledger records.
     """
 
     shard: Shard
@@ -85,7 +85,7 @@ class ShardInputs:
 
     @property
     def are_remote(self) -> bool:
-        """Whether some inputs must be fetched."""
+        """True if some inputs must be fetched."""
         return is_url(self.spec.root) or any(
             "://" in name and is_url(name) for name in self.origins
         )
@@ -97,20 +97,20 @@ class ShardInputs:
 
     @property
     def weights(self) -> NDArray[np.int64]:
-        """The weight of each input, by which batches are made."""
+        """The weight of each input, for dividing inputs into batches."""
         return input_weights(self.table["size"].to_numpy())
 
     @property
     def positions(self) -> list[int]:
-        """The row of each input in the manifest."""
+        """The row number of each input in the manifest."""
         positions: list[int] = self.table["position"].to_pylist()
         return positions
 
     def batch_size(self, *, step_is_batched: bool) -> int:
         """Return the batch size.
 
-        It is 1 if one of a few inputs of a batch step has probably killed the process of an earlier
-        attempt. An input that is alone in its batch can be named.
+        A later attempt at a batch step uses 1 if only a few inputs are left. One of these inputs
+        probably killed the process, and only an input alone in its batch can be identified.
         """
         largest = self.spec.batch_size
         if step_is_batched and self.shard.attempt > 1 and len(self) <= 2 * largest:
@@ -118,15 +118,15 @@ class ShardInputs:
         return largest
 
     def plan_row(self, index: int) -> int:
-        """Return the number in the plan of the input `index`; of the end if there is none."""
+        """Return the row number in the plan of the input `index`; `stop` if it is past the end."""
         return self.plan_rows[index] if index < len(self.plan_rows) else self.shard.stop
 
     def as_planned(self, outcome: Outcome, index: int) -> Outcome:
-        """Return an outcome of a lost input, with the input's fingerprint from the plan."""
+        """Return the outcome of a lost input with the input's fingerprint from the plan."""
         return as_planned(outcome, self.table, index)
 
     def items(self, staging: StagingArea) -> list[Input]:
-        """Return the inputs as the step receives them."""
+        """Return the inputs, as passed to the step."""
         return [
             self._item(staging, *values)
             for values in zip(

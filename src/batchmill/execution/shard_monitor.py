@@ -1,4 +1,4 @@
-"""Watches the ledger for requests to a running shard: to stop, or to split off inputs."""
+"""Watches the ledger for requests to stop a running shard, or to split off inputs from it."""
 
 from batchmill.execution.isolation import IsolatedExecutor, Stop
 from batchmill.execution.shard_inputs import ShardInputs

@@ -1,8 +1,8 @@
-"""Processes of this machine that run shards, one shard at a time each.
+"""Processes on this machine that run shards. Each process runs one shard at a time.
 
-A process is started with exec, not with fork: its parent may have threads, locks and Prefect's
-services, which do not work after a fork. Parent and child send each other pickled messages over a
-socket that no other process has.
+A process is started with exec, not with fork. The parent may have threads, locks and Prefect
+services, and these do not work after a fork. Parent and child exchange pickled messages over a
+private socket.
 """
 
 import gc
@@ -32,7 +32,7 @@ _SHOWN_BYTES = 4096
 
 
 class ShardProcessDiedError(Exception):
-    """A shard's process ended before its shard did. The first line of the message says how."""
+    """A process died while it ran a shard. The first line of the message has the reason."""
 
 
 class Failure(NamedTuple):
@@ -44,16 +44,16 @@ class Failure(NamedTuple):
 
 
 class ShardProcess:
-    """One process that runs shards, as its parent sees it."""
+    """A handle to one process that runs shards. The parent uses it."""
 
     def __init__(self) -> None:
         """Start the process. If batchmill's log level is DEBUG, the process prints to stderr.
 
-        The kernel kills the process when the thread that has started it ends.
+        The kernel kills the process when the thread that started it ends.
         """
         verbose = logger.isEnabledFor(logging.DEBUG)
         ours, theirs = socket.socketpair()
-        # What the process prints, in a file without a name. It is shown if the process dies.
+        # A file without a name for the output of the process. It is shown if the process dies.
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115  # Closed by `end`.
         with theirs:
             self._process = subprocess.Popen(
@@ -65,7 +65,7 @@ class ShardProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if verbose else self._printed,
                 stderr=None if verbose else self._printed,
-                # Ctrl-C in a terminal must reach only the run, which then stops the shard.
+                # Ctrl-C in a terminal must reach only the parent, which then stops the shard.
                 start_new_session=True,
             )
         self._socket = ours
@@ -108,12 +108,12 @@ class ShardProcess:
         self._process.kill()
 
     def release(self) -> None:
-        """Let the process end when it is idle. `end` waits for that."""
+        """Request that the process ends when it is idle. Does not wait."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """End the process, at the latest after some seconds, and release its socket and file."""
+        """End the process, and close its socket and file. Kill the process if it does not end."""
         self.release()
         try:
             self._process.wait(_END_SECONDS)
@@ -126,38 +126,41 @@ class ShardProcess:
         self._printed.close()
 
     def _close_when_dead(self) -> None:
-        """Close the connection when the process is dead. A process that it started may hold it."""
+        """Close the connection when the process is dead.
+
+        A process that the dead process started may still hold the other side open.
+        """
         self._process.wait()
         self.release()
 
     def _describe_end(self) -> str:
-        """Return how the process ended, and what it printed last."""
+        """Return how the process ended, and the end of its output."""
         code = self._process.returncode
         how = f"exit code {code}"
         if code < 0:
             with suppress(ValueError):
                 how = signal.Signals(-code).name
-        # The child shares the position of this file. Only `pread` does not change it.
+        # The child shares the position in this file. `pread` does not change it.
         size = os.fstat(self._printed.fileno()).st_size
         start = max(0, size - _SHOWN_BYTES)
         printed = os.pread(self._printed.fileno(), _SHOWN_BYTES, start).decode(errors="replace")
-        return "\n".join([f"the process of the shard died ({how})", *printed.splitlines()])
+        return "\n".join([f"the shard's process died ({how})", *printed.splitlines()])
 
 
 class ShardProcesses:
-    """The processes of one run. A process that has run a shard is used for the next shard."""
+    """The shard processes of one run. An idle process is reused for the next shard."""
 
     def __init__(self) -> None:
         self._idle: list[ShardProcess] = []
         self._lock = threading.Lock()
 
     def warm_up(self) -> None:
-        """Start a process for the first shard. It needs a second to import torch."""
+        """Start a process for the first shard now, because importing torch takes a second."""
         self._idle.append(ShardProcess())
 
     @contextmanager
     def one(self) -> Iterator[ShardProcess]:
-        """Yield a process for this block only. After an error in the block, it is not reused."""
+        """Yield a process for this block. If the block raises an error, the process is killed."""
         with self._lock:
             process = self._idle.pop() if self._idle else None
         process = process or ShardProcess()
@@ -171,7 +174,7 @@ class ShardProcesses:
             self._idle.append(process)
 
     def release(self) -> None:
-        """Let idle processes end, without waiting for them."""
+        """Request that idle processes end. Does not wait."""
         for process in self._idle:
             process.release()
 
@@ -187,7 +190,7 @@ _shared: ContextVar[ShardProcesses | None] = ContextVar("shard_processes", defau
 
 @contextmanager
 def shard_processes() -> Iterator[ShardProcesses]:
-    """Yield the processes of the surrounding block; or new ones, which end with this block."""
+    """Yield the processes of the surrounding block, or new processes that end with this block."""
     around = _shared.get()
     if around:
         yield around
@@ -203,8 +206,7 @@ def shard_processes() -> Iterator[ShardProcesses]:
 
 def serve(descriptor: int, parent: int) -> None:
     """Run the shards that the parent sends over a socket, until the parent closes the socket."""
-    # A shard needs these imports when it begins. torch takes a second, during which the parent
-    # prepares a shard.
+    # Import torch now, while the parent prepares a shard. The import takes a second.
     import batchmill.execution.shard_execution  # noqa: F401
     from batchmill.execution.isolation.processes import end_with_parent
 
@@ -220,7 +222,7 @@ def serve(descriptor: int, parent: int) -> None:
 
 
 def _answer(shard: Shard, access: Sequence[Access], channel: Any) -> Any:
-    """Run a shard. Returns its result as a plain tuple, or the exception that it raised."""
+    """Run a shard. Return its result as a plain tuple, or the exception that it raised."""
 
     def report(outcome: Outcome) -> None:
         if outcome.kind != "ok":
@@ -245,9 +247,9 @@ def _send(channel: Any, message: Any) -> None:
 
 
 if __name__ == "__main__":
-    # This module is imported again, under its own name: pickled classes are looked up there.
+    # Import this module under its own name, because pickle looks up classes by that name.
     from batchmill.execution import shard_process
 
     shard_process.serve(int(sys.argv[1]), int(sys.argv[2]))
-    # Without this, the interpreter collects garbage in all of torch at its end, for half a second.
+    # Without `freeze`, garbage collection at exit visits all objects of torch for half a second.
     gc.freeze()

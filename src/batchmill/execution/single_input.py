@@ -1,4 +1,4 @@
-"""A step on one input, in this process: what `batchmill try` does."""
+"""Runs a step on one input in this process, for `batchmill try`."""
 
 import faulthandler
 import json
@@ -25,10 +25,19 @@ from batchmill.storage.urls import last_part
 
 
 def run_single_input(step: Step, place: str, row: dict[str, Any], keep: Path | None) -> Outcome:
-    """Run a step on one file in this process, without limits; files are kept in `keep`.
+    """Run a step on one file in this process, without limits.
 
-    Paths of outputs are relative to the step's own folder. Raises OptionError if there is no such
-    file, or the step cannot run on a single file.
+    Args:
+        step: The step.
+        place: The path or URL of the file.
+        row: The manifest's other columns for this input.
+        keep: The folder to copy the step's files to; None discards the files.
+
+    Returns:
+        The outcome. Its output paths are relative to the step's folder `out`.
+
+    Raises:
+        OptionError: The file does not exist, or the step cannot run on a single file.
     """
     stat = _stat(place)
     if keep and keep.exists() and not keep.is_dir():
@@ -50,7 +59,7 @@ def run_single_input(step: Step, place: str, row: dict[str, Any], keep: Path | N
 
 
 def _stat(place: str) -> FileStat | None:
-    """Return what a store says about an input by URL; None for a path. Raises OptionError."""
+    """Return size, time and ETag of an input by URL; None for a path. Raises OptionError."""
     for refused in refused_inputs([place]).values():
         raise OptionError(refused)
     if is_url(place):
@@ -58,13 +67,14 @@ def _stat(place: str) -> FileStat | None:
         remote.check_bucket(place)
         stat = remote.stat(place)
         if stat is None and place.startswith(("http://", "https://")):
-            return FileStat(-1, remote.UNKNOWN_TIME, None)  # Fetching it will show more.
+            return FileStat(-1, remote.UNKNOWN_TIME, None)  # The fetch may still succeed.
         if stat is None:
             raise OptionError(f"{place}: no such file. Check the URL.")
         return stat
     if not os.path.isfile(place):
-        what = "is a folder; name one file of it" if os.path.isdir(place) else "no such file"
-        raise OptionError(f"{place}: {what}. Check the path.")
+        if os.path.isdir(place):
+            raise OptionError(f"{place}: is a folder. Name one file in it.")
+        raise OptionError(f"{place}: no such file. Check the path.")
     return None
 
 
@@ -76,7 +86,7 @@ def _input(place: str, row: dict[str, Any], staging: StagingArea, stat: FileStat
 
 
 class _Interrupt:
-    """A handler of Ctrl-C that remembers whether it was called."""
+    """A handler of Ctrl-C. `was_pressed` records that it was called."""
 
     def __init__(self) -> None:
         self.was_pressed = False
@@ -88,7 +98,10 @@ class _Interrupt:
 
 @contextmanager
 def _ctrl_c_ends_command() -> Iterator[None]:
-    """Distinguish a Ctrl-C from a KeyboardInterrupt that the step raises: that is its outcome."""
+    """Raise KeyboardInterrupt after the block if the user pressed Ctrl-C.
+
+    A KeyboardInterrupt that the step itself raises becomes the input's outcome instead.
+    """
     interrupt = _Interrupt()
     try:
         before = signal.signal(signal.SIGINT, interrupt)
@@ -106,8 +119,8 @@ def _ctrl_c_ends_command() -> Iterator[None]:
 def _item_loader(step: Step, item: Input, staging: StagingArea) -> Callable[[], Any]:
     if step.kind == "items":
         raise OptionError(
-            f"step {step.ref}: has one item per row of a manifest, so it cannot be tried on a "
-            "single file. Look at its items in Python."
+            f"step {step.ref}: has one item per manifest row, so it cannot run on a single file. "
+            "Test its items in Python."
         )
     if step.is_batched:
         from batchmill.execution.batch_runner import BatchRunner  # Imports torch.
@@ -117,7 +130,7 @@ def _item_loader(step: Step, item: Input, staging: StagingArea) -> Callable[[], 
 
 
 def _relative_to_own_folder(outcome: Outcome) -> Outcome:
-    """Name files as the step does, not as a dataset would."""
+    """Make the paths of files relative to the step's folder instead of the dataset."""
     inside = f"{FILES}/{outcome.input_id}/"
     rows = json.loads(outcome.rows)
     for row in rows:

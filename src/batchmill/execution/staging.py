@@ -1,4 +1,4 @@
-"""One input as its step receives it, and the folders in which a step works."""
+"""One input as passed to its step, and the folders for the files of one attempt."""
 
 import socket
 from collections.abc import Iterator, Mapping, Set
@@ -14,10 +14,10 @@ from batchmill.storage.scratch import scratch_folder
 
 
 class Input(NamedTuple):
-    """One input as its step receives it: its name, its id, its local path, the manifest's row.
+    """One input as passed to its step: name, id, local path and manifest row.
 
-    An input with a `url` is first fetched to `path`. `planned` is its state in its store when the
-    run was planned.
+    An input with a `url` is first fetched to `path`. `planned` has its size, time and ETag at the
+    time of planning.
     """
 
     name: str
@@ -32,8 +32,8 @@ class Input(NamedTuple):
 class StagingArea:
     """The folders of one attempt at a shard.
 
-    Steps write to folders in `folder`; then the files move to `store`. Remote inputs are fetched to
-    `fetched`. No row may have one of the `reserved` keys.
+    Steps write to folders in `folder`. Then the engine moves the files to `store`. Remote inputs
+    are fetched to `fetched`. No row may have one of the `reserved` keys.
     """
 
     store: Store
@@ -47,12 +47,12 @@ class StagingArea:
 def open_staging(
     store: Store, attempt: str, *, fetches: bool = False, reserved: Set[str] = RESERVED_KEYS
 ) -> Iterator[StagingArea]:
-    """Create the folders of one attempt. They are removed after the block.
+    """Create the folders of one attempt, and remove them after the block.
 
     Args:
         store: The dataset's store.
-        attempt: A name that no other attempt has.
-        fetches: Whether there are remote inputs.
+        attempt: A unique name of the attempt.
+        fetches: True if there are remote inputs.
         reserved: The keys that no row may have.
     """
     with ExitStack() as stack:
@@ -65,7 +65,7 @@ def open_staging(
 
 
 def stage(staging: StagingArea, item: Input) -> Path:
-    """Create an input's own empty folder, for the files that the step writes."""
+    """Create an empty folder for the files that the step writes for an input."""
     staged = staging.folder / item.input_id
     remove_folder(staged)
     staged.mkdir()

@@ -1,1 +1,1 @@
-"""Models over inputs."""
+"""Steps that run a model on inputs."""

@@ -1,4 +1,4 @@
-"""Inference as a job: the step that runs a model, and its parameters."""
+"""Convert a model and its options to a step with parameters."""
 
 import os
 import zipfile
@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from batchmill.errors import OptionError
 from batchmill.options import Options, Text
 
-# What torch.export and torch.jit save, by convention.
+# The usual suffixes of files that torch.export and torch.jit save.
 _SUFFIXES = (".pt2", ".pt", ".pth", ".ts", ".torchscript")
 _STEPS = {
     "rows": "batchmill.steps.predict:Predict",
@@ -25,12 +25,12 @@ class Inference(NamedTuple):
 
 
 def is_model_file(model: str) -> bool:
-    """Tell whether a model is given by its file; else it is a reference."""
+    """Return whether a model is a file. If not, it is a reference to a function."""
     return model.lower().endswith(_SUFFIXES)
 
 
 def _as_names(value: object) -> object:
-    """Accept names as one text with commas, or as a list of such texts."""
+    """Convert a text with commas, or a list of such texts, to names."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple):
         return value
@@ -38,30 +38,30 @@ def _as_names(value: object) -> object:
 
 
 class ModelOptions(Options):
-    """How a model is loaded and applied."""
+    """Options that load and apply a model."""
 
     weights: Text = Field(
         default="",
         title="Weights",
-        description="File that is passed to the function that makes the model. New content runs "
-        "all inputs again.",
+        description="File that is passed to the function that makes the model. If its content "
+        "changes, all inputs are executed again.",
     )
     load: Text = Field(
         default="",
         title="Load",
         description="How inputs are opened: tensor, array, audio, image, text, json, or "
-        "package.module:function, which gets the path. Default: by suffix.",
+        "package.module:function, which receives the path. Default: chosen by the file's suffix.",
     )
     collate: Text = Field(
         default="default",
         title="Collate",
-        description="How samples become a batch: default (torch), pad (to the longest sample), or "
-        "package.module:function.",
+        description="How samples are combined into a batch: default (torch), pad (to the longest "
+        "sample), or package.module:function.",
     )
     device: Text = Field(
         default="auto",
         title="Device",
-        description="Where the model runs: auto, cpu, cuda or cuda:1.",
+        description="Device that runs the model: auto, cpu, cuda or cuda:1.",
     )
     classes: Annotated[tuple[str, ...], BeforeValidator(_as_names)] = Field(
         default=(),
@@ -79,25 +79,27 @@ class ModelOptions(Options):
     def _check(self) -> Self:
         if not all(self.classes) or len(set(self.classes)) < len(self.classes):
             listed = ",".join(self.classes)
-            raise OptionError(f"--classes {listed}: a name is empty or listed twice.")
+            raise OptionError(
+                f"--classes {listed}: a name is empty or listed twice. Name each class once."
+            )
         return self
 
 
 def make_inference(model: str, options: ModelOptions) -> Inference:
-    """Return the step that runs a model over inputs: see `batchmill.steps.predict`.
+    """Return the step of `batchmill.steps.predict` that runs a model, and its parameters.
 
-    Raises OptionError. Whether the model exists is checked when the job is prepared.
+    Raises OptionError. A check that the model exists follows when the job is prepared.
     """
     is_file = is_model_file(model)
     if not is_file and ":" not in model:
         raise OptionError(
-            f"--model {model}: expected a file ({', '.join(_SUFFIXES)}), or "
-            "package.module:function, which makes the model."
+            f"--model {model}: expected a file ({', '.join(_SUFFIXES)}), or a function that makes "
+            "the model: package.module:function."
         )
     if is_file and options.weights:
         raise OptionError(
-            f"--weights {options.weights}: only a function that makes a model takes weights. "
-            "Drop it."
+            f"--weights {options.weights}: a model file already contains its weights. Remove "
+            "--weights, or give a function that makes the model: --model package.module:function."
         )
     if is_file and os.path.isfile(model):
         _check_file(model)
@@ -114,7 +116,7 @@ def make_inference(model: str, options: ModelOptions) -> Inference:
 
 
 def _check_file(model: str) -> None:
-    """Raise OptionError for a file that is no model; it is not loaded, for that may take long."""
+    """Raise OptionError for a file that is not a model. Does not load it, which may take long."""
     exported = model.lower().endswith(".pt2")
     names = zipfile.ZipFile(model).namelist() if zipfile.is_zipfile(model) else []
     if any("/code/" in name or name.endswith("constants.pkl") for name in names) or (
@@ -122,7 +124,7 @@ def _check_file(model: str) -> None:
     ):
         return
     raise OptionError(
-        f"model {model}: is no {'exported program' if exported else 'TorchScript archive'}. Of "
-        "saved weights (a state_dict), or of a whole model that torch.save has written, name a "
-        "function that makes the model: --model package.module:function --weights FILE."
+        f"model {model}: is not {'an exported program' if exported else 'a TorchScript archive'}. "
+        "If torch.save has written it (a state_dict or a whole model), name a function that makes "
+        "the model: --model package.module:function --weights FILE."
     )

@@ -17,28 +17,42 @@ Model = Callable[..., Any]
 
 
 def choose_device(device: str) -> torch.device:
-    """Return the device that is meant: `auto` is a GPU where there is one. Raises StepError."""
+    """Return a torch device. `auto` is a GPU if the machine has one, otherwise the CPU.
+
+    Raises:
+        StepError: The name is not a device, or torch finds no GPU.
+    """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
-        raise StepError(f"device {device!r}: is none. Give auto, cpu, cuda or cuda:1.") from error
+        raise StepError(
+            f"device {device!r}: is not a device. Use auto, cpu, cuda or cuda:1."
+        ) from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise StepError(
-            f"device {device!r}: torch sees no GPU here ({torch.__version__}). Give auto or cpu; "
-            "or install torch for CUDA, and ask a cluster for a GPU: --shard-resource num_gpus=1."
+            f"device {device!r}: torch {torch.__version__} finds no GPU on this machine. Use auto "
+            "or cpu. Or install torch for CUDA, and on a cluster request a GPU: --shard-resource "
+            "num_gpus=1."
         )
     return chosen
 
 
 def load_model(model: str, device: torch.device, weights: str | None = None) -> Model:
-    """Return a model, ready to be called, on a device; loaded once in each process.
+    """Return a model on a device, in evaluation mode. Each process loads it once.
 
-    `model` is the path of a `.pt2` file (`torch.export`), of a TorchScript archive (`.pt`, `.pth`,
-    `.ts`, `.torchscript`), or `package.module:factory`, a function or class that is called without
-    arguments, or the model itself. With `weights`, a factory is called with that path. Raises
-    StepError, or OptionError for what may not be loaded here.
+    Args:
+        model: The path of a `.pt2` file (`torch.export`) or of a TorchScript archive (`.pt`,
+            `.pth`, `.ts`, `.torchscript`), or a reference `package.module:name`. The reference
+            names a model, or a function or class that creates a model.
+        device: The device to load the model to.
+        weights: The path of saved weights, the only argument of the function or class. Without it,
+            the function or class is called without arguments.
+
+    Raises:
+        StepError: The model cannot be loaded.
+        OptionError: This machine does not allow loading the model.
     """
     file = model if is_model_file(model) else weights
     if file is None:
@@ -53,8 +67,8 @@ def load_model(model: str, device: torch.device, weights: str | None = None) -> 
     return _make(model, device, weights, *seen) if weights else _load_file(model, device, *seen)
 
 
-# Shards that run in one process, one after the other, have one model; a second one, with its
-# memory, would stay for nothing.
+# The shards that run in a process one after another use the same model. A second cached model would
+# only waste memory.
 @lru_cache(maxsize=1)
 def _load_file(path: str, device: torch.device, mtime_ns: int, size: int) -> Model:  # noqa: ARG001
     load = _load_exported if path.lower().endswith(_EXPORTED) else _load_scripted
@@ -63,9 +77,9 @@ def _load_file(path: str, device: torch.device, mtime_ns: int, size: int) -> Mod
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise StepError(
-            f"model {path}: is none that torch.export.save (.pt2) or torch.jit.save (.pt) has "
-            "written; for saved weights, name a function that makes the model, and the file as "
-            f"weights. ({type(error).__name__}: {reason})"
+            f"model {path}: is not a file of torch.export.save (.pt2) or torch.jit.save (.pt). For "
+            "saved weights, give a function that creates the model, and the file as weights. "
+            f"({type(error).__name__}: {reason})"
         ) from error
 
 
@@ -87,8 +101,8 @@ def _make(reference: str, device: torch.device, weights: str | None, *_seen: int
     if not isinstance(made, torch.nn.Module):
         if not callable(made):
             raise StepError(
-                f"model {reference}: is a {type(made).__name__}; expected a function or class that "
-                "makes a model, or a model."
+                f"model {reference}: is a {type(made).__name__}; expected a model, or a function "
+                "or class that creates one."
             )
         try:
             made = made() if weights is None else made(weights)
@@ -98,11 +112,12 @@ def _make(reference: str, device: torch.device, weights: str | None, *_seen: int
             ) from error
     elif weights is not None:
         raise StepError(
-            f"model {reference}: is a model already, and no function to give {weights} to."
+            f"model {reference}: is a model, so it cannot load the weights {weights}. Name a "
+            "function that takes the path of the weights, or remove the weights."
         )
     if not callable(made):
         raise StepError(
-            f"model {reference}: gives a {type(made).__name__}, which cannot be called."
+            f"model {reference}: returned a {type(made).__name__}, which cannot be called."
         )
     return _ready(made, device)
 

@@ -1,21 +1,23 @@
 """The ledger: the committed outcomes of a dataset, and the only source of truth about what is done.
 
+    ```
     DATASET/.batchmill/
       format.json                  {"ledger": 2}
       parts/RUN-ATTEMPT-N.parquet  outcomes; never changed after they are written
       parts/upkeep-RUN-ID.parquet  rewritten records: changed times, pruned inputs, merged parts
-      runs/RUN/plan.arrow          what a run executes
+      runs/RUN/plan.arrow          the plan of a run
       runs/RUN/summary.json        how the run ended
-      runs/RUN/stop                a request: the shards of the run end early
+      runs/RUN/stop                requests that the shards of the run end early
       runs/RUN/flow-run            the id of the flow run that executes the run
       runs/RUN/alone/ROW-ATTEMPT   a row of the plan that was executed alone in a shard
       runs/RUN/place/SHARD         the cluster node on which a shard has begun
-      runs/RUN/split/SHARD         a request: the shard leaves what it has not begun to others
+      runs/RUN/split/SHARD         requests that the shard leaves its remaining inputs to others
       runs/RUN/split/SHARD-from    the first row of the plan that the shard left to others
-      steps/IDENTITY.json          what a step consists of
+      steps/IDENTITY.json          the description of a step
       released/RUN-ID.json         inputs whose outcomes up to RUN do not count
       partitions/RUN.parquet       the partition of each input, from RUN on
       staging/                     outputs that are being written
+    ```
 
 An input may have several records; `parts.winning_records` defines which one wins. An input whose
 winning record is `pruned` has been removed.

@@ -1,4 +1,4 @@
-"""Commits the outcomes of a shard in parts, while the shard runs."""
+"""Commit the outcomes of a shard in parts, while the shard runs."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
 from batchmill.outcome import Outcome
 
-# A killed node loses at most this much work.
+# A killed node loses at most the work of this period.
 COMMIT_SECONDS = 2.0
 # These limits bound the memory that uncommitted outcomes use.
 COMMIT_INPUTS, COMMIT_BYTES = 20_000, 32 * 2**20
@@ -16,7 +16,7 @@ COMMIT_INPUTS, COMMIT_BYTES = 20_000, 32 * 2**20
 
 @dataclass
 class Committer:
-    """Commits outcomes in parts, in a separate thread.
+    """A context manager that commits outcomes in parts, in a separate thread.
 
     A part is committed every `COMMIT_SECONDS`, and sooner if there are many outcomes. Outcomes that
     were added before the end of the `with` block are committed at its end.
@@ -24,7 +24,7 @@ class Committer:
     Attributes:
         ledger: The ledger to write to.
         prefix: The first part of the names of the parts. No other attempt uses it.
-        origins: What the outcome of each input depends on, by the name of the input.
+        origins: The origin of each outcome, by the name of the input.
         on_tick: Called in the thread after each commit, at least every `COMMIT_SECONDS`.
     """
 
@@ -57,10 +57,10 @@ class Committer:
         """Add outcomes to commit.
 
         Args:
-            outcomes: The outcomes, in the order of their ends.
+            outcomes: The outcomes, in the order in which they ended.
 
         Raises:
-            StoreError: An earlier commit has failed. Other errors of a commit are raised as well.
+            StoreError: An earlier commit failed. Other errors of that commit are raised as well.
         """
         if self._error:
             raise self._error

@@ -1,4 +1,4 @@
-"""Reads the small JSON files of a ledger."""
+"""Read the small JSON files of a ledger."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ def read_json(store: Store, name: str, *keys: str) -> dict[str, Any]:
         The object.
 
     Raises:
-        LedgerError: The file holds no JSON object with these keys.
+        LedgerError: The file does not contain a JSON object with these keys.
         StoreError: The file cannot be read.
     """
     try:
@@ -29,6 +29,6 @@ def read_json(store: Store, name: str, *keys: str) -> dict[str, Any]:
     except ValueError:
         pass
     raise LedgerError(
-        f"{store.url_of(name)}: is no file of this ledger, or torn. Move it away, and give "
-        "the same command again."
+        f"{store.url_of(name)}: is damaged, or is not a file of this ledger. Move it away, and "
+        "run the same command again."
     )

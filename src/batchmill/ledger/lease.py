@@ -1,9 +1,9 @@
-"""One writer for each dataset: a lease with a heartbeat, which works in any store.
+"""A lease with a heartbeat gives each dataset a single writer. It works in any store.
 
     .batchmill/lease/000007.json     the seventh lease: its holder, its start, the last heartbeat
 
-A process acquires the lease when it creates the file with the next number. Only one of several
-contenders can do so. The holder rewrites its file every few seconds. A lease has ended when its
+A process acquires the lease when it creates the file with the next number. The store lets only one
+contender create it. The holder rewrites its file every few seconds. A lease has ended when its
 file says so, or when its process is known to be dead. It has expired when its file does not change
 for a while, measured by the clock of the contender.
 """
@@ -36,14 +36,14 @@ class Holder:
     Attributes:
         number: The number of the lease.
         token: A random text that no other lease has.
-        host: The name of the host, for people.
+        host: The name of the host, for messages.
         machine: The running system and its process namespace; empty if unknown.
         pid: The id of the process.
-        started: The start time of the process, which tells it from a later one with the same id.
+        started: The start time of the process. A later process with the same id has another one.
         since: When the process acquired the lease, in seconds since 1970 by its own clock.
         beat: The time of the last heartbeat, on the same clock.
-        ended: Whether the process has released the lease.
-        clean: Whether the process left no work for the next holder to finish.
+        ended: True if the process has released the lease.
+        clean: True if the process left no work for the next holder to finish.
     """
 
     number: int
@@ -68,11 +68,11 @@ class Lease:
     Args:
         ledger: The ledger of the dataset.
         holder: This process, as the file of the lease describes it.
-        clean: Whether the previous holder left no work to finish.
+        clean: True if the previous holder left no work to finish.
 
     Attributes:
-        clean: Whether the previous holder left no work to finish.
-        clean_end: Whether this holder leaves none. Set it before the end.
+        clean: True if the previous holder left no work to finish.
+        clean_end: True if this holder leaves no work to finish. Set it before `end`.
     """
 
     def __init__(self, ledger: Ledger, holder: Holder, *, clean: bool) -> None:
@@ -93,14 +93,14 @@ class Lease:
         """Check that this process still holds the lease.
 
         Raises:
-            LedgerError: Another process has acquired the dataset.
+            LedgerError: Another process has acquired the lease.
             StoreError: The lease cannot be read.
         """
         latest = _latest(self._ledger)
         if latest is None or latest.token != self.token:
             raise LedgerError(
-                f"{self._ledger.store.url}: this run was silent for so long that another has "
-                f"taken over ({latest}). What it has committed stays."
+                f"{self._ledger.store.url}: another process has taken over the dataset ({latest}), "
+                "because this run sent no heartbeat for too long. Its committed outcomes stay."
             )
 
     def end(self) -> None:
@@ -123,7 +123,7 @@ def lease(ledger: Ledger, *, wait: bool = False) -> Iterator[Lease]:
 
     Args:
         ledger: The ledger of the dataset.
-        wait: Whether to wait while another process holds the lease.
+        wait: Wait while another process holds the lease.
 
     Yields:
         The lease.
@@ -141,9 +141,9 @@ def lease(ledger: Ledger, *, wait: bool = False) -> Iterator[Lease]:
                 latest = _latest(ledger)
                 if latest and latest.token == mine.token:
                     break
-                # Meanwhile, later holders have come and gone, and deleted the file of this number.
+                # Later holders had deleted the file of this number, so it could be created again.
                 ledger.store.delete(_name(mine.number))
-            continue  # Another contender was faster. Check whether its lease is still valid.
+            continue  # Another contender was faster. Check whether it still holds the lease.
         if not wait:
             raise LedgerError(_message(ledger.store.url, latest))
         time.sleep(_WAIT_SECONDS)
@@ -177,7 +177,7 @@ def holder(ledger: Ledger) -> str | None:
     latest = _latest(ledger)
     if latest is None or latest.ended or _is_dead(latest):
         return None
-    # The kernel shows that a process of this machine lives, even if its heartbeat is late.
+    # The kernel shows that a process of this machine is alive, even if its heartbeat is late.
     return str(latest) if _is_here(latest) or not _looks_lapsed(latest) else None
 
 
@@ -244,8 +244,8 @@ def _latest(ledger: Ledger) -> Holder | None:
                 time.sleep(0.1)
                 continue
             raise LedgerError(
-                f"{ledger.store.url_of(f'{LEASES}/{names[-1]}')}: is no lease of this version. "
-                "If no run is active, remove it."
+                f"{ledger.store.url_of(f'{LEASES}/{names[-1]}')}: is damaged, or is a lease of "
+                "another version. If no run is active, remove the file."
             ) from error
 
 
@@ -277,7 +277,7 @@ def _is_here(who: Holder) -> bool:
 
 
 def _is_dead(who: Holder) -> bool:
-    """Return whether the process is known to be dead. Only those of this machine can be known."""
+    """Return whether the process is known to be dead. False for a process of another machine."""
     return _is_here(who) and _started(who.pid) != who.started
 
 

@@ -1,4 +1,4 @@
-"""Reads and writes the ledger of a dataset: the committed outcomes, and how each run ended."""
+"""Read and write the ledger of a dataset: the committed outcomes, and how each run ended."""
 
 import json
 import uuid
@@ -33,7 +33,7 @@ _RELEASED = f"{FOLDER}/released"
 _STEPS = f"{FOLDER}/steps"
 PARTITIONS = f"{FOLDER}/partitions"
 _UPKEEP = "upkeep-"
-# The names that a ledger's folder may hold. Verification reports all others.
+# The names that a ledger's folder may contain. Verification reports all others.
 IN_FOLDER = {
     *(name.rpartition("/")[2] for name in (_FORMAT, _PARTS, _RUNS, _RELEASED, _STEPS, PARTITIONS)),
     *("staging", "lease", "manifest.parquet", "published.json"),
@@ -50,8 +50,8 @@ class Ledger:
 
     Attributes:
         store: The store of the dataset.
-        control: The requests and answers of runs and their shards.
-        steps: What the steps of the runs consist of.
+        control: The messages between runs and their shards.
+        steps: The descriptions of the steps of the runs.
     """
 
     def __init__(self, store: Store) -> None:
@@ -61,7 +61,7 @@ class Ledger:
 
     @property
     def exists(self) -> bool:
-        """Whether the store holds a dataset."""
+        """Return whether the store contains a dataset."""
         return self.store.exists(_FORMAT)
 
     def create(self) -> None:
@@ -80,8 +80,8 @@ class Ledger:
         if self.store.create(_FORMAT, data):
             raise StoreError(
                 self.store.url,
-                "this store makes a file that is there already, so that two runs could not be "
-                "told apart. S3, Google and Azure do not; update yours, or choose another.",
+                "this store cannot refuse to overwrite a file, so it cannot prevent two concurrent "
+                "runs. Update the store, or choose S3, Google or Azure.",
             )
 
     def check_version(self) -> None:
@@ -95,16 +95,16 @@ class Ledger:
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerError(
                 f"{self.store.url_of(_FORMAT)}: is not a ledger's format file. "
-                "Is this folder a dataset? Choose another one."
+                "Check that the folder is a dataset, or choose another one."
             ) from error
         if version != VERSION:
             raise LedgerError(
-                f"{self.store.url}: its ledger has version {version}, this batchmill knows "
-                f"version {VERSION}. Install the batchmill that made it, or a newer one."
+                f"{self.store.url}: its ledger has version {version}, but this batchmill reads "
+                f"version {VERSION}. Install the batchmill that created it, or a newer one."
             )
 
     def state(self) -> list[str]:
-        """Return file names that change whenever something is recorded."""
+        """Return a list of file names that is different after each change of the ledger."""
         return self.part_names() + self.store.names(_RELEASED) + self.store.names(PARTITIONS)
 
     # Runs
@@ -131,10 +131,10 @@ class Ledger:
         name = _summary_name(run)
         return read_json(self.store, name) if self.store.exists(name) else None
 
-    # Inputs that are to run again
+    # Inputs to retry
 
     def release(self, inputs: Sequence[str]) -> None:
-        """Let inputs run again: their outcomes up to the last run do not count any longer."""
+        """Request a retry of inputs: their outcomes up to the last run no longer count."""
         run = max(self.runs(), default=0)
         text = json.dumps({"run": run, "inputs": list(inputs)}, ensure_ascii=False)
         self.store.write(f"{_RELEASED}/{run:06d}-{uuid.uuid4().hex[:12]}.json", text.encode())
@@ -154,11 +154,11 @@ class Ledger:
     # Parts
 
     def commit(self, part: str, records: Sequence[tuple[Outcome, Origin]]) -> None:
-        """Write one part. The outputs that it names must be in place already.
+        """Write one part. The outputs that it names must exist already.
 
         Args:
             part: The name of the part, without the suffix.
-            records: The outcomes, each with what it depends on.
+            records: The outcomes, each with its origin.
         """
         write_part(self.store, f"{_PARTS}/{part}.parquet", as_part(records))
 
@@ -175,7 +175,7 @@ class Ledger:
         write_part(self.store, name, records.select(PART_SCHEMA.names).cast(PART_SCHEMA))
 
     def delete_parts(self, names: Iterable[str]) -> None:
-        """Delete parts whose records another part has."""
+        """Delete parts whose records are in another part."""
         for name in names:
             self.store.delete(f"{_PARTS}/{name}")
 
@@ -193,7 +193,7 @@ class Ledger:
             columns: The columns to read; all by default.
 
         Raises:
-            LedgerError: The part is damaged or foreign. The message has its name.
+            LedgerError: The part is damaged or foreign. The message names it.
         """
         return read_part(self.store, f"{_PARTS}/{name}", columns)
 

@@ -1,4 +1,4 @@
-"""Opens the ledger of a dataset by the path or URL that a user gives."""
+"""Open the ledger of a dataset by the path or URL that a user gives."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ def open_output(output: str) -> Ledger:
         output: The path of the folder, or the URL.
 
     Raises:
-        OptionError: The output holds something else, or cannot be used.
+        OptionError: The output contains other files, or cannot be used.
         LedgerError: The version of the ledger is unknown.
         StoreError: The output cannot be read.
     """
@@ -40,13 +40,13 @@ def open_output(output: str) -> Ledger:
     _check_not_inside(output)
     if any(name != FOLDER for name in ledger.store.names("")):
         raise OptionError(
-            f"--output {output}: holds files that are not a dataset's. Name a new or empty folder."
+            f"--output {output}: contains files, but is not a dataset. Name a new or empty folder."
         )
     return ledger
 
 
 def _check_links(ledger: Ledger) -> None:
-    """Raise OptionError if a folder or file of the dataset itself is a link."""
+    """Raise OptionError if an entry of the dataset's top folder or of its ledger is a link."""
     for folder in ("", FOLDER):
         for name in ledger.store.links(folder):
             place = ledger.store.url_of(f"{folder}/{name}" if folder else name)
@@ -59,14 +59,14 @@ def _check_links(ledger: Ledger) -> None:
 def _check_not_inside(output: str) -> None:
     """Raise OptionError for an output inside another dataset.
 
-    The ledger of the outer dataset does not name its files, so they would count as unknown.
+    Verification of the outer dataset would report the files as unknown.
     """
     above = parent(output)
     while above and above != parent(above):
         if not is_url(above) and os.path.isdir(os.path.join(above, FOLDER)):
             raise OptionError(
-                f"--output {output}: lies in the dataset {above}, which has only what its own runs "
-                "write. Name another folder."
+                f"--output {output}: is inside the dataset {above}. A dataset contains only the "
+                "files of its own runs. Name another folder."
             )
         above = parent(above)
 
@@ -81,7 +81,7 @@ def _check_folder(output: str) -> None:
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise OptionError(
             f"--output {output}: {nearest} cannot be written to. "
-            "Give yourself the right, or name another folder."
+            "Change the permissions, or name another folder."
         )
 
 
@@ -92,7 +92,7 @@ def open_ledger(dataset: str) -> Ledger:
         dataset: The path of the folder, or the URL.
 
     Raises:
-        OptionError: There is not a dataset.
+        OptionError: The folder or URL is not a dataset.
         LedgerError: The version of the ledger is unknown.
         StoreError: The dataset cannot be read.
     """
@@ -123,5 +123,5 @@ def last_run(ledger: Ledger, dataset: str) -> int:
     """
     runs = ledger.runs()
     if not runs:
-        raise OptionError(f"{dataset}: no run has been planned there yet. Run batchmill run.")
+        raise OptionError(f"{dataset}: the dataset has no run yet. Start a run with batchmill run.")
     return runs[-1]

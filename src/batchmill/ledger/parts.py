@@ -1,7 +1,7 @@
-"""The format of a ledger's parts, and which of several records of an input wins.
+"""The format of a ledger's parts, and the rule which record wins if an input has several.
 
-A part is a Parquet file. Each row is a record: the outcome of an input, and what it depends on. A
-part is never changed after it is written.
+A part is a Parquet file. Each row is a record: the outcome of an input, and its origin. A part is
+never changed after it is written.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ VERSION = 2
 # The outcome of an input that the manifest no longer lists and that was removed on request.
 PRUNED = "pruned"
 _OK = "ok"
-# A part of a path that is empty, "." or "..", or a NUL.
+# Matches a path with a NUL, or with a part that is empty, "." or "..".
 _LEADS_OUT = r"(^|/)\.{0,2}(/|$)|\x00"
 
 _FILE = pa.struct([("path", pa.string()), ("size", pa.int64()), ("content", pa.string())])
@@ -38,7 +38,7 @@ PART_SCHEMA = pa.schema(
         ("message", pa.string()),
         ("traceback", pa.string()),
         ("log", pa.string()),
-        # What the outcome depends on: the input's content, the manifest's row, the step.
+        # The outcome depends on the input's content, the manifest's row and the step.
         ("size", pa.int64()),
         ("mtime_ns", pa.int64()),
         ("etag", pa.string()),
@@ -52,7 +52,7 @@ PART_SCHEMA = pa.schema(
 
 
 class Origin(NamedTuple):
-    """What an outcome depends on besides the input's file.
+    """The origin of an outcome: the data that it depends on, besides the input's file.
 
     Attributes:
         carried: The other columns of the manifest's row, as a JSON object.
@@ -69,7 +69,7 @@ def as_part(records: Sequence[tuple[Outcome, Origin]]) -> pa.Table:
     """Return records as a table with the columns of `PART_SCHEMA`.
 
     Args:
-        records: The outcomes, at least one, each with what it depends on.
+        records: The outcomes, at least one, each with its origin.
     """
     outcomes, origins = zip(*records, strict=True)
     fields = dict(zip(Outcome._fields, zip(*outcomes, strict=True), strict=True))
@@ -109,27 +109,27 @@ def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> 
     try:
         file = pq.ParquetFile(store.open(name))
         if (file.schema_arrow.metadata or {}).get(b"batchmill.ledger") != str(VERSION).encode():
-            raise LedgerError(f"{place}: is no part of a ledger of version {VERSION}.")
+            raise LedgerError(f"{place}: is not a part of a ledger of version {VERSION}.")
         table = file.read(columns=list(columns) if columns else None)
     except (OSError, pa.ArrowException) as error:
         raise LedgerError(
-            f"{place}: cannot be read ({error}). Move it away, and run the same command again: "
-            "the inputs that it recorded run once more."
+            f"{place}: cannot be read ({error}). Move it away, and run the same command again. "
+            "Its inputs then run again."
         ) from error
     outside = _first_outside(table)
     if outside is not None:
         raise LedgerError(
-            f"{place}: names {outside!r}, which is outside the folder of the outputs. Nothing was "
-            "changed. The file is damaged, or was made to do harm: move it away, and run the same "
-            "command again."
+            f"{place}: names {outside!r}, which is outside the folder of the outputs. The file "
+            "is damaged or malicious; nothing was changed. Move it away, and run the same command "
+            "again."
         )
     return table
 
 
 def _first_outside(table: pa.Table) -> str | None:
-    """Return a name in a part that leads out of the folder of the outputs; None if there is none.
+    """Return a name in a part that points outside the folder of the outputs; None if all are inside.
 
-    A dataset may come from somebody else, and a run opens and removes what its parts name.
+    A dataset may come from another person. A run opens and removes the files that the parts name.
     """
     outside = []
     if "input_id" in table.column_names:
@@ -146,9 +146,9 @@ def _first_outside(table: pa.Table) -> str | None:
 def winning_records(records: pa.Table) -> pa.Table:
     """Return one record of each input.
 
-    The record of the latest run wins. Within a run, an `ok` or `pruned` record wins over others,
-    because a node that was counted as lost may return, and fail where another attempt has
-    succeeded. Then the latest record wins, then the one that comes last in the table.
+    The record of the latest run wins. Within a run, an `ok` or `pruned` record wins over others:
+    the attempt on a node that was counted as lost may fail after another attempt has succeeded.
+    Then the latest record wins, then the last one in the table.
 
     Args:
         records: Records of any number of parts.

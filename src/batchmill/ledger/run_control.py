@@ -1,7 +1,7 @@
-"""How a run and its shards exchange requests and answers: through files in the ledger.
+"""Requests and answers between a run and its shards, as files in the ledger.
 
-The shards may run on other machines. Files in the dataset reach each of them, and outlive a killed
-process. Every method raises StoreError if the dataset cannot be read or written.
+The shards may run on other machines. Every machine can read the files, and the files remain after a
+process is killed. Every method raises StoreError if the dataset cannot be read or written.
 """
 
 from batchmill.storage import Store
@@ -12,7 +12,7 @@ class RunControl:
 
     Args:
         store: The store of the dataset.
-        folder: The name of the folder that holds the runs.
+        folder: The name of the folder of the runs.
     """
 
     def __init__(self, store: Store, folder: str) -> None:
@@ -20,11 +20,11 @@ class RunControl:
         self._folder = folder
 
     def request_stop(self, run: int) -> None:
-        """Ask all shards of a run to end: they commit what is finished, the rest stays pending."""
+        """Request that all shards of a run commit their finished outcomes and end."""
         self._store.write(self._stop_name(run), b"")
 
     def stop_requested(self, run: int) -> bool:
-        """Whether the shards of a run were asked to end."""
+        """Return whether a stop of a run was requested."""
         return self._store.exists(self._stop_name(run))
 
     def record_flow_run(self, run: int, identifier: str) -> None:
@@ -58,11 +58,11 @@ class RunControl:
         return self._read(self._node_name(run, shard))
 
     def request_split(self, run: int, shard: str) -> None:
-        """Ask a shard to leave the inputs that it has not begun to other shards."""
+        """Request that a shard leaves the inputs that it has not begun to other shards."""
         self._store.write(self._split_name(run, shard), b"")
 
     def split_requested(self, run: int, shard: str) -> bool:
-        """Whether a shard was asked to leave the inputs that it has not begun."""
+        """Return whether a split of a shard was requested."""
         return self._store.exists(self._split_name(run, shard))
 
     def record_split(self, run: int, shard: str, row: int) -> None:

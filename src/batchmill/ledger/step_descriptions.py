@@ -1,4 +1,4 @@
-"""What the steps of a dataset's runs consist of, by the identity of the step."""
+"""The descriptions of the steps of a dataset's runs, by the identity of the step."""
 
 import json
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from batchmill.storage import Store
 class StepDescriptions:
     """The descriptions of the steps that a dataset's runs have used.
 
-    A later run compares its own step with them, to report what has changed.
+    A later run compares its own step with them and reports the changes.
 
     Args:
         store: The store of the dataset.
-        folder: The name of the folder that holds the descriptions.
+        folder: The name of the folder of the descriptions.
     """
 
     def __init__(self, store: Store, folder: str) -> None:
@@ -23,7 +23,7 @@ class StepDescriptions:
         self._folder = folder
 
     def record(self, identity: str, description: Mapping[str, Any]) -> None:
-        """Record what a step consists of, unless a description is there already.
+        """Record the description of a step, unless it exists already.
 
         Args:
             identity: The identity of the step.
@@ -38,7 +38,7 @@ class StepDescriptions:
             self._store.write(name, text.encode())
 
     def read(self, identity: str) -> dict[str, Any] | None:
-        """Return what a step consists of.
+        """Return the description of a step.
 
         Args:
             identity: The identity of the step.

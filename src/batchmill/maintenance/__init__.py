@@ -1,1 +1,1 @@
-"""What keeps a dataset true: verify, repair, cleanup, prune, leakage."""
+"""Keeps a dataset consistent with its ledger: verify, repair, clean up, prune, find leaks."""

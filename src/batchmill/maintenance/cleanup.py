@@ -1,4 +1,4 @@
-"""What a run does to a dataset besides recording outcomes. Only the holder of its lease may."""
+"""Removes old files and records from a dataset. Only the holder of its lease may do that."""
 
 import time
 
@@ -13,23 +13,26 @@ from batchmill.planning.plan import Plan
 from batchmill.storage import FILES, in_threads
 from batchmill.storage.local import STAGING
 
-# Reading a part takes a millisecond: with so many, a dataset opens in half a second.
+# Reading a part takes a millisecond, so a dataset with this number opens in half a second.
 MANY_PARTS = 500
 
 
 def remove_orphans(ledger: Ledger) -> None:
-    """Remove what a run that was killed has left: half-written files, and outputs of no record."""
+    """Remove the leftovers of a killed run: half-written files, and outputs without a record."""
     store = ledger.store
     store.remove(STAGING)
     for name in list(store.leftovers()):
-        if not name.startswith(LEASES):  # Others may be trying to take it.
+        if not name.startswith(LEASES):  # Other runs may be trying to take the lease.
             store.delete(name)
     strays = list(unreferenced(store, recorded_files(ledger)))
     in_threads(store.remove, strays, store.threads)
 
 
 def record_touched(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table) -> None:
-    """Record the new times and ETags of inputs with the same content, to not read them again."""
+    """Record the new times and ETags of inputs whose content is unchanged.
+
+    Without this, the next run would read these inputs again.
+    """
     if len(plan.touched) == 0:
         return
     records = ledger.records()
@@ -42,14 +45,14 @@ def record_touched(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table) -> No
 
 
 def remove_replaced(ledger: Ledger, run: int) -> None:
-    """Remove the files that inputs had of earlier runs, or attempts, and have no more."""
+    """Remove files of earlier runs or attempts that the inputs' new outcomes do not name."""
     store = ledger.store
     now = ledger.records(["input", "input_id", "outcome", "attempts", "outputs"], run=run)
     before = ledger.records(["input", "outputs"], before=run)
     before = before.filter(pc.is_in(before["input"], value_set=_one(now["input"])))
     named = set(_paths(now).to_pylist())
     in_threads(store.delete, sorted(set(_paths(before).to_pylist()) - named), store.threads)
-    # An attempt may have ended between its outputs and its outcome.
+    # An attempt may have died after it wrote its outputs and before its outcome was committed.
     odd = pc.or_(pc.not_equal(now["outcome"], "ok"), pc.greater(now["attempts"], 1))
 
     def tidy(identifier: str) -> None:
@@ -76,14 +79,15 @@ def remove_withdrawn(ledger: Ledger, run: int, withdrawn: pa.Table) -> None:
     }
     for name, values in changes.items():
         records = records.set_column(records.schema.get_field_index(name), name, values)
-    # The record first: files without a record are swept, a record without files would lie.
+    # The record first: a later run removes files without a record, but a record without its files
+    # would be wrong.
     ledger.rewrite_records(run, records)
     folders = [f"{FILES}/{name}" for name in withdrawn["input_id"].to_pylist()]
     in_threads(ledger.store.remove, folders, ledger.store.threads)
 
 
 def compact(ledger: Ledger, run: int, many: int = MANY_PARTS) -> None:
-    """Put all parts into one, when there are many."""
+    """Merge all parts of the ledger into one, if there are at least `many`."""
     names = ledger.part_names()
     if len(names) < many:
         return
@@ -92,7 +96,7 @@ def compact(ledger: Ledger, run: int, many: int = MANY_PARTS) -> None:
 
 
 def _paths(records: pa.Table) -> pa.Array:
-    """Return the outputs of some records."""
+    """Return the paths of the outputs of some records."""
     return records["outputs"].combine_chunks().flatten().field("path")
 
 

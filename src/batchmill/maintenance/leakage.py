@@ -1,4 +1,4 @@
-"""Prove that no group of a dataset spans its partitions, from what it has published."""
+"""Checks the published partitions of a dataset: no group may be in several partitions."""
 
 from collections.abc import Iterator
 
@@ -16,16 +16,16 @@ from batchmill.storage import METADATA
 
 
 def find_leaks(ledger: Ledger) -> Iterator[str]:
-    """Yield what is not as it should be in the partitions that the last run has published.
+    """Yield the faults in the partitions that the last run published.
 
-    Nothing where it had none.
+    Yields nothing if that run had no partitions.
     """
     run = _last_divided(ledger)
     if run is None or not ledger.store.exists(METADATA):
         return
     assignment = last_assignment(ledger, run)
     if assignment is None:
-        yield "the ledger's record of the partitions is gone; the next run writes it"
+        yield "the ledger's record of the partitions is missing; the next run writes it"
         return
     try:
         table = pq.ParquetFile(ledger.store.open(METADATA)).read(columns=["input", COLUMN])
@@ -49,7 +49,7 @@ def find_duplicates(ledger: Ledger) -> Iterator[str]:
         return
     records = ledger.records(["input", "outcome", "content", "size"])
     contents = records.filter(
-        # Without content, all are equal; one that is empty is no example of anything.
+        # Inputs without a recorded content would all seem equal, and empty inputs are equal.
         pc.and_(pc.not_equal(records["content"], ""), pc.greater(records["size"], 0))
     ).select(["input", "content"])
     frame = contents.to_pandas().merge(_listed(assignment), on="input")
@@ -59,9 +59,9 @@ def find_duplicates(ledger: Ledger) -> Iterator[str]:
 
 
 def _last_divided(ledger: Ledger) -> int | None:
-    """Return the last run that has come to its end, as the tables are its; None if it divided not.
+    """Return the last run that ended, because it wrote the tables; None if it had no partitions.
 
-    What a run has recorded that was killed before its tables is not published yet.
+    A run that was killed before it wrote the tables has published nothing.
     """
     runs = reversed(ledger.runs())
     last = next((run for run in runs if ledger.read_summary(run) is not None), None)
@@ -86,15 +86,18 @@ def _torn_groups(published: pd.DataFrame, assignment: Assignment) -> Iterator[st
 def _not_as_assigned(published: pd.DataFrame, assignment: Assignment) -> Iterator[str]:
     expected = _listed(assignment)[["input", COLUMN]]
     frame = published.merge(expected, on="input", how="left", suffixes=("", "_assigned"))
-    # What the manifest no longer lists is in none.
+    # An input that the manifest no longer lists has no partition.
     texts = frame.astype(object).where(frame.notna(), "none")
     wrong = texts[texts[COLUMN] != texts[f"{COLUMN}_assigned"]]
     for name, found, assigned in wrong.itertuples(index=False, name=None):
-        yield f"{name} is in {found}, and was assigned to {assigned}"
+        yield f"{name} is in {found}, but was assigned to {assigned}"
 
 
 def _not_as_hashed(assignment: Assignment) -> Iterator[str]:
-    """Check the record itself: what nobody has named or dealt is where its hash says."""
+    """Check the record itself: a group without a given partition must follow its hash.
+
+    Stratified partitions are skipped, because they do not follow the hash alone.
+    """
     if assignment.partitioning.stratify is not None:
         return
     frame = _listed(assignment).drop_duplicates(["group", COLUMN])
@@ -102,11 +105,11 @@ def _not_as_hashed(assignment: Assignment) -> Iterator[str]:
     hashed = by_hash(frame["group"], assignment.partitioning)
     for key, found, right in zip(frame["group"], frame[COLUMN], hashed, strict=True):
         if found != right:
-            yield f"{name_of_key(key)} was assigned to {found}, and its hash says {right}"
+            yield f"{name_of_key(key)} was assigned to {found}, but its hash gives {right}"
 
 
 def _several(frame: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield those groups of rows that have more than one."""
+    """Yield the rows that share a value in `column`, one group of rows per value."""
     for key, rows in frame[frame.duplicated(column, keep=False)].groupby(column):
         yield str(key), rows
 

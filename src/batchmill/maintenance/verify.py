@@ -1,4 +1,4 @@
-"""Compare a dataset with its ledger: what is missing, changed, of no record, or leaks."""
+"""Compares a dataset with its ledger, and repairs the differences."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from batchmill.ledger.ledger import FOLDER, IN_FOLDER, Ledger
 from batchmill.maintenance.leakage import find_duplicates, find_leaks
 from batchmill.storage import FILES, METADATA, Store, in_threads
 
-# What a dataset consists of at its top.
+# The tables, the report and the other entries at the top of a dataset.
 TABLES = (METADATA, "metadata.csv", "failures.csv")
 REPORT = "report.html"
 _TOP = {FOLDER, FILES, REPORT, *TABLES}
@@ -19,10 +19,10 @@ _TOP = {FOLDER, FILES, REPORT, *TABLES}
 
 @dataclass(frozen=True)
 class Difference:
-    """One file that is not as the ledger says; `input` is that of which it is an output, or empty.
+    """One file that differs from the ledger. If it is an output, `input` is the name of its input.
 
-    A "leak" is in a table: a group in several partitions, or an input in another than its own. A
-    "duplicate" is only a warning: inputs with the same content in different partitions.
+    A "leak" is in a table: a group in several partitions, or an input in the wrong partition. A
+    "duplicate" is only a warning: inputs with the same content are in different partitions.
     """
 
     kind: Literal["missing", "changed", "unreferenced", "leak", "duplicate"]
@@ -32,14 +32,15 @@ class Difference:
 
     @property
     def is_warning(self) -> bool:
-        """Whether the dataset is what its ledger says all the same."""
+        """True if the dataset still agrees with its ledger."""
         return self.kind == "duplicate"
 
 
 def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
     """Yield the differences between a dataset's files and its ledger.
 
-    Sizes are compared; with `hash_files`, contents too, for which every output is read.
+    The sizes of all outputs are compared. With `hash_files`, every output is read, and the contents
+    are compared too.
     """
     store = ledger.store
     owners = recorded_files(ledger)
@@ -67,7 +68,7 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
 
 
 def recorded_files(ledger: Ledger) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """Return the outputs that the ledger names: whose each is, and its record."""
+    """Return the input and the record of each output in the ledger, by the output's path."""
     records = ledger.records(["input", "outputs"])
     return {
         file["path"]: (owner, file)
@@ -79,14 +80,14 @@ def recorded_files(ledger: Ledger) -> dict[str, tuple[str, Mapping[str, Any]]]:
 
 
 def unreferenced(store: Store, named: Mapping[str, object]) -> Iterator[str]:
-    """Yield what is not `named` among the outputs; a folder in which nothing is, as a whole."""
+    """Yield the outputs that are not `named`. A folder without any named output is one item."""
     folders = {str(above) for name in named for above in PurePosixPath(name).parents}
     last = ""
     for name in store.files(FILES):
         if name in named or name == FILES:
             continue
         above = [*map(str, reversed(PurePosixPath(name).parents)), name]
-        # Else it is empty, or a file, where the ledger has a folder.
+        # The default is a file or an empty folder at a path that is a folder in the ledger.
         strays = (part for part in above if part not in folders and part not in (".", FILES))
         stray = next(strays, name)
         if stray != last:
@@ -95,9 +96,10 @@ def unreferenced(store: Store, named: Mapping[str, object]) -> Iterator[str]:
 
 
 def examine(ledger: Ledger, *, hash_files: bool = False, repair: bool = False) -> list[Difference]:
-    """Return the differences between a dataset and its ledger; with `repair`, repair them, too.
+    """Return the differences between a dataset and its ledger. With `repair`, also repair them.
 
-    Raises LedgerError if another run is using it.
+    Raises:
+        LedgerError: Another run is using the dataset.
     """
     check_free(ledger)
     if not repair:
@@ -110,7 +112,7 @@ def examine(ledger: Ledger, *, hash_files: bool = False, repair: bool = False) -
 
 
 def repair_differences(ledger: Ledger, differences: list[Difference]) -> None:
-    """Let inputs with missing or changed outputs run again, and remove what is unreferenced."""
+    """Schedule inputs with missing or changed outputs again, and remove unreferenced files."""
     inputs = sorted({found.input for found in differences if found.input})
     if inputs:
         ledger.release(inputs)
@@ -126,10 +128,11 @@ def _compare(
     if size is None:
         return Difference("missing", path, owner)
     if size != file["size"]:
-        return Difference("changed", path, owner, f"{size:,} bytes, not {file['size']:,}")
+        message = f"has {size:,} bytes; the ledger has {file['size']:,}"
+        return Difference("changed", path, owner, message)
     try:
         if hash_files and store.content_of(path) != file["content"]:
-            return Difference("changed", path, owner, "another content of the same size")
+            return Difference("changed", path, owner, "same size, different content")
     except StoreError as error:
         return Difference("changed", path, owner, f"cannot be read: {error.reason}")
     return None

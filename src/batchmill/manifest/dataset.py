@@ -1,4 +1,4 @@
-"""Read a dataset as a manifest: its outputs are the inputs, its metadata the other columns."""
+"""Read a dataset as a manifest: its outputs become the inputs, its metadata the other columns."""
 
 import pandas as pd
 import pyarrow as pa
@@ -16,8 +16,8 @@ def read_dataset(place: str, pattern: str, table: bytes | None) -> Source:
 
     Args:
         place: The dataset's folder or URL.
-        pattern: Which outputs to list.
-        table: The content of its metadata table. None if it has no table yet.
+        pattern: The pattern that an output's name must match.
+        table: The content of its metadata table. None if there is no table yet.
 
     Returns:
         One row per output. Rows without an output are left out. If several rows name one output,

@@ -27,8 +27,8 @@ csv.field_size_limit(2**31 - 1)
 
 _BLANK_LINE = re.compile(rb"^[ \t\v\f]+\r?$", re.MULTILINE)
 
-# Numbers as programs write them, with no more digits than a numeric column can hold. 007, +49 and
-# account numbers are identifiers, so they stay text.
+# Only numbers that a numeric column can hold without loss. 007, +49 and account numbers are
+# identifiers, so they stay text.
 _INTEGER = r"0|-?[1-9]\d{0,17}"
 _NUMBER = r"-?(?:0|[1-9]\d{0,14})(?:\.\d{1,17})?(?:[eE][-+]?\d{1,2})?"
 
@@ -67,7 +67,7 @@ def read_delimited(place: str, data: bytes, separator: str) -> Source:
 
 
 def type_columns(frame: pd.DataFrame, leave: str) -> pd.DataFrame:
-    """Convert text columns to whole numbers, numbers or booleans where that loses nothing.
+    """Convert text columns to whole numbers, numbers or booleans if no value changes.
 
     Args:
         frame: Columns of text.
@@ -186,7 +186,7 @@ def _is_even(data: bytes, separator: str, fields: int) -> bool:
 
 
 def _read_by_record(place: str, data: bytes, separator: str, faults: list[str]) -> Source:
-    """Read record by record, to find each record's line and the records of another length."""
+    """Read record by record, to find the line of each record with too few or too many fields."""
     places: list[str] = []
     rows: list[Sequence[str | None]] = []
     header: list[str] | None = None
@@ -223,7 +223,7 @@ def _read_by_record(place: str, data: bytes, separator: str, faults: list[str]) 
 def _records(data: bytes, separator: str) -> Iterator[tuple[str, list[str]]]:
     """Yield (place, fields) of each record. A record's place is its first line."""
     text = data.decode("utf-8", "replace").removeprefix("\ufeff")
-    # Without `strict`, a missing closing quote would make one field of the rest of the file.
+    # Without `strict`, a missing closing quote would turn the rest of the file into one field.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     before = 0
     for record in reader:

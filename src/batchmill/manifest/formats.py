@@ -26,8 +26,8 @@ def read_source(source: ManifestLike, pattern: str, *, may_be_empty: bool) -> So
 
     Args:
         source: A file, folder or glob, as a path or URL; a list of paths and URLs; a DataFrame.
-        pattern: Which files of a folder or bucket prefix to list.
-        may_be_empty: Whether a bucket prefix without files is accepted.
+        pattern: The pattern that files of a folder or bucket prefix must match.
+        may_be_empty: True to accept a bucket prefix without files.
 
     Returns:
         The manifest's rows and the faults that its reader found.
@@ -82,7 +82,7 @@ def _read_path(text: str, pattern: str) -> Source:
             raise ManifestError(text, ["is not a regular file. Name a file or a folder."])
     except OSError as error:
         raise ManifestError(
-            # The unreadable folder may be deep below the one that was named.
+            # The unreadable folder may be deep below the folder that the user named.
             str(error.filename or text),
             [f"cannot be read: {error.strerror}. Check the path and its permissions."],
         ) from error
@@ -99,7 +99,7 @@ def _read_url(url: str, pattern: str, *, may_be_empty: bool) -> Source:
             return _read_file(url, lambda: remote.read(url))
         if is_web(url):
             if restricts_inputs():
-                # look() reports a rejected redirect as a missing file. read() raises the reason.
+                # stat() reports a rejected redirect as a missing file. read() raises the reason.
                 remote.read(url)
             raise ManifestError(url, ["no such file. A web server cannot list a folder."])
         remote.check_bucket(url)

@@ -1,4 +1,4 @@
-"""Read which inputs of a manifest belong together, and which partition the manifest assigns."""
+"""Read the groups of a manifest's inputs, and the partitions that the manifest assigns."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ def missing_columns(frame: pd.DataFrame, partitioning: Partitioning) -> list[str
     wanted = {"--group-by": partitioning.group_by, "--stratify": partitioning.stratify}
     found = ", ".join(repr(str(name)) for name in frame.columns) or "none"
     return [
-        f"line 1: no column {column!r}, for {option} (found: {found}). Add it, or name another."
+        f"line 1: no column {column!r} for {option} (found: {found}). Add it, or name another."
         for option, column in wanted.items()
         if column is not None and column not in frame.columns
     ]
@@ -83,16 +83,16 @@ def faults_of_groups(
             known = ", ".join(partitioning.shares)
             faults.append(
                 f"{places()[row]}: {COLUMN} {name!r} is not in --partition ({known}). Correct it, "
-                f"or add {name}=0 to --partition, for the rows that name it."
+                f"or add {name}=0 to --partition."
             )
             continue
         key = groups.keys[row].as_py()
         earlier = first.setdefault(key, row)
         if given[earlier] != name:
             faults.append(
-                f"{places()[row]}: has the {COLUMN} {name!r}, but {places()[earlier]}, of the same "
-                f"group {key.partition(':')[2]!r}, has {given[earlier]!r}. "
-                f"Give a group one {COLUMN}."
+                f"{places()[row]}: has the {COLUMN} {name!r}, but {places()[earlier]} of the same "
+                f"group {key.partition(':')[2]!r} has {given[earlier]!r}. "
+                f"Give all rows of a group the same {COLUMN}."
             )
     return faults
 

@@ -34,7 +34,7 @@ MISSING_SIZE = -1
 _ODD_PATH = r"^/|/$|//|(^|/)\.\.?(/|$)|\x00|^\s*$"
 # Not a plain key below a URL: not a key at all, or ambiguous.
 _ODD_KEY = r"^/|^\.{1,2}/|/\.\.(/|$)|/$|[\x00-\x1f\x7f]|^\s*$"
-# Names that are Python objects at a time, which bounds memory.
+# The number of names that are Python objects at a time. It limits the memory.
 _CHUNK = 65_536
 # The bits of a file's mode that hold its type.
 _FILE_TYPE_BITS = 0o170000
@@ -60,7 +60,7 @@ def check_inputs(source: Source, column: str, root: str, *, confined: bool) -> C
         source: The manifest as it was read.
         column: The column that names the inputs.
         root: The folder or URL that relative inputs are relative to.
-        confined: Whether each input must lie below `root`.
+        confined: True if each input must lie below `root`.
 
     Returns:
         The inputs and their faults.
@@ -86,7 +86,7 @@ def _names(
     """Return each input's name, and a key that only the same file has. Both are null for a fault.
 
     A path below `root` is named relative to it. A path outside keeps its form, because relative
-    paths are the same on every machine. A key below a URL is not normalized, because it is no path.
+    paths are the same on every machine. A key below a URL is not normalized: it is not a path.
     """
     for index in _suspects(values):
         reason = _why_unusable(values.iloc[index], str(values.name))
@@ -168,7 +168,7 @@ def _resolve(value: str, root: str, column: str, *, confined: bool) -> _Resolved
 def _resolve_url(value: str, root: str, *, confined: bool) -> _Resolved:
     below = value.removeprefix(f"{root}/") if is_url(root) else value
     if os.path.isabs(below) or (below != value and is_url(below)):
-        return _Resolved(value, value)  # As a relative name, it would mean another file.
+        return _Resolved(value, value)  # The relative name would mean another file.
     if not is_url(below):
         below = below.rstrip("/")
         while below.startswith("./"):
@@ -198,7 +198,7 @@ def _find_duplicates(
         earlier = first.setdefault(series.iloc[index], index)
         if earlier != index:
             line = source.places[earlier]
-            faults[index] = f"{values.iloc[index]!r} is listed already on {line}. Keep one."
+            faults[index] = f"{values.iloc[index]!r} is already listed on {line}. Delete one."
 
 
 def _find_escapes(names: pa.StringArray, root: str, faults: dict[int, str]) -> None:
@@ -252,7 +252,7 @@ def _stat_inputs(
 def _stat_local(
     names: pa.StringArray, root: str, faults: dict[int, str], is_remote: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sizes and times of local files; MISSING_SIZE for missing and remote ones."""
+    """Return the sizes and times of local files; MISSING_SIZE for missing and remote files."""
     sizes: list[int] = []
     times: list[int] = []
     prefix = root if root.endswith("/") else f"{root}/"

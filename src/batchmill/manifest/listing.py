@@ -24,7 +24,7 @@ def read_folder(path: Path, pattern: str) -> Source:
 
     Args:
         path: The folder. If it is a dataset, its outputs are listed.
-        pattern: What a file's relative path or name must match.
+        pattern: The pattern that a file's relative path or name must match.
 
     Returns:
         One row per file.
@@ -46,7 +46,7 @@ def read_prefix(url: str, pattern: str) -> Source:
 
     Args:
         url: The bucket prefix. If it is a dataset, its outputs are listed.
-        pattern: What a file's relative path or name must match.
+        pattern: The pattern that a file's relative path or name must match.
 
     Returns:
         One row per file, with what the store says about it.
@@ -100,7 +100,7 @@ def _unambiguous(url: str, found: Mapping[str, FileStat]) -> dict[str, FileStat]
 
 
 def _visible(found: Mapping[str, FileStat], datasets: Collection[str]) -> dict[str, FileStat]:
-    """Leave out hidden files, and files in one of the `datasets`, whose names look like `/a/b`."""
+    """Leave out hidden files, and files in a dataset. `datasets` holds paths such as `/a/b`."""
 
     def is_hidden(name: str) -> bool:
         above = [str(folder).rstrip("/") for folder in PurePosixPath(f"/{name}").parents]
@@ -110,7 +110,7 @@ def _visible(found: Mapping[str, FileStat], datasets: Collection[str]) -> dict[s
 
 
 def read_glob(pattern: str) -> Source:
-    """List the files that match a glob, where `**` stands for any number of folders.
+    """List the files that match a glob. `**` matches any number of folders.
 
     Args:
         pattern: The glob.
@@ -176,7 +176,7 @@ def _files_below(folder: Path) -> Iterator[str]:
         except FileNotFoundError:
             if not relative:
                 raise
-            continue  # Removed or renamed since it was listed.
+            continue  # The folder was removed or renamed after it was listed.
         for entry in found:
             name = f"{relative}{entry.name}"
             if entry.is_dir(follow_symlinks=False):

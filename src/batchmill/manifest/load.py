@@ -33,13 +33,13 @@ class Manifest:
         name: Its path or URL, for messages.
         root: The folder or URL that relative inputs are relative to.
         inputs: A table with one row per input, in the manifest's order. `input` is the input's
-            name: relative to `root` if it lies below it, else absolute. `size` is in bytes, -1 if
-            there is no such file. `mtime_ns` is the time of the last change. `etag` is null unless
-            the store has ETags.
+            name. The name of an input below `root` is relative to it. `size` is in bytes, -1
+            for a missing file. `mtime_ns` is the time of the last change.
+            The `etag` is null unless the store has ETags.
         manifest_columns: The manifest's other columns, row for row.
-        too_young: Names of the files that were left out because they are too young: somebody may
-            still be writing them.
-        groups: Which inputs belong together. None without a partitioning.
+        too_young: Names of the files that were left out because they are too young. Another
+            process may still be writing them.
+        groups: The groups of the inputs. None without a partitioning.
         partition: The partition of each row, once it is decided.
     """
 
@@ -75,16 +75,16 @@ def load_manifest(
     """Read a manifest and check every row.
 
     Args:
-        source: A CSV, TSV, JSON Lines or Parquet file, a folder (searched recursively), a glob or a
-            dataset, each by path or URL; a list of paths and URLs; or a DataFrame.
+        source: The path or URL of a CSV, TSV, JSON Lines or Parquet file, of a folder (searched
+            recursively), of a glob or of a dataset. Or a list of paths and URLs, or a DataFrame.
         input_column: The column that names the inputs.
-        root: What relative inputs are relative to. Default: the manifest's folder, or the working
-            directory for a list or DataFrame.
-        pattern: Which files of a folder or bucket prefix are inputs.
+        root: The folder or URL that relative inputs are relative to. Default: the manifest's
+            folder, or the working directory for a list or DataFrame.
+        pattern: The pattern that files of a folder or bucket prefix must match.
         min_age: Leave out files of a local folder or glob that changed less than this many
             seconds ago.
-        may_be_empty: Whether a listing without files is accepted.
-        partitioning: How the inputs will be divided. The manifest must have its columns and must
+        may_be_empty: True to accept a listing without files.
+        partitioning: How to divide the inputs. The manifest must have its columns and must
             not assign the inputs of one group to different partitions.
 
     Returns:
@@ -116,8 +116,8 @@ def load_manifest(
         manifest_columns=_read_manifest_columns(table, column),
         groups=groups,
     )
-    # Objects in a bucket appear only when they are complete. Files in a table were listed on
-    # purpose, whatever their age.
+    # Objects in a bucket appear only when they are complete. A table lists its files on purpose, so
+    # their age does not matter.
     if min_age and table.form == "listing" and not is_url(table.folder):
         return _without_young_files(manifest, min_age, may_be_empty=may_be_empty)
     return manifest
@@ -194,7 +194,7 @@ def _read_manifest_columns(table: Source, column: str) -> pa.Table:
 
 
 def _without_young_files(manifest: Manifest, min_age: float, *, may_be_empty: bool) -> Manifest:
-    """Leave out the files of a local listing that somebody may still be writing."""
+    """Leave out the files of a local listing that another process may still be writing."""
     inputs, groups = manifest.inputs, manifest.groups
     is_young = is_too_young(inputs, min_age)
     is_old = pc.invert(is_young)
@@ -210,10 +210,10 @@ def _without_young_files(manifest: Manifest, min_age: float, *, may_be_empty: bo
 
 
 def _all_too_young(count: int, min_age: float) -> str:
-    left_out = "1 file was" if count == 1 else f"{count:,} files were"
+    left_out = "1 file is" if count == 1 else f"{count:,} files are"
     return (
-        f"no input in it: {left_out} left out, younger than --min-age {min_age:g} (seconds). "
-        "Wait, or give a smaller one."
+        f"has no inputs, because {left_out} younger than --min-age {min_age:g} (seconds). "
+        "Wait, or give a smaller --min-age."
     )
 
 

@@ -1,4 +1,4 @@
-"""Find files that somebody may still be writing: files that changed too recently."""
+"""Find files that another process may still be writing: files that changed too recently."""
 
 import math
 import time
@@ -19,7 +19,7 @@ def check_min_age(seconds: float) -> None:
         seconds: The value of the option --min-age.
 
     Raises:
-        OptionError: It is negative or not finite.
+        OptionError: The value is negative or not finite.
     """
     if seconds < 0:
         raise OptionError(f"--min-age: {seconds:g} is less than the minimum of 0.")
@@ -32,11 +32,11 @@ def is_too_young(inputs: pa.Table, seconds: float) -> pa.ChunkedArray:
 
     Args:
         inputs: The inputs, with `size` and `mtime_ns`.
-        seconds: The minimum distance of a file's time from now, before or after it.
+        seconds: The minimum distance between a file's time and now, in either direction.
 
     Returns:
-        A mask. A file whose time is further in the future is old enough: some clock was wrong. A
-        file that is missing already is too young: somebody is moving it.
+        A mask. A file whose time is further in the future is old enough, because a clock was wrong.
+        A file that disappeared is too young, because another process is moving it.
     """
     distance = pc.abs(pc.subtract(inputs["mtime_ns"], time.time_ns()))
     is_near = pc.less(distance, int(seconds * _NANOSECONDS))

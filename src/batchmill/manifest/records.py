@@ -11,7 +11,7 @@ from batchmill.manifest.delimited import encoding_faults
 from batchmill.manifest.source import Source, numbered
 from batchmill.storage.urls import parent
 
-# pandas stores `attrs` in a Parquet file. This one is the folder of a saved list's inputs.
+# pandas stores `attrs` in a Parquet file. This attribute is the folder of a saved list's inputs.
 ROOT_ATTRIBUTE = "batchmill.root"
 _UTF8_MARK = b"\xef\xbb\xbf"
 

@@ -1,4 +1,4 @@
-"""Save a list or DataFrame as the manifest of the dataset that is made from it."""
+"""Save a list or DataFrame as a manifest file in the dataset."""
 
 import os
 

@@ -25,10 +25,10 @@ class Source:
         folder: The folder or URL that relative inputs are relative to.
         form: "text" if all values are text, "typed" if they have types, "listing" for a listing of
             files, "dataset" for the outputs of a dataset.
-        locate: Returns the place of each row, such as "line 7" or "row 7". It is a function because
-            it may read the manifest a second time, which only a manifest with faults needs.
+        locate: Returns the place of each row, such as "line 7" or "row 7". It may read the manifest
+            a second time, so it is called only for a manifest with faults.
         faults: Faults that the reader found.
-        seen: What the store's listing says about each file. Empty unless the form is a listing.
+        seen: The entry of each file in the store's listing. Empty unless the form is a listing.
     """
 
     name: str
@@ -60,7 +60,7 @@ def duplicate_column_faults(names: Sequence[str], place: str = "") -> list[str]:
 
     Args:
         names: The column names.
-        place: Where they are, such as "line 1".
+        place: The place of the names, such as "line 1".
 
     Returns:
         The faults, sorted by column name.

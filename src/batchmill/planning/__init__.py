@@ -1,1 +1,1 @@
-"""What a run has to do: job, change detection, plan, batches and shards."""
+"""Plan a run: job, change detection, plan, batches and shards."""

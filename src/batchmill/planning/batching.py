@@ -1,4 +1,4 @@
-"""Divide inputs into batches and shards: how many, how large, and who gets which."""
+"""Divide inputs into batches and shards."""
 
 import heapq
 import math
@@ -13,40 +13,44 @@ from numpy.typing import NDArray
 
 from batchmill.options import ExecutionOptions
 
-# A Prefect task run costs about a tenth of a second and a row in its database, whatever is in it.
+# Each Prefect task run costs about a tenth of a second and a row in Prefect's database.
 MAX_SHARDS = 512
-# A batch costs a fifth of a millisecond, which so many inputs of the least kind share.
+# A batch costs a fifth of a millisecond. Larger batches share this cost, even if inputs are tiny.
 MAX_AUTO_BATCH = 256
-# Of a step that works on whole batches, each must fit into memory.
+# If the step works on whole batches, each batch must fit into memory.
 MAX_AUTO_WHOLE_BATCH = 32
-# More DataLoader workers under one process than this gain nothing: it feeds them all.
+# More DataLoader workers gain nothing, because one process feeds all of them.
 MAX_AUTO_WORKERS = 8
-# So many batches for each core even out what single inputs take; of whole batches, fewer do, for
-# the larger they are, the faster a model is.
+# Several batches per core balance inputs of different durations. Steps on whole batches get fewer,
+# because a model is faster with larger batches.
 BATCHES_PER_CORE = 64
 WHOLE_BATCHES_PER_CORE = 4
-# A shard takes half a second to begin and to end: with less than so many rounds, in each of which
-# all its workers have up to so many inputs, it is not worth that.
+# A shard takes half a second to start and stop. It needs at least this number of rounds to be worth
+# that. In a round, each worker of the shard processes up to _INPUTS_PER_ROUND inputs.
 _ROUNDS_PER_SHARD, _INPUTS_PER_ROUND = 4, 32
-# No batch is heavier than such a part of what a worker has to do, unless a single input is.
+# No batch is heavier than this fraction of a worker's load, unless a single input is.
 _PARTS = 32
-# What an input takes that has next to no bytes, in bytes.
+# The cost of an empty input, in bytes.
 _INPUT_BYTES = 100_000
-# So many inputs for each shard are dealt one by one, the largest first; of the others, blocks.
+# The largest inputs are assigned one by one, this number per shard. The others follow in blocks.
 _DEALT_SINGLY = 64
-_AS_YOU_SAY = "as you say"
-# Where several shards may run at a time, so many for each even out what whole shards take.
+_AS_YOU_SAY = "as given"
+# If several shards run at a time, this number per slot balances shards of different durations.
 SHARDS_PER_SLOT = 4
-# A shard's process holds a kilobyte or more for each of its inputs.
+# A shard's process uses a kilobyte or more of memory per input.
 MAX_SHARD_INPUTS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cores:
-    """The cores that a run may use: in all, and on the largest single machine.
+    """The cores that a run may use.
 
-    `slots` tells how many shards with so many workers run at a time; by default, the cores do.
-    `may_grow` tells whether others may come: a Ray cluster grows by what waits for a place.
+    Attributes:
+        total: The cores of all machines.
+        node: The cores of the largest machine.
+        may_grow: True if cores may be added, as in a Ray cluster that grows with its queue.
+        slots: Returns how many shards run at a time, given the workers per shard. None: as many as
+            the cores allow.
     """
 
     total: int
@@ -55,26 +59,28 @@ class Cores:
     slots: Callable[[int], int] | None = None
 
     def slots_for(self, workers: int) -> int:
-        """Return how many shards with so many workers run at a time."""
+        """Return how many shards with this number of workers run at a time."""
         workers = max(1, workers)
         return self.slots(workers) if self.slots else max(1, self.total // workers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """What the user asks for; None leaves the choice to batchmill.
+    """The user's choices. None leaves the choice to batchmill.
 
-    `batch_size` is in inputs, `num_workers` in DataLoader worker processes per shard.
+    Attributes:
+        batch_size: Inputs per batch.
+        num_workers: DataLoader worker processes per shard.
+        why_workers: The reason for this number of workers, for the plan.
     """
 
     batch_size: int | None = None
     num_workers: int | None = None
-    # Why this number of workers.
     why_workers: str = _AS_YOU_SAY
 
     @classmethod
     def from_options(cls, options: ExecutionOptions, why_workers: str = "") -> Self:
-        """Return the batching that options describe, in which "auto" has been replaced."""
+        """Return the batching of some options. "auto" leaves the number of workers open."""
         workers = options.num_workers
         return cls(
             batch_size=options.batch_size,
@@ -85,11 +91,15 @@ class Batching:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How inputs are divided.
+    """The division of inputs into shards.
 
-    `order` lists the pending inputs' indices shard by shard; shard i has those from `bounds[i]`
-    up to `bounds[i + 1]`. `slots` shards run at a time, each with `num_workers` workers. `reasons`
-    say why, for each choice in a sentence.
+    Attributes:
+        batch_size: Inputs per batch.
+        num_workers: Workers per shard.
+        slots: The number of shards that run at a time.
+        order: The indices of the pending inputs, shard by shard.
+        bounds: Shard i has the inputs `order[bounds[i]:bounds[i + 1]]`.
+        reasons: One line per choice, with its reason.
     """
 
     batch_size: int
@@ -108,8 +118,8 @@ class Layout:
 def own_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the number of cores that this process may use.
 
-    A container may have a share of fewer cores than its machine shows: `cpu.max` in the folder of
-    its control group (cgroup v2) then holds a quota and a period, in microseconds.
+    A container may use fewer cores than its machine has. `cpu.max` in the folder of its control
+    group (cgroup v2) then holds a quota and a period in microseconds.
     """
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -122,7 +132,7 @@ def own_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def parallelism(inputs: int, batch_size: int) -> int:
-    """Return how many cores a run can use: as many as it has batches, each the work of one.
+    """Return how many cores a run can use: one per batch.
 
     >>> [parallelism(4, batch_size) for batch_size in (1, 2, 4)]
     [4, 2, 1]
@@ -131,7 +141,7 @@ def parallelism(inputs: int, batch_size: int) -> int:
 
 
 def input_weights(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return what inputs of these sizes (bytes, -1 for one that is not there) weigh in a division.
+    """Return the weights of inputs of these sizes (bytes, -1 for a missing file).
 
     >>> input_weights(np.array([-1, 0, 5])).tolist()
     [100000, 100000, 100005]
@@ -142,7 +152,16 @@ def input_weights(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 def make_batches(
     weights: NDArray[np.int64], batch_size: int, workers: int, *, even: bool = True
 ) -> list[range]:
-    """Cut inputs into batches of so many; if they are to be `even`, of fewer where those are heavy.
+    """Divide inputs into batches.
+
+    Args:
+        weights: The weight of each input.
+        batch_size: The maximum number of inputs per batch.
+        workers: The number of workers that share the batches.
+        even: True to make batches of heavy inputs smaller.
+
+    Returns:
+        The range of inputs of each batch.
 
     >>> make_batches(np.array([50, 30, 10, 5, 5] + [1] * 60), batch_size=20, workers=1)[:4]
     [range(0, 1), range(1, 2), range(2, 3), range(3, 4)]
@@ -161,28 +180,33 @@ def make_batches(
 def plan_shards(
     sizes: NDArray[np.int64], batching: Batching, cores: Cores, *, whole_batches: bool = False
 ) -> Layout:
-    """Divide inputs of these `sizes` (bytes) into shards of about the same weight.
+    """Divide inputs into shards of about the same weight.
 
-    With `whole_batches`, the step works on a batch at a time.
+    Args:
+        sizes: The size of each input in bytes.
+        batching: The user's choices.
+        cores: The cores that the run may use.
+        whole_batches: True if the step works on whole batches.
+
+    Returns:
+        The division.
     """
     count = len(sizes)
     workers, why_workers = batching.num_workers, batching.why_workers
     if workers is None:
         workers = min(cores.node, MAX_AUTO_WORKERS)
-        why_workers = f"one for each core of a machine, {MAX_AUTO_WORKERS} at most"
+        why_workers = f"one per core of a machine, at most {MAX_AUTO_WORKERS}"
     batch_size, why_batch = batching.batch_size, _AS_YOU_SAY
     if batch_size is None:
         most = MAX_AUTO_WHOLE_BATCH if whole_batches else MAX_AUTO_BATCH
         each = WHOLE_BATCHES_PER_CORE if whole_batches else BATCHES_PER_CORE
         batch_size = max(1, min(most, count // (cores.total * each)))
-        why_batch = (
-            f"{each} batches or more for each core where inputs suffice, {most} inputs at most"
-        )
+        why_batch = f"at least {each} batches per core if possible, at most {most} inputs per batch"
     batches = parallelism(count, batch_size)
     if workers > max(1, batches):
-        workers, why_workers = max(1, batches), "there are no more batches"
+        workers, why_workers = max(1, batches), "limited to the number of batches"
     slots = cores.slots_for(workers)
-    # However small batches are made, to even out what inputs take, a shard is worth as much.
+    # Small automatic batches must not reduce the number of inputs per shard.
     granule = batching.batch_size or max(
         1, min(_INPUTS_PER_ROUND, count // (cores.total * _ROUNDS_PER_SHARD))
     )
@@ -204,23 +228,26 @@ def plan_shards(
 
 
 def _count_shards(count: int, rounds: int, slots: int, *, may_grow: bool) -> tuple[int, str]:
-    """Return the number of shards and why; in a round, each worker of a slot has some inputs."""
+    """Return the number of shards, and the reason. `rounds` is the number of rounds of one slot."""
     if slots == 1 and not may_grow:
         wanted, why = 1, "one at a time, with all workers"
     else:
         wanted = min(slots * SHARDS_PER_SLOT, max(slots, rounds // _ROUNDS_PER_SHARD))
-        why = f"{slots:,} at a time; {SHARDS_PER_SLOT} for each where inputs suffice"
+        why = f"{slots:,} run at a time, up to {SHARDS_PER_SLOT} per slot"
     if count > wanted * MAX_SHARD_INPUTS:
-        wanted, why = -(-count // MAX_SHARD_INPUTS), f"{MAX_SHARD_INPUTS:,} inputs each, at most"
+        wanted, why = (
+            -(-count // MAX_SHARD_INPUTS),
+            f"at most {MAX_SHARD_INPUTS:,} inputs per shard",
+        )
     if wanted > MAX_SHARDS:
-        wanted, why = MAX_SHARDS, "Prefect and Ray are spared more"
+        wanted, why = MAX_SHARDS, "the maximum number of shards"
     if wanted > rounds:
-        wanted, why = max(1, rounds), "there are no more batches for all workers"
+        wanted, why = max(1, rounds), "limited so that each worker has inputs"
     return wanted, why
 
 
 def _deal(sizes: NDArray[np.int64], shards: int) -> tuple[NDArray[np.int64], tuple[int, ...]]:
-    """Deal inputs out to shards, the largest first, each to the one that has the least so far."""
+    """Assign inputs to shards, the largest first, each to the shard with the smallest load."""
     weights = input_weights(sizes)
     order = np.argsort(-weights, kind="stable")
     singly = min(len(order), shards * _DEALT_SINGLY)
@@ -228,7 +255,7 @@ def _deal(sizes: NDArray[np.int64], shards: int) -> tuple[NDArray[np.int64], tup
     starts = np.concatenate([np.arange(singly), np.arange(singly, len(order), block)])
     loads = np.add.reduceat(weights[order], starts).tolist()
     lengths = np.diff(starts, append=len(order)).tolist()
-    # No shard holds many more than the others, however light they are.
+    # No shard gets many more inputs than the others, even if its inputs are light.
     most = 2 * -(-len(order) // shards)
     heap = [(0, 0, shard) for shard in range(shards)]
     owners = []

@@ -20,8 +20,8 @@ class FileChanges:
     """Differences between the ledger's records and the files.
 
     Attributes:
-        contents: The content hash of each input whose size is the recorded one but whose time or
-            ETag is not. Empty text if the file cannot be read.
+        contents: The content hash of each input with the recorded size but another time or ETag.
+            Empty text if the file cannot be read.
         damaged: Inputs with an output that is missing or has another size than recorded.
     """
 
@@ -34,7 +34,7 @@ def detect_changes(
 ) -> FileChanges:
     """Compare the ledger's records of a step with the files.
 
-    An input is read only if its size, time and ETag leave open whether it changed.
+    An input is read only if its size, time and ETag do not show whether it changed.
 
     Args:
         manifest: The checked manifest.
@@ -50,7 +50,7 @@ def detect_changes(
         StoreError: The store cannot be read.
     """
     inputs = manifest.inputs
-    # Inputs recorded with another step are executed again, whatever their files are.
+    # Inputs recorded with another step are executed again in any case.
     is_ours = (
         pc.equal(records["step"], identity).combine_chunks().take(record_rows).fill_null(False)
     )
@@ -76,7 +76,7 @@ def _read_content(place: str) -> str:
     try:
         return remote.content_of(place) if is_url(place) else content_of(place)
     except (OSError, StoreError):
-        return ""  # The input is executed, and its outcome will have the error.
+        return ""  # The run executes the input, and its outcome will have the error.
 
 
 def _find_damaged(records: pa.Table, store: Store) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""A job: what is to be run over what, into where; and everything that can be known beforehand."""
+"""A job (manifest, step, output), and its checks and plan before a run."""
 
 import glob
 import os
@@ -30,10 +30,18 @@ from batchmill.storage.urls import absolute, same_place
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What decides a dataset's content. Paths are absolute, so that any process can use them.
+    """Everything that determines a dataset's content. Paths are absolute, for use in any process.
 
-    `search` is the folder that is added to the end of the import path. With a `partitioning`, the
-    tables have a column with each input's partition; steps do not see it.
+    Attributes:
+        manifest: The path, glob or URL of the manifest.
+        step: The reference of the step.
+        output: The folder or URL of the dataset.
+        params: The step's parameters.
+        inputs: Options for reading the manifest.
+        search: A folder that is appended to the import path.
+        force: True to re-run all inputs.
+        partitioning: How to divide the inputs. The published tables then have a column with each
+            input's partition. Steps do not receive it.
     """
 
     manifest: str
@@ -48,11 +56,17 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A job that has been checked, and what it has to do.
+    """A checked job and its plan.
 
-    `ledger_state` is that from which the plan was made, and was so before the manifest was read;
-    `step_changes` says what is another than in the step of which there are records, a line for
-    each; `partition_changes` the same of how groups were dealt to partitions before.
+    Attributes:
+        job: The job.
+        manifest: Its checked manifest.
+        step: Its step.
+        ledger: The dataset's ledger.
+        plan: The plan.
+        ledger_state: The ledger's state before the manifest was read. The plan is based on it.
+        step_changes: The differences from the step of the earlier records, one line each.
+        partition_changes: The changed partition options, one line each.
     """
 
     job: Job
@@ -75,9 +89,10 @@ def make_job(
     partitions: PartitionOptions = PartitionOptions(),
     force: bool = False,
 ) -> Job:
-    """Make a job of what a user gives: paths become absolute, `~` becomes the home folder.
+    """Make a job from a user's values: paths become absolute, `~` becomes the home folder.
 
-    Raises OptionError.
+    Raises:
+        OptionError: A parameter cannot be written as JSON, or the partition options are wrong.
     """
     root = absolute(inputs.root) if inputs.root else ""
     return Job(
@@ -93,40 +108,53 @@ def make_job(
 
 
 def check_prune(job: Job, *, prune: bool) -> None:
-    """Raise OptionError where pruning would remove rows of files that are being written."""
+    """Raise OptionError if pruning would remove the rows of files that are still being written."""
     if prune and job.inputs.min_age:
         raise OptionError(
-            "--prune and --min-age cannot be combined: a file that is too young is not an input of "
-            "this run, so its files and rows would be removed. Drop one of them."
+            "--prune and --min-age cannot be combined: files that are too young are not inputs "
+            "of this run, so pruning would remove their outputs and rows. Drop one of the options."
         )
 
 
 def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
-    """Check a job and plan it. Starts nothing, writes nothing.
+    """Check a job and plan it. Starts nothing and writes nothing.
 
-    Of the inputs, only those are read whose time is another and whose size is not. `listed` is a
-    list or DataFrame that will be the job's manifest once it is saved. Raises ManifestError,
-    StepError, OptionError, LedgerError or StoreError.
+    An input's content is read only if its time changed and its size did not.
+
+    Args:
+        job: The job.
+        listed: A list or DataFrame that is not saved as the job's manifest yet.
+
+    Returns:
+        The checked job and its plan.
+
+    Raises:
+        ManifestError: The manifest cannot be used.
+        StepError: The step cannot be used.
+        OptionError: An option cannot be used.
+        LedgerError: The ledger cannot be read.
+        StoreError: A store does not respond.
     """
     check_step(job.step)
     if listed is None and same_place(job.manifest, job.output):
         raise OptionError(
-            f"--output {job.output}: is the dataset whose outputs are the inputs. Name another."
+            f"--output {job.output}: is the same dataset as the manifest. Choose another output."
         )
     ledger = open_output(job.output)
-    # Before the manifest: what is recorded after a look at it may be of inputs that it lacks.
+    # The state is read before the manifest. Otherwise another run could record inputs that are
+    # missing in this manifest, and the change of state would not be noticed.
     state = ledger.state()
-    # Before the step: of a job that may not be run, nothing is imported.
+    # The manifest is read before the step, so that a rejected job imports no user code.
     manifest = _read_manifest(job, listed)
     step = load_step(job.step, job.params, search=job.search)
     return _plan(job, manifest, step, ledger, state)
 
 
 def plan_again(prepared: Prepared) -> Prepared:
-    """Make the plan anew if the ledger has changed since; raises as `prepare` does.
+    """Plan again if the ledger changed since `prepared`. Raises the errors of `prepare`.
 
-    Then another run has been at work, maybe on inputs that were not there before: so the manifest
-    is read again, too. One that was saved from a list stays as it is.
+    Another run changed the ledger, and may have executed new inputs. So the manifest is also read
+    again, unless it was saved from a list.
     """
     job, ledger = prepared.job, prepared.ledger
     state = ledger.state()
@@ -153,8 +181,8 @@ def _length(step: Step) -> int:
         return len(step.target)
     except Exception as error:
         raise StepError(
-            f"step {step.ref}: len() of it raised {type(error).__name__}: {error}. It must tell "
-            "how many items it has, one for each row of the manifest."
+            f"step {step.ref}: its len() raised {type(error).__name__}: {error}. It must return "
+            "the number of items, one per row of the manifest."
         ) from error
 
 
@@ -192,13 +220,13 @@ def _plan(
 
 
 def _unchecked(plan: Plan) -> pa.Array:
-    """Return the inputs whose recorded rows are replaced, or are in no partition."""
+    """Return the inputs whose recorded rows need no check: they are replaced or withdrawn."""
     names = [*plan.pending["input"].chunks, *plan.withdrawn["input"].chunks]
     return pa.concat_arrays(names) if names else pa.array([], pa.string())
 
 
 def _fitted(step: Step, manifest: Manifest) -> Step:
-    """Return a step as it is with this manifest. Raises StepError if they do not fit together."""
+    """Return the step for this manifest. Raises StepError if the step does not fit it."""
     if "labels" in step.given and "label" not in manifest.manifest_columns.column_names:
         raise StepError(
             f"step {step.ref}: takes labels, but the manifest has no column 'label' "
@@ -213,14 +241,14 @@ def _fitted(step: Step, manifest: Manifest) -> Step:
             f"step {step.ref}: has {items} items for {len(manifest)} inputs. "
             "Its item i belongs to row i of the manifest."
         )
-    # Its item i belongs to row i: with other rows, or in another order, all is another work.
+    # Item i belongs to row i, so other rows or another order make it another step.
     order = digest("order", *manifest.inputs["input"].to_pylist())
     description = {**step.description, "order": order}
     return replace(step, identity=identity_of(description), description=description)
 
 
 def _step_changes(ledger: Ledger, step: Step, plan: Plan) -> list[str]:
-    """Say what has changed since the step of which there are most records."""
+    """Describe the changes since the step that has the most records."""
     for identity in plan.stale_steps:
         before = ledger.steps.read(identity)
         if before:
@@ -238,7 +266,7 @@ def _absolute_manifest(manifest: str) -> str:
 
 
 def _plain_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return params as JSON knows them: they go to other processes, and into the plan."""
+    """Return params as JSON values, because the plan stores them for other processes."""
     plain = {}
     for name, value in params.items():
         try:
@@ -246,6 +274,6 @@ def _plain_params(params: Mapping[str, Any]) -> dict[str, Any]:
         except PydanticSerializationError as error:
             raise OptionError(
                 f"parameter {name!r} is a {type(value).__name__}, which cannot be written as JSON. "
-                "Give a number, text, list or dict, or a path to a file that has it."
+                "Give a number, text, list or dict, or the path of a file with the value."
             ) from error
     return plain

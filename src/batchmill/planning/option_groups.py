@@ -28,7 +28,7 @@ class OptionGroups:
 
     @classmethod
     def from_flat(cls, options: Mapping[str, Any]) -> Self:
-        """Sort options by name into their groups. Raises OptionError.
+        """Sort options by name into their groups. Raises OptionError for an unknown name.
 
         >>> OptionGroups.from_flat({"retries": 2, "pattern": "*.wav"}).failures.retries
         2

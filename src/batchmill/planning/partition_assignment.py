@@ -1,7 +1,7 @@
-"""Assignments in the ledger: which input is in which partition, and of which group it is.
+"""Record each input's group and partition in the ledger.
 
-A file for each run that has changed something; the latest counts. With it, groups that were dealt
-within strata stay where they are, and a dataset can be checked without its manifest.
+Each run that changes the assignment writes a file. The latest file counts. It keeps stratified
+groups in their partitions, and allows a check of the dataset without its manifest.
 """
 
 import json
@@ -22,11 +22,11 @@ _VERSION = "1"
 _VERSION_KEY, _HOW_KEY = b"batchmill.partitions", b"batchmill.partitioning"
 _SCHEMA = pa.schema(
     [
-        # Null for a group that the manifest no longer lists, and that may come back.
+        # Null for a group that the manifest no longer lists. It may be listed again later.
         ("input", pa.string()),
         ("group", pa.string()),
         ("partition", pa.string()),
-        # Whether the manifest itself names the group's partition.
+        # True if the manifest names the group's partition.
         ("given", pa.bool_()),
     ]
 )
@@ -34,7 +34,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What is recorded: how it was divided, and the `rows` that came of it."""
+    """A recorded assignment: the options, and the resulting `rows`."""
 
     partitioning: Partitioning
     rows: pa.Table
@@ -48,7 +48,7 @@ class Assignment:
 def divide_manifest(
     ledger: Ledger, manifest: Manifest, partitioning: Partitioning
 ) -> tuple[Manifest, list[str]]:
-    """Return the manifest with the partition of each row, and why groups are dealt anew, if so."""
+    """Return the manifest with the partition of each row, and why groups are assigned again."""
     if manifest.groups is None:
         return manifest, []
     known: Mapping[str, str] = {}
@@ -63,9 +63,9 @@ def divide_manifest(
 def record_assignment(
     ledger: Ledger, run: int, manifest: Manifest, partitioning: Partitioning
 ) -> None:
-    """Record which input is in which partition, unless that is recorded already.
+    """Record the partition of each input, unless the ledger already has the same assignment.
 
-    Only the holder of the dataset's lease may.
+    The caller must hold the dataset's lease.
     """
     if manifest.groups is None:
         return
@@ -78,7 +78,7 @@ def record_assignment(
         return
     described = {
         _VERSION_KEY: _VERSION,
-        # The order of the shares counts, and JSON keeps it.
+        # The order of the shares matters, and JSON keeps it.
         _HOW_KEY: json.dumps(asdict(partitioning)),
     }
     rows = rows.replace_schema_metadata(described)
@@ -104,7 +104,7 @@ def _rows_of(manifest: Manifest) -> pa.Table:
 
 
 def _gone(before: pa.Table, now: pa.Table) -> pa.Table:
-    """Return the groups that are recorded, and not listed now, once each, in the same order."""
+    """Return the recorded groups that are no longer listed, once each, sorted."""
     groups = now["group"].combine_chunks()
     gone = before.filter(pc.invert(pc.is_in(before["group"], value_set=groups)))
     frame = gone.to_pandas().drop_duplicates("group").sort_values("group")
@@ -114,20 +114,20 @@ def _gone(before: pa.Table, now: pa.Table) -> pa.Table:
 
 
 def last_assignment(ledger: Ledger, until: int | None = None) -> Assignment | None:
-    """Return what was recorded last, up to a run; None without any. Raises LedgerError."""
+    """Return the last assignment, up to a run; None without one. Raises LedgerError."""
     names = [name for name in _names(ledger) if until is None or _run_of(name) <= until]
     return _read(ledger, f"{PARTITIONS}/{names[-1]}") if names else None
 
 
 def has_assigned(ledger: Ledger, run: int) -> bool:
-    """Whether a run has recorded another assignment than those before it."""
+    """Return whether a run recorded a new assignment."""
     return any(_run_of(name) == run for name in _names(ledger))
 
 
 def _last_of(ledger: Ledger, partitioning: Partitioning) -> Assignment | None:
-    """Return the last that was divided like this.
+    """Return the last assignment with the same options.
 
-    There are several only after a run that was killed: its own may never have been published.
+    There are several assignments only after a killed run, which may not have published its own.
     """
     for name in reversed(_names(ledger)):
         found = _read(ledger, f"{PARTITIONS}/{name}")
@@ -137,7 +137,7 @@ def _last_of(ledger: Ledger, partitioning: Partitioning) -> Assignment | None:
 
 
 def forget_earlier(ledger: Ledger) -> None:
-    """Remove what was recorded before the last time: a run has ended, and nobody needs it."""
+    """Remove all assignments but the last, at the end of a run."""
     for name in _names(ledger)[:-1]:
         ledger.store.delete(f"{PARTITIONS}/{name}")
 
@@ -157,32 +157,32 @@ def _read(ledger: Ledger, name: str) -> Assignment:
         rows = pq.ParquetFile(ledger.store.open(name)).read()
     except (OSError, pa.ArrowException) as error:
         raise LedgerError(
-            f"{place}: cannot be read ({error}). Move it away, and run the same command again; "
-            "with --stratify, groups are then assigned to partitions again."
+            f"{place}: cannot be read ({error}). Move the file away, then run the command again. "
+            "With --stratify, this assigns all groups to partitions again."
         ) from error
     metadata = rows.schema.metadata or {}
     version = metadata.get(_VERSION_KEY, b"none").decode()
     if version != _VERSION:
         raise LedgerError(
-            f"{place}: has version {version}, this batchmill knows version {_VERSION}. Install the "
-            "batchmill that made it, or a newer one."
+            f"{place}: has version {version}, but this batchmill supports version {_VERSION}. "
+            "Install the batchmill version that wrote it, or a newer one."
         )
     partitioning = Partitioning(**json.loads(metadata[_HOW_KEY]))
     return Assignment(partitioning=partitioning, rows=rows.replace_schema_metadata())
 
 
 def check_rows(ledger: Ledger, executed_anyway: pa.Array) -> None:
-    """Raise OptionError if an input that is done has rows with a partition of their own.
+    """Raise OptionError if a recorded row has a key `partition`.
 
-    Those of inputs that are `executed_anyway` do not count: they are made anew, and then checked.
+    Inputs in `executed_anyway` are not checked, because their rows are replaced and checked then.
     """
     records = ledger.records(["input", "rows"])
     suspects = records.filter(pc.match_substring(records["rows"], json.dumps(COLUMN) + ":"))
     suspects = suspects.filter(pc.invert(pc.is_in(suspects["input"], value_set=executed_anyway)))
     for record in suspects.sort_by("input").to_pylist():
-        # It may have been a key further down, or a value.
+        # The match may be a nested key or a value.
         if any(COLUMN in row for row in json.loads(record["rows"])):
             raise OptionError(
-                f"--partition: the step has given {record['input']} a row with the key {COLUMN!r}, "
-                "which batchmill fills in itself then. Rename it in the step, or drop --partition."
+                f"--partition: the step returned the key {COLUMN!r} for {record['input']}, but "
+                "batchmill writes this column. Rename the key in the step, or drop --partition."
             )

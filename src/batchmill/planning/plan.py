@@ -35,15 +35,15 @@ PLANNED_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run has to do.
+    """The work of a run.
 
     Attributes:
         pending: One row per input to execute: `position` (its row in the manifest), `input`, `size`
             (bytes, -1 if there is no such file), `mtime_ns`, `etag` and `reason` (one of REASONS).
         withdrawn: `input` and `input_id` of the recorded inputs that the manifest no longer lists.
         touched: Inputs whose time changed while their content stayed the same.
-        counts: The number of inputs by reason, and of those that are quarantined, unchanged and
-            withdrawn.
+        counts: The number of inputs by reason, and the numbers of quarantined, unchanged and
+            withdrawn inputs.
         resolved: The number of inputs that are not pending, by recorded outcome.
         stale_steps: The identities of other steps that have records, with their number of records.
     """
@@ -88,13 +88,14 @@ def make_plan(
         manifest: The checked manifest.
         records: The ledger's records, with at least PLANNED_COLUMNS.
         step_identity: The identity of the step to run.
-        record_rows: The result of `find_records`, if it is known already.
-        takes_rows: Whether the step sees the manifest's other columns. A change in them then
+        record_rows: The result of `find_records`, if it was already called.
+        takes_rows: True if the step receives the manifest's other columns. A change in them then
             re-runs the input.
         released: Inputs to retry. The value is the last run whose outcome is ignored. Other failed
             inputs are quarantined.
-        changes: What `detect_changes` found. Without it, each file with another time is "changed".
-        force: Whether all inputs are pending.
+        changes: The result of `detect_changes`. Without it, each file with another time is
+            "changed".
+        force: True to re-run all inputs.
 
     Returns:
         The plan.
@@ -237,5 +238,5 @@ def _is_released(
 
 
 def _differ(recorded: pa.ChunkedArray, current: pa.ChunkedArray | str) -> pa.ChunkedArray:
-    """Return where a recorded value is not the current one; False where nothing is recorded."""
+    """Return a mask of the recorded values that differ; False if nothing is recorded."""
     return pc.not_equal(recorded, current).fill_null(False)

@@ -1,7 +1,7 @@
-"""The plan on disk: one Arrow file, of which each shard reads its own rows.
+"""Write and read a run's plan: one Arrow file, from which each shard reads its own rows.
 
-A task is given the file and a range of rows, never a list of inputs: that costs the same for ten
-inputs as for ten million, and the file is mapped, not copied, into each process.
+A task receives a range of rows, not a list of inputs. So its cost does not depend on the number of
+inputs. Processes map the file and do not copy it.
 """
 
 import json
@@ -30,12 +30,23 @@ _BATCH_ROWS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """What every shard of a run needs to know besides its inputs.
+    """The settings that all shards of a run share.
 
-    `root` is the folder or URL that inputs are relative to. `counts` has the number of the
-    manifest's inputs by reason (new, unchanged and so on), `resolved` the number of inputs that are
-    not pending by outcome, `partitions` the number of inputs by partition, if there is a
-    `partitioning`. `token` belongs to the run's lease.
+    Attributes:
+        run: The number of the run.
+        counts: The number of inputs by reason, such as new or unchanged.
+        resolved: The number of inputs that are not pending, by outcome.
+        step: The reference of the step.
+        params: The step's parameters.
+        search: A folder that is appended to the import path.
+        root: The folder or URL that inputs are relative to.
+        identity: The step's identity.
+        batch_size: Inputs per batch.
+        num_workers: Workers per shard.
+        policy: The failure policy.
+        token: The token of the run's lease.
+        partitioning: How the inputs are divided. None without partitions.
+        partitions: The number of inputs by partition. Empty without partitions.
     """
 
     run: int
@@ -60,7 +71,7 @@ class RunSpec:
 
     @property
     def enough_failures(self) -> int | None:
-        """The number of failures beyond which the run stops early; None: it goes on."""
+        """The number of failures above which the run stops early. None: it never stops early."""
         return self.policy.failures_allowed(self.inputs) if self.policy.fail_fast else None
 
 
@@ -71,7 +82,7 @@ def write_run_plan(
     policy: FailurePolicy | None = None,
     token: str = "",
 ) -> None:
-    """Write a run's plan, its inputs in the order of the shards."""
+    """Write a run's plan, with its inputs in the order of the shards."""
     job, plan, manifest, ledger = prepared.job, prepared.plan, prepared.manifest, prepared.ledger
     work = RunSpec(
         run=run,
@@ -108,19 +119,19 @@ def write_run_plan(
 
 
 def partitions_of(prepared: Prepared) -> dict[str, int]:
-    """Count a manifest's inputs by partition; empty without any."""
+    """Count a manifest's inputs by partition. Empty without partitions."""
     how, found = prepared.job.partitioning, prepared.manifest.partition
     return count_partitions(found, how) if how and found is not None else {}
 
 
 def _write_arrow(table: pa.Table, file: BinaryIO) -> None:
     with pa.ipc.new_file(file, table.schema) as writer:
-        # In one piece, it becomes batches of just so many rows: a range is found by its number.
+        # One chunk becomes batches of exactly _BATCH_ROWS rows, so a row's batch can be computed.
         writer.write_table(table.combine_chunks(), max_chunksize=_BATCH_ROWS)
 
 
 def read_work(ledger: Ledger, run: int) -> RunSpec:
-    """Read what every shard of a run needs to know."""
+    """Read the settings that all shards of a run share."""
     with _open(ledger, run) as source:
         values = json.loads((source.schema.metadata or {})[_KEY])
         how = values.get("partitioning")
@@ -143,19 +154,19 @@ def read_inputs(ledger: Ledger, run: int, start: int, stop: int) -> pa.Table:
 
 
 def count_inputs(ledger: Ledger, run: int) -> int:
-    """Count the inputs that a run set out to execute."""
+    """Count the inputs in a run's plan."""
     with _open(ledger, run) as source:
         return sum(source.get_batch(i).num_rows for i in range(source.num_record_batches))
 
 
 def planned_names(ledger: Ledger, run: int) -> pa.ChunkedArray:
-    """Return the names of the inputs that a run set out to execute."""
+    """Return the names of the inputs in a run's plan."""
     with _open(ledger, run) as source:
         return source.read_all().column("input")
 
 
 def first_input(ledger: Ledger, run: int) -> str | None:
-    """Return the path or URL of an input that there was when a run was planned; None: none was."""
+    """Return the path or URL of a planned input whose file exists; None without one."""
     with _open(ledger, run) as source:
         work = read_work(ledger, run)
         for number in range(source.num_record_batches):
@@ -175,12 +186,12 @@ def carried_rows(inputs: pa.Table) -> list[dict[str, Any]]:
 
 
 def looks_of(inputs: pa.Table) -> Iterator[FileStat]:
-    """Yield what each input's store said of it when the run was planned."""
+    """Yield the size, time and ETag of each input when the run was planned."""
     return map(FileStat, *(inputs[name].to_pylist() for name in FileStat._fields))
 
 
 def as_planned(outcome: Outcome, inputs: pa.Table, row: int) -> Outcome:
-    """Return an outcome with what the input was when the run was planned; nothing else is known."""
+    """Return an outcome with the size, time and ETag that the input had in the plan."""
     (seen,) = looks_of(inputs.slice(row, 1))
     return outcome._replace(**seen._asdict())
 
@@ -192,5 +203,5 @@ def _open(ledger: Ledger, run: int) -> pa.ipc.RecordBatchFileReader:
     except (OSError, pa.ArrowException, StoreError) as error:
         raise LedgerError(
             f"{ledger.store.url_of(name)}: the plan of run {run} cannot be read ({error}). "
-            "Is the dataset's folder there, on this machine too? Run the same command again."
+            "Check that this machine can read the dataset, then run the same command again."
         ) from error

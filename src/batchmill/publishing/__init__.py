@@ -1,1 +1,1 @@
-"""The tables and the report that users read."""
+"""Publish the tables and the report that users read."""

@@ -1,4 +1,4 @@
-"""The failed inputs of a dataset, chosen by name and outcome."""
+"""Select the failed inputs of a dataset by name and outcome."""
 
 from collections.abc import Sequence
 
@@ -19,9 +19,19 @@ FAILURE_KINDS = tuple(kind for kind in KINDS if kind not in ("ok", "cancelled"))
 def failure_table(
     ledger: Ledger, dataset: str, inputs: Sequence[str] = (), kinds: Sequence[str] = ()
 ) -> pa.Table:
-    """Return the failed inputs with these names and outcomes; by default all.
+    """Return the failed inputs with these names and outcomes. Default: all failed inputs.
 
-    Raises OptionError for an input that has not failed, and for an unknown outcome.
+    Args:
+        ledger: The dataset's ledger.
+        dataset: The dataset's path or URL, for messages.
+        inputs: Names of inputs. Empty: all names.
+        kinds: Outcomes. Empty: all outcomes.
+
+    Returns:
+        One row per input, with the columns of failures.csv.
+
+    Raises:
+        OptionError: An input has not failed, or an outcome is unknown.
     """
     unknown = sorted(set(kinds) - set(FAILURE_KINDS))
     if unknown:
@@ -30,7 +40,7 @@ def failure_table(
     missing = sorted(set(inputs) - set(failed["input"].to_pylist()))
     if missing:
         raise OptionError(
-            f"{missing[0]}: is not one of the failed inputs of {dataset}. To list them: "
+            f"{missing[0]}: is not one of the failed inputs of {dataset}. List them: "
             f"batchmill failures {dataset}"
         )
     if inputs:
@@ -43,9 +53,11 @@ def failure_table(
 
 
 def release_failures(dataset: str, inputs: Sequence[str], kinds: Sequence[str]) -> list[str]:
-    """Release failed inputs, so that the next run executes them; return their names.
+    """Release failed inputs, so that the next run retries them. Returns their names.
 
-    Raises OptionError as `failure_table` does, and LedgerError while a run uses the dataset.
+    Raises:
+        OptionError: An input has not failed, or an outcome is unknown.
+        LedgerError: A run is using the dataset.
     """
     ledger = open_ledger(dataset)
     check_free(ledger)

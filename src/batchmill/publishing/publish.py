@@ -1,4 +1,4 @@
-"""Publishes a dataset's tables, unless they are there already, of the same records and manifest."""
+"""Publish a dataset's tables if its records or its manifest changed."""
 
 import json
 from typing import Any
@@ -16,12 +16,12 @@ _RECORD = f"{FOLDER}/published.json"
 
 
 def publish_changes(ledger: Ledger, manifest: Manifest) -> None:
-    """Publish the tables of what the ledger holds; does nothing if that has been done."""
+    """Publish the tables of a dataset, unless they are up to date."""
     store = ledger.store
     made_of = _made_of(ledger, manifest)
     if _recorded(ledger) == {"made_of": made_of, "bytes": _bytes(ledger)}:
         return
-    # First: should this be the last thing that is done, the tables are of no known state.
+    # The record is deleted first. If the process stops now, the next run publishes again.
     store.delete(_RECORD)
     publish(ledger, manifest)
     record = {"made_of": made_of, "bytes": _bytes(ledger)}
@@ -29,7 +29,7 @@ def publish_changes(ledger: Ledger, manifest: Manifest) -> None:
 
 
 def _made_of(ledger: Ledger, manifest: Manifest) -> str:
-    """Name what the tables are made of, by a hash."""
+    """Return a hash of everything that the tables depend on."""
     columns = [manifest.inputs["input"], *manifest.manifest_columns.columns]
     names = ["the input", *manifest.manifest_columns.column_names]
     if manifest.partition is not None:
@@ -41,7 +41,7 @@ def _made_of(ledger: Ledger, manifest: Manifest) -> str:
 def _hash(table: pa.Table) -> str:
     state = xxhash.xxh3_128()
     with pa.ipc.new_stream(_Sink(state), table.schema) as writer:
-        # In one piece: how a column is divided must not tell.
+        # The chunks are combined, because the hash must not depend on them.
         writer.write_table(table.combine_chunks())
     return state.hexdigest()
 
@@ -59,7 +59,7 @@ class _Sink:
         return len(data)
 
     def flush(self) -> None:
-        """Do nothing: nothing waits."""
+        """Do nothing. Arrow requires this method."""
 
 
 def _recorded(ledger: Ledger) -> Any:

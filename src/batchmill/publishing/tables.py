@@ -17,7 +17,7 @@ from batchmill.storage import METADATA
 
 _METADATA_CSV, _FAILURES_CSV = "metadata.csv", "failures.csv"
 TABLES = (METADATA, _METADATA_CSV, _FAILURES_CSV)
-# Rows of so many inputs are Python objects at a time; then they are Arrow.
+# The rows of this number of inputs are Python objects at a time. It limits the memory.
 _CHUNK = 20_000
 _FAILURE_COLUMNS = (
     "input",
@@ -33,12 +33,12 @@ _FAILURE_COLUMNS = (
 
 
 def publish(ledger: Ledger, manifest: Manifest) -> None:
-    """Write the tables of what the ledger holds, each replaced at once.
+    """Write a dataset's tables. Each file is replaced atomically.
 
-    `metadata` has a row for each that a step gave: `input`, `output`, `partition` where there are
-    any, the manifest's columns, the step's own. Its order is the manifest's, whatever the order of
-    execution; inputs that the manifest no longer lists come last. `failures.csv` has a row for each
-    input that is not ok.
+    `metadata` has one row per row that the step returned: `input`, `output`, `partition` (with
+    partitions only), the manifest's columns and the step's columns. Rows are in the manifest's
+    order. Inputs that the manifest no longer lists come last. `failures.csv` has one row per input
+    that is not ok.
     """
     records = ledger.records(["input", "outcome", "rows", "carried"])
     position = pc.index_in(records["input"], value_set=_one_array(manifest.inputs["input"]))
@@ -58,15 +58,18 @@ def _write_parquet(table: pa.Table, file: BinaryIO) -> None:
 
 
 def failure_records(ledger: Ledger) -> pa.Table:
-    """Return the inputs that are not ok, sorted by name: outcome, reason, traceback, log."""
+    """Return the records of the inputs that are not ok, sorted by name."""
     records = ledger.records(_FAILURE_COLUMNS).select(list(_FAILURE_COLUMNS))
     return records.filter(pc.not_equal(records["outcome"], "ok")).sort_by("input")
 
 
 def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
-    """Make the metadata table of `ok` records, which are in its order already.
+    """Return the metadata table.
 
-    `position` is the record's row in the manifest, null for one that the manifest no longer lists.
+    Args:
+        records: The records with the outcome `ok`, in the order of the table. `position` is the
+            record's row in the manifest, null if the manifest no longer lists the input.
+        manifest: The manifest.
     """
     withdrawn = pc.is_null(records["position"])
     chunks = [
@@ -83,7 +86,7 @@ def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
 
 
 def _chunk(records: pa.Table, manifest: Manifest) -> pa.Table:
-    """Make the metadata rows of some records; the columns' types are those of these rows."""
+    """Return the metadata rows of some records. The column types fit these rows only."""
     rows: list[dict[str, Any]] = []
     owners: list[int] = []
     for index, text in enumerate(records["rows"].to_pylist()):
@@ -96,11 +99,11 @@ def _chunk(records: pa.Table, manifest: Manifest) -> pa.Table:
         columns[name] = carried.take(owner)
     for key in dict.fromkeys(key for row in rows for key in row):
         values = [row.get(key) for row in rows]
-        if key in columns:  # What a step says of an input goes before what the manifest says.
+        if key in columns:  # The step's value overrides the manifest's value.
             kept = columns[key].to_pylist()
             values = [row.get(key, kept[index]) for index, row in enumerate(rows)]
         columns[key] = _typed(values)
-    if manifest.partition is not None:  # Of withdrawn ones, none: nobody is to train with them.
+    if manifest.partition is not None:  # Withdrawn inputs get null: they are not for training.
         columns[COLUMN] = manifest.partition.take(records["position"]).take(owner)
     return pa.table(columns)
 
@@ -108,7 +111,7 @@ def _chunk(records: pa.Table, manifest: Manifest) -> pa.Table:
 def _carried(
     records: pa.Table, manifest: Manifest
 ) -> Iterator[tuple[str, pa.Array | pa.ChunkedArray]]:
-    """Yield the manifest's columns of these records; those of withdrawn ones are in the ledger."""
+    """Yield the manifest's columns of some records. For withdrawn inputs, the ledger has them."""
     if records["position"].null_count == 0:
         for name in manifest.manifest_columns.column_names:
             yield name, manifest.manifest_columns[name].take(records["position"])
@@ -117,19 +120,19 @@ def _carried(
     for name in dict.fromkeys(key for row in recorded for key in row):
         column = _typed([row.get(name) for row in recorded])
         if name in manifest.manifest_columns.column_names:
-            # It may have had another type once; then the column becomes text.
+            # An earlier manifest may have had another type. Then the column becomes text.
             with suppress(pa.ArrowException):
                 column = column.cast(manifest.manifest_columns.schema.field(name).type)
         yield name, column
 
 
 def _typed(values: Sequence[Any]) -> pa.Array:
-    """Make a column of values: of the one type that holds them all, else of text."""
+    """Return values as a column of the type that fits all of them, else as text."""
     kinds = {type(value) for value in values if value is not None}
     if kinds <= {bool} or kinds <= {str} or kinds <= {float}:
         return pa.array(values)
     if kinds <= {int, float}:
-        # A whole number may have more bits than the type; then the column is text.
+        # A whole number may have more than 64 bits. Then the column becomes text.
         with suppress(OverflowError, pa.ArrowInvalid):
             return pa.array(values, pa.int64() if kinds == {int} else pa.float64())
     return pa.array([_text(value) for value in values], pa.string())
@@ -142,7 +145,7 @@ def _text(value: Any) -> str | None:
 
 
 def _column(name: str, chunks: Sequence[pa.Table]) -> pa.ChunkedArray:
-    """Join a column of all chunks; where their types differ, in the type that holds them all."""
+    """Join a column of all chunks. If their types differ, use a type that fits all values."""
     arrays = [
         chunk[name] if name in chunk.column_names else pa.chunked_array([pa.nulls(len(chunk))])
         for chunk in chunks
@@ -151,7 +154,7 @@ def _column(name: str, chunks: Sequence[pa.Table]) -> pa.ChunkedArray:
     if len(types) <= 1:
         return _joined(arrays, types.pop() if types else pa.string())
     if types == {pa.int64(), pa.float64()}:
-        with suppress(pa.ArrowInvalid):  # Not every whole number is one of floating point.
+        with suppress(pa.ArrowInvalid):  # A float cannot hold every whole number.
             return _joined(arrays, pa.float64())
     return _joined(arrays, pa.string())
 

@@ -1,4 +1,4 @@
-"""Reading a dataset back: its files and labels as samples, for training with torch."""
+"""Read a dataset back: its files and labels as samples for training with torch."""
 
 from batchmill.reading.dataset import SampleDataset, open_dataset
 from batchmill.reading.padding import Padded, pad_collate

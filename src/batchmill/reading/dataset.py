@@ -1,4 +1,4 @@
-"""A dataset's files and labels as a torch Dataset."""
+"""Open a dataset's files and labels as a torch Dataset."""
 
 import operator
 import os
@@ -42,17 +42,25 @@ def open_dataset(
     only_labelled: bool = False,
     transform: Callable[[Any], Any] | None = None,
 ) -> "SampleDataset":
-    """Open what a run has published as a torch Dataset: a sample for each row that has a file.
+    """Open the published table of a dataset as a torch Dataset. Each row with a file is a sample.
 
-    `url` is a dataset's folder or URL. `partition` names those of its column `partition` to take.
-    `load` opens a file: a function of its path, or a kind ("tensor", "array", "arrays", "audio",
-    "image", "text", "json", "bytes"); by default the suffix decides. `columns` become fields of a
-    sample, after its label. With `only_labelled`, rows without a label are left out.
-    `transform` is called with what a file holds, and gives the sample's `data`. A
-    step that writes no files leaves the inputs, which are opened then.
+    If the step wrote no files, the samples are the inputs.
 
-    Raises OptionError for what is not a dataset, has no table yet, or lacks what is asked for,
-    StoreError for what cannot be read.
+    Args:
+        url: The dataset's folder or URL.
+        partition: The partition or partitions to read. None: all rows.
+        load: How to open a file: a function of its path, or the name of a kind ("tensor", "array",
+            "arrays", "audio", "image", "text", "json", "bytes"). None: by its suffix.
+        columns: Columns of the table that become fields of a sample, after its label.
+        only_labelled: True to leave out rows without a label.
+        transform: Called with the content of a file. Returns the sample's `data`.
+
+    Returns:
+        The samples.
+
+    Raises:
+        OptionError: The URL is not a dataset, has no table yet, or lacks a column or partition.
+        StoreError: The table cannot be read.
     """
     dataset = absolute(os.fspath(url))
     selection = Selection(
@@ -66,7 +74,7 @@ def open_dataset(
     samples = make_samples(published.table, selection)
     if not len(samples.table):
         raise OptionError(
-            f"{dataset}: has no sample to open. Which of its inputs failed, and why: "
+            f"{dataset}: has no sample to open. List its failed inputs: "
             f"batchmill failures {dataset}"
         )
     places = samples.table["place"].combine_chunks()
@@ -87,13 +95,13 @@ def _table_again(selection: Selection, content: str) -> pa.Table:
 
 
 def _input_root(dataset: str, name: str) -> str:
-    """Return what inputs are relative to. Raises OptionError if the first one is not there."""
+    """Return the root of the inputs. Raises OptionError if the first input is missing."""
     root = input_root(dataset)
     first = join(root, name)
     if not (remote.stat(first) if is_url(first) else os.path.exists(first)):
         raise OptionError(
-            f"{dataset}: its step wrote no files, so samples are of its inputs, and {first} is not "
-            "there. Open it where the inputs are, or have the step write files."
+            f"{dataset}: its step wrote no files, so the samples are its inputs, but {first} is "
+            "missing. Open it on a machine with the inputs, or use a step that writes files."
         )
     return root
 
@@ -101,8 +109,7 @@ def _input_root(dataset: str, name: str) -> str:
 class SampleDataset(Dataset[Any]):
     """The samples of a dataset: `dataset[i]` is a NamedTuple `Sample(id, data, label, ...)`.
 
-    A dataset, in batchmill's words, is the folder; this has its samples, and is a torch Dataset:
-    hence its name. Pickled, it takes a kilobyte or two, however many samples there are.
+    It is a torch Dataset. Its pickle takes about two kilobytes for any number of samples.
     """
 
     def __init__(
@@ -121,7 +128,7 @@ class SampleDataset(Dataset[Any]):
         self._root = selection.dataset if root is None else root
         self._load = load
         self._transform = transform
-        # The first column is the file's name, the second the id, where that is another.
+        # The first column is the file's name. The second is the id, if it differs from the name.
         self._names_ids = table.names[1:2] == ["id"]
         self._fields = ("id", "data", *table.names[2 if self._names_ids else 1 :])
 
@@ -129,7 +136,13 @@ class SampleDataset(Dataset[Any]):
         return len(self._table)
 
     def __getitem__(self, index: int) -> Any:
-        """Return sample `index`, its file opened. Raises IndexError, StoreError, OptionError."""
+        """Open the file of a sample, and return the sample.
+
+        Raises:
+            IndexError: There is no sample with this index.
+            StoreError: The file is missing or damaged.
+            OptionError: The input may not be read here.
+        """
         place, *values = self._table.row(operator.index(index))
         name = values.pop(0) if self._names_ids else place
         place = join(self._root, place)
@@ -151,20 +164,20 @@ class SampleDataset(Dataset[Any]):
 
     @property
     def classes(self) -> list[str]:
-        """The labels of the whole dataset, sorted: `label` is an index of it.
+        """The sorted labels of the whole dataset. A sample's `label` is an index of this list.
 
-        Empty where labels are numbers, or there are none.
+        Empty if labels are numbers, or without labels.
         """
         return self._table.dictionary(LABEL)
 
     @property
     def class_to_idx(self) -> dict[str, int]:
-        """What number a label of text has."""
+        """The index of each text label in `classes`."""
         return {name: number for number, name in enumerate(self.classes)}
 
     @property
     def partition(self) -> dict[str, list[str]]:
-        """The ids of each partition, of the whole dataset. Reads the table. Raises OptionError."""
+        """The ids of each partition of the whole dataset. Reads the table. Raises OptionError."""
         found = self._read({PARTITION})
         column = partition_column(found.rows, self._selection.dataset)
         return {
@@ -174,9 +187,9 @@ class SampleDataset(Dataset[Any]):
 
     @property
     def labels(self) -> dict[str, Any]:
-        """The label of each id as it is written, of the whole dataset; reads the table.
+        """The original label of each id in the whole dataset. Reads the table.
 
-        Who has no label is not in it. Raises OptionError.
+        Ids without a label are left out. Raises OptionError if the dataset has no labels.
         """
         found = self._read({LABEL})
         labels = label_column(found.rows, self._selection.dataset).to_pylist()
@@ -185,7 +198,7 @@ class SampleDataset(Dataset[Any]):
 
     @property
     def frame(self) -> pd.DataFrame:
-        """The published rows of these samples, in their order, by id; reads the table."""
+        """The published rows of these samples in their order, indexed by id. Reads the table."""
         found = self._read(None)
         rows, ids = found.rows, found.ids
         mask = chosen_rows(rows, self._selection)
@@ -195,7 +208,7 @@ class SampleDataset(Dataset[Any]):
         return frame.set_index(pd.Index(ids.to_pandas(), name="id"))
 
     def _read(self, columns: set[str] | None) -> Named:
-        """Read columns of all samples of the dataset, as it was when it was opened."""
+        """Read columns of all samples. Raises OptionError if the table changed meanwhile."""
         dataset = self._selection.dataset
         wanted = None if columns is None else {"input", "output", *columns}
         return named(read_published(dataset, wanted, self._content).table, dataset)

@@ -1,6 +1,6 @@
-"""Opens a sample's file: by its suffix, as a kind that is named, or by a function of the user's.
+"""Open a sample's file by its suffix, as a named kind, or with a user's function.
 
-Nothing is unpickled: a dataset may come from somebody else.
+Files are not unpickled, because a dataset may come from an untrusted source.
 """
 
 import importlib
@@ -24,15 +24,24 @@ Load = Callable[[Path], Any]
 
 
 def choose_load(load: Load | str | None, names: Iterable[str], dataset: str) -> Load:
-    """Return the function that opens files, of which `names` has one of each suffix.
+    """Return the function that opens files.
 
-    Raises OptionError for a suffix or a kind that is not known, and for a missing library.
+    Args:
+        load: The user's function, the name of a kind, or None for a choice by suffix.
+        names: One file name per suffix in the dataset.
+        dataset: The dataset's path or URL, for messages.
+
+    Returns:
+        A function of a path.
+
+    Raises:
+        OptionError: A suffix or a kind is unknown, or a library is missing.
     """
     if callable(load):
         return load
     if load is not None and load not in _KINDS:
         raise OptionError(
-            f"load={load!r}: is no kind of file. Give {', '.join(_KINDS)}, or a function of a path."
+            f"load={load!r}: is not a kind of file. Give {', '.join(_KINDS)}, or a function."
         )
     kinds = {_kind_of(name, dataset) for name in names} if load is None else {load}
     for library in kinds & _LIBRARIES.keys():
@@ -41,7 +50,7 @@ def choose_load(load: Load | str | None, names: Iterable[str], dataset: str) -> 
 
 
 def one_of_each_suffix(names: pa.Array) -> Iterator[str]:
-    """Yield the first name of each suffix that there is."""
+    """Yield the first name with each suffix."""
     while len(names):
         first = names[0].as_py()
         yield first
@@ -49,15 +58,26 @@ def one_of_each_suffix(names: pa.Array) -> Iterator[str]:
 
 
 def open_by_suffix(path: Path) -> Any:
-    """Open a file as its suffix says."""
+    """Open a file by its suffix."""
     return _KINDS[_kind_of(path.name, str(path.parent))](path)
 
 
 def open_place(place: str, load: Load, *, is_input: bool) -> Any:
-    """Open a file by its path or URL, which is fetched first.
+    """Open a file by its path or URL. A remote file is fetched first.
 
-    Raises StoreError for one that is not there or is damaged, OptionError for an input that may not
-    be read here, and whatever a user's function raises.
+    Errors of a user's `load` function are not changed.
+
+    Args:
+        place: The path or URL.
+        load: The function that opens it.
+        is_input: True for an input, which the allowlist may reject.
+
+    Returns:
+        The content.
+
+    Raises:
+        StoreError: The file is missing or damaged.
+        OptionError: The input may not be read here.
     """
     refused = refused_inputs([place]) if is_input else {}
     if refused:
@@ -78,12 +98,12 @@ def _opened(path: Path, place: str, load: Load) -> Any:
     except Exception as error:
         if load is not open_by_suffix and load not in _KINDS.values():
             raise
-        what = "is not there" if isinstance(error, FileNotFoundError) else "cannot be opened"
+        what = "is missing" if isinstance(error, FileNotFoundError) else "cannot be opened"
         reason = str(error).strip().partition("\n")[0]
         raise StoreError(
             place,
-            f"{what} ({type(error).__name__}: {reason}). batchmill verify tells whether it is as "
-            "it was written; give load= if it is of another kind.",
+            f"{what} ({type(error).__name__}: {reason}). Check it with "
+            "batchmill verify, or set load= if the file is of another kind.",
         ) from error
 
 
@@ -91,8 +111,8 @@ def _kind_of(name: str, dataset: str) -> str:
     suffix = Path(name).suffix.lower()
     if suffix not in _SUFFIXES:
         raise OptionError(
-            f"{dataset}: how to open {name!r}? Of {suffix or 'a name without a suffix'} nothing is "
-            f"known. Give load= a function of a path, or one of {', '.join(_KINDS)}."
+            f"{dataset}: cannot open {name!r}, because {suffix or 'no suffix'} is not a known "
+            f"suffix. Set load= to a function of a path, or to one of {', '.join(_KINDS)}."
         )
     return _SUFFIXES[suffix]
 
@@ -103,13 +123,12 @@ def _library(kind: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise OptionError(
-            f"To open files as {kind} takes {name.partition('.')[0]}: "
-            f"pip install 'batchmill[{extra}]'"
+            f"Opening {kind} files needs {name.partition('.')[0]}: pip install 'batchmill[{extra}]'"
         ) from error
 
 
 def _tensor(path: Path) -> Any:
-    # Tensors that a GPU has written are to be opened without one, too.
+    # A tensor from a GPU must also open on a machine without one.
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
@@ -123,7 +142,7 @@ def _arrays(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _as_tensor(array: np.ndarray) -> torch.Tensor:
-    # torch knows the byte order of this machine alone.
+    # torch supports only the byte order of this machine.
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C", copy=False))
 
 
@@ -135,7 +154,7 @@ def _audio(path: Path) -> torch.Tensor:
 def _image(path: Path) -> torch.Tensor:
     with _library("image").open(path) as image:
         if image.mode[0] in "IF":
-            raise ValueError(f"its pixels ({image.mode}) have more than 8 bits: give load=")
+            raise ValueError(f"its pixels ({image.mode}) have more than 8 bits: set load=")
         is_gray = image.mode in ("1", "L", "LA", "La")
         pixels = np.array(image.convert("L" if is_gray else "RGB"))
     pixels = pixels[np.newaxis] if is_gray else pixels.transpose(2, 0, 1)
@@ -164,5 +183,5 @@ _SUFFIXES = {".pt": "tensor", ".npy": "array", ".npz": "arrays", ".json": "json"
 _SUFFIXES |= dict.fromkeys((".wav", ".flac", ".ogg", ".mp3"), "audio")
 _SUFFIXES |= dict.fromkeys((".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp"), "image")
 _SUFFIXES |= dict.fromkeys((".txt", ".md"), "text")
-# The library of a kind, and the extra that brings it.
+# The library of a kind, and the extra that installs it.
 _LIBRARIES = {"audio": ("soundfile", "audio"), "image": ("PIL.Image", "images")}

@@ -1,7 +1,7 @@
-"""A table in a file of this machine, which all processes map and none copies.
+"""A table in a local file that all processes map into memory and share.
 
-A dataset with a list of ten million paths costs each DataLoader worker as much as its parent: a
-spawned one gets a copy, a forked one makes it, because Python counts references in the objects.
+A Python list of ten million paths would use its memory again in each DataLoader worker. A spawned
+worker receives a copy. A forked worker copies the pages when Python updates reference counts.
 """
 
 import os
@@ -19,10 +19,10 @@ _NAME = "samples.arrow"
 
 
 class MappedTable:
-    """A table that is pickled as the path of its file, and mapped where it is unpickled.
+    """A table that is pickled as the path of its file, and mapped again when unpickled.
 
-    Where there is no such file (another machine, or its owner is gone), `make` makes the table
-    again. The file goes with the last owner in the process that has written it.
+    If the file does not exist (another machine, or the owner has exited), `make` creates the table
+    again. The file is removed with its last owner in the process that wrote it.
     """
 
     def __init__(self, path: str, make: Callable[[], pa.Table]) -> None:
@@ -32,7 +32,7 @@ class MappedTable:
             batch = source.get_batch(0)
         self.names: list[str] = batch.schema.names
         self._columns = batch.columns
-        # Of a dictionary column, the rows have indices.
+        # The rows of a dictionary column hold indices.
         self._values = [getattr(column, "indices", column) for column in batch.columns]
         self._rows: int = batch.num_rows
         _mapped[path] = self
@@ -41,11 +41,11 @@ class MappedTable:
         return self._rows
 
     def row(self, index: int) -> list[Any]:
-        """Return the values of a row. Raises IndexError beyond the last."""
+        """Return the values of a row. Raises IndexError after the last row."""
         return [column[index].as_py() for column in self._values]
 
     def dictionary(self, name: str) -> list[str]:
-        """Return what a column's indices mean; of one that has none, nothing."""
+        """Return the values of a dictionary column. Empty for another column."""
         column = self._columns[self.names.index(name)] if name in self.names else None
         return list(column.dictionary.to_pylist()) if isinstance(column, pa.DictionaryArray) else []
 
@@ -53,12 +53,12 @@ class MappedTable:
         return _map_again, (self._path, self._make)
 
 
-# Within a process, what is unpickled is what was pickled: another owner of the same file.
+# Unpickling in the same process returns the same table, so both share one file.
 _mapped: weakref.WeakValueDictionary[str, MappedTable] = weakref.WeakValueDictionary()
 
 
 def map_table(table: pa.Table, make: Callable[[], pa.Table]) -> MappedTable:
-    """Write a table to a temporary file and map it; `make` gives the same table again."""
+    """Write a table to a temporary file and map it. `make` returns the same table again."""
     folder, descriptor = lock_scratch_folder()
     path = str(folder / _NAME)
     try:
@@ -68,21 +68,23 @@ def map_table(table: pa.Table, make: Callable[[], pa.Table]) -> MappedTable:
         _give_up(str(folder), descriptor, os.getpid())
         raise
     weakref.finalize(mapped, _give_up, str(folder), descriptor, os.getpid())
-    # What reading took is given back before workers are forked.
+    # Memory used for reading is released before workers are forked.
     pa.default_memory_pool().release_unused()
     return mapped
 
 
 def _write(table: pa.Table, path: str) -> None:
     columns = [column.combine_chunks() for column in table.columns]
-    # One batch: in a chunked column, each look-up would search for its chunk.
+    # One batch, because a lookup in a chunked column would have to find its chunk.
     batch = pa.RecordBatch.from_arrays(columns, names=table.column_names)
     try:
         with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
             writer.write_batch(batch)
     except OSError as error:
         raise StoreError(
-            path, f"{error}. Make room, or name another temporary folder with TMPDIR.", general=True
+            path,
+            f"{error}. Free some space, or set TMPDIR to another temporary folder.",
+            general=True,
         ) from error
 
 
@@ -92,12 +94,12 @@ def _map_again(path: str, make: Callable[[], pa.Table]) -> MappedTable:
         return known
     try:
         return MappedTable(path, make)
-    except OSError:  # Not there, or another user's.
+    except OSError:  # The file does not exist, or belongs to another user.
         return map_table(make(), make)
 
 
 def _give_up(folder: str, descriptor: int, owner: int) -> None:
-    """Remove the file, unless this is a fork of its owner."""
+    """Remove the file, unless this process is a fork of its owner."""
     if os.getpid() == owner:
         remove_folder(folder)
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Collating what is of different lengths: sequences are padded to the longest of the batch."""
+"""Collate sequences of different lengths by padding them to the longest of the batch."""
 
 from collections.abc import Sequence
 from functools import partial, reduce
@@ -10,10 +10,12 @@ from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_
 
 
 class Padded(NamedTuple):
-    """Sequences of one batch: B of them, the longest of T items.
+    """A batch of B sequences. The longest has T items.
 
-    `values` is [B, T, ...], `lengths` [B] (int64), `mask` [B, T] (bool): true where a value is one
-    of the sequence's own.
+    Attributes:
+        values: The padded sequences, [B, T, ...].
+        lengths: The length of each sequence, [B] (int64).
+        mask: True for values, False for padding, [B, T] (bool).
     """
 
     values: torch.Tensor
@@ -22,15 +24,21 @@ class Padded(NamedTuple):
 
 
 def pad_collate(batch: Sequence[Any], *, value: float = 0) -> Any:
-    """Collate as torch's `default_collate` does, but give each batch of sequences as `Padded`.
+    """Collate like torch's `default_collate`, but return each batch of sequences as `Padded`.
 
-    Sequences are tensors and arrays with a dimension or more, padded with `value` in the first one,
-    and lists of numbers; wherever they stand in NamedTuples, tuples and dicts. They become `Padded`
-    even if all are of one length. Numbers, tensors without a dimension, and text stay as they are
-    in `default_collate`. Another value: `functools.partial(pad_collate, value=-1)`.
+    Sequences are lists of numbers, and tensors and arrays with at least one dimension. They may be
+    nested in NamedTuples, tuples and dicts. They become `Padded` even if all have the same length.
+    Numbers, text and tensors without a dimension are collated as in `default_collate`.
 
-    Raises ValueError for tensors that differ in more than their first dimension, and for a `value`
-    that they cannot hold.
+    Args:
+        batch: The samples.
+        value: The padding. To change it: `functools.partial(pad_collate, value=-1)`.
+
+    Returns:
+        The collated batch. Tensors are padded in their first dimension.
+
+    Raises:
+        ValueError: Tensors differ in more than their first dimension, or cannot hold `value`.
     """
     rules: dict[Any, Any] = {
         **default_collate_fn_map,
@@ -48,8 +56,8 @@ def _pad_tensors(batch: Sequence[torch.Tensor], *, value: float, collate_fn_map:
         shapes = ", ".join(sorted({str(list(item.shape)) for item in batch}))
         raise ValueError(
             f"pad_collate: tensors of the shapes {shapes} differ in more than their first "
-            "dimension, which is the one that is padded. Bring that to the front in a transform "
-            "(torch.t, for sound), or make the others equal."
+            "dimension, but only the first is padded. Move the differing dimension to the front in "
+            "a transform (for sound: torch.t), or make the others equal."
         )
     kind = reduce(torch.promote_types, (item.dtype for item in batch))
     if not kind.is_floating_point and not kind.is_complex and not float(value).is_integer():
@@ -61,17 +69,17 @@ def _pad_tensors(batch: Sequence[torch.Tensor], *, value: float, collate_fn_map:
 
 
 def _pad_lists(batch: Sequence[list[Any]], *, value: float, collate_fn_map: Any) -> Any:
-    """Pad lists of numbers; of others, collate the first items, the second ones, and so on."""
+    """Pad lists of numbers. For other lists, collate items by their position."""
     kinds = {type(number) for item in batch for number in item}
     if kinds <= {int, float, bool}:
-        # As default_collate has it: a Python float is one of 64 bits.
+        # A Python float has 64 bits, as in default_collate.
         kind = torch.float64 if float in kinds else torch.int64
         kind = torch.bool if kinds == {bool} else kind
         tensors = [torch.tensor(item, dtype=kind) for item in batch]
         return _pad_tensors(tensors, value=value)
     if len({len(item) for item in batch}) > 1:
         raise ValueError(
-            "pad_collate: lists of different lengths are padded if they hold numbers, and these "
-            "do not. Encode them as numbers, or make a tensor of each."
+            "pad_collate: lists of different lengths can be padded only if they hold numbers. "
+            "Encode the items as numbers, or convert each list to a tensor."
         )
     return [collate(items, collate_fn_map=collate_fn_map) for items in zip(*batch, strict=True)]

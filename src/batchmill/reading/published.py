@@ -1,4 +1,4 @@
-"""The table that a dataset has published, and the place that its inputs are relative to."""
+"""Read the published table of a dataset, and the root of its inputs."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from batchmill.storage.scratch import scratch_folder
 
 
 class Published(NamedTuple):
-    """Some columns of the table, the names of all of them, and the hash of the file."""
+    """Some columns of the table, the names of all columns, and the hash of the file."""
 
     table: pa.Table
     columns: list[str]
@@ -26,21 +26,30 @@ class Published(NamedTuple):
 def read_published(
     dataset: str, columns: Collection[str] | None = None, content: str = ""
 ) -> Published:
-    """Read `columns` of a dataset's table, those that it has; None: all.
+    """Read a dataset's table.
 
-    Raises OptionError if there is no dataset, or no table yet, or, if a `content` is given, the
-    table is not the one that had this hash.
+    Args:
+        dataset: The dataset's path or URL.
+        columns: The columns to read. Missing columns are ignored. None: all columns.
+        content: The expected hash of the table. Empty: any table.
+
+    Returns:
+        The table.
+
+    Raises:
+        OptionError: There is no dataset or no table yet, or the table has another hash.
+        StoreError: The table cannot be read.
     """
     with _opened(open_ledger(dataset).store, dataset) as file:
         found = hash_file(file)
         if content and found != content:
             raise OptionError(
-                f"{dataset}: its table has changed since it was opened, so that sample 0 may be "
-                "another. Open it again."
+                f"{dataset}: its table changed after it was opened, so its samples may differ. "
+                "Open it again."
             )
         file.seek(0)
         try:
-            # pandas' note in the schema would make an index of a manifest's columns.
+            # The pandas metadata in the schema would turn a manifest column into an index.
             parquet = pq.ParquetFile(file)
             names = parquet.schema_arrow.names
             chosen = [name for name in names if columns is None or name in columns]
@@ -53,19 +62,19 @@ def read_published(
 
 
 def input_root(dataset: str) -> str:
-    """Return the folder or URL that a dataset's inputs are relative to, by its last run."""
+    """Return the folder or URL that the inputs of a dataset's last run are relative to."""
     ledger = open_ledger(dataset)
     return read_work(ledger, last_run(ledger, dataset)).root
 
 
 @contextmanager
 def _opened(store: Store, dataset: str) -> Iterator[BinaryIO]:
-    """Open the table; a remote one is fetched, for it is read twice: for its hash, and for it."""
+    """Open the table. A remote table is fetched first, because it is read twice."""
     place = store.url_of(METADATA)
     if not store.exists(METADATA):
         raise OptionError(
-            f"{dataset}: has no {METADATA} yet, which a run writes at its end. Let batchmill run "
-            "come to its end there."
+            f"{dataset}: has no {METADATA} yet, because a run writes it at its end. Complete "
+            "a run first."
         )
     with scratch_folder() as folder:
         path = str(folder / METADATA) if is_url(place) else place

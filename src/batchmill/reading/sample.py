@@ -1,4 +1,4 @@
-"""Samples: NamedTuples whose fields are those that the dataset has."""
+"""Define samples: NamedTuples with fields for the columns of the dataset."""
 
 import keyword
 from collections import namedtuple
@@ -11,9 +11,9 @@ from batchmill.errors import OptionError
 
 @cache
 def sample_type(fields: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
-    """Return the NamedTuple `Sample` with these fields; always the same class for the same ones."""
+    """Return the NamedTuple `Sample` with these fields. The same fields give the same class."""
     kind = namedtuple("Sample", fields, module=__name__)  # type: ignore[misc]
-    # No module has this class under a name, so pickle is told how to make it again.
+    # No module has this class as an attribute, so pickle needs a function that creates it again.
     kind.__reduce__ = _reduce  # type: ignore[method-assign, assignment]
     return kind
 
@@ -27,15 +27,15 @@ def _sample(fields: tuple[str, ...], *values: Any) -> tuple[Any, ...]:
 
 
 def check_fields(dataset: str, columns: Sequence[str], own: Sequence[str]) -> None:
-    """Raise OptionError for columns that cannot be fields of a sample beside its `own` ones."""
+    """Raise OptionError for columns that cannot be fields of a sample with the fields `own`."""
     for number, name in enumerate(columns):
         if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
             raise OptionError(
-                f"{dataset}: the column {name!r} cannot be read as sample.{name}. Rename it, with "
-                "letters, digits and _, or look it up in dataset.frame."
+                f"{dataset}: the column {name!r} cannot be read as sample.{name}. Rename it with "
+                "letters, digits and _, or read it from dataset.frame."
             )
         if name in own or name in columns[:number]:
             raise OptionError(
-                f"{dataset}: a sample would have two fields {name!r}. Name each column once, and "
-                f"rename one that is called as a sample's own ({', '.join(own)})."
+                f"{dataset}: a sample would have two fields {name!r}. Name each column once. "
+                f"Rename a column with the name of a standard field ({', '.join(own)})."
             )

@@ -1,4 +1,4 @@
-"""Decides, from the published table alone, which rows are samples and what each consists of."""
+"""Select the samples and their fields from the published table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +16,20 @@ from batchmill.storage import FILES
 
 LABEL, PARTITION = "label", "partition"
 _INPUT, _OUTPUT = "input", "output"
-_TEXT = pa.large_string()  # Of 64 bits: a column of ten million paths has more bytes than 2**31.
+_TEXT = pa.large_string()  # 64-bit offsets: ten million paths have more than 2**31 bytes.
 _SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What is opened of a dataset; enough to open it again. None: all partitions."""
+    """The rows and columns to read from a dataset, enough to open it again.
+
+    Attributes:
+        dataset: Its folder or URL.
+        partitions: The partitions to read. None: all rows.
+        columns: The columns that become fields of a sample.
+        only_labelled: True to leave out rows without a label.
+    """
 
     dataset: str
     partitions: tuple[str, ...] | None = None
@@ -31,13 +38,13 @@ class Selection:
 
     @property
     def needed(self) -> frozenset[str]:
-        """The columns that samples are made of."""
+        """The columns that are read from the table."""
         needed = {_INPUT, _OUTPUT, LABEL, *self.columns}
         return frozenset(needed | ({PARTITION} if self.partitions is not None else set()))
 
 
 class Named(NamedTuple):
-    """The rows of a dataset that have a file, the name of each one's file, and its id."""
+    """The rows that have a file, with the file's name and the id of each row."""
 
     rows: pa.Table
     places: pa.Array
@@ -46,9 +53,10 @@ class Named(NamedTuple):
 
 
 def named(table: pa.Table, dataset: str) -> Named:
-    """Return the rows that have a file: an output, or in a dataset without any, the input.
+    """Return the rows that have an output. In a dataset without outputs, the files are the inputs.
 
-    The id is the file's name, as the table has it. Several rows of one file are NAME#0, NAME#1, ...
+    The id is the file's name in the table. If several rows name one file, their ids are NAME#0,
+    NAME#1 and so on.
     """
     are_inputs = True
     if _OUTPUT in table.column_names:
@@ -63,17 +71,19 @@ def named(table: pa.Table, dataset: str) -> Named:
 
 
 class Samples(NamedTuple):
-    """The table of samples, and whether they are of inputs."""
+    """The table of samples. `are_inputs` is true if their files are the inputs."""
 
     table: pa.Table
     are_inputs: bool
 
 
 def make_samples(table: pa.Table, selection: Selection) -> Samples:
-    """Make the table of samples: `place`, `id` (if it is another), `label`, then the columns.
+    """Return the table of samples: `place`, `id` (if it differs), `label`, then the other columns.
 
-    Labels of text become a dictionary's indices; the dictionary has all labels of the dataset,
-    sorted. Raises OptionError for what the dataset does not have.
+    Text labels become indices of a dictionary with all labels of the dataset, sorted.
+
+    Raises:
+        OptionError: The dataset lacks a column, a partition or a label.
     """
     dataset = selection.dataset
     found = named(table, dataset)
@@ -85,7 +95,7 @@ def make_samples(table: pa.Table, selection: Selection) -> Samples:
         made["id"] = found.ids
     if labels is not None:
         made[LABEL] = labels
-    # Among these names there may be a user's "place".
+    # A list of names, because a user's column may also be called "place".
     names = [*made, *selection.columns]
     samples = pa.table([*made.values(), *map(_values, found.rows.select(selection.columns))], names)
     mask = chosen_rows(found.rows, selection)
@@ -97,47 +107,47 @@ def make_samples(table: pa.Table, selection: Selection) -> Samples:
 
 
 def chosen_rows(rows: pa.Table, selection: Selection) -> pa.Array | None:
-    """Return which rows a selection takes; None if all. Raises OptionError."""
+    """Return a mask of the selected rows; None if all rows are selected. Raises OptionError."""
     masks = []
     if selection.partitions is not None:
         masks.append(partition_mask(rows, selection.partitions, selection.dataset))
     if selection.only_labelled:
-        label_column(rows, selection.dataset)  # Or it says that there is none.
+        label_column(rows, selection.dataset)  # Raises OptionError without this column.
         masks.append(pc.is_valid(_labels(rows)))
     return reduce(pc.and_, masks) if masks else None
 
 
 def partition_mask(rows: pa.Table, partitions: Sequence[str], dataset: str) -> pa.Array:
-    """Return which rows are in some partitions. Raises OptionError for one that no row is in."""
+    """Return a mask of the rows in some partitions. Raises OptionError for an empty partition."""
     column = partition_column(rows, dataset)
     known = sorted(pc.unique(column).drop_null().to_pylist())
     unknown = [name for name in partitions if name not in known]
     if unknown or not partitions:
-        wanted = " and ".join(map(repr, unknown)) or "none"
+        wanted = " and ".join(map(repr, unknown)) or "is given"
         raise OptionError(
-            f"{dataset}: partition {wanted} was asked for; there is "
-            f"{', '.join(map(repr, known)) or 'none'}. Choose from these."
+            f"{dataset}: no partition {wanted}. It has {', '.join(map(repr, known)) or 'none'}. "
+            "Choose from these."
         )
     return pc.is_in(column, pa.array(partitions, _TEXT))
 
 
 def partition_column(rows: pa.Table, dataset: str) -> pa.Array:
-    """Return each row's partition, null for a row that is in none."""
+    """Return each row's partition, null for a row without one."""
     if PARTITION not in rows.column_names:
         raise OptionError(
-            f"{dataset}: has no column {PARTITION!r}. Give the manifest one (train, validation, "
-            "test, ...), and run again: that executes nothing again, unless the step takes the row."
+            f"{dataset}: has no column {PARTITION!r}. Add it to the manifest (train, validation, "
+            "test), then run again. Only steps that take the row execute their inputs again."
         )
     column = _one_array(rows[PARTITION].cast(_TEXT))
     return pc.if_else(pc.equal(column, ""), None, column)
 
 
 def label_column(rows: pa.Table, dataset: str) -> pa.ChunkedArray:
-    """Return each row's label as it is written."""
+    """Return each row's original label. Raises OptionError without a column of labels."""
     if LABEL not in rows.column_names:
         raise OptionError(
-            f"{dataset}: has no column {LABEL!r}. Give the manifest one, and run again: that "
-            "executes nothing again, unless the step takes labels or the row."
+            f"{dataset}: has no column {LABEL!r}. Add it to the manifest, then run again. Only "
+            "steps that take labels or the row execute their inputs again."
         )
     return rows[LABEL]
 
@@ -153,19 +163,19 @@ def check_columns(known: Sequence[str], selection: Selection) -> None:
 
 
 def _check_inside(outputs: pa.Array, dataset: str) -> None:
-    """Raise OptionError for files outside of the dataset: a table may come from anybody."""
+    """Raise OptionError for files outside of the dataset, because the table may be untrusted."""
     inside = pc.starts_with(outputs, f"{FILES}/")
     inside = pc.and_not(inside, pc.match_substring_regex(outputs, r"(^|/)\.\.(/|$)"))
     if not pc.all(inside).as_py():
         first = outputs.filter(pc.invert(inside))[0].as_py()
         raise OptionError(
             f"{dataset}: its table names {first!r}, which is not below {FILES}/. "
-            "No run has written that; run batchmill verify."
+            "A run never writes such a name. Check the dataset with batchmill verify."
         )
 
 
 def _unique(places: pa.Array) -> pa.Array:
-    """Return the places themselves if no two are equal; else those that are, with numbers."""
+    """Return the places as unique ids: equal places get a number."""
     if pc.count_distinct(places).as_py() == len(places):
         return places
     codes = pd.Series(places.dictionary_encode().indices.to_numpy())
@@ -173,12 +183,12 @@ def _unique(places: pa.Array) -> pa.Array:
     numbered = pc.binary_join_element_wise(places, numbers, pa.scalar("#", _TEXT))
     repeated = pa.array(np.bincount(codes)[codes] > 1)
     ids = pc.if_else(repeated, numbered, places)
-    # Some other file may be called so; if all have numbers, none can.
+    # Another file may have such a name. If all ids have numbers, no two can be equal.
     return ids if pc.count_distinct(ids).as_py() == len(ids) else numbered
 
 
 def _labels(rows: pa.Table) -> pa.Array | None:
-    """Return the labels as samples have them, null where there is none; None without a column."""
+    """Return the labels of samples, null for a missing label; None without a column."""
     if LABEL not in rows.column_names:
         return None
     values = _one_array(rows[LABEL])
@@ -202,15 +212,15 @@ def _check_labels(labels: pa.ChunkedArray, ids: pa.Array, dataset: str) -> None:
     raise OptionError(
         f"{dataset}: {labels.null_count} of {len(labels)} samples have no label "
         f"({', '.join(first)}{', ...' if labels.null_count > _SHOWN else ''}). Leave "
-        "them out: only_labelled=True; fill in the manifest's column 'label' and run again; or "
-        "take labels as they are written: columns=['label']."
+        "them out with only_labelled=True, fill in the manifest's column 'label' and run again, or "
+        "read the original labels with columns=['label']."
     )
 
 
 def _values(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column's values as any batch of them can be collated: no value is missing.
+    """Return a column without missing values, so that any batch can be collated.
 
-    Missing text is empty, a missing number NaN. What is neither number nor text becomes text.
+    Missing text becomes empty, and a missing number becomes NaN. Other values become text.
     """
     kind = column.type
     if pa.types.is_decimal(kind):

@@ -1,4 +1,4 @@
-"""What a run's caller and its flow hand to each other, within one process."""
+"""Passes data between the caller of a run and its flow, in one process."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +10,9 @@ from batchmill.planning.job import Job, Prepared, prepare
 
 @dataclass
 class RunContext:
-    """What a run's caller gives to the flow, and the flow to its caller.
+    """Data that the caller of a run and its flow share.
 
-    That is the run's number, and how many task runs the flow run has had.
+    The caller sets `prepared`. The flow sets the number of the `run` and the number of `task_runs`.
     """
 
     prepared: Prepared
@@ -20,13 +20,13 @@ class RunContext:
     task_runs: int = 0
 
 
-# A run's caller checks the job before it starts anything; the flow need not do it again.
+# The caller prepares the job before it starts the flow, so the flow need not prepare it again.
 _handover: ContextVar[RunContext | None] = ContextVar("handover", default=None)
 
 
 @contextmanager
 def handing_over(prepared: Prepared) -> Iterator[RunContext]:
-    """Let `prepare_once` return `prepared` for its job, within the block."""
+    """Make `prepare_once` return `prepared` for its job during the block."""
     handover = RunContext(prepared)
     token = _handover.set(handover)
     try:
@@ -36,20 +36,20 @@ def handing_over(prepared: Prepared) -> Iterator[RunContext]:
 
 
 def prepare_once(job: Job) -> Prepared:
-    """Do as `prepare` does, unless the caller has handed over what it gave."""
+    """Return the caller's prepared job if it is the same job; otherwise prepare the job."""
     handover = _handover.get()
     return handover.prepared if handover and handover.prepared.job == job else prepare(job)
 
 
 def report_run(run: int) -> None:
-    """Tell the caller of a flow which run it is."""
+    """Report the number of the run to the caller of the flow."""
     handover = _handover.get()
     if handover:
         handover.run = run
 
 
 def report_task_runs(count: int) -> None:
-    """Tell the caller of a flow how many task runs its flow run has had."""
+    """Report the number of task runs to the caller of the flow."""
     handover = _handover.get()
     if handover:
         handover.task_runs = count

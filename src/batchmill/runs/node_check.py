@@ -1,4 +1,4 @@
-"""Look, on a machine that is to run shards, whether it could: before any work is begun there."""
+"""Checks that a machine can run shards, before it gets any."""
 
 import sys
 import uuid
@@ -12,20 +12,21 @@ from batchmill.step.load import load_step
 from batchmill.storage import is_url, open_store, remote
 from batchmill.storage.local import STAGING
 
-# Ray's way to get a user's own modules to all machines.
+# Ray copies a user's own modules to all machines with this option.
 _BRING = '--runtime-env \'{"working_dir": "."}\''
 _SHARED = (
-    "All machines must see the same: put it on a file system that they share, or give a URL, as "
-    "s3://bucket/dataset."
+    "All machines must have access to the same dataset. Put it on a shared file system, or give a "
+    "URL such as s3://bucket/dataset."
 )
-_REACHABLE = "Put the inputs where all machines see them, or give them as URLs."
+_REACHABLE = "Put the inputs on a shared file system, or give them as URLs."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What a machine needs to know to tell whether it could run shards of a run.
+    """The data that a machine needs to check whether it can run shards of a run.
 
-    `token` is that of the run's lease: who reads the same looks at the same dataset.
+    The `token` of the run's lease identifies the dataset: a machine that reads the same token has
+    access to the same dataset.
     """
 
     dataset: str
@@ -34,14 +35,17 @@ class Probe:
 
 
 def faults_here(probe: Probe) -> list[str]:
-    """Return why this machine cannot run shards, each with what to do about it; none: it can."""
+    """Return the reasons why this machine cannot run shards; empty if it can.
+
+    Each reason says how to fix it.
+    """
     try:
         ledger = Ledger(open_store(probe.dataset))
         token = read_token(ledger)
     except BatchmillError as error:
         return [f"the dataset cannot be reached: {error}"]
     if token != probe.token:
-        return [f"the dataset {probe.dataset} is not there, or is another one. {_SHARED}"]
+        return [f"the dataset {probe.dataset} is missing, or is a different one. {_SHARED}"]
     faults = [_cannot_write(ledger), _cannot_open(ledger, probe.run), _no_step(ledger, probe.run)]
     return [fault for fault in faults if fault]
 
@@ -57,7 +61,7 @@ def _cannot_write(ledger: Ledger) -> str:
 
 
 def _cannot_open(ledger: Ledger, run: int) -> str:
-    """Say why the first input that there was when the run was planned cannot be opened."""
+    """Return why the first input that existed at planning cannot be opened; "" if it can."""
     place = first_input(ledger, run)
     if place is None:
         return ""
@@ -70,7 +74,7 @@ def _cannot_open(ledger: Ledger, run: int) -> str:
             found = True
     except (OSError, StoreError) as error:
         return f"the input {place} cannot be opened: {_reason(error)}. {_REACHABLE}"
-    return "" if found else f"the input {place} is not there. {_REACHABLE}"
+    return "" if found else f"the input {place} does not exist. {_REACHABLE}"
 
 
 def _reason(error: OSError | StoreError) -> str:
@@ -83,15 +87,15 @@ def _no_step(ledger: Ledger, run: int) -> str:
     try:
         step = load_step(work.step, work.params, search=work.search)
     except BatchmillError as error:
-        return f"{error} Or have Ray bring it: {_BRING}."
+        return f"{error} Or let Ray copy it: {_BRING}."
     here = (ledger.steps.read(work.identity) or {}).get("sources", {})
     there = step.description["sources"]
-    # What one machine has and the other has not may be an import that is optional.
+    # Compare only modules that both machines have. The other modules may be optional imports.
     others = [name for name in there.keys() & here.keys() if there[name] != here[name]]
     if others:
         file = getattr(sys.modules.get(others[0]), "__file__", None)
         return (
-            f"the source of {', '.join(others)} is not what it is here ({file}). Install the same "
-            f"on all machines, or have Ray bring it: {_BRING}."
+            f"the source of {', '.join(others)} differs from the run's version ({file}). Install "
+            f"the same version on all machines, or let Ray copy it: {_BRING}."
         )
     return ""

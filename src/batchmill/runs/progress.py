@@ -1,4 +1,4 @@
-"""How far a run has come, read from the ledger: the same for any process that can see it."""
+"""Follows the progress of a run by reading its ledger. Any process can do that."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _COLUMNS = ("input", "outcome", "attempts", "error", "message")
 
 
 class Failure(NamedTuple):
-    """An input that is not ok, and why."""
+    """An input that is not ok, and the reason."""
 
     input: str
     outcome: str
@@ -27,9 +27,14 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """`done` of `total` inputs have an outcome, `failed` of them one that is not ok.
+    """The progress of a run.
 
-    `failures` has the first of these, as they came.
+    Attributes:
+        run: The run's number.
+        total: The number of inputs to execute.
+        done: The number of inputs that have an outcome.
+        failed: The number of inputs whose outcome is not ok.
+        failures: The first inputs that are not ok, in the order of their commits.
     """
 
     run: int
@@ -40,7 +45,7 @@ class Progress:
 
 
 class RunWatcher:
-    """Follows a run; by default the first that begins after the watcher was made."""
+    """Follows a run. By default, follows the first run that begins after the watcher's creation."""
 
     def __init__(self, ledger: Ledger, run: int = 0) -> None:
         self._ledger = ledger
@@ -52,14 +57,17 @@ class RunWatcher:
         self._failures: list[Failure] = []
 
     def poll(self) -> Progress | None:
-        """Look at what has been committed since the last look; None before the run begins."""
+        """Read the outcomes committed since the last call, and return the progress.
+
+        Returns None before the run begins.
+        """
         if not self._run:
             self._run = next(iter(self._ledger.runs()[self._before :]), 0)
         if self._run and self._total < 0:
             try:
                 self._total = count_inputs(self._ledger, self._run)
             except LedgerError:
-                return None  # Its folder is there, its plan not yet.
+                return None  # The run's folder exists, but its plan is not written yet.
         if not self._run:
             return None
         new = [name for name in self._ledger.part_names(self._run) if name not in self._seen]
@@ -67,8 +75,8 @@ class RunWatcher:
             self._take(self._ledger.read_part(name, _COLUMNS))
         self._seen.update(new)
         if new and self._counts.total() > self._total:
-            # Some have two outcomes, one of a node that was thought lost: the ledger knows which
-            # of them counts.
+            # Some inputs have two outcomes, for example one from a node that seemed lost. Read the
+            # records again, because `records` returns only the valid outcome of each input.
             self._counts.clear()
             self._failures.clear()
             self._take(self._ledger.records(_COLUMNS, run=self._run))

@@ -1,4 +1,4 @@
-"""One run over a dataset, from its lease to its summary; who executes its shards is not said."""
+"""One run over a dataset, from its lease to its summary. The caller executes the shards."""
 
 import time
 from collections.abc import Iterator
@@ -29,9 +29,11 @@ from batchmill.runs.summary import Summary, summarise
 
 @dataclass(kw_only=True)
 class Run:
-    """A run that holds its dataset: `divide` it, execute its shards, `finalize`, publish, `end`.
+    """A run that holds the dataset's lease.
 
-    Whoever executes the shards says how many `task_runs` there were, and whether some were `lost`.
+    The caller calls `divide`, executes the shards, calls `finalize`, publishes the tables, and
+    calls `end`. Before `end`, the caller sets the number of `task_runs`, and sets `lost` if some
+    task runs were lost.
     """
 
     prepared: Prepared
@@ -54,7 +56,7 @@ class Run:
     def divide(
         self, batching: Batching, cores: Cores, policy: FailurePolicy
     ) -> tuple[Layout, list[Shard]]:
-        """Divide what is pending into shards, and write the plan that they read."""
+        """Divide the pending inputs into shards, and write the plan that the shards read."""
         layout = plan_shards(
             self.prepared.plan.pending["size"].to_numpy(),
             batching,
@@ -77,22 +79,25 @@ class Run:
         ]
 
     def divide_nothing(self, policy: FailurePolicy) -> None:
-        """Write the plan of a run that has nothing to execute, for who reads it later."""
+        """Write the plan of a run that has nothing to execute. Later readers need the plan."""
         self.divide(Batching(), Cores(total=1, node=1), policy)
 
     def probe(self) -> Probe:
-        """Return what a machine needs to know to tell whether it could run the shards."""
+        """Return the data that a machine needs to check whether it can run the shards."""
         return Probe(dataset=self.prepared.job.output, run=self.number, token=self.lease.token)
 
     def finalize(self, *, prune: bool = False) -> None:
-        """Record what needs no execution, and remove what is there no more.
+        """Record partitions and touched inputs, and remove the files of replaced outcomes.
 
-        With `prune`, withdrawn inputs, too.
+        Args:
+            prune: Also remove the inputs that the manifest no longer lists.
 
-        Raises LedgerError if another run has taken the dataset over.
+        Raises:
+            LedgerError: Another run has taken the dataset's lease.
         """
         self.lease.check()
-        # Before the tables: what was dealt and published is never dealt again.
+        # Record the partitions before the tables are published: a published partition never changes
+        # without a change of settings.
         if self.prepared.job.partitioning:
             manifest, how = self.prepared.manifest, self.prepared.job.partitioning
             record_assignment(self.ledger, self.number, manifest, how)
@@ -104,17 +109,18 @@ class Run:
 
     @property
     def report_is_stale(self) -> bool:
-        """Whether there is more to tell than what the dataset's report tells."""
+        """True if the dataset's report does not show the current state."""
         changed = self.pending or len(self.prepared.plan.withdrawn) or not self.lease.clean
         before = self.ledger.read_summary(self.number - 1) or {}
         changed = changed or before.get("partitions", {}) != partitions_of(self.prepared)
         return bool(changed) or REPORT not in self.ledger.store.names("")
 
     def end(self) -> Summary:
-        """Tidy the ledger up, and record how the run ended; returns it."""
+        """Compact the ledger, record the run's summary, and return it."""
         compact(self.ledger, self.number)
         summary = summarise(self.ledger, self.number)
-        # What was not committed may have files in place that the next run's outcomes do not name.
+        # An input without a committed outcome may have files in the dataset that no outcome names.
+        # The next run must remove them.
         self.lease.clean_end = summary.pending == 0 and not self.lost
         seconds = round(time.time() - self._begun, 3)
         self.ledger.write_summary(
@@ -126,12 +132,18 @@ class Run:
 
 @contextmanager
 def open_run(prepared: Prepared, *, wait: bool = False) -> Iterator[Run]:
-    """Begin a run; the dataset is its own for as long as the block.
+    """Begin a run, and hold the dataset's lease during the block.
 
-    What a killed run has left is swept up, and if the ledger has changed since, the manifest is
-    read again and the plan made anew.
-    With `wait`, waits for the end of another run. Raises LedgerError if there is one, and what
-    `prepare` raises.
+    Removes the leftovers of a killed run. If the ledger has changed since `prepared` was created,
+    the manifest is read again and the plan is made again.
+
+    Args:
+        prepared: The prepared job.
+        wait: Wait for the end of another run that holds the lease.
+
+    Raises:
+        LedgerError: Another run holds the lease, and `wait` is False.
+        BatchmillError: Any error of `prepare`.
     """
     ledger = prepared.ledger
     ledger.create()

@@ -1,4 +1,4 @@
-"""What came of a run, from its plan and the ledger alone."""
+"""The summary of a run, computed only from its plan and the ledger."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -19,10 +19,15 @@ RUN_AGAIN = "Run the same command again to execute the pending inputs."
 class Summary:
     """The state of a dataset's inputs after (or during) a run.
 
-    `outcomes` counts the manifest's inputs by outcome, `pending` those that have none yet;
-    `executed` counts the inputs whose step was started in this run. `failures` has the first few
-    names with their reasons. `partitions` counts the manifest's inputs by partition, if there are
-    any.
+    Attributes:
+        run: The run's number.
+        inputs: The number of inputs in the manifest.
+        outcomes: The number of inputs by outcome.
+        pending: The number of inputs without an outcome.
+        executed: The number of inputs whose step was started in this run.
+        counts: The number of inputs by reason in the run's plan.
+        failures: The first few inputs that are not ok, with their reasons.
+        partitions: The number of inputs by partition; empty without partitions.
     """
 
     run: int
@@ -40,11 +45,11 @@ class Summary:
         return sum(count for kind, count in self.outcomes.items() if kind != "ok")
 
     def accepted(self, failures_allowed: int) -> bool:
-        """Tell whether every input is accounted for, and no more than so many are not ok."""
+        """Return whether all inputs have an outcome, and at most `failures_allowed` are not ok."""
         return self.pending == 0 and self.failed <= failures_allowed
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain values, for scripts."""
+        """Return the summary as plain values, for scripts."""
         return {
             "run": self.run,
             "inputs": self.inputs,
@@ -56,14 +61,14 @@ class Summary:
         }
 
     def sentence(self) -> str:
-        """Say in one sentence how it ended."""
+        """Return the counts as one line of text."""
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.outcomes.items())
         text = f"{self.inputs:,} inputs: {kinds or 'no outcome'}"
         return f"{text}, {self.pending:,} pending" if self.pending else text
 
 
 def summarise(ledger: Ledger, run: int) -> Summary:
-    """Sum up a run; also one that is under way, or was killed."""
+    """Return the summary of a run. The run may still be active, or may have been killed."""
     work = read_work(ledger, run)
     planned = planned_names(ledger, run)
     records = ledger.records(["input", "outcome", "attempts", "error", "message"], run=run)
@@ -78,7 +83,7 @@ def summarise(ledger: Ledger, run: int) -> Summary:
         run=run,
         inputs=work.inputs,
         outcomes={kind: outcomes[kind] for kind in KINDS if outcomes[kind]},
-        # Two sets are compared, not two numbers: each planned input, by its name, has a record.
+        # Compare names, not numbers: each planned input must have a record under its name.
         pending=len(planned) - pc.sum(pc.is_in(planned, records["input"].combine_chunks())).as_py()
         if len(planned)
         else 0,
@@ -97,13 +102,16 @@ class Contents(NamedTuple):
 
 
 def count_contents(ledger: Ledger) -> Contents:
-    """Count what the ledger says is in the dataset."""
+    """Return the number and size of the output files that the ledger names."""
     files = ledger.records(["outputs"])["outputs"].combine_chunks().flatten()
     return Contents(len(files), pc.sum(files.field("size")).as_py() or 0)
 
 
 def count_released(ledger: Ledger) -> int:
-    """Count the inputs that were let go (`retry`, `verify --repair`) and not executed since."""
+    """Return the number of inputs with a requested retry that have not run since.
+
+    `batchmill retry` and `verify --repair` request retries.
+    """
     released = ledger.released()
     if not released:
         return 0
@@ -113,7 +121,7 @@ def count_released(ledger: Ledger) -> int:
 
 
 def failure_message(summary: Summary, dataset: str) -> str:
-    """Say how many inputs are not ok, of which kinds, the first names, and where the rest is."""
+    """Return a message with the counts, the first inputs that are not ok, and the next commands."""
     lines = [summary.sentence()]
     lines += [f"  {name}: {why}" for name, why in summary.failures]
     hidden = summary.failed - summary.counts.get("quarantined", 0) - len(summary.failures)

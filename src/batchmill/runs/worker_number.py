@@ -1,4 +1,4 @@
-"""`num_workers="auto"`: the number of workers, once a few inputs have been measured."""
+"""Replaces `num_workers="auto"` by a number, after measuring a few inputs."""
 
 from collections.abc import Callable
 
@@ -14,9 +14,9 @@ def choose_workers(
     cores: int,
     on_trial: Callable[[], None] = lambda: None,
 ) -> tuple[ExecutionOptions, str]:
-    """Replace "auto" by a number of workers; also return why, or "" if it was not "auto".
+    """Replace "auto" by a number of workers. Also return the reason; "" without a measurement.
 
-    Calls `on_trial` before it executes a few inputs. Without pending inputs, nothing is measured.
+    Calls `on_trial` before it executes a few inputs. Without pending inputs, it measures nothing.
     """
     if execution.num_workers != AUTO:
         return execution, ""

@@ -1,4 +1,4 @@
-"""How many DataLoader workers suit a step: seen on a few inputs, of which nothing is kept."""
+"""Chooses the number of DataLoader workers by executing a few inputs. Discards their outputs."""
 
 import resource
 import threading
@@ -21,59 +21,71 @@ from batchmill.policy import FailurePolicy
 from batchmill.runs.run import open_run
 from batchmill.storage.scratch import scratch_folder
 
-# Enough to tell waiting from working; so long, for those that take long.
+# The trial runs at most this number of inputs, and begins none after `_SECONDS`. Each input may
+# take at most `_LONGEST_SECONDS`.
 _INPUTS, _SECONDS, _LONGEST_SECONDS = 64, 3.0, 20.0
-# What a worker takes of a core to begin and to end.
+# The CPU time that a worker takes to start and to end.
 _WORKER_SECONDS = 0.1
-# With less to go by, the worker's own beginning is all that is seen.
+# In a shorter trial, the CPU time is mostly the time of the worker's start.
 _LEAST_SECONDS = 0.2
-# More workers than that for each core wait for each other, and each takes memory.
+# More workers per core would only wait for each other, and each worker takes memory.
 _MOST_PER_CORE, _MOST = 8, 32
-# A step that works for this part of its time leaves nothing for another worker.
+# A step that uses a core for this share of its time leaves no time for another worker.
 _BUSY = 0.7
 
 
 class Workers(NamedTuple):
-    """A number of DataLoader workers for each shard, and why that many."""
+    """A number of DataLoader workers for each shard, and the reason."""
 
     number: int
     reason: str
 
 
 def measure_workers(prepared: Prepared, cores: int) -> Workers:
-    """Execute a few pending inputs in a worker, and choose how many suit a machine of such cores.
+    """Execute a few pending inputs in one worker, and choose the number of workers.
 
-    What the step gives and writes is thrown away, and its outcomes are recorded nowhere. Raises
-    what `prepare` and `run_shard` raise.
+    The results, files and outcomes of these inputs are discarded.
+
+    Args:
+        prepared: The prepared job.
+        cores: The number of cores of a machine.
+
+    Raises:
+        BatchmillError: Any error of `prepare` and `run_shard`.
     """
     usual = min(cores, MAX_AUTO_WORKERS)
     if prepared.step.kind == "items":
-        return Workers(usual, "one for each core; its items cannot be tried by themselves")
+        return Workers(usual, "one per core; this kind of step cannot run on only a few inputs")
     if prepared.step.is_batched:
-        # It works in the process that drives the workers, which a batch that hangs would end.
-        return Workers(usual, "one for each core; a step on whole batches is not tried")
+        # The model runs in this process, so a batch that hangs would end this process.
+        return Workers(usual, "one per core; a batch step is not measured")
     if not len(prepared.plan.pending):
-        return Workers(usual, "one for each core; there is nothing to execute")
+        return Workers(usual, "one per core; there is nothing to execute")
     if restrictions():
-        return Workers(usual, "one for each core; where limits are set, nothing is tried")
+        return Workers(usual, "one per core; nothing is measured while an allowlist is set")
     outcomes, busy_seconds = _execute_some(prepared)
     ok = [outcome for outcome in outcomes if outcome.kind == "ok"]
     return choose_workers(cores, [outcome.seconds for outcome in ok], busy_seconds)
 
 
 def choose_workers(cores: int, seconds: Sequence[float], busy_seconds: float) -> Workers:
-    """Choose for inputs that took so many seconds each, of which a core was busy for so many.
+    """Choose the number of workers from the times of a trial.
+
+    Args:
+        cores: The number of cores of a machine.
+        seconds: The wall time of each input.
+        busy_seconds: The CPU time of all inputs together.
 
     >>> choose_workers(2, [0.5] * 4, 0.2)
-    Workers(number=16, reason='4 inputs took 0.5 s each, and 10 % of it on a core')
+    Workers(number=16, reason='4 inputs took 0.5 s each, with 10 % of the time on a core')
     """
     usual = min(cores, MAX_AUTO_WORKERS)
     whole = sum(seconds)
     if whole < _LEAST_SECONDS:
-        return Workers(usual, "one for each core; what was tried took too short to tell more")
+        return Workers(usual, f"one per core; the trial measured less than {_LEAST_SECONDS:g} s")
     busy = min(1.0, busy_seconds / whole)
     each = f"{len(seconds)} inputs took {whole / len(seconds):.2g} s each"
-    reason = f"{each}, and {busy:.0%} of it on a core".replace("%", " %")
+    reason = f"{each}, with {busy:.0%} of the time on a core".replace("%", " %")
     if busy >= _BUSY:
         return Workers(usual, reason)
     wanted = round(cores / max(busy, 1 / _MOST_PER_CORE))
@@ -81,7 +93,7 @@ def choose_workers(cores: int, seconds: Sequence[float], busy_seconds: float) ->
 
 
 def _execute_some(prepared: Prepared) -> tuple[list[Outcome], float]:
-    """Execute some inputs into a dataset that is thrown away; return the outcomes and CPU time."""
+    """Execute some inputs into a temporary dataset. Return their outcomes and CPU time."""
     outcomes: list[Outcome] = []
     with scratch_folder() as folder:
         some = _some_of(prepared, folder)
@@ -103,7 +115,7 @@ def _execute_some(prepared: Prepared) -> tuple[list[Outcome], float]:
 
 
 def _some_of(prepared: Prepared, folder: Path) -> Prepared:
-    """Prepare a job over inputs of all sizes but the largest, which would take all the time."""
+    """Prepare a job over a sample of the inputs. The largest 10 % are left out: they take long."""
     pending = prepared.plan.pending
     by_size = np.argsort(pending["size"].to_numpy(), kind="stable")
     usual = by_size[: max(1, len(by_size) * 9 // 10)]
@@ -131,6 +143,6 @@ def _some_of(prepared: Prepared, folder: Path) -> Prepared:
 
 
 def _cpu_seconds() -> float:
-    """Return what the children of this process that have ended took of a core."""
+    """Return the CPU time in seconds of all ended children of this process."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -1,8 +1,8 @@
 """Identify a version of a step by its reference, its sources, its version and its parameters.
 
-Results of a step with another identity are out of date. The sources are those of the module that
-defines the step, and of all of the user's modules that it imports. The standard library and
-installed packages do not count, except the package that contains the step.
+Results of a step with another identity are out of date. The sources include the module that defines
+the step, and all modules of the user that it imports. They do not include the standard library and
+installed packages, except the package that contains the step.
 """
 
 import ast
@@ -71,22 +71,22 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """
     lines = []
     if before["ref"] != now["ref"]:
-        lines.append(f"the step was {before['ref']}")
+        lines.append(f"the step changed from {before['ref']} to {now['ref']}")
     if before["version"] != now["version"]:
-        lines.append(f"its version was {before['version']}, and is {now['version']}")
+        lines.append(f"its version changed from {before['version']} to {now['version']}")
     if before.get("order") != now.get("order"):
         lines.append("the manifest's rows or their order changed")
     for name in sorted(before["params"].keys() | now["params"].keys()):
         old, new = (side["params"].get(name, "its default") for side in (before, now))
         if old != new:
-            lines.append(f"the parameter {name} was {old}, and is {new}")
+            lines.append(f"the parameter {name} changed from {old} to {new}")
     for name in sorted(before["sources"].keys() | now["sources"].keys()):
         if name not in now["sources"]:
             lines.append(f"it no longer imports {name}")
         elif name not in before["sources"]:
             lines.append(f"it now imports {name}")
         elif before["sources"][name] != now["sources"][name]:
-            lines.append(f"the source of {name} has changed")
+            lines.append(f"the source of {name} changed")
     return lines
 
 
@@ -109,7 +109,7 @@ def _sources(ref: str, target: Any) -> dict[str, str]:
     # An object's class may belong to torch, such as Subset. Its module is not the step's.
     if inspect.isroutine(function) or inspect.isclass(function):
         own |= {getattr(inspect.getmodule(function), "__name__", "")} - {""}
-    # Only modules in batchmill.steps count of batchmill itself: the engine does not change results.
+    # Modules of batchmill count only below batchmill.steps: the engine does not change results.
     tops = {name.partition(".")[0] for name in own}
     waiting, sources = sorted(own), {}
     while waiting:
@@ -133,7 +133,7 @@ def _source_file(name: str) -> str | None:
         try:
             spec = importlib.util.find_spec(name)
         except (ImportError, ValueError, AttributeError):
-            return None  # A name in a module, or a module that is not installed.
+            return None  # The name is an attribute of a module, or the module is not installed.
         path = spec.origin if spec else None
     is_source = path and path.endswith(tuple(SOURCE_SUFFIXES)) and os.path.isfile(path)
     return path if is_source else None

@@ -20,7 +20,7 @@ def resolve_reference(reference: str, what: str) -> Any:
 
     Args:
         reference: package.module:attribute.
-        what: What the object is, for messages.
+        what: The kind of the object, for messages.
 
     Returns:
         The object.

@@ -38,7 +38,7 @@ class Step:
         params: Its parameters, with defaults.
         given: The names of the parameters that batchmill fills in.
         identity: The digest of `description`. Results of another identity are out of date.
-        description: What identifies the step.
+        description: The values that identify the step.
     """
 
     ref: str
@@ -51,7 +51,7 @@ class Step:
 
     @property
     def is_batched(self) -> bool:
-        """Whether `process_batch` is called with collated batches of its items."""
+        """True if `process_batch` is called with collated batches of its items."""
         return self.kind != "function" and hasattr(self.target, "process_batch")
 
 
@@ -172,7 +172,7 @@ def _import_module(ref: str, module_name: str, search: str) -> ModuleType:
     """Import a module, with `search` appended to the import path. It stays there."""
     if search and search not in sys.path:
         sys.path.append(search)
-    # The import system caches folder listings, and may miss a file written a moment ago.
+    # The import system caches folder listings, and may miss a new file.
     importlib.invalidate_caches()
     token = _importing.set(module_name)
     try:
@@ -197,7 +197,7 @@ def _import_module(ref: str, module_name: str, search: str) -> ModuleType:
         place = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
         raise StepError(
             f"step {ref}: importing {module_name} failed with {type(error).__name__}: {error}"
-            f"{place}. Fix it until this works: python -c 'import {module_name}'"
+            f"{place}. Fix the module, and check: python -c 'import {module_name}'"
         ) from error
     finally:
         _importing.reset(token)
@@ -208,7 +208,7 @@ _importing: ContextVar[str] = ContextVar("importing", default="")
 
 
 def refuse_nested_run() -> None:
-    """Check that no step module is being imported: it would start a run in each worker.
+    """Check that no step module is being imported, because it would start a run in each worker.
 
     Raises:
         StepError: The module of a step starts a run while it is imported.
@@ -224,7 +224,7 @@ def refuse_nested_run() -> None:
 def _kind(ref: str, target: Any) -> StepKind:
     if _is_iterable_dataset(target):
         raise StepError(
-            f"step {ref}: is an IterableDataset, which has no item for each input. "
+            f"step {ref}: is an IterableDataset, which cannot return one item per input. "
             "Name a Dataset with __getitem__, or a function that takes an input's path."
         )
     if inspect.isclass(target):

@@ -113,10 +113,10 @@ def _missing(
     signature: inspect.Signature,
     params: Mapping[str, Any],
 ) -> list[str]:
-    # A step without `out` may have its output folder under another name.
+    # A step without `out` may use another name for its output folder.
     hint = "" if "out" in signature.parameters else " (a step's output folder is called 'out')"
     return [
-        f"parameter {name!r} is missing. Give it: --param {name}=...{hint}"
+        f"parameter {name!r} is missing. Add --param {name}=...{hint}"
         for name, parameter in named.items()
         if parameter.default is parameter.empty and name not in params
     ]
@@ -124,7 +124,7 @@ def _missing(
 
 def _positional_only(signature: inspect.Signature) -> list[str]:
     return [
-        f"parameter {name!r} is positional-only, but only the first may be. Drop the '/' after it."
+        f"parameter {name!r} is positional-only, which only the first may be. Remove the '/'."
         for name, parameter in list(signature.parameters.items())[1:]
         if parameter.kind is parameter.POSITIONAL_ONLY
     ]
@@ -166,7 +166,7 @@ def hints_of(target: Any) -> dict[str, Any]:
     try:
         return get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError, SyntaxError):
-        # An annotation may use a name that only a type checker imports. Then nothing is checked.
+        # An annotation may use a name that only a type checker imports. Then no type is checked.
         return {}
 
 
@@ -213,7 +213,9 @@ def read_object(text: str, option: str) -> dict[str, Any]:
         value = yaml.safe_load(content)  # YAML includes JSON.
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
-        raise OptionError(f"{option} {text}: is neither JSON nor YAML ({reason}).") from error
+        raise OptionError(
+            f"{option} {text}: is neither JSON nor YAML ({reason}). Fix the file."
+        ) from error
     return _object(value, f"{option} {text}")
 
 

@@ -14,7 +14,7 @@ Refused = Callable[[Sequence[str]], Mapping[int, str]]
 
 
 class ContentCounts:
-    """Marks a parameter that is a path: the content there is part of the step's identity.
+    """Marks a parameter that is a path. The content of the file is part of the step's identity.
 
     `words: Annotated[str | None, ContentCounts(".csv")] = None`. A change of the content re-runs
     all inputs. A relative path is relative to the folder where the run was started.
@@ -24,8 +24,8 @@ class ContentCounts:
         """Mark a parameter.
 
         Args:
-            *suffixes: Which files of a folder count, with their relative names. Default: all.
-            refused: Returns the paths that may not be read here, with the reasons.
+            *suffixes: The suffixes of the files in a folder that count. Default: all files.
+            refused: Returns the reasons for paths that may not be read here, by index.
         """
         self.suffixes = tuple(suffix.lower() for suffix in suffixes)
         self.refused = refused

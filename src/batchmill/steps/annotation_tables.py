@@ -36,7 +36,7 @@ class Annotation(NamedTuple):
     Attributes:
         start: Its start in seconds.
         end: Its end in seconds.
-        label: What is heard.
+        label: Its label, such as a species.
         file: The recording that the table names. Empty if it names none.
     """
 

@@ -29,7 +29,7 @@ class Labels:
         Args:
             start: The start of the part in seconds.
             end: Its end in seconds, which is not part of it.
-            min_overlap_seconds: A label counts if more than this of it lies in the part.
+            min_overlap_seconds: A label counts if more than this overlaps with the part.
 
         Returns:
             The labels, sorted.

@@ -18,7 +18,7 @@ try:
 except ImportError as error:
     raise StepError("Audio steps need soundfile: pip install 'batchmill[audio]'") from error
 
-# Formats that a WAV file can store without loss: its subtype there, and the type to read it as.
+# Formats that WAV stores without loss: the WAV subtype, and the NumPy type for reading.
 _LOSSLESS = {
     "PCM_S8": ("PCM_U8", "int16"),
     "PCM_U8": ("PCM_U8", "int16"),
@@ -56,17 +56,17 @@ def split(
         out: The folder for the clips.
         seconds: The length of a clip.
         overlap: The seconds that a clip shares with the next.
-        include_last: Whether the rest at the end becomes a shorter clip.
-        annotations: A table, or a folder with tables: see `batchmill.steps.annotation_tables`.
+        include_last: True to keep the rest at the end as a shorter clip.
+        annotations: A table, or a folder with tables. See `batchmill.steps.annotation_tables`.
         label_column: The table's column of labels.
-        min_overlap_seconds: A clip has the labels of which more than this lies in it.
-        only_labelled: Whether clips without a label are left out.
+        min_overlap_seconds: A clip gets a label if more than this overlaps with it.
+        only_labelled: True to leave out clips without a label.
 
     Yields:
         One row per clip: `output`, `source` (the recording's file name), `clip` (its number from
-        0), `start` and `end` (seconds), `sample_rate` (Hz), `channels`, `peak` (the largest
-        absolute sample; 1.0 is full scale, and louder compressed sound is clipped). With
-        annotations: `labels` (a sorted list) and `label` (None unless there is exactly one).
+        0), `start` and `end` (seconds), `sample_rate` (Hz), `channels` and `peak` (the
+        largest absolute sample). A `peak` of 1.0 is full scale; louder compressed sound is clipped.
+        With annotations: `labels` (a sorted list) and `label` (None unless there is exactly one).
 
     Raises:
         ValueError: The recording is empty, damaged or shorter than its header says.

@@ -17,8 +17,8 @@ class Clip(NamedTuple):
     Attributes:
         number: Its number in the recording, from 0.
         samples: The samples, [frames, channels].
-        start: Where it begins in the recording, in seconds.
-        end: Where it ends in the recording, in seconds.
+        start: Its start in the recording, in seconds.
+        end: Its end in the recording, in seconds.
         labels: The sorted labels of its annotations. None without annotations.
     """
 
@@ -52,13 +52,13 @@ class Clip(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ClipFilter:
-    """Which clips of a recording are kept.
+    """The rules that select the clips of a recording.
 
     Attributes:
         labels: The recording's annotations. None without annotations.
-        include_last: Whether a shorter clip at the end is kept.
-        min_overlap_seconds: A clip has the labels of which more than this lies in it.
-        only_labelled: Whether clips without a label are left out.
+        include_last: True to keep a shorter clip at the end.
+        min_overlap_seconds: A clip gets a label if more than this overlaps with it.
+        only_labelled: True to leave out clips without a label.
     """
 
     labels: Labels | None
@@ -67,7 +67,7 @@ class ClipFilter:
     only_labelled: bool
 
     def select(self, recording: Recording, length: int, hop: int, dtype: str) -> Iterator[Clip]:
-        """Yield the clips that are kept. Reads the recording to its end in any case.
+        """Yield the selected clips. Always reads the recording to its end.
 
         Args:
             recording: The open recording.

@@ -87,8 +87,8 @@ def tile(
         out: The folder for the tiles.
         size: The side of a tile in pixels.
         overlap: The pixels that a tile shares with the next.
-        include_last: Whether the rest at the right and the bottom becomes smaller tiles. Without
-            it, a picture smaller than a tile has no tiles.
+        include_last: True to keep the rest at the right and the bottom as smaller tiles. If false,
+            a picture smaller than a tile has no tiles.
         format: As in `resize`.
         quality: As in `resize`.
         background: As in `resize`.

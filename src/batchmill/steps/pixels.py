@@ -56,7 +56,7 @@ class Picture(NamedTuple):
         image: The frame, upright, in the mode L, LA, RGB, RGBA, I;16 or F.
         facts: The columns about the source.
         format: The format to write for "same".
-        profile: The ICC profile. Empty if there is none.
+        profile: The ICC profile. Empty without one.
     """
 
     image: Image.Image
@@ -235,7 +235,7 @@ def write_picture(
 
     Args:
         image: The image to write.
-        picture: Where it comes from.
+        picture: The source of the image.
         out: The folder for the file.
         stem: The file's name without suffix.
         form: The format. "same": the picture's.

@@ -82,7 +82,7 @@ class _Files:
 
 def _samples(inputs: Sequence[str], load: str | None) -> Any:
     if load is None:
-        # Chosen for each file, so that one file without a reader fails alone.
+        # The reader is chosen per file, so a file without a reader fails alone.
         return _Files(inputs, open_by_suffix)
     if not is_reference(load):
         return _Files(inputs, choose_load(load, [], "the inputs"))
@@ -163,7 +163,7 @@ class PredictItems:
 
     @property
     def version(self) -> str:
-        """What identifies the model: its file's content, or the sources that make it."""
+        """The identity of the model: its file's content, or the sources that make it."""
         file = self._reference if is_model_file(self._reference) else self._weights
         try:
             content = ContentCounts().content(file) if file else ""

@@ -56,7 +56,7 @@ def log_mel(
         source: The recording. Its channels are averaged.
         out: The folder for the `.npy` files.
         seconds: The length of a clip. None: the whole recording.
-        overlap: As in `batchmill.steps.audio:split`, .
+        overlap: As in `batchmill.steps.audio:split`.
         include_last: As in `split`.
         sample_rate: The rate in Hz to resample each clip to. None: the recording's.
         n_fft: Samples per frame.

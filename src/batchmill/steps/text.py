@@ -67,12 +67,13 @@ def chunk(
     Args:
         source: The text, as UTF-8.
         out: The folder for the chunks.
-        size: The characters, words or tokens of a chunk.
-        overlap: How many of them a chunk shares with the next.
-        unit: What is counted.
+        size: The units of a chunk.
+        overlap: The units that a chunk shares with the next.
+        unit: The unit of `size` and `overlap`.
         tokenizer: package.module:attribute of a function that splits a text into tokens, or of an
             object whose `encode` returns a list of ids and whose `decode` returns their text.
-        errors: What to do about bytes that are not UTF-8, and about NUL.
+        errors: How to handle bytes that are not UTF-8, and NUL: reject the file, replace them, or
+            ignore them.
 
     Yields:
         A row per chunk: `output`, `source` (the text's file name), `chunk` (its number from 0),
@@ -122,7 +123,7 @@ def _text_of(source: Path, errors: Errors) -> str:
 
 
 def _bounds(text: str, unit: Unit, tokenizer: str | None) -> Sequence[int]:
-    """Return where each character, word or token begins, and where the last one ends."""
+    """Return the start of each character, word or token, and the end of the last one."""
     if unit == "characters":
         return range(len(text) + 1)
     if tokenizer is None:
@@ -138,7 +139,7 @@ def _bounds(text: str, unit: Unit, tokenizer: str | None) -> Sequence[int]:
 
 
 def _token_starts(text: str, tokenizer: Any) -> Iterator[int]:
-    """Yield where each token begins in the text.
+    """Yield the start of each token in the text.
 
     If several tokens make up one character, the character belongs to the first of them.
     """
@@ -189,7 +190,7 @@ def _joined(tokens: list[Any]) -> str:
 
 
 def _find(text: str, piece: str, position: int) -> int:
-    """Return where a piece is, if only a gap precedes it, else -1.
+    """Return the start of a piece if only a gap precedes it, else -1.
 
     An empty piece is not found: a part of a character's bytes may be decoded to nothing.
     """

@@ -11,8 +11,8 @@ def windows(
     Args:
         length: The length to divide.
         size: The size of a window.
-        overlap: What a window shares with the next.
-        include_last: Whether the rest at the end becomes a shorter window.
+        overlap: The part that a window shares with the next.
+        include_last: True to keep the rest at the end as a shorter window.
 
     Yields:
         The start and the end of each window.

@@ -1,4 +1,4 @@
-"""Where datasets live and inputs come from: folders, and whatever fsspec opens by URL."""
+"""Stores for datasets and inputs: local folders, and all URLs that fsspec can open."""
 
 from batchmill.storage.local import LocalStore
 from batchmill.storage.objects import ObjectStore
@@ -19,5 +19,5 @@ __all__ = [
 
 
 def open_store(place: str) -> Store:
-    """Return the store at a path or URL; touches nothing."""
+    """Return the store at a path or URL. Nothing is read or written yet."""
     return ObjectStore(place) if is_url(place) else LocalStore(place)

@@ -1,4 +1,4 @@
-"""Credentials and settings for single stores, which a process has for as long as it needs them."""
+"""Credentials and settings for single stores. A process holds them while it needs them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,36 +8,38 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """How files in the bucket of a URL are opened: `options` are those of fsspec's file system.
+    """The credentials and settings for one store.
 
-    They may be secret, and do not show.
+    Attributes:
+        url: The URL of the store.
+        options: The options of fsspec's file system. They may be secret, so `repr` omits them.
     """
 
     url: str
     options: Mapping[str, Any] = field(repr=False)
 
 
-# Of the process, not of a thread or a context: whoever reads and writes does so in several threads.
+# All threads share this list, because stores are read and written in several threads.
 _granted: list[Access] = []
 
 
 @contextmanager
 def access_to(stores: Sequence[Access]) -> Iterator[None]:
-    """Let this process, and those that it forks, open stores in their own way within the block."""
+    """Let this process and its forked children use the options of `stores` during the block."""
     held = [replace(store) for store in stores]
     _granted.extend(held)
     try:
         yield
     finally:
-        # Equal ones may be another's, who goes on.
+        # Compare by identity, because another caller may still use an equal store.
         _granted[:] = [store for store in _granted if not any(store is one for one in held)]
 
 
 def options_for(url: str) -> dict[str, Any]:
-    """Return the options for a URL.
+    """Return the options for a URL; empty if no store matches.
 
-    They are those of the store that it is in, the innermost if several, else of one in its bucket;
-    of equals, the latest.
+    The innermost store that contains the URL matches first, then a store in the same bucket. If
+    several stores match equally, the latest one is used.
     """
     latest = list(reversed(_granted))
     inside = [store for store in latest if _is_below(url, store.url)]
@@ -57,5 +59,5 @@ def _bucket_of(url: str) -> str:
 
 
 def granted_options() -> list[dict[str, Any]]:
-    """Return the options of all stores that this process can open in their own way."""
+    """Return the options of all stores for which this process has options now."""
     return [dict(store.options) for store in _granted]

@@ -1,4 +1,4 @@
-"""Which places may be read or written here, where a variable of the environment says so."""
+"""The paths and URLs that may be read or written, if an environment variable limits them."""
 
 import os
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ DATASETS = "BATCHMILL_ALLOWED_DATASETS"
 
 
 def listed_in(variable: str) -> list[str] | None:
-    """Return what a variable lists, with commas between; None if it is not set."""
+    """Return the comma-separated entries of an environment variable; None if it is not set."""
     value = os.environ.get(variable)
     if value is None:
         return None
@@ -19,22 +19,22 @@ def listed_in(variable: str) -> list[str] | None:
 
 
 def roots_in(variable: str) -> list[str] | None:
-    """Return the folders and URLs that a variable lists; None if it is not set."""
+    """Return the folders and URLs that an environment variable lists; None if it is not set."""
     listed = listed_in(variable)
     return None if listed is None else [_settled(entry) for entry in listed]
 
 
 def is_inside(place: str, roots: Sequence[str]) -> bool:
-    """Tell whether a path or URL is one of the `roots`, or below one."""
+    """Return whether a path or URL is one of the `roots`, or below one."""
     real = _settled(place)
     if is_url(real) and ".." in unquote(real).split("/"):
-        return False  # A web server may take it for a way out.
+        return False  # A web server may resolve it to a place outside.
     if is_web(real) and control_fault(real):
         return False
     return any(f"{real}/".startswith(f"{root.rstrip('/')}/") for root in roots)
 
 
 def _settled(place: str) -> str:
-    """Return a URL, or the path that one leads to when all its links are followed."""
+    """Return a path with all links resolved. Return a URL unchanged."""
     place = without_file_scheme(place)
     return place if is_url(place) else os.path.realpath(os.path.expanduser(place))

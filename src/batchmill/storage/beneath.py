@@ -1,11 +1,11 @@
-"""Reach files below a folder without following links, so that nothing outside is touched.
+"""Open, move and remove files below a folder. Links are not followed, so nothing outside changes.
 
 Each folder of a name is opened relative to the folder before it, and must not be a link. A link
 that another process creates in the meantime has no effect: an open folder stays the same folder.
 Links above the root are followed, because the user named that path.
 
-Every function raises StoreError for a name that leads out of the root, and OSError with ELOOP for a
-link on the way.
+Every function raises StoreError for a name that points outside the root, and OSError with ELOOP for
+a link in the name.
 """
 
 import errno
@@ -40,7 +40,7 @@ def open_folder(root: str, name: str, *, make: bool = False) -> int:
         os.makedirs(root, exist_ok=True)
     if not parts:
         return os.open(root, _FOLDER)
-    # O_NOFOLLOW concerns the last part of a path only, so one call opens the root and this part.
+    # O_NOFOLLOW applies to the last part of a path only, so one call opens the root and this part.
     path = f"{root}/{parts[0]}"
     descriptor = _open(path, None, path, make=make)
     for part in parts[1:]:
@@ -54,7 +54,7 @@ def open_folder(root: str, name: str, *, make: bool = False) -> int:
 
 @contextmanager
 def folder_of(root: str, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-    """Open the folder that contains a file, for the block.
+    """Open the folder that contains a file, and close it after the block.
 
     Yields:
         The file descriptor of the folder, and the last part of the name.
@@ -80,7 +80,7 @@ def open_file(root: str, name: str) -> int:
 
 
 def stat_entry(root: str, name: str) -> os.stat_result | None:
-    """Return the status of a file, folder or link; None if there is nothing of this name."""
+    """Return the status of a file, folder or link; None if the name does not exist."""
     try:
         with folder_of(root, name) as (folder, last):
             return os.stat(last, dir_fd=folder, follow_symlinks=False)
@@ -89,7 +89,7 @@ def stat_entry(root: str, name: str) -> os.stat_result | None:
 
 
 def move(source: tuple[str, str], target: tuple[str, str]) -> None:
-    """Rename a file, and create the folder that it moves to. Each place is a root and a name."""
+    """Rename a file, and create the target folder. `source` and `target` are a root and a name."""
     with folder_of(*source) as (here, name), folder_of(*target, make=True) as (there, new):
         os.rename(name, new, src_dir_fd=here, dst_dir_fd=there)
 
@@ -106,7 +106,7 @@ def remove_tree(root: str, name: str) -> None:
 
 @contextmanager
 def temporary_file(folder: int, name: str, writer: Callable[[BinaryIO], object]) -> Iterator[str]:
-    """Have `writer` write a temporary file in an open folder. It is removed after the block.
+    """Write a temporary file in an open folder with `writer`, and remove it after the block.
 
     Yields:
         The name of the temporary file in the folder.
@@ -119,18 +119,18 @@ def temporary_file(folder: int, name: str, writer: Callable[[BinaryIO], object])
             os.fsync(file.fileno())
         yield temporary
     finally:
-        with suppress(OSError):  # A rename has removed it.
+        with suppress(OSError):  # The file was renamed in the block.
             os.unlink(temporary, dir_fd=folder)
 
 
 def link_file(folder: int, temporary: str, name: str) -> None:
-    """Give a complete file its name. Raise FileExistsError if the name exists."""
+    """Link a complete temporary file to its name. Raise FileExistsError if the name exists."""
     try:
         os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK):
             raise
-        # Some shared file systems have no hard links. There the name appears before its content.
+        # Some shared file systems have no hard links. There, the name appears before its content.
         with (
             open(os.open(name, _CREATE, 0o666, dir_fd=folder), "wb") as file,
             open(os.open(temporary, os.O_RDONLY, dir_fd=folder), "rb") as source,

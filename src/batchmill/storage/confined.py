@@ -1,4 +1,4 @@
-"""Web servers, asked only for what may be read here: a redirect may lead elsewhere."""
+"""A web client that requests allowed URLs only, because a redirect may point to another server."""
 
 from typing import Any
 
@@ -10,16 +10,19 @@ from batchmill.storage.urls import is_web
 
 
 class _ConfinedRequest(ClientRequest):
-    """A request; each redirect makes another one. Raises PermissionError before it is sent."""
+    """A request that raises PermissionError before it is sent if its URL is not allowed.
+
+    aiohttp creates a new request for each redirect, so redirects are checked too.
+    """
 
     def __init__(self, method: str, url: URL, *args: Any, **options: Any) -> None:
         allowed = roots_in(INPUTS) or []
-        # In one way of writing: with %20 or a space, with or without the usual port.
+        # yarl writes all URLs in the same form, for example a space as %20.
         if not is_inside(str(url), [str(URL(root)) for root in allowed if is_web(root)]):
-            raise PermissionError(f"it leads to {url.origin()}, not to what {INPUTS} lists")
+            raise PermissionError(f"{url.origin()} is not in {INPUTS}")
         super().__init__(method, url, *args, **options)
 
 
 async def confined_client(**options: Any) -> ClientSession:
-    """Return a client for fsspec that asks only for what may be read here."""
+    """Return an aiohttp client for fsspec that requests allowed URLs only."""
     return ClientSession(request_class=_ConfinedRequest, **options)

@@ -1,4 +1,4 @@
-"""The file system behind a URL. Every error is a StoreError that names the URL, and no secret."""
+"""The file system of a URL. Every error is a StoreError with the URL and without secrets."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ _FINAL = (
     ValueError,
 )
 _NO_ACCESS = {"NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError"}
-# Of a web server, an error's status speaks of the one file.
+# aiohttp's error for an HTTP error status. It concerns one file, not the whole server.
 _WEB_SERVERS_NO = "ClientResponseError"
 _EXTRAS = {"s3": "pip install 'batchmill[s3]'", "s3a": "pip install 'batchmill[s3]'"}
 _SECRET_NAME = re.compile(r"secret|token|passw|access_?key|account_?key|_key$|^key$|sas", re.I)
@@ -36,19 +36,20 @@ _NO_SECRETS = ("region_name", "profile", "username", "account_name", "project")
 
 @contextmanager
 def connected(url: str) -> Iterator[tuple[Any, str]]:
-    """Give the file system of a URL and the path in it; make each error one that a user can read.
+    """Yield the file system of a URL and the path in it. Convert errors in the block to StoreError.
 
-    Raises StoreError for whatever goes wrong in the block: botocore's errors, aiohttp's, the
-    system's. Its cause is of the same built-in type as the error, and has its text without secrets.
+    Raises:
+        StoreError: The block raised any error, for example of botocore or aiohttp. The cause has
+            the built-in type of that error, and its text without secrets.
     """
     try:
         yield _locate(url)
-    except Exception as error:  # noqa: BLE001  # It is raised again, without its secrets.
+    except Exception as error:  # noqa: BLE001  # StoreError replaces it.
         name = type(error).__name__
-        # Not the error itself: whoever logs this one, logs what it comes from, too.
+        # The error itself may contain secrets, and a traceback of StoreError shows its cause.
         cause = _stand_in(error).with_traceback(error.__traceback__)
         final = isinstance(error, _FINAL) or name in _NO_ACCESS or name == _WEB_SERVERS_NO
-        # This is what is left of an answer that the request makes no sense.
+        # s3fs raises EINVAL if the server rejected the request as invalid.
         final = final or (isinstance(error, OSError) and error.errno == errno.EINVAL)
         raise StoreError(
             hide_secrets(url),
@@ -59,15 +60,15 @@ def connected(url: str) -> Iterator[tuple[Any, str]]:
 
 
 def _stand_in(error: Exception) -> Exception:
-    """Return an error of the same built-in type, whose text has no secret."""
+    """Return an error of the same built-in type, with its text without secrets."""
     kind = next((kind for kind in (*_FINAL, OSError) if isinstance(error, kind)), Exception)
     return kind(_without_secrets(f"{type(error).__name__}: {error}"))
 
 
 def _locate(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL and the path in it; cheap, for fsspec keeps the former.
+    """Return the file system of a URL, which fsspec caches, and the path in it.
 
-    Of the URL, only scheme and host are left to fsspec to interpret: a key may hold anything.
+    fsspec parses only the scheme and the host, because a key may contain any characters.
     """
     scheme, _, rest = url.partition("://")
     host = f"{scheme}://{rest.partition('/')[0]}"
@@ -85,13 +86,13 @@ def _reason(url: str, error: Exception) -> str:
     text = str(error).strip().partition("\n")[0][:300]
     if isinstance(error, ImportError):
         extra = _EXTRAS.get(scheme)
-        return f"{extra} to open {scheme}:// URLs." if extra else f"{text}."
+        return f"{scheme}:// URLs need another library. Run {extra}." if extra else f"{text}."
     if isinstance(error, ValueError) and "rotocol" in text:
-        return f"no library knows {scheme}:// URLs. Check the spelling."
+        return f"no library opens {scheme}:// URLs. Check the spelling."
     if isinstance(error, PermissionError) or type(error).__name__ in _NO_ACCESS:
         return (
-            f"access is refused ({text}). Give yourself the right, or set the store's credentials "
-            "in the environment, a profile, or a saved dataset store."
+            f"access denied ({text}). Get access rights, or set the store's credentials in the "
+            "environment, a profile, or a saved dataset store."
         )
     if isinstance(error, FileNotFoundError):
         return "there is no such file." if text in url else f"{text}."
@@ -101,8 +102,8 @@ def _reason(url: str, error: Exception) -> str:
 
 
 def _without_secrets(text: str) -> str:
-    """Replace every credential that this process knows, whatever a library has put into a text."""
-    # The longest first: one may be a part of another.
+    """Replace every credential of this process in a text. Libraries put them into their errors."""
+    # Replace the longest first, because a secret may be a part of another one.
     for secret in sorted(set(_secrets()), key=len, reverse=True):
         text = text.replace(secret, "***")
     return hide_secrets(text)
@@ -120,7 +121,7 @@ def _secrets() -> Iterator[str]:
 
 
 def _texts(options: object) -> Iterator[str]:
-    """Yield what may be secret of a store's options: all texts but those known to be none."""
+    """Yield the option values of a store that may be secret: all except those in _NO_SECRETS."""
     if isinstance(options, str) and len(options) >= _SHORTEST_SECRET:
         yield options
     elif isinstance(options, Mapping):
@@ -135,7 +136,7 @@ def _texts(options: object) -> Iterator[str]:
 
 
 def _inside_endpoint(url: str) -> Iterator[str]:
-    """Yield what may be secret of a server's address: the password, and each part of the path."""
+    """Yield the parts of a server's URL that may be secret: the password and all parts of the path."""
     rest = url.partition("://")[2]
     parts = [rest.rpartition("@")[0].partition(":")[2], *rest.split("/")[1:]]
     yield from (part for part in parts if len(part) >= _SHORTEST_SECRET)

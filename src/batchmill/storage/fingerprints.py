@@ -1,4 +1,4 @@
-"""What a file is: its size, its time, and the hash of its content."""
+"""The fingerprint of a file: its size, its time, and the hash of its content."""
 
 import os
 import stat
@@ -7,15 +7,19 @@ from typing import IO, NamedTuple
 import xxhash
 
 _READ_BYTES = 2**20
-# Plans and records have times as 64-bit integers: from 1677 to 2262. File systems know others.
+# Plans and records store times as 64-bit integers: the years 1677 to 2262. Some file systems allow
+# other times.
 _EARLIEST, _LATEST = -(2**63), 2**63 - 1
 
 
 class Fingerprint(NamedTuple):
-    """A file as it was at one moment: bytes, nanoseconds since 1970, and what `content_of` gives.
+    """The state of a file at one moment.
 
-    `content` is empty for what is no regular file, or cannot be read. `etag` is a store's own mark
-    of a file, None where there is none.
+    Attributes:
+        size: The size in bytes.
+        mtime_ns: The time of the last change, in nanoseconds since 1970.
+        content: The hash from `content_of`; empty if the file is unreadable or not a regular file.
+        etag: The ETag of the file in its store; None if the store gives no ETag.
     """
 
     size: int
@@ -25,9 +29,13 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint(path: str) -> Fingerprint:
-    """Look at a file and read it. Raises FileNotFoundError if there is none."""
+    """Return the fingerprint of a local file.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+    """
     try:
-        # Of a pipe, reading would wait for a writer.
+        # Without O_NONBLOCK, the call waits if the file is a pipe without a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:
         seen = os.stat(path)
@@ -52,7 +60,7 @@ def recordable(time_ns: int) -> int:
 
 
 def hash_file(file: IO[bytes]) -> str:
-    """Hash what is left to read of an open file, as `content_of` does."""
+    """Hash the rest of an open file, in the format of `content_of`."""
     state = xxhash.xxh3_128()
     while data := file.read(_READ_BYTES):
         state.update(data)
@@ -60,7 +68,11 @@ def hash_file(file: IO[bytes]) -> str:
 
 
 def content_of(path: str) -> str:
-    """Hash a file's content: "xxh128:" and 32 hex digits (XXH3, 128 bits). Raises OSError."""
+    """Return the hash of a file's content: "xxh128:" and 32 hex digits (XXH3, 128 bits).
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return _hash(descriptor, os.fstat(descriptor).st_size)
@@ -69,8 +81,8 @@ def content_of(path: str) -> str:
 
 
 def _hash(descriptor: int, size: int) -> str:
-    """Hash an open file, most likely of this `size`; how much there is, reading tells."""
-    # For a buffer of a megabyte, a small file takes four times as long.
+    """Hash an open file. `size` is its expected size in bytes; the file may have changed since."""
+    # With a buffer of one megabyte, a small file takes four times as long.
     data = os.read(descriptor, min(size + 1, _READ_BYTES))
     if len(data) == size and size < _READ_BYTES:
         return f"xxh128:{xxhash.xxh3_128_hexdigest(data)}"

@@ -1,4 +1,4 @@
-"""A store in a folder of this machine, or of a file system that machines share."""
+"""A store in a local folder, or in a folder that several machines share."""
 
 import errno
 import mmap
@@ -31,9 +31,9 @@ from batchmill.storage.store import FILES, NO_ROOM
 
 _TEMPORARY = re.compile(r"\..+\.part-[0-9a-f]{32}")
 STAGING = ".batchmill/staging"
-# With less free space than this, no file is sure to be written completely.
+# With less free space than this, even a small write may fail.
 _ROOM_BYTES = 2**20
-# Errors of a busy or remote file system. The next try may succeed.
+# Errors of a busy or remote file system. A retry may succeed.
 _PASSING = {errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR}
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 _NO_RIGHT = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -60,7 +60,7 @@ class LocalStore:
         return str(self.root / name)
 
     def exists(self, name: str) -> bool:
-        """Whether there is a file of this name."""
+        """Return whether the name exists."""
         with self._faults(name):
             return stat_entry(self.url, name) is not None
 
@@ -86,8 +86,8 @@ class LocalStore:
 
     def sizes(self, names: Sequence[str]) -> Iterable[int | None]:
         """Return the size of each file in bytes, None if there is no file."""
-        # A million sizes are read to plan a run. The paths are only examined, so a link in one of
-        # them does no harm here.
+        # A plan may need a million sizes, so this is the fast way. It follows links in a path. That
+        # is harmless, because no file is opened.
         prefix = f"{self.root}/"
         for name in names:
             try:
@@ -123,7 +123,7 @@ class LocalStore:
 
     @retry_local
     def write_atomic(self, name: str, writer: Callable[[BinaryIO], object]) -> None:
-        """Have `writer` write a file, and replace `name` with it when it is complete."""
+        """Write a temporary file with `writer`, then replace `name` with it."""
         with (
             self._faults(name),
             folder_of(self.url, name, make=True) as (folder, last),
@@ -143,7 +143,7 @@ class LocalStore:
                 with temporary_file(folder, last, lambda file: file.write(data)) as temporary:
                     link_file(folder, temporary, last)
             except (FileExistsError, FileNotFoundError):
-                # FileNotFoundError: the process that succeeded has removed our temporary file.
+                # FileNotFoundError: another process succeeded, and has removed this temporary file.
                 return False
         return True
 
@@ -173,7 +173,7 @@ class LocalStore:
 
     @retry_local
     def put_folder(self, folder: Path, name: str, files: Sequence[str]) -> None:
-        """Move the `files` of a folder on the same disk to below `name`."""
+        """Move the `files` of a folder on the same disk into the folder `name`."""
         with self._faults(name):
             self._put_folder(folder, name, files)
 
@@ -185,14 +185,14 @@ class LocalStore:
             except OSError:
                 if not stat_entry(self.url, name):
                     raise
-        # The files of an earlier run exist. They are replaced one by one, so that none is missing
-        # at any time.
+        # The files of an earlier run exist. Replace them one by one, so that every file exists at
+        # any time.
         staged = [(str(folder), file) for file in files]
         placed = [(self.url, f"{name}/{file}") for file in files]
         try:
             _replace_files(staged, placed)
         except (FileExistsError, IsADirectoryError, NotADirectoryError):
-            # A file has become a folder, or the other way round.
+            # A file must replace a folder, or a folder must replace a file.
             for source, target in zip(placed, staged, strict=True):
                 if not stat_entry(*target):
                     move(source, target)
@@ -203,7 +203,7 @@ class LocalStore:
 
     @contextmanager
     def staging(self, attempt: str) -> Iterator[Path]:
-        """Create an empty folder on the same disk for the block, so that a rename is enough."""
+        """Create an empty folder on the same disk for the block, so that files can be renamed."""
         name = f"{STAGING}/{attempt}"
         with self._faults(name):
             for needed in (FILES, name):
@@ -213,7 +213,7 @@ class LocalStore:
         finally:
             self.remove(name)
             with suppress(OSError), folder_of(self.url, STAGING) as (folder, last):
-                os.rmdir(last, dir_fd=folder)  # Fails if another attempt has its folder there.
+                os.rmdir(last, dir_fd=folder)  # Fails if another attempt uses the folder.
 
     def leftovers(self) -> Iterator[str]:
         """Yield the names of files that are being written, or whose writer died."""
@@ -226,7 +226,7 @@ class LocalStore:
 
     @property
     def is_full(self) -> bool:
-        """Whether the disk has no free space."""
+        """Return whether the disk has no free space."""
         return not has_room(self.root)
 
     def _list(self, folder: str) -> list[tuple[str, int]]:
@@ -252,17 +252,17 @@ class LocalStore:
 
 
 def has_room(folder: Path) -> bool:
-    """Whether the file system of a folder has free space."""
+    """Return whether the file system of a folder has free space."""
     try:
         space = os.statvfs(folder)
     except OSError:
-        return True  # That is a different fault.
+        return True  # Another call reports this error.
     return space.f_bavail * space.f_frsize >= _ROOM_BYTES
 
 
 def remove_folder(folder: Path | str) -> None:
     """Remove a folder and its content, or a link. Ignore a path that does not exist."""
-    # Usually it does not exist, and this test takes a quarter of the time of an exception.
+    # Usually the path does not exist. This test is four times as fast as an exception.
     if not os.path.lexists(folder):
         return
     if os.path.islink(folder) or not os.path.isdir(folder):
@@ -282,7 +282,7 @@ def _type_of(entry: os.DirEntry[str]) -> int:
 
 def _replace_files(sources: Iterable[_Place], targets: Iterable[_Place]) -> None:
     for source, target in zip(sources, targets, strict=True):
-        # On a second try, the first try has moved some files already.
+        # Before a retry, an earlier attempt may have moved some files.
         if stat_entry(*source) or not stat_entry(*target):
             move(source, target)
 
@@ -307,5 +307,5 @@ def _reason(error: OSError) -> str:
     if error.errno in _NO_ROOM:
         return NO_ROOM
     if error.errno in _NO_RIGHT:
-        return f"{text}. Give yourself the right to write there, or choose another folder."
+        return f"{text}. Change the permissions, or choose another folder."
     return f"{text}."

@@ -20,9 +20,9 @@ def unwritable(url: str) -> str:
     """Return why a dataset cannot be at a URL; empty if it can. Raises StoreError."""
     scheme = url.partition("://")[0]
     if scheme == "memory":
-        return "exists in one process only, and a run has several. Name a folder or a bucket."
+        return "exists in one process only, but a run has several. Name a folder or a bucket."
     if scheme not in WRITABLE:
-        return f"datasets go to a folder or to {', '.join(WRITABLE)}; {scheme}:// is read only."
+        return f"{scheme}:// is read-only; datasets go to a folder or to {', '.join(WRITABLE)}."
     remote.check_url(url)
     remote.check_bucket(url)
     return ""
@@ -44,7 +44,7 @@ class ObjectStore:
         return f"{self.url}/{name}" if name else self.url
 
     def exists(self, name: str) -> bool:
-        """Whether there is a file of this name."""
+        """Return whether the name exists."""
         return remote.stat(self.url_of(name)) is not None
 
     def names(self, folder: str) -> list[str]:
@@ -86,7 +86,7 @@ class ObjectStore:
         remote.write(self.url_of(name), data)
 
     def write_atomic(self, name: str, writer: Callable[[BinaryIO], object]) -> None:
-        """Have `writer` write a file, and replace `name` with it when it is complete."""
+        """Write a temporary file with `writer`, then replace `name` with it."""
         with scratch_folder() as folder:
             path = folder / "file"
             try:
@@ -110,7 +110,7 @@ class ObjectStore:
         in_threads(remote.delete, [*inside, self.url_of(name)], self.threads)
 
     def put_folder(self, folder: Path, name: str, files: Sequence[str]) -> None:
-        """Upload the `files` of a folder to below `name`."""
+        """Upload the `files` of a folder into the folder `name`."""
         for file in files:
             remote.upload(f"{folder}/{file}", self.url_of(f"{name}/{file}"))
 
@@ -124,5 +124,5 @@ class ObjectStore:
 
     @property
     def is_full(self) -> bool:
-        """Whether the store has no free space. A bucket has no limit."""
+        """Return False, because a bucket has no limit."""
         return False

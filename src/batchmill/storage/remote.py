@@ -1,6 +1,6 @@
-"""Files by URL, through fsspec. Whatever fails raises StoreError.
+"""Read and write files by URL, through fsspec. Every function raises StoreError if it fails.
 
-Nothing is cached: what another process has written is seen at once.
+Nothing is cached, so changes by other processes are visible at once.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,9 +16,10 @@ from batchmill.storage.retries import retry_remote
 from batchmill.storage.store import in_threads
 from batchmill.storage.urls import is_url, shown_url, url_fault
 
-# So many calls wait for answers at a time.
+# The number of concurrent requests.
 THREADS = 16
-# Up to so many files are asked for one by one; a listing gives a thousand an answer.
+# Up to this number of files, request each file. For more files, list their folders: one response
+# of a listing has a thousand files.
 FEW = 200
 _WHOLE_BYTES = 32 * 2**20
 _BLOCK_BYTES = 8 * 2**20
@@ -28,10 +29,13 @@ UNKNOWN_TIME = -1
 
 
 class FileStat(NamedTuple):
-    """A file as its store describes it: bytes, nanoseconds since 1970, the store's own mark.
+    """A file as its store describes it.
 
-    Where there is an ETag, the time says nothing, and is 0; else it is None. Of a store that gives
-    neither, the time is UNKNOWN_TIME: whether the file has changed, only its content tells.
+    Attributes:
+        size: The size in bytes; -1 if the store does not give it.
+        mtime_ns: The time of the last change, in nanoseconds since 1970. It is 0 if there is an
+            ETag, and UNKNOWN_TIME if there is neither. Then only the content shows a change.
+        etag: The ETag; None if the store gives no ETag.
     """
 
     size: int
@@ -40,7 +44,7 @@ class FileStat(NamedTuple):
 
 
 def check_url(url: str) -> None:
-    """Raise StoreError for a URL that nothing here can open, or that holds a secret."""
+    """Raise StoreError if a URL contains a secret, or if no library can open it."""
     fault = url_fault(url)
     if fault:
         raise StoreError(shown_url(url), fault)
@@ -49,7 +53,7 @@ def check_url(url: str) -> None:
 
 
 def why_unusable(url: str) -> str:
-    """Say why no URL of this kind can be opened; empty if it can."""
+    """Return the reason why URLs of this kind cannot be opened; empty if they can."""
     try:
         with connected(url):
             return ""
@@ -59,13 +63,13 @@ def why_unusable(url: str) -> str:
 
 @retry_remote
 def stat(url: str) -> FileStat | None:
-    """Return what a store says of a file; None if there is none."""
+    """Return the description of a file; None if it does not exist."""
     try:
         with connected(url) as (files, path):
             found = files.info(path)
             if found.get("type") != "file":
                 return None
-            if found.get("size") is None:  # A web server may not say.
+            if found.get("size") is None:  # A web server may omit the size.
                 found["size"] = len(files.cat_file(path))
             return _seen(found)
     except StoreError as error:
@@ -75,7 +79,7 @@ def stat(url: str) -> FileStat | None:
 
 
 def stat_many(urls: Sequence[str]) -> list[FileStat | None]:
-    """Do as `stat` does for many files: those of one folder by one listing."""
+    """Return the descriptions of many files, as `stat` does. Large folders are listed instead."""
     if len(urls) <= FEW:
         return in_threads(stat, urls, THREADS)
     folders: dict[str, int] = {}
@@ -93,14 +97,14 @@ def stat_many(urls: Sequence[str]) -> list[FileStat | None]:
 
 @retry_remote
 def find(url: str) -> dict[str, FileStat]:
-    """Return all files below a URL, by their names relative to it, in sorted order."""
+    """Return all files below a URL, by relative name, in sorted order."""
     found = _listed(url, lambda files, path: files.find(path, detail=True).values())
     return dict(sorted(_files_in(found).items()))
 
 
 @retry_remote
 def glob(pattern: str) -> dict[str, FileStat]:
-    """Return the files that fit a pattern, by URL, in sorted order."""
+    """Return the files that match a pattern, by URL, in sorted order."""
     with connected(pattern) as (files, path):
         found = files.glob(path, detail=True)
         return {
@@ -112,36 +116,36 @@ def glob(pattern: str) -> dict[str, FileStat]:
 
 @retry_remote
 def is_folder(url: str) -> bool:
-    """Tell whether there are files below a URL."""
+    """Return whether there are files below a URL."""
     with connected(url) as (files, path):
         return bool(files.isdir(path.rstrip("/")))
 
 
 @retry_remote
 def names(url: str) -> list[str]:
-    """Return the names in a folder, in sorted order; of one that is not there, none."""
+    """Return the names in a folder in sorted order; empty if the folder does not exist."""
     found = _listed(url, lambda files, path: files.ls(path, detail=True))
-    # Some stores have a marker, of no bytes, for a folder itself.
+    # Some stores have an empty object as a marker of the folder itself.
     return sorted({name.rstrip("/") for name in found} - {""})
 
 
 @retry_remote
 def check_bucket(url: str) -> None:
-    """Raise StoreError unless the bucket of a URL is there and lets us in."""
+    """Raise StoreError if the bucket of a URL does not exist or rejects the credentials."""
     with connected(url) as (files, path):
         bucket = "" if is_url(path) else path.partition("/")[0]
         if not bucket:
-            return  # A web server, or memory.
+            return  # Web servers and memory have no buckets.
         try:
             files.info(bucket)
         except FileNotFoundError as error:
-            what = f"no bucket {bucket!r}. Make it, or check name and endpoint"
+            what = f"no bucket {bucket!r}. Create it, or check its name and the endpoint"
             raise FileNotFoundError(what) from error
 
 
 @retry_remote
 def read(url: str) -> bytes:
-    """Return a file's content."""
+    """Return the content of a file."""
     with connected(url) as (files, path):
         data: bytes = files.cat_file(path)
         return data
@@ -149,7 +153,7 @@ def read(url: str) -> bytes:
 
 @retry_remote
 def open_for_arrow(url: str) -> pa.NativeFile:
-    """Open a file for Arrow: a large one is fetched piece by piece, as it is read."""
+    """Open a file for Arrow. A large file is fetched in blocks while it is read."""
     with connected(url) as (files, path):
         if files.size(path) <= _WHOLE_BYTES:
             return pa.BufferReader(files.cat_file(path))
@@ -158,21 +162,21 @@ def open_for_arrow(url: str) -> pa.NativeFile:
 
 @retry_remote
 def content_of(url: str) -> str:
-    """Read a file and hash its content, as `fingerprints` does."""
+    """Read a file and hash its content, as `fingerprints.content_of` does."""
     with connected(url) as (files, path), files.open(path, "rb", block_size=_BLOCK_BYTES) as file:
         return hash_file(file)
 
 
 @retry_remote
 def write(url: str, data: bytes) -> None:
-    """Write a file, at once."""
+    """Write a whole file atomically, and replace an earlier one."""
     with connected(url) as (files, path):
         files.pipe_file(path, data)
 
 
 @retry_remote
 def create(url: str, data: bytes) -> bool:
-    """Write a file that is not there yet; False if it is."""
+    """Write a file that does not exist yet. Return False if it exists."""
     try:
         with connected(url) as (files, path):
             files.pipe_file(path, data, mode="create")
@@ -185,21 +189,21 @@ def create(url: str, data: bytes) -> bool:
 
 @retry_remote
 def upload(path: str, url: str) -> None:
-    """Write a local file to a URL, at once; in parts if it is large."""
+    """Upload a local file atomically. A large file is sent in parts."""
     with connected(url) as (files, target):
         files.put_file(path, target)
 
 
 @retry_remote
 def fetch(url: str, path: str) -> None:
-    """Write a file to a local path."""
+    """Fetch a file to a local path."""
     with connected(url) as (files, source):
         files.get_file(source, path)
 
 
 @retry_remote
 def delete(url: str) -> None:
-    """Remove a file; one that is not there is no fault."""
+    """Remove a file. Ignore a file that does not exist."""
     try:
         with connected(url) as (files, path):
             files.rm_file(path)
@@ -218,7 +222,7 @@ def _list_folder(url: str) -> dict[str, FileStat]:
 def _listed(
     url: str, ask: Callable[[Any, str], Iterable[dict[str, Any]]]
 ) -> dict[str, dict[str, Any]]:
-    """Return what a listing says of a folder's inside, by relative name; nothing if it is none."""
+    """Return the entries of a listing, by relative name; empty if the folder does not exist."""
     try:
         with connected(url) as (files, path):
             found = list(ask(files, path))

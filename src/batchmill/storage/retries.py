@@ -1,4 +1,4 @@
-"""Repeat an operation on a store if the reason for its failure may pass."""
+"""Retry an operation on a store if the cause of its failure may pass."""
 
 import time
 from collections.abc import Callable
@@ -12,16 +12,17 @@ _Result = TypeVar("_Result")
 
 
 class Retry:
-    """Decorates a function: after a failure that may pass, it waits and tries again.
+    """A decorator that retries a function after a StoreError whose cause may pass.
 
-    `pauses` are the waiting times in seconds, one per repetition.
+    Args:
+        pauses: The waiting times in seconds, one before each retry.
     """
 
     def __init__(self, *pauses: float) -> None:
         self.pauses = pauses
 
     def __call__(self, function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-        """Return the function with repetitions."""
+        """Return the function with retries."""
 
         @wraps(function)
         def repeat(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
@@ -38,5 +39,5 @@ class Retry:
 
 
 retry_local = Retry(0.1, 0.5, 2.0, 5.0)
-# The libraries behind URLs repeat an operation several times themselves.
+# The libraries that open URLs already retry several times.
 retry_remote = Retry(1.0, 5.0)

@@ -1,4 +1,4 @@
-"""Temporary folders of this machine, which do not outlive their process for long."""
+"""Temporary folders on this machine. Later calls remove the folders of killed processes."""
 
 import fcntl
 import os
@@ -16,9 +16,15 @@ FOR_FILES, FOR_SOCKETS = "batchmill-scratch-", "batchmill-mp-"
 
 @contextmanager
 def scratch_folder(prefix: str = FOR_FILES, base: Path | None = None) -> Iterator[Path]:
-    """Give an empty folder, gone after the block; in `base`, or where TMPDIR says.
+    """Create an empty folder, and remove it after the block.
 
-    What others have left there that were killed is removed, too. Raises StoreError.
+    Args:
+        prefix: The start of the folder's name.
+        base: The folder to create it in; the system's temporary folder by default. Folders that
+            killed processes left there are removed.
+
+    Raises:
+        StoreError: The folder cannot be created.
     """
     folder, descriptor = lock_scratch_folder(prefix, base)
     try:
@@ -29,16 +35,22 @@ def scratch_folder(prefix: str = FOR_FILES, base: Path | None = None) -> Iterato
 
 
 def short_base(longest: int) -> Path:
-    """Return where TMPDIR says, or /tmp if that has more bytes: paths of sockets have 107."""
+    """Return the system's temporary folder, or /tmp if its path has more than `longest` bytes.
+
+    The path of a socket has at most 107 bytes.
+    """
     usual = tempfile.gettempdir()
     return Path(usual if len(os.fsencode(usual)) <= longest else os.path.join(os.sep, "tmp"))
 
 
 def lock_scratch_folder(prefix: str = FOR_FILES, base: Path | None = None) -> tuple[Path, int]:
-    """Make an empty folder, and return it with the descriptor that keeps it from being swept up.
+    """Create an empty folder, and return it with a file descriptor that locks it.
 
-    The kernel closes the descriptors of what is killed, and with the last one gives up the lock.
-    Raises StoreError.
+    Other processes do not remove the folder while it is locked. The lock ends when the last copy of
+    the descriptor is closed. The kernel closes the descriptors of a killed process.
+
+    Raises:
+        StoreError: The folder cannot be created.
     """
     base = base or Path(tempfile.gettempdir())
     _sweep(base, prefix)
@@ -48,17 +60,17 @@ def lock_scratch_folder(prefix: str = FOR_FILES, base: Path | None = None) -> tu
         hidden.mkdir(mode=0o700)
         descriptor = os.open(hidden, os.O_RDONLY)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
-        hidden.rename(folder)  # Only now can it be found, and it is locked.
+        hidden.rename(folder)  # Other processes find only the locked folder.
     except OSError as error:
         raise StoreError(
-            str(base), f"{error.strerror}. Name another temporary folder with TMPDIR.", general=True
+            str(base), f"{error.strerror}. Set TMPDIR to another folder.", general=True
         ) from error
     return folder, descriptor
 
 
 def _sweep(base: Path, prefix: str) -> None:
     for entry in base.glob(f"{prefix}*"):
-        with suppress(OSError):  # Somebody is there, or was quicker.
+        with suppress(OSError):  # The folder is in use, or another process removed it.
             descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The interface of a store, and what all stores use."""
+"""The interface of a store, and functions that all stores use."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,22 +24,22 @@ _Item = TypeVar("_Item")
 class Store(Protocol):
     """Files with names relative to a folder or URL. The parts of a name are separated by `/`.
 
-    A file exists completely or not at all. A method that fails raises StoreError. If the reason may
-    pass, it tries a few times before. It also raises StoreError for a name that leads out of the
-    store or through a link.
+    A file exists completely or not at all. A method that fails raises StoreError. If the cause may
+    pass, the method retries a few times first. It also raises StoreError for a name that points
+    outside the store or contains a link.
     """
 
     url: str
     """The path of the folder, or the URL."""
     threads: int
-    """The number of concurrent calls that makes many calls faster."""
+    """The number of threads to use for many calls."""
 
     def url_of(self, name: str) -> str:
         """Return the full path or URL of `name`."""
         ...
 
     def exists(self, name: str) -> bool:
-        """Whether there is a file of this name."""
+        """Return whether the name exists."""
         ...
 
     def names(self, folder: str) -> list[str]:
@@ -75,9 +75,9 @@ class Store(Protocol):
         ...
 
     def write_atomic(self, name: str, writer: Callable[[BinaryIO], object]) -> None:
-        """Have `writer` write a file, and replace `name` with it when it is complete.
+        """Write a temporary file with `writer`, then replace `name` with it.
 
-        `writer` may be called again.
+        A retry calls `writer` again.
         """
         ...
 
@@ -97,9 +97,9 @@ class Store(Protocol):
         ...
 
     def put_folder(self, folder: Path, name: str, files: Sequence[str]) -> None:
-        """Move the `files` of a local folder to below `name`.
+        """Move the `files` of a local folder into the folder `name`.
 
-        Each file replaces an earlier one. Other files below `name` stay.
+        Each file replaces an earlier one.
         """
         ...
 
@@ -116,7 +116,7 @@ class Store(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether the store has no free space."""
+        """Return whether the store has no free space."""
         ...
 
 
@@ -128,14 +128,14 @@ def parts_of(root: str, name: str) -> list[str]:
         name: A name with `/` between its parts.
 
     Raises:
-        StoreError: The name could lead out of the root.
+        StoreError: The name could point outside the root.
     """
     parts = name.split("/") if name else []
     if not {"", ".", ".."}.isdisjoint(parts) or "\0" in name:
         raise StoreError(
             root,
-            f"the name {name!r} leads out of this dataset. Nothing was changed. Do not use the "
-            "dataset, or remove the file that contains this name.",
+            f"the name {name!r} points outside this dataset. Nothing was changed. Remove the file "
+            "that contains this name, or do not use the dataset.",
             general=True,
         )
     return parts

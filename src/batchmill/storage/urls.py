@@ -1,18 +1,18 @@
-"""Names of places: paths of this machine, or URLs; and what a URL may not hold."""
+"""Functions for paths of this machine and for URLs. A URL must not contain credentials."""
 
 import os
 import re
 from urllib.parse import unquote, urlsplit
 
-# One letter before the colon is a drive of Windows.
+# A single letter before the colon is a Windows drive.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _NAME_BYTES = 255
 _SHOWN = 80
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# A password, which may have slashes and more @ in it; a number after the colon is a port.
+# A password, which may contain slashes and @. A number after the colon is a port.
 _PASSWORD = re.compile(r"(?<=://)[^/:@\s]*:(?!\d+(?:[/?#]|$))\S*@")
 _QUERY = re.compile(r"(?<=://)([^\s?#]*)[?#]\S*")
-# Of these, what stands before an @ is a container or a user, and no secret.
+# In these schemes, the text before an @ is a container or a user, not a secret.
 _NAMED_ACCOUNTS = ("abfs", "abfss", "az", "sftp", "ssh")
 _SECRET_WORD = re.compile(
     r"(?:^|[^a-z0-9])(?:sig|signature|token|secret|password|passwd|auth|authorization|credentials?"
@@ -22,7 +22,7 @@ _SECRET_WORD = re.compile(
 
 
 def is_url(place: str) -> bool:
-    """Tell a URL from a path.
+    """Return whether a place is a URL, not a path.
 
     >>> [is_url(place) for place in ("s3://bucket/a", "/data/a", "a://b", "C://data")]
     [True, False, False, False]
@@ -31,7 +31,7 @@ def is_url(place: str) -> bool:
 
 
 def without_file_scheme(place: str) -> str:
-    """Write a `file:` URL as the path that it is; return anything else as it is.
+    """Return the path of a `file:` URL. Return other URLs and paths unchanged.
 
     >>> without_file_scheme("file:///data/a"), without_file_scheme("file://localhost/data")
     ('/data/a', '/data')
@@ -43,20 +43,20 @@ def without_file_scheme(place: str) -> str:
 
 
 def same_place(one: str, other: str) -> bool:
-    """Tell whether two paths or URLs name the same folder."""
+    """Return whether two paths or URLs name the same folder."""
     if is_url(one) or is_url(other):
         return one.rstrip("/") == other.rstrip("/")
     return os.path.realpath(one) == os.path.realpath(other)
 
 
 def absolute(place: str) -> str:
-    """Make a path absolute, `~` the home folder; a URL is so already."""
+    """Return the absolute form of a path, with `~` as the home folder. Return a URL unchanged."""
     place = without_file_scheme(place)
     return place if is_url(place) else os.path.abspath(os.path.expanduser(place))
 
 
 def join(root: str, name: str) -> str:
-    """Return the place of `name`, which may be relative to `root`, a folder or URL.
+    """Return the path or URL of `name`. A relative name is relative to `root`, a folder or URL.
 
     >>> join("s3://bucket/in", "a.wav"), join("/data", "s3://b/a.wav"), join("s3://b", "/data/a")
     ('s3://bucket/in/a.wav', 's3://b/a.wav', '/data/a')
@@ -67,7 +67,7 @@ def join(root: str, name: str) -> str:
 
 
 def parent(place: str) -> str:
-    """Return the folder that a file is in.
+    """Return the folder of a file.
 
     >>> parent("s3://bucket/in/a.csv"), parent("/data/a.csv")
     ('s3://bucket/in', '/data')
@@ -76,7 +76,7 @@ def parent(place: str) -> str:
 
 
 def last_part(place: str) -> str:
-    """Return a file's own name, as a local copy of it can have.
+    """Return the last part of a path or URL, for the file name of a local copy.
 
     >>> last_part("https://host/in/a.wav?version=2"), last_part("s3://bucket/in/b.wav")
     ('a.wav', 'b.wav')
@@ -84,12 +84,12 @@ def last_part(place: str) -> str:
     if is_web(place):
         place = urlsplit(place).path
     name = place.rpartition("/")[2].replace("\0", "") or "input"
-    # No name of a file has more than 255 bytes.
+    # A file name has at most 255 bytes.
     return name if len(name.encode()) <= _NAME_BYTES else name[-_NAME_BYTES // 4 :]
 
 
 def hide_secrets(text: str) -> str:
-    """Leave out of a text what may be a credential in a URL: passwords, and all queries.
+    """Replace passwords and queries of URLs in a text, because they may be credentials.
 
     >>> hide_secrets("s3://key:sec/ret@bucket/a and https://host/a?sig=abc")
     's3://***@bucket/a and https://host/a?***'
@@ -98,12 +98,12 @@ def hide_secrets(text: str) -> str:
 
 
 def is_web(url: str) -> bool:
-    """Tell whether a URL is a web server's."""
+    """Return whether a URL starts with http:// or https://."""
     return url.startswith(("http://", "https://"))
 
 
 def shown_url(url: str) -> str:
-    """Return a URL as it may be shown: all of it, unless it holds a credential."""
+    """Return a URL for a message. If it contains a credential, only its harmless end is shown."""
     if not _holds_credential(url):
         return url
     scheme, _, rest = url.partition("://")
@@ -111,26 +111,26 @@ def shown_url(url: str) -> str:
 
 
 def url_fault(url: str) -> str:
-    """Say what is wrong with a URL; empty if nothing is."""
+    """Return the reason to reject a URL; empty if the URL is valid."""
     scheme, _, rest = url.partition("://")
     if _holds_credential(url):
         return (
-            "holds a credential, which would stand in logs and in the dataset. Put credentials "
-            "where the store's own tools look for them: environment or profile."
+            "holds a credential, which would appear in logs and in the dataset. Set credentials in "
+            "the environment or in a profile instead."
         )
     if _URL.match(rest.partition("::")[2]):
-        return "is a chain of URLs. Name the file itself."
+        return "is a chain of URLs. Give the URL of the file itself."
     if rest.startswith("/") and scheme != "memory":
-        return "names no bucket or host."
+        return "names no bucket or host. Add it after ://."
     return control_fault(url)
 
 
 def control_fault(url: str) -> str:
-    """Say what is wrong with a URL that has a tab, a line's end or the like in it."""
+    """Return the reason to reject a URL with control characters; empty if it has none."""
     if _CONTROL.search(url):
         return (
-            "has a control character in it, which some libraries leave out: what is left would be "
-            "another URL. Remove it."
+            "contains a control character. Some libraries drop it and open a different URL. Remove "
+            "the character."
         )
     return ""
 

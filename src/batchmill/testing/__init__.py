@@ -1,4 +1,4 @@
-"""For tests of steps of your own: `check_step` runs one as a run does, and says what it breaks."""
+"""Test your own steps: `check_step` runs a step as a real run does, and lists its faults."""
 
 from batchmill.testing.check import check_step
 

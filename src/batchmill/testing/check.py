@@ -1,4 +1,4 @@
-"""Check a step against what batchmill promises of it and what it therefore asks of it."""
+"""Check that a step fulfils the requirements of batchmill."""
 
 import json
 import os
@@ -28,15 +28,25 @@ def check_step(
     params: Mapping[str, Any] | None = None,
     rows: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Run a step over copies of `samples`, as runs do, and return its rows, a dict each.
+    """Run a step over copies of some files, check it, and return its rows.
 
-    `step` is a reference or a function or class; `rows` has the manifest's other columns of each
-    sample (`label` for a Dataset that takes labels). Several runs, in DataLoader workers and in a
-    process of its own; a row's `input` is the sample's name, the rest is as the step gave it.
+    The step runs several times: in DataLoader workers, and in a fresh process.
 
-    Raises AssertionError, which lists all that is wrong: samples that are not ok, a step or params
-    that another process cannot have, results that depend on the process, the workers, the order,
-    the place or an earlier run, inputs that are changed, files outside of `out`.
+    Args:
+        step: A function, a class, or the reference of one.
+        samples: The paths of the files.
+        params: The step's parameters.
+        rows: The manifest's other columns of each sample, such as `label` for a torch Dataset that
+            takes labels.
+
+    Returns:
+        The rows of all samples. `input` is the sample's file name.
+
+    Raises:
+        AssertionError: The step has faults. It lists all faults: samples that are not ok, a step or
+            params that another process cannot load, changed inputs, or files outside of `out`. A
+            result must not depend on the process, the workers, the order, the place or an earlier
+            run.
     """
     __tracebackhide__ = True
     paths = [Path(sample).absolute() for sample in samples]
@@ -66,12 +76,12 @@ def check_step(
 
 def _check_arguments(paths: Sequence[Path], rows: Sequence[Mapping[str, Any]] | None) -> None:
     if not paths:
-        raise OptionError("no samples. Give it the paths of some files.")
+        raise OptionError("there are no samples. Give the path of at least one file.")
     for path in paths:
         if not path.is_file():
-            raise OptionError(f"the sample {path} is no file. Check the path.")
+            raise OptionError(f"the sample {path} is not a file. Check the path.")
     if rows is not None and len(rows) != len(paths):
-        raise OptionError(f"{len(rows)} rows for {len(paths)} samples. Give one for each.")
+        raise OptionError(f"{len(rows)} rows for {len(paths)} samples. Give one row per sample.")
 
 
 def _told(name: str, paths: Sequence[Path], faults: Sequence[str]) -> str:
@@ -85,7 +95,7 @@ def _count(number: int, what: str) -> str:
 
 
 class _Check:
-    """One step and its samples; `faults` does the work, `first` has the first run's results."""
+    """The check of one step. `faults` runs the step, `first` holds the results of its first run."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
@@ -95,7 +105,7 @@ class _Check:
         return replace(self._trial, folder=self._trial.folder.with_name(name))
 
     def faults(self) -> Iterator[str]:
-        """Yield what is wrong, a text each. Raises BatchmillError where nothing can be run."""
+        """Yield the faults. Raises BatchmillError if the step cannot be run."""
         trial = self._trial
         trial.set_up()
         before = trial.seen()
@@ -105,13 +115,13 @@ class _Check:
             if result.fault:
                 yield f"{name} is not ok: {result.fault}"
         if all(result.fault for result in self.first.values()):
-            return  # There is nothing to compare.
+            return  # There are no results to compare.
         touched = list(_touched(trial, before))
         yield from touched
         yield from _strays(trial)
         fresh = self._fresh()
         yield from _fresh_faults(fresh, trial)
-        # What differs once differs again: its cause is told once.
+        # Only the first difference is reported, because the others have the same cause.
         differing = (
             self._other_workers()
             or self._differing(_results(fresh), "in a fresh process, in another folder,")
@@ -121,7 +131,7 @@ class _Check:
             yield differing
 
     def _differing(self, others: Results, when: str) -> str:
-        """Say what the first sample is that gave something else, and what; empty if none did."""
+        """Describe the first sample with another result. Empty if there is no difference."""
         for name, result in self.first.items():
             if not result.fault and name in others and others[name] != result:
                 what, remedy = _difference(result, others[name])
@@ -131,7 +141,7 @@ class _Check:
 
     def _other_workers(self) -> str:
         trial = self._another("again")
-        # Item i of a list belongs to row i: there, another order is another work.
+        # Item i of a list belongs to row i, so the order of the rows must not change.
         trial.set_up(backwards=self._trial.prepare().step.kind != "items")
         done = trial.run(num_workers=2, batch_size=1)
         return self._differing(done, "in another run, with other workers in another order,")
@@ -140,7 +150,7 @@ class _Check:
         trial = self._another("fresh")
         trial.set_up()
         job = trial.job()
-        # As a manifest gives them: it fills in what a row lacks, and knows one type a column.
+        # The manifest fills in missing values, and gives each column one type.
         rows = trial.prepare().manifest.manifest_rows()
         listed = zip(trial.names, rows, strict=True)
         inputs = [(name, str(trial.inputs / name), row) for name, row in listed]
@@ -148,7 +158,7 @@ class _Check:
         return run_fresh(trial.folder / "process", task)
 
     def _second_run(self) -> str:
-        """Say what a second run does that it should not; empty if it does as it should."""
+        """Describe a fault of the second run. Empty if there is no fault."""
         trial = self._trial
         pending = trial.prepare().plan.pending
         if len(pending):
@@ -168,11 +178,11 @@ def _touched(trial: Trial, before: Mapping[str, Any]) -> Iterator[str]:
     after = trial.seen()
     for name in sorted(before.keys() | after.keys()):
         if name not in after:
-            yield f"{name}: it removed or renamed its input. Inputs are to be read only."
+            yield f"{name}: it removed or renamed its input. Only read inputs."
         elif name not in before:
-            yield f"{name}: it wrote beside its input. Write to `out`."
+            yield f"{name}: it wrote to its input's folder. Write to `out`."
         elif before[name] != after[name]:
-            yield f"{name}: it changed its input. Inputs are to be read only; write to `out`."
+            yield f"{name}: it changed its input. Only read inputs, and write to `out`."
 
 
 def _strays(trial: Trial) -> Iterator[str]:
@@ -186,13 +196,13 @@ def _fresh_faults(fresh: Fresh, trial: Trial) -> Iterator[str]:
         yield f"another process cannot run it: {fresh.fault}"
         return
     for place in fresh.left:
-        yield f"it left a file in {place}. Write to `out`, or remove what you write elsewhere."
+        yield f"it left a file in {place}. Write to `out`, or remove the file."
     known = dict(trial.prepare().step.description)
-    known.pop("order", None)  # Of a list; it belongs to the manifest.
+    known.pop("order", None)  # The order belongs to the manifest, not to the step.
     for line in differences(json.loads(json.dumps(known)), fresh.description):
         yield (
-            f"each process takes it for another step: {line}. A run would execute all again each "
-            "time: make params and `version` plain values that are always the same."
+            f"its identity differs in each process: {line}. Each run would execute all inputs "
+            "again. Make params and `version` plain values that never change."
         )
 
 
@@ -206,15 +216,15 @@ def _results(fresh: Fresh) -> Results:
 
 
 def _difference(first: Result, other: Result) -> tuple[str, str]:
-    """Return what differs between two results of one input, and what to do about it."""
-    remedy = "Let it depend on its input, its params and its row alone."
+    """Return the difference between two results of one input, and its fix. Empty if equal."""
+    remedy = "Make it depend only on its input, its params and its row."
     if other.fault:
         return f"it is not ok: {other.fault}", remedy
     if len(first.rows) != len(other.rows):
-        return f"it gave {len(other.rows)} rows, not {len(first.rows)}", remedy
+        return f"it returned {len(other.rows)} rows, not {len(first.rows)}", remedy
     for number, (row, now) in enumerate(zip(first.rows, other.rows, strict=True)):
         for key in sorted(row.keys() | now.keys()):
-            # As text: NaN is not equal to itself.
+            # Values are compared as text, because NaN is not equal to itself.
             texts = [json.dumps(side.get(key), sort_keys=True) for side in (row, now)]
             if texts[0] != texts[1]:
                 return f"row {number} has {key}={texts[1]}, not {texts[0]}", remedy
@@ -223,7 +233,7 @@ def _difference(first: Result, other: Result) -> tuple[str, str]:
             return f"it wrote {sorted(other.files)}, not {sorted(first.files)}", remedy
         if first.files[name] != other.files[name]:
             return (
-                f"{name} has other bytes",
-                f"{remedy} Seed what is random, and keep times out of file headers.",
+                f"the content of {name} differs",
+                f"{remedy} Seed random numbers, and write no times into file headers.",
             )
     return "", ""

@@ -1,6 +1,7 @@
-"""A step in a process that knows nothing of the test: imported by its name, in an empty folder.
+"""Run a step in a fresh process, which imports it by its reference in an empty folder.
 
-Run as a script, with a JSON file of what to do as its argument; writes what came of it to another.
+The process runs this file as a script. It reads a JSON file with the task, and writes the result to
+another JSON file.
 """
 
 import json
@@ -13,12 +14,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _TIMEOUT_SECONDS = 600
-# Texts hash otherwise than in this process: sets of them have another order.
+# The new process gets another hash seed, so that sets of text have another order.
 _HASH_SEEDS = ("1", "2")
 
 
 class Fresh(NamedTuple):
-    """What a fresh process says: outcomes as plain values, the step's description, files left."""
+    """The result of a fresh process.
+
+    Attributes:
+        outcomes: The outcomes as plain values.
+        description: The step's description.
+        left: The files that the step left behind.
+        fault: The reason why the step could not be run. Empty if it ran.
+    """
 
     outcomes: list[dict[str, Any]]
     description: Mapping[str, Any]
@@ -27,9 +35,14 @@ class Fresh(NamedTuple):
 
 
 def run_fresh(folder: Path, task: Mapping[str, Any]) -> Fresh:
-    """Run a step on some inputs in a new process; `folder` is for what it writes.
+    """Run a step on some inputs in a new process.
 
-    `task` has `step`, `params`, `search` and `inputs`: name, path and row of each.
+    Args:
+        folder: The folder for the files of the process.
+        task: `step`, `params`, `search` and `inputs` (name, path and row of each input).
+
+    Returns:
+        The result.
     """
     places = {name: folder / name for name in ("work", "temporary", "dataset")}
     for place in places.values():
@@ -42,7 +55,7 @@ def run_fresh(folder: Path, task: Mapping[str, Any]) -> Fresh:
     try:
         done = _run(task_file, answer_file, places, seed)
     except subprocess.TimeoutExpired:
-        return Fresh([], {}, [], f"it did not end within {_TIMEOUT_SECONDS} s")
+        return Fresh([], {}, [], f"the process did not end within {_TIMEOUT_SECONDS} s")
     left = [
         f"{'its working directory' if name == 'work' else 'the temporary folder'}: {path.name}"
         for name in ("work", "temporary")
@@ -50,7 +63,7 @@ def run_fresh(folder: Path, task: Mapping[str, Any]) -> Fresh:
     ]
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        said = lines[-1] if lines else "without a word"
+        said = lines[-1] if lines else "it wrote no error message"
         return Fresh([], {}, left, f"the process ended with code {done.returncode}: {said}")
     answer = json.loads(answer_file.read_text(encoding="utf-8"))
     return Fresh(answer["outcomes"], answer["description"], left, answer["fault"])
@@ -60,7 +73,7 @@ def _run(
     task: Path, answer: Path, places: Mapping[str, Path], seed: str
 ) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        # -P: the folder of this file is no place to import from.
+        # -P keeps the folder of this file out of the import path.
         [sys.executable, "-P", __file__, str(task), str(answer)],
         cwd=places["work"],
         env={**os.environ, "PYTHONHASHSEED": seed, "TMPDIR": str(places["temporary"])},

@@ -1,4 +1,4 @@
-"""A step over copies of some samples, in a dataset of its own: what came of each."""
+"""Run a step over copies of some samples in a separate dataset."""
 
 import json
 import os
@@ -18,12 +18,18 @@ from batchmill.runs.run import open_run
 from batchmill.storage import FILES
 from batchmill.storage.fingerprints import Fingerprint, fingerprint
 
-# A step that hangs fails its test, and not the patience of whoever waits for it.
+# A step that hangs fails its test after this time.
 _TIMEOUT_SECONDS = 300.0
 
 
 class Result(NamedTuple):
-    """What came of one sample: its rows, its files' hashes by name, and why it is not ok."""
+    """The result of one sample.
+
+    Attributes:
+        rows: Its rows.
+        files: The hashes of its files, by name.
+        fault: The reason why it is not ok. Empty if it is ok.
+    """
 
     rows: list[dict[str, Any]]
     files: Mapping[str, str]
@@ -32,9 +38,9 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A folder with copies of the samples and a dataset made of them.
+    """A folder with copies of the samples, and a dataset made from them.
 
-    A copy is at NUMBER/FOLDER/NAME, and that is its input's name: samples may be called alike.
+    The name of an input is NUMBER/FOLDER/NAME, because samples may have the same file name.
     """
 
     folder: Path
@@ -45,7 +51,7 @@ class Trial:
 
     @property
     def names(self) -> list[str]:
-        """The names of the inputs, one for each sample."""
+        """The names of the inputs, one per sample."""
         return [
             f"{number}/{sample.parent.name or 'root'}/{sample.name}"
             for number, sample in enumerate(self.samples)
@@ -53,7 +59,7 @@ class Trial:
 
     @property
     def inputs(self) -> Path:
-        """The folder that the copies are in, and nothing else."""
+        """The folder with the copies. It holds no other files."""
         return self.folder / "inputs"
 
     def set_up(self, *, backwards: bool = False) -> None:
@@ -68,7 +74,7 @@ class Trial:
         (self.folder / "manifest.jsonl").write_text("".join(lines), encoding="utf-8")
 
     def job(self) -> Job:
-        """Return the job. Raises OptionError for params that are not what JSON knows."""
+        """Return the job. Raises OptionError if params cannot be written as JSON."""
         return make_job(
             manifest=str(self.folder / "manifest.jsonl"),
             step=self.step,
@@ -77,11 +83,11 @@ class Trial:
         )
 
     def prepare(self) -> Prepared:
-        """Plan the job anew, as the next run would."""
+        """Plan the job again, as the next run would."""
         return prepare(self.job())
 
     def run(self, *, num_workers: int, batch_size: int) -> dict[str, Result]:
-        """Execute what is pending, as a run does; returns what came of it, by input."""
+        """Execute the pending inputs, and return their results by input."""
         outcomes: list[Outcome] = []
         with open_run(self.prepare()) as run:
             batching = Batching(batch_size=batch_size, num_workers=num_workers)
@@ -95,13 +101,13 @@ class Trial:
         return {outcome.input.removeprefix("inputs/"): result_of(outcome) for outcome in outcomes}
 
     def seen(self) -> dict[str, Fingerprint]:
-        """Return what is in the folder of copies now."""
+        """Return the fingerprints of all files in the folder of the copies."""
         found = (Path(place, name) for place, _, names in os.walk(self.inputs) for name in names)
         return {str(path.relative_to(self.inputs)): fingerprint(str(path)) for path in found}
 
 
 def result_of(outcome: Outcome) -> Result:
-    """Return what came of an input, with its files named as the step named them."""
+    """Return the result of an input, with the file names that the step used."""
     inside = f"{FILES}/{outcome.input_id}/"
     fault = ""
     if outcome.kind != "ok":

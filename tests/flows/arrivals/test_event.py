@@ -1,4 +1,4 @@
-"""The event that tells of new data, and what is watched for it."""
+"""The event about new files, and the checks of the watched source."""
 
 from itertools import pairwise
 
@@ -37,7 +37,7 @@ def test_the_event_names_source_files_and_deployment():
 
 
 @pytest.mark.slow
-def test_a_server_that_is_away_has_not_taken_it():
+def test_an_unreachable_server_raises_a_service_error():
     (port,) = free_ports()
     of = WatchTarget(source="/data/in", pattern="*", min_age=1)
     with (
@@ -57,12 +57,14 @@ def test_a_server_that_is_away_has_not_taken_it():
         ("", {}, "has no name"),
         ("s3://key:secret@bucket/in", {}, "holds a credential"),
         ("bad\udcff", {}, "is not UTF-8"),
-        ("nosuch://bucket/in", {}, "no library knows"),
+        ("nosuch://bucket/in", {}, "no library opens"),
         (".", {"min_age": -1}, "is less than the minimum of 0"),
         (".", {"min_age": float("nan")}, "0 or more"),
     ],
 )
-def test_what_cannot_be_watched_is_told(words, monkeypatch, bucket, source, options, expected):
+def test_a_source_that_cannot_be_watched_is_rejected(
+    words, monkeypatch, bucket, source, options, expected
+):
     monkeypatch.chdir(words)
     source = source.replace("s3://bucket", bucket)
     with pytest.raises(BatchmillError, match=expected) as error:
@@ -70,7 +72,7 @@ def test_what_cannot_be_watched_is_told(words, monkeypatch, bucket, source, opti
     assert "secret" not in str(error.value)
 
 
-def test_a_dataset_that_the_first_run_will_make_is_no_mistake(tmp_path):
+def test_a_dataset_that_does_not_exist_yet_is_reported(tmp_path):
     out = tmp_path / "out"
     of = WatchTarget(source="/in", pattern="*", min_age=1, deployment="a/b", dataset=str(out))
     with pytest.raises(OptionError, match=f"^the dataset {out} does not exist yet.$"):

@@ -1,4 +1,4 @@
-"""What is watched for a deployment is completed from it, or it is said why it cannot be."""
+"""The watch options are completed from the deployment, or the deployment is rejected."""
 
 from functools import partial
 from uuid import uuid4
@@ -22,7 +22,7 @@ def api(prefect_server):
 
 @pytest.fixture
 def watch(api, tmp_path):
-    """Watches for a deployment with these parameters."""
+    """Returns a function that creates a deployment and checks it for watching."""
 
     def watch(**parameters):
         flow = api("/flows/", {"name": "preprocess"})["id"]
@@ -40,7 +40,7 @@ def saved(block):
 
 @pytest.fixture
 def unfit(api):
-    """A saved store that is none any more: its URL is a number."""
+    """A saved store that is not valid, because its URL is a number."""
     block = DatasetStore(url="s3://lab/x", options={"secret": SECRET})
     reference = saved(block)
     place = f"/block_documents/{reference['$ref']['block_document_id']}"
@@ -48,7 +48,7 @@ def unfit(api):
     return reference
 
 
-def test_a_deployments_blocks_tell_what_its_runs_make(watch, tmp_path):
+def test_the_dataset_is_read_from_a_deployments_blocks(watch, tmp_path):
     store = DatasetStore(url=str(tmp_path / "sets"))
     assert watch(output="a", store=saved(store)).dataset == str(tmp_path / "sets" / "a")
     job = SavedJob(manifest="/x", step="a:b", output="b", inputs={"pattern": "*.wav"}, store=store)
@@ -71,12 +71,12 @@ def test_a_deployments_blocks_tell_what_its_runs_make(watch, tmp_path):
         ("job", ["x"]),
     ],
 )
-def test_a_block_that_cannot_be_had_is_told(watch, name, given):
+def test_a_block_that_cannot_be_used_is_rejected(watch, name, given):
     with pytest.raises(BatchmillError, match=rf"(--deployment preprocess/.*)?{name}"):
         watch(output="ds", **{name: given})
 
 
-def test_a_block_that_does_not_fit_is_told_without_its_secrets(watch, unfit, tmp_path):
+def test_the_error_about_an_invalid_block_contains_no_secrets(watch, unfit, tmp_path):
     with pytest.raises(
         BatchmillError, match="its store is a block that does not exist, or"
     ) as error:

@@ -1,4 +1,4 @@
-"""The watcher's loop over a real folder, with a real server: what it does when things go away."""
+"""The watcher's loop over a real folder and a real bucket, with a real Prefect server."""
 
 import os
 
@@ -40,7 +40,9 @@ def watching(source, folder_watcher, report, warn):
 
 
 @pytest.mark.parametrize("polled", [False, True])
-def test_a_source_that_goes_and_comes_back(source, folder_watcher, prefect_server, polled):
+def test_watching_resumes_when_a_removed_source_is_back(
+    source, folder_watcher, prefect_server, polled
+):
     away = source.with_name("away")
     reported, warnings = [], []
 
@@ -67,7 +69,7 @@ def test_a_source_that_goes_and_comes_back(source, folder_watcher, prefect_serve
     assert "can be read again" in warnings[1]
 
 
-def test_a_bucket_with_nothing_in_it_may_be_watched(prefect_server, bucket, words):
+def test_an_empty_bucket_can_be_watched(prefect_server, bucket, words):
     reported = []
 
     def report(payload):
@@ -85,38 +87,38 @@ def test_a_bucket_with_nothing_in_it_may_be_watched(prefect_server, bucket, word
     assert reported == [["a.txt", "b.txt", "c.txt", "d.txt", "manifest.csv"], ["e.txt"]]
 
 
-def test_a_source_that_is_not_there_at_the_beginning_is_told(source, folder_watcher):
+def test_a_source_that_does_not_exist_at_the_start_is_rejected(source, folder_watcher):
     source.rmdir()
     with pytest.raises(ManifestError, match="no such folder"):
         watching(source, folder_watcher, print, print).start()
 
 
-def rings(folder_watcher):
+def has_changed(folder_watcher):
     return folder_watcher.wait(0.1)
 
 
-def test_the_bell_rings_for_what_comes_and_for_another_folder_of_this_name(source, folder_watcher):
-    # When it hears, and for what is there already.
-    wait_for(lambda: rings(folder_watcher), "that it hears")
-    wait_for(lambda: not folder_watcher.wait(1), "silence")
+def test_new_files_and_a_replaced_folder_are_changes(source, folder_watcher):
+    # The start of watching is a change too, because files may exist already.
+    wait_for(lambda: has_changed(folder_watcher), "the start of watching")
+    wait_for(lambda: not folder_watcher.wait(1), "no changes")
     (source / "new" / "deep").mkdir(parents=True)
-    wait_for(lambda: rings(folder_watcher), "the first ring")
-    wait_for(lambda: not folder_watcher.wait(1), "silence")
+    wait_for(lambda: has_changed(folder_watcher), "the change by new folders")
+    wait_for(lambda: not folder_watcher.wait(1), "no changes")
     source.rename(source.with_name("other"))
-    wait_for(lambda: rings(folder_watcher), "the ring for its going")
+    wait_for(lambda: has_changed(folder_watcher), "the change by the removal of the folder")
     source.mkdir()
-    wait_for(lambda: rings(folder_watcher), "the ring for its coming")
-    wait_for(lambda: not folder_watcher.wait(1), "silence")
+    wait_for(lambda: has_changed(folder_watcher), "the change by the new folder")
+    wait_for(lambda: not folder_watcher.wait(1), "no changes")
     (source / "a.txt").write_text("a")
-    wait_for(lambda: rings(folder_watcher), "the ring of the new folder")
+    wait_for(lambda: has_changed(folder_watcher), "the change by a file in the new folder")
 
 
-def test_a_name_that_is_not_utf8_does_not_silence_the_bell(source, folder_watcher):
-    wait_for(lambda: rings(folder_watcher), "that it hears")
-    wait_for(lambda: not folder_watcher.wait(1), "silence")
+def test_a_name_that_is_not_utf8_does_not_stop_the_watcher(source, folder_watcher):
+    wait_for(lambda: has_changed(folder_watcher), "the start of watching")
+    wait_for(lambda: not folder_watcher.wait(1), "no changes")
     (source / os.fsdecode(b"bad\xff.txt")).write_text("b")
-    wait_for(lambda: rings(folder_watcher), "the first ring")
-    wait_for(lambda: not folder_watcher.wait(1), "silence")
+    wait_for(lambda: has_changed(folder_watcher), "the change by the file with the bad name")
+    wait_for(lambda: not folder_watcher.wait(1), "no changes")
     (source / "a.txt").write_text("a")
-    wait_for(lambda: rings(folder_watcher), "the second ring")
+    wait_for(lambda: has_changed(folder_watcher), "the change by the second file")
     assert folder_watcher.failure == ""

@@ -1,4 +1,4 @@
-"""How many shards a cluster runs at a time: asked of a head that may fall silent."""
+"""The number of shards that a cluster can run, also while its head does not respond."""
 
 import socket
 import threading
@@ -25,13 +25,13 @@ def capacity(monkeypatch):
         yield Capacity(RayCluster(address=f"ray://127.0.0.1:{port}"), {"CPU": 2})
 
 
-def test_what_living_nodes_have_room_for(capacity, monkeypatch):
+def test_only_living_nodes_are_counted(capacity, monkeypatch):
     monkeypatch.setattr(ray, "nodes", lambda: NODES)
     assert capacity() == 3
     assert capacity.alive == {"a", "b"}
 
 
-def test_a_head_that_takes_questions_and_does_not_answer(capacity, monkeypatch):
+def test_a_head_that_accepts_connections_but_does_not_respond(capacity, monkeypatch):
     answers, asked = threading.Event(), []
 
     def ask():
@@ -41,7 +41,7 @@ def test_a_head_that_takes_questions_and_does_not_answer(capacity, monkeypatch):
 
     monkeypatch.setattr(ray, "nodes", ask)
     assert (capacity(), capacity()) == (None, None)
-    assert len(asked) == 1  # What Ray is asked while it does not answer, it is asked once.
+    assert len(asked) == 1  # The second call waits for the first request.
     monkeypatch.setattr("batchmill.flows.cluster.capacity._HEAD_SECONDS", 0.0)
     with pytest.raises(RunError, match="stopped responding"):
         capacity()
@@ -50,7 +50,7 @@ def test_a_head_that_takes_questions_and_does_not_answer(capacity, monkeypatch):
     asked[0].join()
 
 
-def test_what_ray_raises_is_raised_where_it_was_asked(capacity, monkeypatch):
+def test_an_error_of_ray_is_raised_in_the_calling_thread(capacity, monkeypatch):
     def ask():
         raise ConnectionError("the other end is gone")
 

@@ -1,4 +1,4 @@
-"""How Ray is connected to: what cannot work is told at once, also to a deployment's run."""
+"""The connection to Ray: obvious errors are reported at once, also in a deployment's run."""
 
 import pytest
 from batchmill.blocks.ray_cluster import RayCluster
@@ -8,14 +8,14 @@ from live import free_ports
 from batchmill import OptionError, ServiceError
 
 
-def test_an_address_at_which_nobody_answers():
+def test_an_address_without_a_server_is_rejected():
     (port,) = free_ports()
     cluster = RayCluster(address=f"ray://127.0.0.1:{port}")
     with pytest.raises(ServiceError, match="nothing responds there"), ray_runner(cluster):
-        pytest.fail("nobody is there")
+        pytest.fail("the address was accepted")
 
 
-def test_a_part_of_a_runtime_environment_that_ray_would_overlook():
+def test_an_unknown_field_of_a_runtime_environment_is_rejected():
     cluster = RayCluster(address="local", runtime_env={"workin_dir": "."})
-    with pytest.raises(OptionError, match="knows no 'workin_dir'"), ray_runner(cluster):
-        pytest.fail("it is refused")
+    with pytest.raises(OptionError, match="has no field 'workin_dir'"), ray_runner(cluster):
+        pytest.fail("the field was accepted")

@@ -1,4 +1,4 @@
-"""The token that a Ray shows or asks for: a local one always has one."""
+"""Ray's token: a cluster gets the configured token, a local Ray gets a random one."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ NAMES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
 @pytest.fixture(autouse=True)
 def _no_token(monkeypatch, tmp_path):
     for name in NAMES:
-        monkeypatch.setenv(name, "x")  # So that monkeypatch takes back what is set.
+        monkeypatch.setenv(name, "x")  # Makes monkeypatch restore the variable after the test.
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delitem(sys.modules, "ray", raising=False)
@@ -30,18 +30,18 @@ def test_a_local_ray_gets_a_token_of_its_own():
     assert found["RAY_AUTH_MODE"] == "token"
 
 
-def test_a_cluster_is_shown_its_token():
+def test_the_configured_token_of_a_cluster_is_used():
     present_token(RayCluster(address="ray://head:10001", token="secret"))
     assert settings() == {"RAY_AUTH_TOKEN": "secret", "RAY_AUTH_MODE": "token"}
 
 
-def test_a_cluster_without_a_token_is_shown_none():
+def test_no_token_is_set_for_a_cluster_without_one():
     present_token(RayCluster(address="ray://head:10001"))
     assert settings() == {}
 
 
 @pytest.mark.parametrize("address", ["local", "ray://head:10001"])
-def test_a_token_of_the_users_is_kept(address, tmp_path):
+def test_the_token_file_of_the_user_is_kept(address, tmp_path):
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("secret")
     present_token(RayCluster(address=address))
@@ -54,7 +54,7 @@ def test_a_user_may_choose_a_local_ray_without_a_token(monkeypatch):
     assert settings() == {"RAY_AUTH_MODE": "disabled"}
 
 
-def test_a_ray_that_was_imported_before_can_not_have_a_new_token(monkeypatch):
+def test_no_token_is_set_if_ray_is_imported_already(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     present_token(RayCluster(address="local"))
     assert settings() == {}

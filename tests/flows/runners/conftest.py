@@ -1,4 +1,4 @@
-"""A runner whose task runs end when a test says so, and the shards of a planned run."""
+"""A runner whose task runs are ended by the test, and the shard of a planned run."""
 
 from dataclasses import dataclass, field
 from uuid import UUID, uuid4

@@ -1,4 +1,4 @@
-"""Lost shards are submitted again, halved or ended; lost nodes are found."""
+"""Lost shards are submitted again, halved or ended. Lost nodes are detected."""
 
 import pytest
 from batchmill.flows.runners.loss_policy import LossPolicy, split_lost
@@ -42,9 +42,11 @@ def test_after_the_allowed_losses_no_shard_is_submitted_again(make_runner, make_
     policy.handle_loss(SubmittedShard(shard_of(), make_future()), "killed")
     assert policy.losses == 1
     assert queue.waiting == []
-    assert queue.ended_early == [
-        "shard 1/1, 8 inputs lost its process; 1 were lost in this run: killed"
-    ]
+    (reason,) = queue.ended_early
+    assert reason == (
+        "shard 1/1, 8 inputs lost its process (killed). After 0 losses in one run, lost shards are "
+        "not submitted again."
+    )
     assert [end.state.type.value for end in queue.ends] == ["CRASHED"]
 
 
@@ -86,8 +88,8 @@ def test_the_shards_of_a_missing_node_are_lost_after_five_seconds(
     policy.fail_lost_nodes(15.0)
     assert [submitted.shard for submitted in queue.running.values()] == [there]
     assert {end.state.message for end in queue.ends} == {
-        "its node is gone",
-        "a node is gone, before it began",
+        "its node was lost",
+        "a node was lost before the shard began",
     }
     assert runner.killed == [futures[2]], "it could still begin elsewhere"
     assert [(shard.start, shard.attempt) for shard in queue.waiting] == [(4, 2)]

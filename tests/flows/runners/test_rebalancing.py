@@ -1,4 +1,4 @@
-"""Inputs of a straggler move to nodes that would stand idle."""
+"""Inputs of a slow shard move to idle nodes."""
 
 import pytest
 from batchmill.flows.runners import rebalancing
@@ -43,7 +43,7 @@ def test_a_shard_is_divided_into_nearly_equal_parts(start, stop, parts, expected
     assert ranges(divide(shard, parts)) == expected
 
 
-def test_an_idle_node_gets_inputs_of_the_straggler(planned, control, queue, make_runner):
+def test_an_idle_node_gets_inputs_of_the_running_shard(planned, control, queue, make_runner):
     rebalancer = Rebalancer(make_runner(count=2), queue, workers=1)
     rebalancer.rebalance(2, 100.0)
     rebalancer.rebalance(2, 104.9)
@@ -91,7 +91,7 @@ def test_no_split_is_requested(planned, control, queue, make_runner, commit, cas
 
 
 @pytest.mark.parametrize(("answer", "expected"), [(None, []), (15, [(15, 17), (17, 20)])])
-def test_what_a_shard_left_before_its_end_is_kept(
+def test_a_split_just_before_the_end_of_a_shard_is_kept(
     planned, control, queue, future, make_runner, answer, expected
 ):
     rebalancer = Rebalancer(make_runner(count=2), queue, workers=1)
@@ -103,4 +103,4 @@ def test_what_a_shard_left_before_its_end_is_kept(
     assert removed.shard.stop == (answer or planned.stop)
     assert queue.running == {}
     assert ranges(queue.waiting) == expected
-    rebalancer.rebalance(2, 6.0)  # The request is no longer pending, so that nothing is read.
+    rebalancer.rebalance(2, 6.0)  # No request is pending, so the shard's files are not read.

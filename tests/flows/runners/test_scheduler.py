@@ -1,4 +1,4 @@
-"""The scheduler submits shards, collects how they ended, and stops when it has to."""
+"""The scheduler submits shards, collects how they ended, and stops on request."""
 
 import pytest
 from batchmill.flows.runners import scheduler as scheduling

@@ -1,4 +1,4 @@
-"""What the Prefect API shows of a run whose process was killed."""
+"""The states in Prefect of a run whose process was killed."""
 
 from uuid import uuid4
 
@@ -36,7 +36,7 @@ def client(prefect_server):
         (Failed(message="2 failed"), ("FAILED", "2 failed"), "RUNNING"),
     ],
 )
-def test_a_dead_runs_task_runs_are_ended_whoever_has_ended_it(client, before, after, of_shards):
+def test_a_killed_run_and_its_task_runs_are_ended(client, before, after, of_shards):
     run = client.create_flow_run(killed)
     states = [Running(), Completed(message="done")]
     shards = [

@@ -1,9 +1,9 @@
-"""A process that has used Prefect may be forked: by a DataLoader, say."""
+"""A process that has used Prefect can be forked, for example by a DataLoader."""
 
 import multiprocessing
 import threading
 
-import batchmill.flows.services.api  # noqa: F401  # What is used of Prefect, is used by way of it.
+import batchmill.flows.services.api  # noqa: F401  # It installs the fix for forks.
 import pytest
 from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -11,7 +11,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 @pytest.fixture
 def used(prefect_server):
-    """This process has told a Prefect server of something, which starts a thread of Prefect's."""
+    """This process has sent an event to a Prefect server, which starts a thread of Prefect."""
     with temporary_settings({PREFECT_API_URL: prefect_server}):
         emit_event("batchmill.tested", resource={"prefect.resource.id": "batchmill.test"})
         assert "EventsWorkerThread" in [thread.name for thread in threading.enumerate()]
@@ -19,7 +19,7 @@ def used(prefect_server):
 
 
 @pytest.mark.usefixtures("used")
-def test_its_forks_end_as_others_do():
+def test_forks_exit_with_0():
     forks = [multiprocessing.get_context("fork").Process(target=print) for _ in range(2)]
     for fork in forks:
         fork.start()

@@ -1,10 +1,12 @@
-"""The process of the temporary server: it ends by itself where it is not needed."""
+"""The process of the temporary server ends if it is not needed."""
 
+import stat
 import subprocess
 import sys
 
 import pytest
-from batchmill.flows.services.server_process import NOT_NEEDED
+from batchmill.flows.services.server_process import NOT_NEEDED, PASSWORD, auth_string, folder_in
+from contention import at_once
 from live import clean_environment
 
 PROFILE = 'active = "mine"\n[profiles.mine]\nPREFECT_API_URL = "http://127.0.0.1:9/api"\n'
@@ -12,7 +14,7 @@ PROFILE = 'active = "mine"\n[profiles.mine]\nPREFECT_API_URL = "http://127.0.0.1
 
 @pytest.mark.parametrize("where", ["environment", "profile", "project"])
 @pytest.mark.slow
-def test_a_server_that_the_settings_name_makes_it_end(where, tmp_path):
+def test_the_process_ends_if_a_server_is_configured(where, tmp_path):
     home = tmp_path / "home"
     home.mkdir()
     environment = clean_environment(home)
@@ -31,3 +33,18 @@ def test_a_server_that_the_settings_name_makes_it_end(where, tmp_path):
     )
     assert done.returncode == NOT_NEEDED
     assert not (home / "batchmill").exists()
+
+
+def test_the_credentials_are_random_private_and_the_same_for_all_processes(tmp_path):
+    folder = folder_in(tmp_path / "home")
+
+    def check(number):
+        (tmp_path / str(number)).write_text(auth_string(folder))
+
+    at_once(8, check)
+    seen = {(tmp_path / str(number)).read_text() for number in range(8)}
+    assert seen == {auth_string(folder)}
+    assert auth_string(folder_in(tmp_path / "other")) not in seen
+    assert stat.S_IMODE((folder / PASSWORD).stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [path.name for path in folder.iterdir()] == [PASSWORD]

@@ -1,4 +1,4 @@
-"""What is said of a Prefect server that cannot be used."""
+"""Messages about a Prefect server that cannot be used."""
 
 import pytest
 from batchmill.flows.arrivals.watch_target import watched
@@ -19,7 +19,7 @@ def a_watcher(folder):
 
 
 @pytest.mark.parametrize("use", [a_run, a_watcher])
-def test_an_address_without_its_api_is_told(prefect_server, work, use):
+def test_an_address_without_the_api_path_is_reported(prefect_server, work, use):
     url = prefect_server.removesuffix("/api")
     expected = f"{url} has no API there (404 Not Found). Give its API's address, which ends in /api"
     with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ServiceError) as error:
@@ -29,7 +29,7 @@ def test_an_address_without_its_api_is_told(prefect_server, work, use):
 
 @pytest.mark.parametrize("use", [a_run, a_watcher])
 @pytest.mark.slow
-def test_a_server_that_is_not_there_is_told(work, use):
+def test_a_server_that_does_not_respond_is_reported(work, use):
     url = f"http://127.0.0.1:{free_ports()[0]}/api"
     with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ServiceError) as error:
         use(work)

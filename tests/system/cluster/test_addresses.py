@@ -47,7 +47,7 @@ def test_a_shard_goes_where_it_has_what_it_asks_for(shell, cluster, node, undist
     assert contents(work / "out") == contents(undisturbed)
     done = shell.run(*command(work, "no", *options, "--shard-resource", "num_gpus=2"))
     assert done.returncode == 2
-    assert "No node of the Ray cluster can run a shard: it asks for CPU=1, GPU=2" in done.stderr
+    assert "No node of the Ray cluster can run a shard: a shard needs CPU=1, GPU=2" in done.stderr
 
 
 @pytest.mark.long
@@ -81,7 +81,7 @@ def test_a_cluster_that_asks_for_a_token(shell, undisturbed, work, address):
         where = getattr(cluster, address)
         done = shell.run(*command(work, "out", "--ray", where))
         assert done.returncode == 2
-        assert "If the cluster asks for a token: set RAY_AUTH_TOKEN" in done.stderr
+        assert "If the cluster requires a token, set RAY_AUTH_TOKEN" in done.stderr
         assert "Traceback" not in done.stderr
         saved = shell.run(sys.executable, "-c", SAVE, where, secret)
         assert saved.returncode == 0, saved.stderr

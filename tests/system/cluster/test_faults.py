@@ -115,7 +115,7 @@ def test_a_node_is_cut_off_whose_shard_has_left_inputs_to_others(
     cluster.cut(cut)
     wait_for(lambda: len([n for n, _ in executions(work, "out") if n == "10.txt"]) == 2, "it", 120)
     crashed = finish(started, work, undisturbed, api)
-    assert [task_run["state"]["message"] for task_run in crashed] == ["its node is gone"]
+    assert [task_run["state"]["message"] for task_run in crashed] == ["its node was lost"]
 
 
 @pytest.mark.long

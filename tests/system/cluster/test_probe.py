@@ -155,14 +155,14 @@ def test_another_version_of_the_step(refused, node, mine, tmp_path):
     other.mkdir()
     (other / "slow.py").write_text((mine / "slow.py").read_text() + "# edited\n")
     node(environment={"PYTHONPATH": str(other)})
-    assert f"the source of slow is not what it is here ({other}/slow.py)" in refused()
+    assert f"the source of slow differs from the run's version ({other}/slow.py)" in refused()
 
 
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
         ('{"working_dir": "/nowhere"}', "/nowhere must be an existing directory"),
-        ('{"workin_dir": "."}', "knows no 'workin_dir'"),
+        ('{"workin_dir": "."}', "has no field 'workin_dir'"),
         ("nowhere.yaml", "nowhere.yaml: No such file"),
         ('{"pip": ', "is neither"),
     ],

@@ -1,4 +1,4 @@
-"""Isolation: one outcome for each input, whatever the input does to its process."""
+"""Isolation: each input gets one outcome, even if it kills its process."""
 
 from batchmill.execution.isolation.batches import (
     Batch,

@@ -24,8 +24,8 @@ from batchmill.outcome import Outcome
 class BatchProcessor:
     """Processes the batches of all DataLoaders of a shard.
 
-    `resolve` receives the outcomes of a batch, each with its input's index. `model_processes` are
-    the pids of the processes that the model has started. It may need them for later batches.
+    `resolve` receives the outcomes of a batch, each with its input's index. `model_processes` has
+    the pids of the processes that the model started. The model may need them for later batches.
     """
 
     callbacks: BatchCallbacks
@@ -37,9 +37,9 @@ class BatchProcessor:
     _has_succeeded: bool = False
 
     def process(self, batch: Batch, drain: DrainFlag) -> None:
-        """Process a batch. If that fails, its inputs are scheduled again in smaller batches.
+        """Process a batch. If the batch fails, schedule its inputs again in smaller batches.
 
-        Sets `drain` if the current DataLoader shall load nothing more.
+        Sets `drain` to stop the current DataLoader from loading further inputs.
         """
         if self.stop.requested or len(batch.indices) > self.queue.largest:
             return
@@ -61,19 +61,20 @@ class BatchProcessor:
     def _divide(self, batch: Batch, drain: DrainFlag, *, out_of_memory: bool) -> None:
         half = max(1, len(batch.indices) // 2)
         if out_of_memory:
-            # The next batches are as large. They, too, are loaded again in smaller batches.
+            # Batches that are already loaded have the same size. Their inputs must also be loaded
+            # again, in smaller batches.
             self.queue.limit_batches(half)
             drain.set()
             free_device_memory()
             return
         self.queue.divide(batch.indices, half)
         if not self._has_succeeded:
-            # The model may fail on every input. That must be known before all inputs are loaded.
+            # The model may fail on every input. Find out before all inputs are loaded.
             drain.set()
 
     @contextmanager
     def _recording_processes(self) -> Iterator[None]:
-        """Add the processes that start within the block to `model_processes`."""
+        """Add the processes that start during the block to `model_processes`."""
         before = children(os.getpid())
         try:
             yield

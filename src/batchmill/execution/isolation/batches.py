@@ -1,8 +1,7 @@
-"""Batches of samples, on their way from DataLoader workers to the process that runs the shard.
+"""Batches of samples. DataLoader workers load them, and the shard's process processes them.
 
-A sample is what a worker has loaded for one input. The model processes batches in the shard's own
-process. If a batch fails, its inputs are loaded again in halves, until the faulty input is alone in
-its batch.
+A sample is the data that a worker has loaded for one input. If a batch fails, its inputs are loaded
+again in two halves. This repeats until the faulty input is alone in its batch.
 """
 
 import traceback
@@ -19,14 +18,14 @@ from batchmill.execution.isolation.worker_channel import WorkerChannel
 from batchmill.outcome import Fault, Outcome
 from batchmill.storage.scratch import FOR_SOCKETS, scratch_folder, short_base
 
-# A socket's path has at most 107 bytes. The folder's name has 22, and multiprocessing adds 18.
+# A socket's path has at most 107 bytes. The folder's name takes 22, and multiprocessing adds 18.
 _LONGEST_FOLDER = 67
-# Texts of the errors of torch's allocators that have no class of their own.
+# torch's allocators raise some errors without a special class. These texts identify the errors.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 class Sample(NamedTuple):
-    """What a worker has loaded for an input: the sample, and a note about the input."""
+    """The data that a worker has loaded for an input, and a note about the input."""
 
     value: Any
     note: Any
@@ -50,18 +49,21 @@ class Batch(NamedTuple):
 
     @property
     def data(self) -> Any:
-        """The collated samples. Read it only once: tensors are in shared memory."""
+        """The collated samples. Read it only once, because tensors are in shared memory."""
         return ForkingPickler.loads(self.pickled)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchCallbacks:
-    """How samples are processed.
+    """The functions that process samples.
 
-    `collate` makes a batch of samples, in a worker. `process` returns the outcomes of a batch, in
-    the batch's order, in this process. It raises BatchError if one of several inputs is faulty and
-    it cannot know which one, and BrokenDeviceError. `overdue` and `end` commit the outcomes so far
-    and end this process: `overdue` for a batch that takes too long, `end` for any other reason.
+    Attributes:
+        collate: Collates samples into a batch. Runs in a worker.
+        process: Returns the outcomes of a batch, in the batch's order. Runs in this process. Raises
+            BatchError if the batch failed and the faulty input is unknown, and BrokenDeviceError.
+        overdue: Commits the outcomes so far and ends this process, after a batch exceeds the
+            timeout. Receives the indices of the batch's inputs.
+        end: Commits the outcomes so far and ends this process, for another reason.
     """
 
     collate: Callable[[list[Any]], Any]
@@ -71,12 +73,12 @@ class BatchCallbacks:
 
 
 def socket_folder() -> AbstractContextManager[Path]:
-    """Create a folder for the sockets that hand over tensors. It is removed after the block.
+    """Create a folder for the sockets that transfer tensors, and remove it after the block.
 
-    Without it, each worker would create a folder of its own, and leave it behind when it is killed.
+    Without it, each worker would create its own folder, and a killed worker would not remove it.
 
     Raises:
-        StoreError: There is no place for temporary files.
+        StoreError: No folder for temporary files can be created.
     """
     return scratch_folder(FOR_SOCKETS, short_base(_LONGEST_FOLDER))
 
@@ -93,7 +95,7 @@ class BatchError(Exception):
 
 
 class BrokenDeviceError(Exception):
-    """From now on, the device returns only errors to this process."""
+    """The device will return only errors to this process from now on."""
 
 
 def gather_batch(
@@ -105,8 +107,8 @@ def gather_batch(
     """Collate the samples among a worker's items.
 
     Args:
-        items: Samples, and the indices of inputs that have an outcome already.
-        collate: Makes a batch of samples.
+        items: Samples, and the indices of inputs that already have an outcome.
+        collate: Collates samples into a batch.
         channel: The worker's channel.
     """
     loaded = [item for item in items if isinstance(item, IndexedSample)]
@@ -115,10 +117,10 @@ def gather_batch(
     if not loaded:
         return Batch([], [])
     if len(loaded) == 1:
-        # If this ends the worker, the input is known.
+        # The channel shows the input, so it is known if `collate` kills the worker.
         channel.resume(indices[0])
     try:
-        # The queue to the parent would silently drop a batch that cannot be pickled.
+        # Pickled here, because the queue to the parent silently drops what it cannot pickle.
         pickled = bytes(ForkingPickler.dumps(collate([item.sample.value for item in loaded])))
         return Batch(indices, notes, pickled)
     except Exception as error:  # noqa: BLE001  # The user's code may raise anything; it is reported.
@@ -128,14 +130,14 @@ def gather_batch(
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Convert an exception to text, without the frame of the engine that caught it."""
+    """Convert an exception to text, without the engine's frame that caught it."""
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     text = "".join(traceback.format_exception(type(error), error, frames))
     return Fault(type(error).__name__, str(error), text)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether the memory of the device or machine is full, so that less may succeed."""
+    """Return whether the memory of the device or machine is full. A smaller batch may succeed."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error).lower()
@@ -143,13 +145,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_broken_device(error: BaseException) -> bool:
-    """Return whether a GPU will return only errors, for example after an index out of range."""
+    """Return whether a GPU will return only errors from now on.
+
+    An index out of range in a kernel has this effect, for example.
+    """
     if is_out_of_memory(error):
         return False
     return isinstance(error, torch.AcceleratorError) or "CUDA error:" in str(error)
 
 
 def free_device_memory() -> None:
-    """Return the GPU memory that torch caches to the GPU."""
+    """Release the GPU memory that torch caches."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()

@@ -34,27 +34,29 @@ def iterating(
 ) -> Iterator[LoaderIterator]:
     """Fork the workers of a DataLoader and yield its iterator. The caller must end the iterator.
 
-    Within the block, a worker's death raises an error only while the iterator waits for a batch.
+    During the block, a worker's death raises an error only while the iterator waits for a batch.
 
     Args:
-        inputs: What the workers execute.
-        batches: The positions in `inputs` of each batch.
+        inputs: The inputs, as a torch Dataset.
+        batches: For each batch, the positions of its inputs in `inputs`.
         num_workers: The number of worker processes, at least 1.
-        collate: Makes a batch of a worker's items.
+        collate: Collates a worker's items into a batch.
         begin: Called in each worker, with the worker's number, before its first input.
     """
     with _sigchld_handlers() as handlers:
         with warnings.catch_warnings():
-            # More workers than cores is the user's choice, for steps that wait.
+            # torch warns if there are more workers than cores. That is the user's choice, for
+            # steps that wait.
             warnings.simplefilter("ignore", UserWarning)
             loader: DataLoader[Any] = DataLoader(
                 inputs,  # type: ignore[arg-type]  # torch documents that any map-style object works.
-                batch_sampler=batches,  # type: ignore[arg-type]  # torch's types miss ranges.
+                batch_sampler=batches,  # type: ignore[arg-type]  # torch's types exclude ranges.
                 num_workers=num_workers,
                 collate_fn=collate,
                 # One slow input must not delay the batches behind it.
                 in_order=False,
-                # Measured in a Ray worker: first item after 0.1 s, against 1 to 2 s otherwise.
+                # Measured in a Ray worker: the first item arrives after 0.1 s with fork, and after
+                # 1 to 2 s with other start methods.
                 multiprocessing_context="fork",
                 worker_init_fn=begin,
             )
@@ -65,12 +67,12 @@ def iterating(
 
 
 def keep_batch(batch: list[int]) -> list[int]:
-    """Return a batch of indices unchanged: the collate function of steps without batches."""
+    """Return a batch of indices unchanged. This is the collate function of non-batch steps."""
     return batch
 
 
 def wait_until_idle(channels: Sequence[WorkerChannel], processes: Sequence[Any]) -> None:
-    """Wait until no living worker is at an input. The watchdog limits how long that takes."""
+    """Wait until no living worker executes an input. The watchdog limits the time."""
     while any(
         channel.occupied and process.is_alive()
         for channel, process in zip(channels, processes, strict=True)
@@ -80,10 +82,10 @@ def wait_until_idle(channels: Sequence[WorkerChannel], processes: Sequence[Any])
 
 @contextmanager
 def _sigchld_handlers() -> Iterator[list[Callable[[int, FrameType | None], None]]]:
-    """Yield the list of functions to call when a child ends, in place of the previous handler.
+    """Yield the list of functions to call when a child process ends.
 
-    In a thread other than the main thread, Python has no signal handlers, and the list has no
-    effect.
+    They replace the previous handler of SIGCHLD. Outside the main thread the list has no effect,
+    because Python runs signal handlers only in the main thread.
     """
     handlers: list[Callable[[int, FrameType | None], None]] = []
 
@@ -98,5 +100,5 @@ def _sigchld_handlers() -> Iterator[list[Callable[[int, FrameType | None], None]
     try:
         yield handlers
     finally:
-        # Python returns None for a handler that was not installed from Python.
+        # `signal.signal` returns None if the previous handler was not installed from Python.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL if previous is None else previous)

@@ -1,9 +1,9 @@
-"""Drives torch's DataLoaders so that each input has one outcome, whatever the input does.
+"""Drives torch's DataLoaders so that each input gets one outcome, even if it kills its worker.
 
-A DataLoader alone loses everything when a worker dies, and does not name the input. Here, a worker
+If a worker dies, a plain DataLoader loses all results and does not name the input. Here, a worker
 writes each outcome to its channel at once, and its slot shows the current input. When a worker
-dies, the other workers finish their current inputs, the slot of the dead worker names the faulty
-input, and a new DataLoader executes the rest. A faulty input runs again alone, within its retries.
+dies, the other workers finish their current inputs. The slot of the dead worker names the faulty
+input. A new DataLoader executes the rest. The faulty input is retried alone, within its retries.
 """
 
 import gc
@@ -35,20 +35,27 @@ from batchmill.execution.isolation.worker_channel import WorkerChannel
 from batchmill.execution.isolation.worker_exit import WorkerExit
 from batchmill.outcome import Outcome
 
-# A worker that dies between inputs is not the fault of an input. After this number of DataLoaders
-# in a row without an outcome, the engine is at fault.
+# If a worker dies between inputs, no input caused it. After this number of DataLoaders in a row
+# without an outcome, the executor raises WorkerError.
 _MAX_IDLE_PASSES = 5
 
 
 @dataclass
 class IsolatedExecutor:
-    """Executes inputs, each by its index, in DataLoader workers.
+    """Executes inputs, each identified by its index, in DataLoader workers.
 
-    `run` executes one input in a worker and never raises. If there is a `processing`, it may return
-    a sample instead of an outcome. `lost` makes the outcome of an input whose worker died.
-    `deliver` receives each final outcome once, several at a time, also from other threads. With
-    `weights`, batches have about the same weight, and heavy inputs are in smaller batches. After
-    `stop` was requested, inputs without an outcome get none.
+    Attributes:
+        count: The number of inputs.
+        run: Executes one input in a worker, and never raises. With `processing`, it may return a
+            sample instead of an outcome.
+        lost: Returns the outcome of an input whose worker died.
+        deliver: Receives each final outcome once, several at a time, also from other threads.
+        limits: The limits of one input.
+        retry: How often and when an input is retried.
+        stop: The request to stop. After it, inputs without an outcome stay without one.
+        processing: The functions that process samples; None if `run` returns only outcomes.
+        weights: The weight of each input. Batches then have about the same weight, and heavy inputs
+            are in smaller batches.
     """
 
     count: int
@@ -83,10 +90,10 @@ class IsolatedExecutor:
             )
 
     def shorten(self) -> int:
-        """Leave out the inputs that have not begun. Any thread may call it.
+        """Leave out the inputs that have not begun. Any thread may call this method.
 
         Returns:
-            The index from which on inputs are left out. All inputs before it will be executed.
+            The first index that is left out. All inputs before it will be executed.
         """
         with self._lock:
             # First stop all workers, so that no worker begins an input while `last` is read.
@@ -97,21 +104,21 @@ class IsolatedExecutor:
         return boundary
 
     def execute(self, *, batch_size: int, num_workers: int) -> None:
-        """Execute all inputs. Returns when each has its final outcome, or `stop` was requested.
+        """Execute all inputs. Return when each has its final outcome, or `stop` was requested.
 
         Args:
             batch_size: The size of the largest batch.
             num_workers: The number of DataLoader workers. 0 means one.
 
         Raises:
-            WorkerError: Workers die again and again without an outcome.
-            StoreError: There is no place for temporary files.
+            WorkerError: Workers keep dying without an outcome.
+            StoreError: No folder for temporary files can be created.
             Exception: Any error that `deliver` raises.
         """
         self._queue.begin(batch_size)
         adopt_orphans()
-        # torch creates half a million objects. If a worker's garbage collector visited them, the
-        # kernel would copy their memory for each worker.
+        # torch creates half a million objects. Without `freeze`, a worker's garbage collector would
+        # visit them, and the kernel would copy their memory for each worker.
         gc.freeze()
         try:
             with socket_folder() if self.processing else nullcontext() as self._sockets:
@@ -129,19 +136,19 @@ class IsolatedExecutor:
             before = queue.progress
             exits = self._run_pass(work)
             if self.stop.requested:
-                break  # The workers may have been killed for that reason.
+                break  # The watchdog may have killed the workers because of the request.
             for worker_exit in exits:
                 self._resolve_lost(worker_exit)
             idle_passes = idle_passes + 1 if queue.progress == before else 0
             if idle_passes and self.processing and queue.largest > 1:
-                queue.largest //= 2  # In a batch of one, the input that ends workers is known.
+                queue.largest //= 2  # In a batch of one, the input that kills workers is known.
                 idle_passes = 0
             if idle_passes > _MAX_IDLE_PASSES:
-                raise WorkerError(exits[0].message if exits else "its outcomes are lost")
+                raise WorkerError(exits[0].message if exits else "all outcomes were lost")
             queue.reschedule(work)
 
     def _run_pass(self, work: LoaderPass) -> list[WorkerExit]:
-        """Run one DataLoader until it is exhausted or a worker has died. Returns dead workers."""
+        """Run one DataLoader until it is exhausted or a worker has died. Return dead workers."""
         workers = max(1, min(work.num_workers, -(-len(work.indices) // work.batch_size)))
         before = frozenset(children(os.getpid()))
         channels = [WorkerChannel() for _ in range(workers)]
@@ -173,14 +180,14 @@ class IsolatedExecutor:
         )
 
     def _end_processes(self, before: frozenset[int]) -> None:
-        """Kill all processes that have started since `before`, except those of the model."""
+        """Kill all child processes that are not in `before`, except the model's processes."""
         spare = before | (self._processor.model_processes if self._processor else frozenset())
         kill_descendants(os.getpid(), spare=spare)
         for pid in set(children(os.getpid())) - spare:
             reap(pid)
 
     def _resolve(self, outcomes: Iterable[tuple[int, Outcome]]) -> None:
-        """Take outcomes of attempts, and deliver the final ones. Several threads call it."""
+        """Record outcomes of attempts, and deliver the final ones. Several threads call this."""
         resolve = self._queue.resolve
         self._deliver(
             [
@@ -191,7 +198,7 @@ class IsolatedExecutor:
         )
 
     def _resolve_lost(self, worker_exit: WorkerExit) -> None:
-        """Take the outcome of the input at which a worker died."""
+        """Record the outcome of the input that a dead worker was executing."""
         index = worker_exit.index
         if index is None or index not in self._queue:
             return
@@ -202,6 +209,6 @@ class IsolatedExecutor:
             self._deliver([final])
 
     def _deliver(self, outcomes: Sequence[Outcome]) -> None:
-        # Outcomes of workers arrive in the watchdog's thread while this thread processes batches.
+        # The watchdog's thread delivers outcomes of workers while this thread processes batches.
         with self._delivering:
             self.deliver(outcomes)

@@ -1,4 +1,4 @@
-"""The inputs without a final outcome: which ones run next, and which ones run again."""
+"""Schedules the inputs without a final outcome, and their retries."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +10,7 @@ from batchmill.outcome import Outcome
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """How often an input may be executed again for its own faults, and after how many seconds.
+    """How often an input may be retried, and after how many seconds.
 
     The n-th retry waits `backoff_seconds` x 2^(n-1), at most `max_backoff_seconds`.
     """
@@ -38,10 +38,11 @@ class _Retry(NamedTuple):
 
 
 class InputQueue:
-    """The inputs without a final outcome, each by its index.
+    """The inputs without a final outcome, each identified by its index.
 
     `largest` is the size of the largest batch. `progress` counts outcomes, final or not, and
-    divided batches. Any thread may call `resolve` and `leave_out`; one thread calls all else.
+    divided batches. Any thread may call `resolve` and `leave_out`. Only one thread may call the
+    other methods.
     """
 
     def __init__(self, count: int, retry: RetryPolicy, wait: Callable[[float], object]) -> None:
@@ -52,7 +53,7 @@ class InputQueue:
         self._open = set(range(count))
         self._attempts: dict[int, int] = {}
         self._retries: dict[int, _Retry] = {}
-        # Inputs of batches that failed as a whole, and the size of the batches they run in next.
+        # Inputs of batches that failed as a whole, with the size of their next batch.
         self._divided: dict[int, int] = {}
         self._waiting: list[int] = []
 
@@ -63,7 +64,7 @@ class InputQueue:
         return index in self._open
 
     def leave_out(self, indices: Iterable[int]) -> None:
-        """Remove inputs that shall have no outcome."""
+        """Remove inputs. They get no outcome."""
         self._open.difference_update(indices)
 
     def begin(self, batch_size: int) -> None:
@@ -72,9 +73,9 @@ class InputQueue:
         self.largest = batch_size
 
     def next(self, num_workers: int) -> LoaderPass:
-        """Return the next work: divided batches first, then inputs not yet executed, then retries.
+        """Return the next work: divided batches first, then new inputs, then retries.
 
-        Waits until a retry is due if there is nothing else.
+        Waits until a retry is due if there is no other work.
         """
         if self._divided:
             size = max(self._divided.values())
@@ -90,7 +91,7 @@ class InputQueue:
         )
 
     def reschedule(self, work: LoaderPass) -> None:
-        """Schedule the inputs of a pass again that have no outcome and no other schedule."""
+        """Schedule a pass's inputs again, if they have no outcome and are not scheduled yet."""
         again = {*self._waiting, *work.indices}
         self._waiting = sorted(i for i in again if self._is_unscheduled(i))
 
@@ -107,16 +108,16 @@ class InputQueue:
     def resolve(
         self, index: int, outcome: Outcome, *, again: bool, alone: bool = False
     ) -> Outcome | None:
-        """Take the outcome of one attempt at an input.
+        """Record the outcome of one attempt at an input.
 
         Args:
             index: The input.
             outcome: The outcome of this attempt.
-            again: Whether the input may be executed again, within its retries.
-            alone: Whether it then runs without other inputs.
+            again: True if the input may be retried, within its retries.
+            alone: True if the retry must run without other inputs.
 
         Returns:
-            The input's final outcome; None if it has one already, or will be executed again.
+            The input's final outcome; None if it already has one, or will be retried.
         """
         if index not in self._open or index in self._retries:
             return None
@@ -129,15 +130,15 @@ class InputQueue:
             return None
         self._open.discard(index)
         if outcome.attempts in (0, attempts):
-            return outcome  # 0: the input is missing, and the step was not called.
+            return outcome  # 0 means that the input is missing, and the step was not called.
         return outcome._replace(attempts=attempts)
 
     def _is_unscheduled(self, index: int) -> bool:
-        """Return whether an input has no outcome, no retry and no smaller batch scheduled."""
+        """Return whether an input has no outcome, no planned retry and no planned smaller batch."""
         return index in self._open and index not in self._retries and index not in self._divided
 
     def _due(self) -> tuple[list[int], bool]:
-        """Wait for the next retry. Returns the inputs to run now, and whether they run alone."""
+        """Wait for the next retry. Return the inputs to run now, and whether they run alone."""
         first = min(self._retries, key=lambda index: self._retries[index].due)
         self._wait(self._retries[first].due - time.monotonic())
         alone = self._retries[first].alone

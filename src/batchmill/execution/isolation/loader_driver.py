@@ -37,9 +37,9 @@ from batchmill.planning.batching import make_batches
 class LoaderDriver:
     """One DataLoader, from its start to its end. There is one worker for each channel.
 
-    `run` executes one input in a worker. `receive` is called with outcomes, from the watchdog's
-    thread. `queue` is only read: it has the inputs without a final outcome. `weights` has a weight
-    for each input of the shard; None gives batches of equal length.
+    `run` executes one input in a worker. The watchdog's thread calls `receive` with outcomes. The
+    driver only reads `queue`, which has the inputs without a final outcome. With `weights`, each
+    input of the shard has a weight; None gives batches of equal length.
     """
 
     work: LoaderPass
@@ -62,7 +62,7 @@ class LoaderDriver:
         """Run the DataLoader until it is exhausted or a worker has died.
 
         Returns:
-            The workers that died while they had an input, or that ended the DataLoader.
+            The workers that died during an input, or whose death ended the DataLoader.
         """
         oom_kills = kernel_oom_kills()
         with self._start_workers() as batches:
@@ -81,7 +81,7 @@ class LoaderDriver:
                 self._receive_batches(batches)
             except WorkerDiedError:
                 self._worker_died = True
-            except BaseException:  # The run was cancelled. A later run executes the rest.
+            except BaseException:  # The run was cancelled, or `deliver` failed.
                 for process in processes:
                     kill_tree(process.pid)
                 batches.abandon()
@@ -109,14 +109,14 @@ class LoaderDriver:
                 channels=self.channels,
                 barrier=self._barrier,
                 parent=os.getpid(),
-                # If memory is limited, kept memory would count for the next input.
+                # With a memory limit, memory that the worker keeps would count for its next input.
                 keeps_memory=self.limits.memory_bytes is None,
                 sockets=self.sockets,
             ),
         )
 
     def _receive_batches(self, batches: LoaderIterator) -> None:
-        """Let the workers begin, and process their batches. Raises WorkerDiedError."""
+        """Start the workers, and process their batches. Raises WorkerDiedError."""
         self._barrier.open(len(self.channels))
         for batch in batches:
             if self.processor and batch.indices:
@@ -125,12 +125,12 @@ class LoaderDriver:
     def _end_workers(
         self, batches: LoaderIterator, processes: Sequence[Any], watchdog: Watchdog
     ) -> None:
-        """Let the workers finish their current inputs, and end them and the watchdog."""
+        """Wait until the workers finish their current inputs. End them and the watchdog."""
         self._drain.set()
         wait_until_idle(self.channels, processes)
         batches.end()
         watchdog.stop()
-        for process in processes:  # A worker may have missed the message to end.
+        for process in processes:  # A worker may not have received the message to end.
             kill_tree(process.pid)
             process.join()
 

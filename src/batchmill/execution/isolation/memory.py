@@ -1,6 +1,6 @@
-"""How much memory processes use, and how much is left.
+"""Measures the memory that processes use, and the memory that is left.
 
-All of this is for Linux. On other systems the functions find nothing; their docstrings say so.
+Only Linux is supported. On other systems the functions return 0 or None, or have no effect.
 """
 
 import os
@@ -12,7 +12,8 @@ from batchmill.execution.isolation.processes import descendants
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _CGROUPS = Path("/sys/fs/cgroup")
-# The files of the limit and the use, and the statistic of reclaimable memory, of versions 2 and 1.
+# For cgroup versions 2 and 1: the file of the limit, the file of the use, and the name of the
+# reclaimable memory in `memory.stat`.
 _CGROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -43,8 +44,8 @@ def resident_bytes(pid: int) -> int:
 def used_bytes(pid: int, before: int, limit: int) -> int:
     """Return the bytes that a process and its descendants use beyond `before`.
 
-    Memory that descendants share with it after a fork counts once. To find that memory takes
-    milliseconds. So this is done only if the sum with shared memory exceeds `limit`.
+    Memory that descendants share with the process after a fork counts once. Finding the shared
+    memory takes milliseconds. So it is done only if the sum without that check exceeds `limit`.
     """
     own = resident_bytes(pid)
     forks = list(descendants(pid))
@@ -52,9 +53,10 @@ def used_bytes(pid: int, before: int, limit: int) -> int:
     if not forks or used <= limit:
         return used
     tables = [_table(Path(f"/proc/{process}/smaps_rollup")) for process in (pid, *forks)]
-    # Each of these three is a lower bound. The largest is the best estimate. `alone` is exact
-    # unless a fork shares memory with its own forks. `shares` divides shared memory among its
-    # processes, and so misses the part of processes outside this tree. `largest` is one process.
+    # Each of these three is a lower bound, and the largest is the best estimate. The value `alone`
+    # is exact unless a fork shares memory with its own forks. The value `shares` divides shared
+    # memory among its processes, so it omits the part of processes outside this tree. The value
+    # `largest` is the memory of the largest process.
     alone = own + sum(
         _bytes_of(table, "Private_Clean:", "Private_Dirty:") if table else resident_bytes(fork)
         for fork, table in zip(forks, tables[1:], strict=True)
@@ -88,7 +90,7 @@ def _machine() -> Headroom | None:
 
 
 def _cgroup_folders() -> list[Path]:
-    """Return the folders that may hold our limit. Inside a container, that is the root folder."""
+    """Return the folders that may have this process's limit: the root, and its own cgroup's."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -102,14 +104,14 @@ def _cgroup(folder: Path) -> Headroom | None:
         try:
             total = int((folder / limit).read_text())
             in_use = int((folder / used).read_text())
-        except (OSError, ValueError):  # The file is missing, or says "max": no limit.
+        except (OSError, ValueError):  # The file is missing, or has "max", which means no limit.
             continue
         return Headroom(total - in_use + _table(folder / "memory.stat").get(reclaimable, 0), total)
     return None
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Read a file of names and numbers; empty if it cannot be read."""
+    """Return the names and numbers in a file; an empty dict if the file cannot be read."""
     try:
         rows = [line.split() for line in path.read_text().splitlines()]
     except OSError:

@@ -1,38 +1,37 @@
 """All use of private names of other libraries. No other file of the engine may use one.
 
-**`multiprocessing.current_process()._config["tempdir"]`** (`use_socket_folder`). A worker hands
-tensors over through a socket, which multiprocessing creates in this folder. A killed worker leaves
-the folder behind. The engine gives all workers one folder that it removes itself.
+**`multiprocessing.current_process()._config["tempdir"]`** (`use_socket_folder`). A worker transfers
+tensors through a socket, which multiprocessing creates in this folder. A killed worker leaves the
+folder behind. The engine gives all workers one folder that it removes itself.
 No public way: `multiprocessing.util.get_temp_dir()` returns a folder that the parent may have
 created already, and its path may be too long for a socket.
-Upstream: https://github.com/python/cpython/issues/132124 covers the long path. No issue asks for a
-setter. It can go when multiprocessing accepts the folder as an argument.
+Upstream: https://github.com/python/cpython/issues/132124 covers the long path. There is no issue
+about a setter. Remove this when multiprocessing accepts the folder as an argument.
 
 **`os.environ._data`** (`raw_environment`). After each input, a worker compares its environment with
-the one that it started with.
+its environment at the start.
 No public way is fast enough. Measured with Python 3.11: comparing `dict(os.environb)` takes 17 us
 for 30 variables and 102 us for 200; comparing the dict takes 0.3 us and 1.9 us. An audit hook for
 `os.putenv` would slow down every audited call of a step, such as `open`, and cannot be removed.
-Upstream: there is no issue. It can go when `os.environb` is compared or copied in C.
+Upstream: there is no issue. Remove this when `os.environb` is compared or copied in C.
 
 **`_MultiProcessingDataLoaderIter`** (`LoaderIterator`) with `_workers`, `_try_get_data`,
 `_shutdown_workers`, `_shutdown`, `_index_queues`, `_worker_pids_set` and
-`signal_handling._remove_worker_pids`. The engine needs the workers' processes, must stop waiting as
-soon as a worker dies, and must end a DataLoader at a known point, also after it killed workers.
+`signal_handling._remove_worker_pids`. The engine needs the workers' processes. It must stop waiting
+as soon as a worker dies. It must end a DataLoader at a known point, also after it killed workers.
 No public way: an iterator from `iter(loader)` offers only `__next__`. It shuts down when it is
 garbage collected, and a traceback can delay that. Shutdown may then wait forever for a lock that a
 killed worker held.
-Upstream: https://github.com/pytorch/pytorch/issues/64766 asks for an explicit `close`. It can go
-when that exists and when `__next__` raises an error of its own for a dead worker.
+Upstream: https://github.com/pytorch/pytorch/issues/64766 requests an explicit `close`. Remove this
+when `close` exists, and `__next__` raises a special error for a dead worker.
 
 **`signal_handling._SIGCHLD_handler_set`** (`without_torch_sigchld_handler`). The first DataLoader
 of a process installs a handler of SIGCHLD that raises at the line that is being executed. If that
 line has just acquired a queue's lock, the lock is never released, and the process hangs.
-No public way: replacing the handler afterwards leaves a moment in which it can raise. A DataLoader
-that starts in another thread installs no handler, but its workers die when that thread ends
-(PR_SET_PDEATHSIG).
-Upstream: there is no issue about this option. It can go when a DataLoader can be told to install no
-handler.
+No public way: replacing the handler afterwards is too late, because the handler can raise before.
+A DataLoader that starts in another thread installs no handler, but its workers die when that thread
+ends (PR_SET_PDEATHSIG).
+Upstream: there is no issue. Remove this when DataLoader has an option to install no handler.
 """
 
 import multiprocessing
@@ -47,7 +46,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from batchmill.execution.isolation.processes import has_ended
 
-# A signal reports a worker's death only in the main thread. Elsewhere it is found after this time.
+# Only the main thread receives SIGCHLD. Other threads check for dead workers at this interval.
 _RECEIVE_SECONDS = 0.5
 # torch has no types for this module.
 _torch_signals: Any = signal_handling
@@ -64,17 +63,17 @@ class LoaderIterator(_MultiProcessingDataLoaderIter):
 
     @property
     def workers(self) -> Sequence[Any]:
-        """The workers' processes, as multiprocessing has them."""
+        """The workers' `multiprocessing.Process` objects."""
         return self._workers
 
     def end(self) -> None:
-        """Let the workers end. They must be idle."""
+        """Shut down the workers. They must be idle."""
         self._shutdown_workers()
 
     def abandon(self) -> None:
-        """Release the queues of workers that were killed, without a message to the workers.
+        """Release the queues of killed workers, without sending the workers a message.
 
-        A killed worker may hold the lock that torch's own shutdown acquires.
+        torch's own shutdown would wait for a lock that a killed worker may hold.
         """
         self._shutdown = True
         if self._worker_pids_set:
@@ -110,7 +109,7 @@ class LoaderIterator(_MultiProcessingDataLoaderIter):
 
 @contextmanager
 def without_torch_sigchld_handler() -> Iterator[None]:
-    """Prevent torch from installing its handler of SIGCHLD within the block."""
+    """Prevent torch from installing its handler of SIGCHLD during the block."""
     was_set = _torch_signals._SIGCHLD_handler_set
     _torch_signals._SIGCHLD_handler_set = True
     try:

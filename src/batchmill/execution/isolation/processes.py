@@ -1,6 +1,7 @@
-"""The kernel's view of processes: descendants, signals, exits.
+"""Finds, suspends, kills and reaps processes.
 
-All of this is for Linux. On other systems the functions do less; their docstrings say so.
+`/proc` and `prctl` exist only on Linux. On other systems, `children` finds no processes, and
+`adopt_orphans` has no effect.
 """
 
 import ctypes
@@ -15,15 +16,15 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform == "linux"
-# Loaded at import time: in a fork, the loader's lock may be held by a thread that does not exist.
+# Loaded at import time: after a fork, a thread that no longer exists may hold the loader's lock.
 _libc = ctypes.CDLL(None) if _LINUX else None
 _PAUSE_CHECKS, _PAUSE_SECONDS = 20, 0.002
 
 
 def end_with_parent(parent: int) -> None:
-    """Make the kernel kill this process when its parent dies. Only Linux does that.
+    """Make the kernel kill this process when its parent dies (on Linux only).
 
-    The process ends at once if the parent has died already.
+    The process ends at once if the parent has already died.
     """
     if _libc:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -32,7 +33,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def adopt_orphans(adopt: bool = True) -> None:
-    """Become the parent of descendants whose own parent dies, so that all of them can be found."""
+    """Become the parent of descendants whose parent dies, so that `descendants` finds them."""
     if _libc:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
@@ -53,14 +54,14 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Yield the pids of all processes that descend from one."""
+    """Yield the pids of a process's children, their children, and so on."""
     for child in children(pid):
         yield child
         yield from descendants(child)
 
 
 def pause(pid: int) -> bool:
-    """Suspend a process. Returns False if it has ended."""
+    """Suspend a process. Return False if it has ended, or is not suspended after 40 ms."""
     _signal(pid, signal.SIGSTOP)
     for _ in range(_PAUSE_CHECKS):
         try:
@@ -79,8 +80,8 @@ def resume(pid: int) -> None:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process and all that it started."""
-    # A suspended process cannot start others while its descendants are listed.
+    """Kill a process and its descendants."""
+    # A suspended process cannot start other processes while its descendants are listed.
     pause(pid)
     for descendant in list(descendants(pid)):
         _signal(descendant, signal.SIGKILL)
@@ -95,13 +96,13 @@ def kill_descendants(pid: int, spare: frozenset[int] = frozenset()) -> None:
 
 
 def reap(pid: int) -> None:
-    """Remove a dead child from the kernel's table, if no other code waits for it."""
+    """Remove a dead child from the kernel's process table, unless that has already happened."""
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 
 
 def has_ended(pid: int) -> bool:
-    """Return whether a child has ended, without removing it from the kernel's table."""
+    """Return whether a child has ended, without removing it from the kernel's process table."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:

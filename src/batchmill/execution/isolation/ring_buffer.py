@@ -1,7 +1,7 @@
-"""A queue of byte strings from one process to another, in memory that both share.
+"""A queue of byte strings from one process to another, in shared memory.
 
-The reader can read a record even if the writer dies right after it wrote the record. A record takes
-a third of the time that it takes in a pipe, and no process is woken for each record.
+The reader can read a record even if the writer died right after writing it. A record takes a third
+of the time of a pipe, and does not wake a process.
 """
 
 import mmap
@@ -10,7 +10,7 @@ import struct
 import time
 import zlib
 
-_FRAME = struct.Struct("=II")  # size of the payload, with _MORE if the record continues; CRC
+_FRAME = struct.Struct("=II")  # Size of the payload, plus _MORE if the record continues; CRC.
 _MORE = 1 << 31
 _COUNTERS = 16
 _WRITTEN, _READ = 0, 1
@@ -18,16 +18,16 @@ _FULL_SECONDS = 0.001
 
 
 class RingBuffer:
-    """A ring of `size` bytes, for one writing and one reading process, created before the fork."""
+    """A ring of `size` bytes for one writer and one reader process. Create it before the fork."""
 
     def __init__(self, size: int = 2**20) -> None:
         self._size = size
         self._memory = mmap.mmap(-1, _COUNTERS + size)
         whole = memoryview(self._memory)
-        # Bytes written and read since the beginning. Each side writes only its own counter.
+        # The total bytes written and read. Each side changes only its own counter.
         self._counters = whole[:_COUNTERS].cast("q")
         self._ring = whole[_COUNTERS:]
-        self._most = size // 4  # bytes that are written or read at once
+        self._most = size // 4  # The most bytes that are written or read at once.
         self._payload = self._most - _FRAME.size
         self._begun: list[bytes] = []
 
@@ -54,7 +54,7 @@ class RingBuffer:
         return records
 
     def _read_some(self, length: int) -> list[bytes]:
-        """Return the records that end in the next `length` bytes. Reads only whole frames."""
+        """Return the records that end in the next `length` bytes. Read only whole frames."""
         first = self._counters[_READ]
         arrived = self._copy(first, length)
         records = []
@@ -63,7 +63,7 @@ class RingBuffer:
             size, crc = _FRAME.unpack_from(arrived, start)
             end = start + _FRAME.size + (size & ~_MORE)
             payload = arrived[start + _FRAME.size : end]
-            # The frame is incomplete; or this processor shows the counter before the data.
+            # The frame is incomplete, or this CPU core sees the counter before the data.
             if end > len(arrived) or zlib.crc32(payload) != crc:
                 break
             start = end
@@ -97,7 +97,7 @@ class RingBuffer:
         else:
             self._ring[start:] = frame[:fits]
             self._ring[: len(frame) - fits] = frame[fits:]
-        # Updated last: a writer that dies half-way has then written nothing.
+        # Updated last, so that the reader ignores the frame of a writer that dies half-way.
         self._counters[_WRITTEN] = written + len(frame)
 
     def _copy(self, position: int, length: int) -> bytes:

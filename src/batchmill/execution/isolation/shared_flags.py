@@ -1,4 +1,4 @@
-"""Flags in shared memory by which the process of a shard controls all its workers.
+"""Flags in shared memory. The shard's process uses them to control all its workers.
 
 Create them before the workers are forked.
 """
@@ -11,7 +11,7 @@ _INDEX = struct.Struct("q")
 
 
 class StartBarrier:
-    """Makes workers wait until all of them, and their watchdog, have started."""
+    """Makes workers wait until all workers and the watchdog have started."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
@@ -30,7 +30,7 @@ class StartBarrier:
 
 
 class DrainFlag:
-    """A flag that all workers see: finish the current input, and begin no other."""
+    """Makes all workers finish their current input and begin no other input."""
 
     def __init__(self) -> None:
         self._flag = mmap.mmap(-1, 1)
@@ -45,14 +45,14 @@ class DrainFlag:
 
 
 class StopIndex:
-    """The index from which on workers begin no input. All workers see it."""
+    """The first index that no worker may begin. All workers see it."""
 
     def __init__(self, index: int) -> None:
         self._index = mmap.mmap(-1, _INDEX.size)
         self.set(index)
 
     def set(self, index: int) -> None:
-        """Change the index. A worker finishes an input beyond it that it has begun."""
+        """Change the index. Workers still finish inputs that they have begun."""
         _INDEX.pack_into(self._index, 0, index)
 
     def excludes(self, index: int) -> bool:

@@ -5,7 +5,7 @@ import time
 
 
 class Stop:
-    """A request to begin no more inputs. Running inputs may take `grace_seconds` longer.
+    """A request to begin no further inputs. Running inputs may take `grace_seconds` longer.
 
     Any thread may make the request.
     """
@@ -23,12 +23,12 @@ class Stop:
 
     @property
     def requested(self) -> bool:
-        """Whether the request was made."""
+        """True if the request was made."""
         return self._event.is_set()
 
     @property
     def overdue(self) -> bool:
-        """Whether the grace period of running inputs is over."""
+        """True if the grace period of running inputs is over."""
         return self.requested and time.monotonic() > self._requested_at + self._grace_seconds
 
     def wait(self, seconds: float) -> None:

@@ -23,23 +23,23 @@ from batchmill.outcome import Outcome
 logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 0.1
-# Tiny inputs have thousands of outcomes in a second, long inputs have few.
+# Tiny inputs give thousands of outcomes per second, long inputs only a few.
 _GATHER_SECONDS, _MAX_GATHER_SECONDS = 0.004, 0.05
-# After this number of outcomes, the thread that feeds the workers may run.
+# After this number of outcomes, the watchdog lets the thread run that feeds the workers.
 _GATHER_OUTCOMES = 64
 _DUMP_SECONDS = 0.5
-# A batch's process ends this long after its timeout, even if the watchdog cannot run.
+# A timer ends the process this long after a batch's timeout, even if the watchdog cannot run.
 _LAST_RESORT_SECONDS = 30.0
-# A worker hangs if for this number of checks no worker was busy and no outcome arrived.
+# A worker hangs if no worker was busy and no outcome arrived for this number of checks.
 _MAX_QUIET_CHECKS = 300
-# With less memory left than this, the kernel or Ray may soon kill a process, and not the right one.
-# Ray ends the whole shard when a twentieth of the memory is left.
+# With less memory left than this, the kernel or Ray may soon kill a process, perhaps the wrong one.
+# Ray ends the whole shard when 5 % of the memory is left.
 _LOW_MEMORY_BYTES, _LOW_MEMORY_SHARE = 256 * 2**20, 0.06
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one input may use: seconds of wall time, bytes of memory. None means no limit."""
+    """The limits of one input: wall time in seconds, memory in bytes. None means no limit."""
 
     timeout_seconds: float | None = None
     memory_bytes: int | None = None
@@ -56,10 +56,10 @@ class KillReason:
 
 @dataclass
 class BatchMonitor:
-    """The batch that the process of the shard is processing itself, and when it began.
+    """The batch that the shard's own process is processing, and when it began.
 
-    If the batch takes too long, the watchdog's thread calls `overdue` with the indices of its
-    inputs. `overdue` must end the process, because nothing else can end the batch.
+    If the batch exceeds the timeout, the watchdog's thread calls `overdue` with the indices of its
+    inputs. That function must end the process, because nothing else can end the batch.
     """
 
     overdue: Callable[[Sequence[int]], None] | None = None
@@ -68,11 +68,11 @@ class BatchMonitor:
 
     @contextmanager
     def working_on(self, indices: Sequence[int]) -> Iterator[None]:
-        """Record that a batch is being processed within the block."""
+        """Record that a batch is processed during the block."""
         self.at = (time.monotonic(), indices)
         seconds = self.timeout_seconds
         if seconds is not None:
-            # A batch may hold the interpreter's lock and block the watchdog, but not this timer.
+            # A batch that holds the interpreter's lock blocks the watchdog, but not this timer.
             with suppress(ValueError, OSError, AttributeError):
                 faulthandler.dump_traceback_later(seconds + _LAST_RESORT_SECONDS, exit=True)
         try:
@@ -83,17 +83,17 @@ class BatchMonitor:
                 faulthandler.cancel_dump_traceback_later()
 
     def check(self) -> None:
-        """Call `overdue` if the current batch takes too long."""
+        """Call `overdue` if the current batch exceeds the timeout."""
         at, seconds = self.at, self.timeout_seconds
         if at and seconds is not None and time.monotonic() - at[0] > seconds and self.overdue:
             self.overdue(at[1])
 
 
 class Watchdog:
-    """A thread that watches the workers of one DataLoader until it is stopped.
+    """A thread that watches the workers of one DataLoader until `stop` is called.
 
-    It calls `receive` with the outcomes that have arrived. `pids` are the workers' process ids, in
-    the order of `channels`. `batch_monitor` has the batch that this process processes itself.
+    It calls `receive` with the outcomes that have arrived. The workers' process ids are in `pids`,
+    in the order of `channels`. The batch that this process is processing is in `batch_monitor`.
     """
 
     def __init__(
@@ -118,17 +118,17 @@ class Watchdog:
         self._seen: dict[int, Occupied] = {}
         self.kill_reasons: dict[int, KillReason] = {}
         self.error: BaseException | None = None
-        # `receive` runs in the context of the caller, which holds Prefect's settings, for example.
+        # `receive` runs in the caller's context, which has Prefect's settings, for example.
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._serve,), name="watchdog", daemon=True
         )
 
     def start(self) -> None:
-        """Start to watch. Call it after the workers were forked: a fork does not copy threads."""
+        """Start the thread. Call this after forking the workers: a fork does not copy threads."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Collect what has arrived, and end the thread. Raises what `receive` has raised."""
+        """Collect the remaining outcomes, and end the thread. Raise any error of `receive`."""
         self._ended.set()
         self._thread.join()
         if self.error:
@@ -154,16 +154,16 @@ class Watchdog:
             self._kill_all()
 
     def _collect(self) -> int:
-        """Collect what has arrived. Returns the number of outcomes."""
+        """Collect the outcomes that have arrived, and return their number."""
         count = 0
         for pid, channel in zip(self._pids, self._channels, strict=True):
             try:
                 arrived = channel.receive()
             except (EOFError, ValueError, TypeError):
-                kill_tree(pid)  # A step has overwritten its worker's journal.
+                kill_tree(pid)  # A step has overwritten the worker's journal.
                 continue
             count += len(arrived)
-            if self.kill_reasons:  # An outcome that arrives after the kill is too late.
+            if self.kill_reasons:  # An outcome that arrives after the kill is ignored.
                 killed = {reason.index for reason in self.kill_reasons.values()}
                 arrived = [pair for pair in arrived if pair[0] not in killed]
             for start in range(0, len(arrived), _GATHER_OUTCOMES):
@@ -177,7 +177,7 @@ class Watchdog:
         for number, channel in enumerate(self._channels):
             channel.bound_log()
             occupied = channel.occupied
-            # The slot was the same at the last check: otherwise it may be half written just now.
+            # Trust the slot only if it was the same at the last check. It may be half written now.
             if occupied and self._seen.get(number) == occupied and number not in self.kill_reasons:
                 self._check_limits(number, channel, occupied)
             if occupied:
@@ -195,7 +195,7 @@ class Watchdog:
                 kill_tree(pid)
 
     def _check_silence(self) -> None:
-        """Kill all workers if none of them does anything. New workers take their inputs."""
+        """Kill all workers if all of them are silent. New workers then execute their inputs."""
         at_work = bool(self._batch_monitor.at) or any(
             channel.occupied for channel in self._channels
         )
@@ -209,17 +209,17 @@ class Watchdog:
 
     def _check_limits(self, number: int, channel: WorkerChannel, occupied: Occupied) -> None:
         timeout, memory = self._limits.timeout_seconds, self._limits.memory_bytes
-        # Memory first: an input that fills it, or swaps, is late for that reason.
+        # Check memory first, because an input that fills the memory is also slow.
         if memory is not None:
             used = channel.used_bytes(self._pids[number], memory)
             if used > memory:
                 limit = f"{memory / 2**20:,.0f} MiB"
-                message = f"it used {used / 2**20:,.0f} MiB of memory; --memory-limit is {limit}"
+                message = f"used {used / 2**20:,.0f} MiB of memory; --memory-limit is {limit}"
                 self._kill(number, occupied, "oom", message)
                 return
         if timeout is not None and time.monotonic() - occupied.started > timeout:
             self._kill(
-                number, occupied, "timeout", f"still at work after {timeout:g} s (--timeout)"
+                number, occupied, "timeout", f"still running after {timeout:g} s (--timeout)"
             )
 
     def _check_machine_memory(self) -> None:
@@ -235,10 +235,10 @@ class Watchdog:
             if (occupied := channel.occupied) and number not in self.kill_reasons
         ]
         used, number, occupied = max(at_work, default=(0, 0, None))
-        # If other processes use the memory, killing a small worker does not help.
+        # Killing a small worker does not help if other processes use the memory.
         if occupied and used > _LOW_MEMORY_BYTES:
             message = (
-                f"it used {used / 2**20:,.0f} MiB of memory, and the machine had "
+                f"used {used / 2**20:,.0f} MiB of memory, and the machine had only "
                 f"{room.available / 2**20:,.0f} MiB left"
             )
             self._kill(number, occupied, "oom", message)
@@ -248,7 +248,7 @@ class Watchdog:
     ) -> None:
         channel, pid = self._channels[number], self._pids[number]
         if not pause(pid):
-            return  # The process has died already, for another reason.
+            return  # The process has already died for another reason.
         if channel.occupied != occupied:
             resume(pid)  # It has just finished the input.
             return
@@ -259,7 +259,7 @@ class Watchdog:
         kill_tree(pid)
 
     def _dump_stack(self, pid: int, log: int) -> None:
-        """Make a paused worker write its stack to its log, and wait a moment for it."""
+        """Make a suspended worker write its stack to its log, and wait a moment for it."""
         before = os.fstat(log).st_size
         os.kill(pid, DUMP_SIGNAL)
         resume(pid)

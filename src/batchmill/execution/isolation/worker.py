@@ -1,4 +1,4 @@
-"""A DataLoader worker: runs inputs, and restores its process after each of them."""
+"""A DataLoader worker: runs inputs, and restores its process after each input."""
 
 import faulthandler
 import logging
@@ -31,8 +31,8 @@ from batchmill.outcome import Outcome
 
 SKIPPED = -1
 DUMP_SIGNAL = signal.SIGUSR1
-# The position of the worker's streams while no step has used them. No file that a step opens has
-# this position. To compare positions takes a quarter of the time of comparing the files.
+# The position of the worker's streams while no step has used them. A file that a step opens has
+# another position. Comparing positions takes a quarter of the time of comparing files.
 _MARK = 0x6D696C6C
 _STREAMS = (0, 1, 2)
 
@@ -41,8 +41,8 @@ _STREAMS = (0, 1, 2)
 class GuardedInputs:
     """A map-style torch Dataset that runs inputs in a worker and sends outcomes to its channel.
 
-    An item is only the input's index. So the DataLoader loses no outcome when a worker dies. If the
-    input has a sample, the item is the sample; the input is loaded again if the sample is lost.
+    An item is only the input's index, so the DataLoader loses no outcome when a worker dies. In a
+    batch step, the item is the sample. If the sample is lost, the input is loaded again.
     """
 
     indices: Sequence[int]
@@ -61,18 +61,18 @@ class GuardedInputs:
             return SKIPPED
         try:
             _worker.channel.begin(index)
-            # Checked again, now that the channel shows the input. The process that sets the flag or
-            # the index reads the channels afterwards: it must see every input that begins. It kills
-            # workers that seem idle.
+            # Check again, now that the channel shows the input. The shard's process sets the flag
+            # or the index, and reads the channels afterwards. It must see every input that begins,
+            # because it kills workers that seem idle.
             if self.drain.is_set() or self.stop_index.excludes(index):
                 _worker.channel.leave()
                 return SKIPPED
             outcome = self.run(index)
-            # First of all: a timer of the step may expire at any moment.
+            # Do this first, because a timer of the step may expire at any moment.
             signal.setitimer(signal.ITIMER_REAL, 0)
             silent = _worker.is_silent()
             if isinstance(outcome, Sample):
-                # Before `leave`: if the worker is broken, its channel must show this input.
+                # Restore before `leave`: if the worker is broken, its channel must show this input.
                 _worker.restore(silent=silent)
                 _worker.channel.leave()
                 return IndexedSample(index, outcome)
@@ -81,7 +81,7 @@ class GuardedInputs:
             _worker.channel.finish(index, outcome)
             _worker.restore(silent=silent)
         except BaseException:  # noqa: BLE001
-            # The step has broken its worker. Only the worker ends, not the shard.
+            # The step has broken its worker. End only the worker, not the shard.
             _worker.exit_broken()
         return index
 
@@ -93,7 +93,7 @@ class Collate:
     collate: Callable[[list[Any]], Any]
 
     def __call__(self, items: Sequence[int | IndexedSample]) -> Batch:
-        """Collate what the worker has loaded."""
+        """Collate the samples that the worker has loaded."""
         return gather_batch(items, collate=self.collate, channel=_worker.channel)
 
 
@@ -108,7 +108,7 @@ class _Worker:
         self.channel = channel
         self._pid = os.getpid()
         os.setsid()
-        # A daemon may not start processes, but a step may. Its processes are killed at the end.
+        # A daemon may not start processes, but a step may. The worker kills them at its end.
         multiprocessing.current_process().daemon = False
         if sockets:
             use_socket_folder(sockets)
@@ -133,12 +133,12 @@ class _Worker:
         ]:
             logger.handlers = []
         logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
-        # faulthandler writes the stack even while a step holds the interpreter's lock. It may be
-        # enabled already (Ray does that). Only a new `enable` replaces the handlers of torch.
+        # faulthandler writes the stack even while a step holds the interpreter's lock. Ray may have
+        # enabled it already. Only a new `enable` replaces the handlers of torch.
         faulthandler.disable()
         faulthandler.enable(channel.log, all_threads=False)
         faulthandler.register(DUMP_SIGNAL, channel.log, all_threads=False)
-        # The first one runs before multiprocessing waits for child processes. The last one runs
+        # The first finalizer runs before multiprocessing waits for child processes. The second runs
         # when the queue to the parent is empty.
         Finalize(None, kill_descendants, (self._pid,), exitpriority=1000)
         Finalize(None, self.end, exitpriority=-1000)
@@ -169,7 +169,7 @@ class _Worker:
         os._exit(1)
 
     def has_log(self) -> bool:
-        """Return whether the log is still open. A step may have closed it and opened others."""
+        """Return whether the log is still open. A step may have closed or replaced it."""
         try:
             return _identity(self.channel.log) == self._identities[1]
         except OSError:
@@ -188,7 +188,7 @@ class _Worker:
         lseek(self.channel.log, _MARK, os.SEEK_SET)
 
     def end(self) -> None:
-        """Kill all processes that steps have started, and exit without the parent's exit handlers.
+        """Kill all processes that steps started, and exit without the parent's exit handlers.
 
         Prefect's exit handlers would wait for threads that do not exist in a fork.
         """
@@ -201,8 +201,8 @@ class _Worker:
     def _take_streams(self) -> None:
         """Redirect standard output and error to the log, and make standard input empty.
 
-        Another thread of the parent may have held the lock of its streams during the fork. In the
-        worker, that lock is never released: a worker that prints or logs would hang.
+        A thread of the parent may have held the lock of the parent's streams during the fork. In
+        the worker that lock is never released, and a step that prints or logs would hang.
         """
         os.dup2(self._stdin, 0)
         os.dup2(self.channel.log, 1)
@@ -213,7 +213,7 @@ class _Worker:
         self._identities = [*map(_identity, _STREAMS)]
 
     def is_silent(self) -> bool:
-        """Flush the streams. Return whether they are the worker's own and the log is empty."""
+        """Flush the streams. Return True if they are the worker's own and the log is empty."""
         out, err = self._streams
         if sys.stdout is not out or sys.stderr is not err:
             return False
@@ -241,7 +241,7 @@ class _Worker:
 
 
 def _identity(descriptor: int) -> tuple[int, int]:
-    """Return the device and number of an open file. Raises OSError if it is closed."""
+    """Return the device and inode of an open file. Raises OSError if the file is closed."""
     seen = fstat(descriptor)
     return seen.st_dev, seen.st_ino
 
@@ -264,15 +264,15 @@ def begin_worker(
     keeps_memory: bool,
     sockets: Path | None,
 ) -> None:
-    """Prepare this process as a worker: the DataLoader's `worker_init_fn`.
+    """Prepare this process as a worker. This is the DataLoader's `worker_init_fn`.
 
     Args:
         number: The worker's number, and the position of its channel in `channels`.
         channels: The channels of all workers of the DataLoader.
         barrier: Delays the first input until the watchdog has started.
         parent: The pid of the process that runs the shard.
-        keeps_memory: Whether memory that a step frees is kept for its next arrays.
-        sockets: The folder for the sockets that hand over tensors; None if there are no tensors.
+        keeps_memory: True to keep the memory that a step frees for its next arrays.
+        sockets: The folder for the sockets that transfer tensors; None for steps without batches.
     """
     _worker.begin(channels[number], parent, keeps_memory=keeps_memory, sockets=sockets)
     barrier.wait()

@@ -1,8 +1,8 @@
-"""What one worker shares with the process that watches it: a slot, a journal and a log.
+"""The channel between a worker and the process that watches it: a slot, a journal and a log.
 
-The slot holds the worker's current input and the time at which it began. The journal holds
-outcomes; the watcher can read them even if the worker dies right after it wrote them. The log holds
-what the step prints. It is in memory, and its size is limited.
+The slot holds the worker's current input and its start time. The journal holds outcomes. The
+watcher can read them even if the worker died right after writing them. The log holds the step's
+output. It is in memory, and its size is limited.
 """
 
 import fcntl
@@ -12,7 +12,7 @@ import struct
 import tempfile
 from dataclasses import dataclass
 
-# Imported by name, here and below: a step may replace functions of these modules.
+# Imported by name, because a step may replace functions of these modules.
 from marshal import dumps, loads
 from time import monotonic
 from typing import Any
@@ -24,23 +24,23 @@ from batchmill.outcome import Outcome, WrittenFile
 LOG_TAIL_BYTES = 16 * 1024
 _LOG_LIMIT_BYTES = 8 * 2**20
 _TAIL_TRIES = 10
-_SLOT = struct.Struct("qd")  # index, started
-_BASELINE = struct.Struct("q")  # bytes of memory
-_LAST = struct.Struct("q")  # index of the input that was begun last
+_SLOT = struct.Struct("qd")  # Index and start time of the current input.
+_BASELINE = struct.Struct("q")  # Bytes of memory before the first input.
+_LAST = struct.Struct("q")  # Index of the input that was begun last.
 _LAST_AT = _SLOT.size + _BASELINE.size
 _IDLE = -1
 
 
 @dataclass(frozen=True)
 class Occupied:
-    """A worker's current input: its index, and when the worker began it (monotonic seconds)."""
+    """The index and start time (monotonic seconds) of a worker's current input."""
 
     index: int
     started: float
 
 
 class WorkerChannel:
-    """The channel between one worker and its watcher. It is created before the worker is forked."""
+    """The channel between one worker and its watcher. Create it before the worker is forked."""
 
     def __init__(self) -> None:
         self._slot = mmap.mmap(-1, _LAST_AT + _LAST.size)
@@ -52,7 +52,7 @@ class WorkerChannel:
     # The worker's side
 
     def enter(self) -> None:
-        """Record how much memory the worker uses before its first input."""
+        """Record the memory that the worker uses before its first input."""
         _BASELINE.pack_into(self._slot, _SLOT.size, resident_bytes(os.getpid()))
 
     def begin(self, index: int) -> None:
@@ -61,7 +61,7 @@ class WorkerChannel:
         self.resume(index)
 
     def resume(self, index: int) -> None:
-        """Record that the worker continues with an input that it began earlier."""
+        """Record that the worker continues an input that it began earlier."""
         _SLOT.pack_into(self._slot, 0, index, monotonic())
 
     def leave(self) -> None:
@@ -70,7 +70,7 @@ class WorkerChannel:
 
     def finish(self, index: int, outcome: Outcome) -> None:
         """Write an input's outcome to the journal, and record that the worker is idle."""
-        # marshal takes a third of pickle's time, and an outcome holds only plain values.
+        # marshal takes a third of pickle's time. It is enough for the plain values of an outcome.
         fields: tuple[Any, ...] = outcome
         if outcome.outputs:
             fields = outcome._replace(outputs=tuple(map(tuple, outcome.outputs)))  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ class WorkerChannel:
     # The watcher's side
 
     def used_bytes(self, pid: int, limit: int) -> int:
-        """Return the bytes that the worker `pid` and its descendants have added since `enter`.
+        """Return the memory growth of the worker `pid` and its descendants since `enter`, in bytes.
 
         The number is exact only above `limit`.
         """
@@ -102,17 +102,17 @@ class WorkerChannel:
         return [_unpack(record) for record in self._journal.read()]
 
     def bound_log(self) -> None:
-        """Shorten the log to its tail if a step has printed too much. The worker does not wait.
+        """Shorten the log to its tail if the log is too long. The worker does not wait.
 
-        The tail is copied to the beginning before the rest is cut off, so that a worker that reads
-        the log at the same moment finds a tail.
+        The tail is copied to the beginning before the rest is cut off. So a worker that reads the
+        log at the same moment still finds a tail.
         """
         size = os.fstat(self.log).st_size
         if size <= _LOG_LIMIT_BYTES:
             return
-        # Opened again: what is written through the worker's own descriptor is always appended.
+        # Open the log again, because the first descriptor can only append.
         with open(f"/proc/self/fd/{self.log}", "r+b", buffering=0) as log:
-            for _ in range(_TAIL_TRIES):  # A step may print faster than this.
+            for _ in range(_TAIL_TRIES):  # The step may print during the copy.
                 tail = os.pread(self.log, LOG_TAIL_BYTES, size - LOG_TAIL_BYTES)
                 os.pwrite(log.fileno(), tail, 0)
                 before, size = size, os.fstat(self.log).st_size
@@ -129,14 +129,14 @@ class WorkerChannel:
     # Both sides
 
     def log_tail(self) -> str:
-        """Return the last part of what the step has printed for this input."""
+        """Return the end of the step's output for this input."""
         size = os.fstat(self.log).st_size
         data = os.pread(self.log, LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES))
         return data.decode("utf-8", "replace").replace("\0", "\ufffd")
 
 
 def _unpack(record: bytes) -> tuple[int, Outcome]:
-    # The data comes from our own process, through memory that no other process has.
+    # The data comes from our own worker, through private memory.
     index, *fields = loads(record)  # noqa: S302
     outcome = Outcome._make(fields)
     if outcome.outputs:

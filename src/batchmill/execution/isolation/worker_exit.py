@@ -1,4 +1,4 @@
-"""How a worker ended, at which input, and what kind of outcome that is."""
+"""Determines how a worker ended, at which input, and with which kind of outcome."""
 
 import signal
 import time
@@ -12,7 +12,7 @@ from batchmill.outcome import Kind
 
 @dataclass(frozen=True)
 class WorkerExit:
-    """How a worker ended: its input (None if it was idle), the kind of outcome, and the reason."""
+    """How a worker ended: its input (None if idle), the kind of outcome, and the reason."""
 
     index: int | None
     kind: Kind
@@ -32,10 +32,10 @@ def exit_of(
 
     Args:
         channel: The worker's channel.
-        exitcode: The exit code of its process. A negative code is a signal's number.
-        kill_reason: Why the watchdog killed it; None if the watchdog did not.
-        killed_by_kernel: Returns whether the kernel has killed a process for lack of memory since
-            the worker started. Called only if the worker was killed.
+        exitcode: The exit code of the process. A negative code is a signal's number.
+        kill_reason: The reason if the watchdog killed the worker, otherwise None.
+        killed_by_kernel: Returns True if the kernel has killed a process for lack of memory since
+            the worker started. Called only if SIGKILL ended the worker.
     """
     occupied = channel.occupied
     index = occupied.index if occupied else None
@@ -47,10 +47,10 @@ def exit_of(
             kill_reason.index, kill_reason.kind, error, kill_reason.message, log, seconds
         )
     if exitcode == -signal.SIGKILL and killed_by_kernel():
-        message = "the machine ran out of memory, and its kernel killed the worker"
+        message = "the machine ran out of memory, and the kernel killed the worker"
         return WorkerExit(index, "oom", "OutOfMemory", message, log, seconds)
     if exitcode is not None and exitcode < 0:
         name = signal_name(-exitcode)
-        return WorkerExit(index, "crashed", name, "its process died", log, seconds)
+        return WorkerExit(index, "crashed", name, "the worker process died", log, seconds)
     error = f"exit code {exitcode}"
-    return WorkerExit(index, "crashed", error, "its process ended", log, seconds)
+    return WorkerExit(index, "crashed", error, "the worker process ended", log, seconds)

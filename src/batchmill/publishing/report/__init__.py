@@ -1,4 +1,4 @@
-"""A dataset's story on one page: what came of its inputs, how fast, and what failed and why."""
+"""A dataset's report on one page: outcomes, speed, and failures with their reasons."""
 
 from batchmill.publishing.report.facts import Facts, gather
 from batchmill.publishing.report.page import Report, write_report

@@ -17,7 +17,7 @@ _STYLE = "font-family:sans-serif;font-size:11px;fill:#444"
 
 
 class Series(NamedTuple):
-    """The label and the colour of what a chart shows in that colour."""
+    """One data series of a chart: its label and its colour."""
 
     label: str
     colour: str
@@ -25,7 +25,7 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """An axis from `low` to `high`, both shown; with `log`, equal ratios are equally far apart."""
+    """An axis from `low` to `high`, both included. With `log`, its scale is logarithmic."""
 
     label: str
     low: float
@@ -34,12 +34,12 @@ class Axis:
     text: Callable[[float], str] = field(default=lambda value: f"{value:,.6g}")
 
     def place(self, values: Any, start: float, end: float) -> Any:
-        """Return where values lie between two ends of the axis, in pixels."""
+        """Return the positions of values in pixels, if the axis goes from `start` to `end`."""
         low, high = self._scaled(self.low), self._scaled(self.high)
         return start + (self._scaled(values) - low) / ((high - low) or 1.0) * (end - start)
 
     def ticks(self) -> list[float]:
-        """Return values to be marked: round ones, some five of them.
+        """Return about five round values to mark.
 
         >>> Axis(label="", low=0, high=37).ticks()
         [0.0, 10.0, 20.0, 30.0]
@@ -61,7 +61,7 @@ class Axis:
 
 
 class Chart:
-    """One chart; each kind of mark is added by a method, and `svg` returns the whole."""
+    """One chart. The methods add marks, and `svg` returns the picture."""
 
     def __init__(self, title: str, x: Axis, y: Axis) -> None:
         self._title, self._x, self._y = title, x, y
@@ -69,7 +69,7 @@ class Chart:
         self._series: list[Series] = []
 
     def bars(self, series: Series, edges: Any, bottoms: Any, tops: Any) -> None:
-        """Add a bar between each two edges."""
+        """Add one bar per pair of adjacent edges."""
         lefts, rights = self._across(edges[:-1]), self._across(edges[1:])
         rows = zip(lefts, rights, self._up(tops), self._up(bottoms), strict=True)
         path = "".join(

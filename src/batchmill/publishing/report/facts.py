@@ -1,4 +1,4 @@
-"""What there is to tell of a dataset and its last run, from the ledger alone."""
+"""Read the facts for the report of a dataset and its last run. Only the ledger is read."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,15 @@ _RUN_COLUMNS = ("input", "outcome", "attempts", "seconds", "finished_at", "host"
 
 
 class FailureKind(NamedTuple):
-    """Failures that have outcome and error in common: how many, one's message, the first names."""
+    """Failures with the same outcome and error.
+
+    Attributes:
+        outcome: Their outcome.
+        error: The type of their error.
+        inputs: The number of failed inputs.
+        message: The message of the first failure.
+        names: The names of the first inputs.
+    """
 
     outcome: str
     error: str
@@ -30,11 +38,18 @@ class FailureKind(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What there is to tell of a dataset.
+    """The facts that a report shows.
 
-    `executed` are the records of the inputs that the last run with any has executed; `failures`
-    are all records of the dataset that are not ok; `runs` the summaries of the last runs, the
-    newest first.
+    Attributes:
+        dataset: The dataset's path or URL, as the user wrote it.
+        step: The reference of the step.
+        params: The step's parameters.
+        summary: The summary of the run.
+        contents: The number and the size of the outputs.
+        executed: The records of the last run that executed inputs.
+        executed_by: The number of that run.
+        failures: All records that are not ok.
+        runs: The summaries of the last runs, the newest first.
     """
 
     dataset: str
@@ -49,7 +64,7 @@ class Facts:
 
     @property
     def begun(self) -> float:
-        """When the first of the executed inputs began, in seconds since 1970; 0 without any."""
+        """The start of the first executed input, in seconds since 1970; 0 without one."""
         if not len(self.executed):
             return 0.0
         began = pc.subtract(self.executed["finished_at"], self.executed["seconds"])
@@ -57,14 +72,14 @@ class Facts:
 
     @property
     def seconds(self) -> float:
-        """How long executing them took, from the first one's beginning to the last one's end."""
+        """The seconds from the start of the first executed input to the end of the last."""
         if not len(self.executed):
             return 0.0
         return max(float(pc.max(self.executed["finished_at"]).as_py()) - self.begun, 1e-3)
 
     @property
     def throughput(self) -> float:
-        """Inputs executed in a second, while any was."""
+        """The executed inputs per second."""
         return len(self.executed) / self.seconds if len(self.executed) else 0.0
 
     def slowest(self) -> list[dict[str, Any]]:
@@ -93,7 +108,7 @@ class Facts:
 
 
 def gather(ledger: Ledger, run: int, dataset: str) -> Facts:
-    """Read what there is to tell after (or during) a run; `dataset` is what a user calls it."""
+    """Read the facts after or during a run. `dataset` is the path or URL that the user wrote."""
     work = read_work(ledger, run)
     executed, executed_by = _last_executed(ledger)
     summaries = [(number, ledger.read_summary(number)) for number in ledger.runs()[-SHOWN_RUNS:]]
@@ -112,7 +127,7 @@ def gather(ledger: Ledger, run: int, dataset: str) -> Facts:
 
 
 def _last_executed(ledger: Ledger) -> tuple[pa.Table, int]:
-    """Return the records of the last run that has any in the ledger, and its number."""
+    """Return the records of the last run that executed inputs, and the number of the run."""
     records = ledger.records([*_RUN_COLUMNS, "run"])
     records = records.filter(pc.greater(records["attempts"], 0))
     last = pc.max(records["run"]).as_py() or 0

@@ -1,4 +1,4 @@
-"""Pictures of how the inputs of a run went: over time, by duration, by size."""
+"""Draw the execution of a run's inputs: over time, by duration and by size."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,21 +9,22 @@ import pyarrow as pa
 from batchmill.publishing.report.charts import Axis, Chart, Series
 from batchmill.publishing.report.facts import Facts
 
-# Two colours of Okabe and Ito's palette, which colour-blind readers can tell apart.
+# Two colours of Okabe and Ito's palette, which colour-blind readers can distinguish.
 OK, NOT_OK = Series("ok", "#0072B2"), Series("not ok", "#D55E00")
 _NODES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#999999")
 _NAME_LENGTH = 16
 _POINTS = 2000
 _LEAST_SECONDS = 1e-5
 _TIME_UNITS = ((3 * 86400.0, 86400.0, "days"), (3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "min"))
-# Powers of ten, for axes that go by them.
+# Decimal units, because axes have ticks at powers of ten.
 _SIZE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def figures(facts: Facts) -> Iterator[tuple[str, str]]:
-    """Draw what a run's records tell; yields what each picture shows in words, and its SVG.
+    """Draw the charts of a run.
 
-    Yields none if nothing was executed.
+    Yields:
+        The description of each chart, and its SVG. Nothing if no input was executed.
     """
     if not len(facts.executed):
         return
@@ -32,11 +33,11 @@ def figures(facts: Facts) -> Iterator[tuple[str, str]]:
     ok = np.array(facts.executed["outcome"].to_pylist()) == "ok"
     sizes = _column(facts.executed, "size")
     hosts = np.array(facts.executed["host"].to_pylist())
-    yield "Inputs that ended in each second, over the time of the run", _throughput(ends, ok)
-    yield "Inputs at work at the same time, by node", _parallelism(ends, seconds, hosts)
-    yield "How many inputs took how long", _durations(seconds, ok)
+    yield "Finished inputs per second, over the time of the run", _throughput(ends, ok)
+    yield "Inputs in progress at the same time, by node", _parallelism(ends, seconds, hosts)
+    yield "Number of inputs by duration", _durations(seconds, ok)
     if (sizes > 0).any():
-        yield "How long inputs took, by their size", _sizes(sizes, seconds, ok)
+        yield "Duration of inputs by size", _sizes(sizes, seconds, ok)
 
 
 def _throughput(ends: Any, ok: Any) -> str:
@@ -54,7 +55,9 @@ def _parallelism(ends: Any, seconds: Any, hosts: Any) -> str:
         rest = np.isin(hosts, first[len(_NODES) - 1 :])
         groups.append((f"{len(first) - len(_NODES) + 1} more nodes", rest))
     layers = np.cumsum([at_work(at, ends[which], seconds[which]) for _, which in groups], axis=0)
-    chart = Chart("Parallelism", _time_axis(ends), _count_axis("inputs at work", layers[-1].max()))
+    chart = Chart(
+        "Parallelism", _time_axis(ends), _count_axis("inputs in progress", layers[-1].max())
+    )
     bottoms = np.zeros(len(at))
     for (name, _), colour, tops in zip(groups, _NODES, layers, strict=False):
         chart.area(Series(name, colour), at, bottoms, tops)
@@ -63,7 +66,7 @@ def _parallelism(ends: Any, seconds: Any, hosts: Any) -> str:
 
 
 def at_work(at: Any, ends: Any, seconds: Any) -> Any:
-    """Count the inputs that have begun and not ended, at each of some times."""
+    """Count the inputs in progress at each of the times `at`."""
     begun = np.searchsorted(np.sort(ends - seconds), at, side="right")
     ended = np.searchsorted(np.sort(ends), at, side="right")
     return np.maximum(begun - ended, 0)
@@ -83,7 +86,7 @@ def _durations(seconds: Any, ok: Any) -> str:
 def _sizes(sizes: Any, seconds: Any, ok: Any) -> str:
     chosen = np.flatnonzero(sizes > 0)
     if len(chosen) > _POINTS:
-        # The same ones each time.
+        # A fixed seed gives the same points each time.
         chosen = np.random.default_rng(0).choice(chosen, _POINTS, replace=False)
     chart = Chart(
         "Sizes",
@@ -97,7 +100,7 @@ def _sizes(sizes: Any, seconds: Any, ok: Any) -> str:
 
 
 def _stacked_bars(title: str, x: Axis, y: str, edges: Any, heights: list[Any]) -> str:
-    """Draw bars of what is ok, and above them what is not."""
+    """Draw a bar per bin: the ok inputs, and above them the other inputs."""
     ok, not_ok = heights
     chart = Chart(title, x, _count_axis(y, (ok + not_ok).max()))
     chart.bars(OK, edges, np.zeros(len(ok)), ok)

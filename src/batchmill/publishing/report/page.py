@@ -1,4 +1,4 @@
-"""The page `report.html`: self-contained, to be read offline."""
+"""Write the page `report.html`. It is self-contained, so it can be read offline."""
 
 import time
 from collections.abc import Sequence
@@ -16,22 +16,23 @@ from batchmill.version import VERSION
 
 
 class Report(NamedTuple):
-    """What a page says of a dataset: facts, and pictures (what each shows in words, its SVG)."""
+    """The content of a page: facts, and pictures (description and SVG of each)."""
 
     facts: Facts
     pictures: Sequence[tuple[str, str]]
 
 
 def make_report(ledger: Ledger, run: int, dataset: str) -> Report:
-    """Gather the facts of a dataset after (or during) a run, and draw the pictures."""
+    """Gather the facts of a dataset after or during a run, and draw the pictures."""
     facts = gather(ledger, run, dataset)
     return Report(facts, list(figures(facts)))
 
 
 def write_report(ledger: Ledger, run: int, dataset: str) -> Report:
-    """Write a dataset's report.html, replaced atomically; returns what it says.
+    """Write a dataset's report.html, and return its content. The file is replaced atomically.
 
-    Raises StoreError if it cannot be written.
+    Raises:
+        StoreError: The file cannot be written.
     """
     report = make_report(ledger, run, dataset)
     ledger.store.write(REPORT, render(report).encode())
@@ -39,7 +40,7 @@ def write_report(ledger: Ledger, run: int, dataset: str) -> Report:
 
 
 def render(report: Report) -> str:
-    """Return the page. Whatever comes from inputs and steps is escaped."""
+    """Return the page as HTML. All values from inputs and steps are escaped."""
     facts = report.facts
     environment = jinja2.Environment(
         autoescape=True,
@@ -60,7 +61,7 @@ def render(report: Report) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a duration for people.
+    """Return a duration as readable text.
 
     >>> duration(0.0123), duration(3.21), duration(75), duration(7384)
     ('12 ms', '3.2 s', '1 min 15 s', '2 h 03 min')
