@@ -72,8 +72,7 @@ def by_cores(rounds: int) -> None:
             for workers in (1, 2):
                 plain = plain_seconds(items, batch_size=1, num_workers=workers)
                 seen.setdefault(f"DataLoader {workers}", []).append(plain)
-                options = ("--num-workers", str(workers), "--shard-resource", "num_cpus=2")
-                ours = run(folder, "works", settings, *options)
+                ours = run(folder, "works", settings, "--num-workers", str(workers))
                 seen.setdefault(f"batchmill {workers}", []).append(ours)
     print("| | one worker, s | two workers, s | speed-up |\n|---|---|---|---|")
     for who in ("DataLoader", "batchmill"):

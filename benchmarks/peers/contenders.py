@@ -1,7 +1,6 @@
 """The contenders: their names, environments and commands."""
 
 import importlib.metadata
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -57,10 +56,6 @@ def _ours(kind: str, inputs: Path, out: Path) -> list[str]:
     """Return the command of batchmill."""
     command = [sys.executable, "-m", "batchmill", "run", str(inputs), "--output", str(out)]
     command += ["--step", f"benchmarks.peers.steps:{kind}", "--num-workers", str(WORKERS), "--json"]
-    cores = os.cpu_count() or 1
-    if cores > WORKERS:
-        # One shard at a time, so that there are no more than WORKERS workers.
-        command += ["--shard-resource", f"num_cpus={cores}"]
     return command
 
 

@@ -214,13 +214,13 @@ def test_pages_load_no_file_from_other_servers(site, pages):
 def test_search_works_without_a_server(site, tmp_path):
     chromium = shutil.which("chromium")
     assert chromium, "chromium is not installed. Run: sudo make system-packages"
-    asked = []
+    requested = []
     with sync_playwright() as playwright:
         environment = clean_environment(tmp_path) | {"HOME": str(tmp_path)}
         browser = playwright.chromium.launch(executable_path=chromium, env=environment)
         page = browser.new_page()
         page.set_default_timeout(PATIENCE_SECONDS * 1000)
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("request", lambda request: requested.append(request.url))
         page.goto((site / "index.html").as_uri())
         page.get_by_role("button", name="Search").click()
         page.keyboard.type("quarantined")
@@ -231,8 +231,8 @@ def test_search_works_without_a_server(site, tmp_path):
         found.first.wait_for()
         assert page.get_by_role("combobox").input_value() == "quarantined"
         browser.close()
-    assert asked
-    assert all(address.startswith("file:") for address in asked), asked
+    assert requested
+    assert all(address.startswith("file:") for address in requested), requested
 
 
 def test_a_page_without_navigation_is_rejected(copy, tmp_path):

@@ -1,4 +1,4 @@
-"""What a run has to do on each runner."""
+"""The fixture that runs a test on each runner."""
 
 import pytest
 
@@ -8,8 +8,8 @@ RUNNERS = {"local": [], "ray": ["--ray", "local"]}
 
 @pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.long)])
 def runner(request):
-    """The options of `batchmill run` for a runner: a test with this fixture runs on both.
+    """The options of `batchmill run` that choose a runner. The test runs once per runner.
 
-    On Ray in the long version only, unless the test says otherwise.
+    By default, only the long version runs it on Ray.
     """
     return RUNNERS[request.param]

@@ -1,4 +1,4 @@
-"""New data: announced by a watcher, a schedule or somebody else, and taken by a run."""
+"""New files: a watcher, a schedule or another program announces them, and a run processes them."""
 
 import re
 import signal
@@ -24,14 +24,14 @@ MIN_AGE = 3
 
 @pytest.fixture(scope="module")
 def prefect_server(tmp_path_factory):
-    """A server of these tests' own: its deployments and events are not to be another's work."""
+    """A server only for these tests, because other workers must not run their deployments."""
     with prefect_server_in(tmp_path_factory.mktemp("arrivals-server")) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def deployments(prefect_server, s3, tmp_path_factory):
-    """The deployments of prefect.yaml, and a worker that finds `slow:step` and the store."""
+    """The deployments of prefect.yaml, with a worker that can run `slow:step` and use the store."""
     folder = tmp_path_factory.mktemp("worker")
     (folder / "slow.py").write_text(gated.STEP)
     environment = clean_environment(folder / "home") | {
@@ -47,7 +47,7 @@ def deployments(prefect_server, s3, tmp_path_factory):
 
 @pytest.fixture
 def arrivals(deployments, shell, work):
-    """A folder `in` whose arrivals make the dataset `out`; gives what tells of the runs."""
+    """The deployment `on-arrival` for the folder `in` and the dataset `out`."""
     (work / "in").mkdir()
     return Arrivals(deployments, shell, work / "in", work / "out")
 
@@ -72,12 +72,12 @@ class Arrivals:
         return Watcher(self.shell, self.source, "--deployment", ON_ARRIVAL, *map(str, given))
 
     def runs(self):
-        """The flow runs over this dataset."""
+        """Return the flow runs over this dataset."""
         runs = self.deployments.runs(ON_ARRIVAL)
         return [run for run in runs if run["parameters"]["output"] == self.output]
 
     def completed(self, count):
-        """Wait until so many runs have ended, all Completed, and no other is there; gives them."""
+        """Wait until exactly `count` runs are Completed and no run is active; return them."""
 
         def ended():
             runs = self.runs()
@@ -88,12 +88,12 @@ class Arrivals:
         return runs
 
     def letters(self):
-        """The content of each input as the dataset has it."""
+        """Return the content of each input, from the rows of the dataset."""
         rows = pd.read_parquet(f"{self.output}/metadata.parquet")
         return rows.groupby("input")["part"].agg("".join).to_dict()
 
 
-def test_a_burst_is_one_run_and_a_killed_watcher_s_successor_loses_nothing(arrivals, work):
+def test_many_files_cause_one_run_and_a_new_watcher_replaces_a_killed_one(arrivals, work):
     first = arrivals.watch()
     names = [f"{number}.txt" for number in range(500)]
     for name in names:
@@ -117,45 +117,45 @@ def test_a_burst_is_one_run_and_a_killed_watcher_s_successor_loses_nothing(arriv
 
 
 @pytest.mark.long
-def test_who_is_told_and_from_when_on_is_said_at_the_beginning(arrivals, work):
+def test_the_first_message_says_which_files_are_announced(arrivals, work):
     watcher = arrivals.watch()
     expected = f"All existing files are announced: the dataset {work / 'out'} does not exist yet.\n"
-    wait_for(lambda: expected in watcher.said(), "what is said of the dataset")
-    assert "no deployment is named" not in watcher.said()
+    wait_for(lambda: expected in watcher.messages(), "the message about the dataset")
+    assert "no deployment is named" not in watcher.messages()
     assert watcher.stop() == 0
-    assert "Files that are not announced yet are announced at the next start." in watcher.said()
+    assert "Files that are not announced yet are announced at the next start." in watcher.messages()
 
 
-def test_a_watcher_that_names_no_deployment_says_that_nothing_may_run(bare_shell, work):
+def test_a_watcher_without_a_deployment_warns_that_nothing_may_run(bare_shell, work):
     bare_shell.environment["PREFECT_API_URL"] = f"http://127.0.0.1:{free_ports()[0]}/api"
     watcher = Watcher(bare_shell, ".")
-    wait_for(lambda: "no deployment is named" in watcher.said(), "what is said of nobody")
-    (line,) = (line for line in watcher.said().splitlines() if "no deployment" in line)
+    wait_for(lambda: "no deployment is named" in watcher.messages(), "the warning")
+    (line,) = (line for line in watcher.messages().splitlines() if "no deployment" in line)
     assert f"batchmill.data.arrived of {resource_id('source', str(work))}." in line
     assert line.endswith("--deployment preprocess/on-arrival")
     assert watcher.stop() == 0
 
 
 @pytest.mark.long
-def test_a_file_that_is_being_written_is_not_taken_early(arrivals, work):
+def test_an_incomplete_file_is_not_announced(arrivals, work):
     (work / "in" / "whole.txt").write_text("whole")
     watcher = arrivals.watch()
     with (work / "in" / "slow.txt").open("w") as file:
         for piece in "abcdef":
             file.write(piece)
             file.flush()
-            time.sleep(MIN_AGE / 4)  # A slow writer; longer in all than the minimum age.
-    wait_for(lambda: sum(made["count"] for made in watcher.announced()) == 2, "both")
+            time.sleep(MIN_AGE / 4)  # In total longer than the minimum age.
+    wait_for(lambda: sum(made["count"] for made in watcher.announced()) == 2, "both files")
     wait_for(lambda: arrivals.runs(), "a run")
     arrivals.completed(len(watcher.announced()))
     assert arrivals.letters() == {"slow.txt": "abcdef", "whole.txt": "whole"}
-    # It was not announced before it was whole, and again.
+    # An incomplete file would have been announced twice.
     assert sum("slow.txt" in made["first"] for made in watcher.announced()) == 1
     assert watcher.stop(signal.SIGINT) == 0
 
 
 @pytest.mark.long
-def test_what_arrives_while_a_run_is_on_is_the_next_one_s(deployments, shell, work):
+def test_files_that_arrive_during_a_run_are_left_to_the_next_run(deployments, shell, work):
     (work / "in").mkdir()
     params = {"log": str(work / "out.log"), "go": str(work / "go")}
     arrivals = Arrivals(
@@ -163,11 +163,11 @@ def test_what_arrives_while_a_run_is_on_is_the_next_one_s(deployments, shell, wo
     )
     watcher = arrivals.watch("--poll", "--every", "1")
     (work / "in" / "01.txt").write_text("1")
-    wait_for(lambda: gated.executions(work, "out"), "the first run's work", 120)
+    wait_for(lambda: gated.executions(work, "out"), "the first execution", 120)
     (work / "in" / "02.txt").write_text("2")
     assert watcher.wait(2)[1]["first"] == ["02.txt"]
     wait_for(lambda: len(arrivals.runs()) == 2, "the second run")
-    # The ledger has neither of them; but somebody will see to them.
+    # The ledger has neither file, but the second run will process both.
     look = {"source": arrivals.source, "deployment": ON_ARRIVAL, "min_age": 0}
     state = deployments("watch-source/manual", **look)
     assert state["message"] == "2 new files; a run that is already scheduled will process them"
@@ -178,28 +178,28 @@ def test_what_arrives_while_a_run_is_on_is_the_next_one_s(deployments, shell, wo
 
 
 @pytest.mark.long
-def test_what_a_server_that_was_away_has_missed_is_told_when_it_is_back(bare_shell, work, tmp_path):
+def test_an_event_is_sent_again_when_the_server_is_back(bare_shell, work, tmp_path):
     (port,) = free_ports()
     url = f"http://127.0.0.1:{port}/api"
     bare_shell.environment["PREFECT_API_URL"] = url
     (work / "in").mkdir()
     (work / "in" / "a.txt").write_text("a")
     watcher = Watcher(bare_shell, "in", "--min-age", "1")
-    wait_for(lambda: "did not accept the event" in watcher.said(), "a complaint")
+    wait_for(lambda: "did not accept the event" in watcher.messages(), "the warning")
     assert watcher.announced() == []
     with prefect_server_in(tmp_path / "late-home", port=port):
         (announced,) = watcher.wait(1)
-        asked = {"filter": {"event": {"name": ["batchmill.data.arrived"]}}}
-        found = wait_for(lambda: ask(url, "/events/filter", asked)["events"], "the event")
+        arrived = {"filter": {"event": {"name": ["batchmill.data.arrived"]}}}
+        found = wait_for(lambda: ask(url, "/events/filter", arrived)["events"], "the event")
         assert watcher.stop() == 0
     assert announced["first"] == ["a.txt"]
     assert [event["payload"]["source"] for event in found] == [str(work / "in")]
-    # It was said once.
-    assert watcher.said().count("did not accept the event") == 1
+    # The warning is printed once.
+    assert watcher.messages().count("did not accept the event") == 1
 
 
 @pytest.mark.long
-def test_the_scheduled_flow_announces_what_is_new_in_a_bucket(
+def test_the_scheduled_flow_announces_new_files_in_a_bucket(
     deployments, shell, bucket, words, work
 ):
     arrivals = Arrivals(deployments, shell, f"{bucket}/in", f"{bucket}/out", pattern="*.txt")
@@ -220,12 +220,14 @@ def test_the_scheduled_flow_announces_what_is_new_in_a_bucket(
 
 
 @pytest.mark.long
-def test_the_documented_request_makes_a_run(arrivals, shell, work):
+def test_the_documented_request_starts_a_run(arrivals, shell, work):
     (work / "in" / "a.txt").write_text("a")
     page = (ROOT / "docs" / "how-to" / "new-data.md").read_text()
     (request,) = (b for b in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) if "curl" in b)
     assert "/data/recordings" in request
-    wait_for(lambda: time.time() - (work / "in" / "a.txt").stat().st_mtime > MIN_AGE, "its age")
+    wait_for(
+        lambda: time.time() - (work / "in" / "a.txt").stat().st_mtime > MIN_AGE, "the minimum age"
+    )
     done = shell.run("bash", "-euc", request.replace("/data/recordings", arrivals.source))
     assert done.returncode == 0, done.stderr
     arrivals.completed(1)
@@ -233,7 +235,7 @@ def test_the_documented_request_makes_a_run(arrivals, shell, work):
 
 
 @pytest.mark.usefixtures("deployments")
-def test_a_deployment_that_is_not_there_is_told_with_those_that_are(
+def test_the_error_about_an_unknown_deployment_lists_the_existing_ones(
     prefect_server, work, monkeypatch, capsys
 ):
     monkeypatch.chdir(work)

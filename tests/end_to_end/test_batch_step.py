@@ -1,4 +1,4 @@
-"""A model that takes its process with it, or never comes back, in a shard's own process."""
+"""A model that ends its process or hangs, in the process of a shard."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 @pytest.fixture
 def texts(work):
-    """Sixteen texts, of which one is bad."""
+    """Sixteen texts. One is bad."""
     (work / "in").mkdir()
     for number in range(16):
         text = "bad" if number == 13 else "x" * (number + 1)
@@ -30,7 +30,7 @@ def texts(work):
     ],
 )
 @pytest.mark.usefixtures("texts")
-def test_one_input_that_ends_the_models_process_costs_itself(shell, step, outcome, timeout):
+def test_only_the_input_that_ends_or_blocks_the_process_fails(shell, step, outcome, timeout):
     done = shell.batchmill(
         *["run", "in", "--step", f"batch_steps:{step}", "-o", "out", "--retries", "0"],
         *["--timeout", str(timeout), "--batch-size", "2", "--num-workers", "2"],

@@ -1,4 +1,4 @@
-"""The installed command over a bucket: Ray's workers read from it and write to it."""
+"""The installed command with inputs and a dataset in a bucket."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_recordings_in_a_bucket_become_clips_in_a_bucket(shell, api, s3, bucket,
     code, failures = shell.json("failures", f"{bucket}/clips")
     assert [row["input"] for row in failures] == ["broken.wav"]
 
-    # A run that finds the store closed says so, and nothing that is said or kept has a secret.
+    # If the store cannot be reached, there is a message. No message and no file has a secret.
     shell.environment |= {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1"}
     closed = shell.batchmill("status", f"{bucket}/clips")
     assert closed.returncode == 2

@@ -1,4 +1,4 @@
-"""What a run costs beyond its inputs, counted: task runs, calls to Prefect's API, bytes to Ray."""
+"""The overhead of a run: its task runs, calls to Prefect's API, and bytes sent to Ray."""
 
 import sys
 import uuid
@@ -10,9 +10,10 @@ from counted_api import counted_api
 from live import ROOT, ask, clean_environment, flow_run_of, shell_in
 
 FEW, MANY = 100, 400
-# How often these are called is a matter of how long a run takes, or how busy the server is: whether
-# it was cancelled is asked every two seconds, what is shown live changes once a second, logs are
-# sent every two seconds, and how task runs ended is asked until the server knows; or it is told.
+# The number of these calls depends on the duration of the run and the load of the server. A run
+# checks every two seconds whether it was cancelled. It updates artifacts every second, and sends
+# logs every two seconds. At its end, it polls until the server has recorded the ends of the task
+# runs, or records them itself.
 BY_TIME = {
     "GET /flow_runs/ID",
     "PATCH /artifacts/ID",
@@ -21,9 +22,9 @@ BY_TIME = {
     "POST /task_runs/",
     "POST /task_runs/ID/set_state",
 }
-# A web socket for events is one call, and which version the server has is asked before. A shard's
-# second one is for how it ended: where the server is slow, Ray is stopped before. So it is with the
-# last line of a shard's log, for which a token is asked.
+# A web socket for events is one call, after a request for the server's version. A shard opens a
+# second one for its end, and requests a token for the last line of its log. These calls are missing
+# if Ray stops the process first, because the server is slow.
 AT_THE_END = {"GET /events/in", "GET /admin/version", "GET /csrf-token"}
 ALWAYS = {
     "GET /admin/storage": 3,
@@ -46,24 +47,24 @@ OF_A_SHARD = {
     "GET /events/in": 2,
     "GET /flows/ID": 1,
 }
-# The flow run, the step's module, the shard: not its inputs.
+# A Ray task gets the flow run, the step's module and the shard, but not the inputs.
 MOST_BYTES = 50_000
 
 
 class Cost(NamedTuple):
-    """What a run has cost: calls, its task runs' names, and the bytes of each task given to Ray.
+    """The overhead of a run: calls, names of its task runs, and bytes of each task sent to Ray.
 
-    `asked` counts how often it was asked how task runs ended.
+    `polls` is the number of requests for the states of task runs.
     """
 
     calls: Counter
     task_runs: list[str]
     shipped: list[int]
-    asked: int
+    polls: int
 
 
 def cost_of_run(shell, api, server, count, runner):
-    """Run a job over so many inputs, in two batches, which are one shard on any machine."""
+    """Run a job over `count` inputs, and return its cost. Two batches are always one shard."""
     inputs = shell.folder / f"in{count}"
     inputs.mkdir(exist_ok=True)
     for number in range(count):
@@ -78,26 +79,26 @@ def cost_of_run(shell, api, server, count, runner):
     assert done.returncode == 0, done.stderr
     taken = api.take()
     calls = Counter({call: n for call, n in taken.items() if call.route not in BY_TIME})
-    asked = sum(n for call, n in taken.items() if call.route == "POST /task_runs/filter")
+    polls = sum(n for call, n in taken.items() if call.route == "POST /task_runs/filter")
     _, task_runs = flow_run_of(partial(ask, server), shell.folder / f"out{count}")
     bytes_shipped = [int(line) for line in shipped.read_text().split()] if shipped.exists() else []
-    return Cost(calls, sorted(task["name"] for task in task_runs), bytes_shipped, asked)
+    return Cost(calls, sorted(task["name"] for task in task_runs), bytes_shipped, polls)
 
 
-def more_calls(who, cost, bounds):
-    """Name the routes that `who` calls more often than `bounds` say; what they lack is 0."""
+def more_calls(caller, cost, bounds):
+    """Describe the routes that `caller` calls more often than allowed. A missing bound is 0."""
     return [
-        f"{who}: {count} x {call.route}, {bounds.get(call.route, 0)} before"
+        f"{caller}: {count} x {call.route}, {bounds.get(call.route, 0)} allowed"
         for call, count in cost.calls.items()
-        if call.caller == who and count > bounds.get(call.route, 0)
+        if call.caller == caller and count > bounds.get(call.route, 0)
     ]
 
 
-def test_what_a_run_costs_beyond_its_inputs(prefect_server, work, tmp_path, runner):
+def test_the_overhead_does_not_grow_with_the_inputs(prefect_server, work, tmp_path, runner):
     (work / "costs.py").write_text("def step(source):\n    return {'n': 1}\n")
     with counted_api(prefect_server) as api:
-        # Ray would write a token into the user's folder, because what is shipped is counted by a
-        # script that imports Ray before batchmill can give it one.
+        # The script shipped.py imports Ray before batchmill can set a token. Without this token,
+        # Ray would write one to the user's home folder.
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
         environment = clean_environment(tmp_path / "home") | {"PREFECT_API_URL": api.url} | token
         with shell_in(work, environment) as shell:
@@ -108,7 +109,7 @@ def test_what_a_run_costs_beyond_its_inputs(prefect_server, work, tmp_path, runn
             assert done.returncode == 0, done.stderr
             idle = api.take()
 
-    # A task run for the shard, and three more.
+    # The task runs: the shard, the manifest, the tables and the report.
     of_a_shard = OF_A_SHARD if runner else {}
     for cost in (few, many):
         assert len(cost.task_runs) == 4, cost.task_runs
@@ -116,23 +117,23 @@ def test_what_a_run_costs_beyond_its_inputs(prefect_server, work, tmp_path, runn
         assert not faults, faults
         callers = {call.caller for call in cost.calls}
         expected = {"driver", "Ray worker"} if runner else {"driver"}
-        assert callers == expected, "calls are not seen any more"
+        assert callers == expected, "the proxy missed calls"
 
-    # More inputs, no more calls; of bytes to Ray, not one for each input more: numbers and times
-    # may have a digit more or less.
+    # More inputs cause no additional calls. The bytes for Ray grow by less than one byte per input,
+    # because some numbers have more digits.
     more = [call for call in many.calls - few.calls if call.route not in AT_THE_END]
     assert not more, more
     if runner:
-        # The shard alone is given to Ray.
+        # Only the shard is a Ray task.
         assert len(few.shipped) == len(many.shipped) == 1
         assert 0 < few.shipped[0] < MOST_BYTES
         assert many.shipped[0] - few.shipped[0] < MANY - FEW, f"{few.shipped}, {many.shipped}"
     else:
         assert few.shipped == many.shipped == []
 
-    # How task runs ended is not waited for in vain, which would ask for twenty seconds.
+    # The run does not poll until the time limit of twenty seconds.
     for cost in (few, many):
-        assert cost.asked < 20, cost.asked
+        assert cost.polls < 20, cost.polls
 
-    # The same again has nothing to do, which Prefect need not know.
+    # A run with nothing to do calls no server.
     assert not idle, idle

@@ -12,17 +12,14 @@ from live import prefect_server_in, wait_for
 
 @pytest.fixture
 def prefect_server(tmp_path):
-    """A server of a test's own: what a schedule leaves behind is not to be another one's work."""
+    """A server for each test, because a schedule may leave runs that another worker would start."""
     with prefect_server_in(tmp_path / "server-home") as url:
         yield url
 
 
 @pytest.fixture
 def deployed(shell, api, work):
-    """The deployments of prefect.yaml, and a worker; gives what starts a run and waits for it.
-
-    Steps may be in the folder `work`.
-    """
+    """The deployments of prefect.yaml, with a worker that can run steps from the folder `work`."""
     shell.environment["PYTHONPATH"] = str(work)
     deployments = deploy(shell, api, work)
     with worker_of(shell):
@@ -37,10 +34,10 @@ def job(words, work):
 
 
 @pytest.mark.long
-def test_deployments_run_the_same_flow(deployed, shell, api, job, work):
+def test_a_deployment_runs_the_flow_of_the_command(deployed, shell, api, job, work):
     schema = api("/deployments/name/preprocess/manual")["parameter_openapi_schema"]
     assert {"manifest", "step", "output"} == set(schema["required"])
-    # A group of options has the description of its model.
+    # An option group has the description of its model.
     assert all(
         {"description", "$ref"} & described.keys() for described in schema["properties"].values()
     )
@@ -54,22 +51,22 @@ def test_deployments_run_the_same_flow(deployed, shell, api, job, work):
 
 
 @pytest.mark.long
-def test_what_a_deployment_refuses_has_advice_for_its_worker(deployed, job, words, work):
+def test_errors_of_a_deployment_say_how_to_fix_its_worker(deployed, job, words, work):
     wrong = {"manifest": str(words / "nosuch.csv"), "output": str(work / "bad")}
     state = deployed("preprocess/manual", **job | wrong)
     assert state["type"] == "FAILED"
     assert "no such file or folder" in state["message"]
     assert not (work / "bad").exists()
-    # The folder that it would be in is gone when the run has ended.
-    for deployment, parameters, told in [
+    # The worker removes the run's working folder at the end.
+    for deployment, parameters, place in [
         ("preprocess/manual", job | {"output": "out"}, "output out"),
         ("verify-dataset/manual", {"dataset": "out"}, "dataset out"),
         ("watch-source/manual", {"source": "in", "deployment": "preprocess/manual"}, "source in"),
     ]:
         state = deployed(deployment, **parameters)
         assert state["type"] == "FAILED"
-        assert f"{told}: a deployment's run works in a temporary folder" in state["message"]
-    # Who reads it in the UI has no folder to go to.
+        assert f"{place}: a deployment's run works in a temporary folder" in state["message"]
+    # A user of the UI has no shell on the worker, so this message differs from the command's.
     state = deployed("preprocess/manual", **job | {"step": "nosuch:step"})
     assert "no module 'nosuch' where the worker runs" in state["message"]
     assert "the worker's PYTHONPATH" in state["message"]
@@ -94,7 +91,7 @@ def test_deployments_run_on_ray_verify_and_repair(deployed, job, work):
 
 
 @pytest.mark.long
-def test_a_schedule_runs_it(deployed, api, words, work):
+def test_a_schedule_starts_a_run(deployed, api, words, work):
     nightly = api("/deployments/name/preprocess/nightly")
     ((cron, active),) = [(made["schedule"], made["active"]) for made in nightly["schedules"]]
     assert (cron["cron"], cron["timezone"], active) == ("30 2 * * *", "Europe/Berlin", False)
@@ -119,7 +116,7 @@ def test_a_schedule_runs_it(deployed, api, words, work):
 
 
 @pytest.mark.long
-def test_a_run_that_is_cancelled_says_so_itself_and_can_be_completed(deployed, shell, api, work):
+def test_a_cancelled_run_sets_its_own_state_and_can_be_completed(deployed, shell, api, work):
     gated.make_inputs(work)
     log = str(work / "out.log")
     job = {"manifest": str(work / "in"), "step": "slow:step", "output": str(work / "out")}
@@ -127,12 +124,12 @@ def test_a_run_that_is_cancelled_says_so_itself_and_can_be_completed(deployed, s
     flow_run = deployed.start(
         "preprocess/manual", **job, params=params, execution={"batch_size": 1}
     )
-    wait_for(lambda: len(committed(work / "out")) >= 4, "some to be committed", 180)
+    wait_for(lambda: len(committed(work / "out")) >= 4, "some commits", 180)
     done = shell.run("prefect", "flow-run", "cancel", flow_run)
     assert done.returncode == 0, done.stderr
-    state = wait_for(lambda: deployed.ended(flow_run), "its end", 60)
+    state = wait_for(lambda: deployed.ended(flow_run), "the end of the run", 60)
     assert state["type"] == "CANCELLED"
-    # Not the worker's words, who kills what does not end by itself.
+    # The run wrote this message. The worker's message for a killed run has no count.
     assert " pending" in state["message"]
     before, at = committed(work / "out"), len(gated.executions(work, "out"))
     (work / "go").touch()

@@ -1,4 +1,4 @@
-"""Without a server of the user's: one temporary server for all."""
+"""Runs without a configured Prefect server share one temporary server."""
 
 import os
 import signal
@@ -15,12 +15,12 @@ SPLIT = "batchmill.steps.words:split"
 
 
 def servers(shell):
-    """The Prefect servers, by pid, that the shell's commands have started."""
+    """Return the process ids of the Prefect servers that the shell's commands started."""
     found = set()
     for process in shell.leftovers():
-        with suppress(psutil.Error):  # It has just ended.
+        with suppress(psutil.Error):  # The process has just ended.
             is_one = "batchmill.flows.services.server_process" in process.cmdline()
-            # A second run's process ends by itself, without having served.
+            # A second server process ends before it listens, because one server is enough.
             if is_one and any(c.status == "LISTEN" for c in process.net_connections("tcp")):
                 found.add(process.pid)
     return found
@@ -52,24 +52,24 @@ def test_two_runs_at_once_share_one_server(bare_shell, words):
     wait_for(lambda: not shell.leftovers(), f"the end of {shell.leftovers()}")
 
 
-def test_a_run_that_is_killed_leaves_no_server(bare_shell, words, work):
+def test_the_server_of_a_killed_run_ends(bare_shell, words, work):
     (work / "slow.py").write_text("import threading\ndef step(source): threading.Event().wait()\n")
     run = bare_shell.start(
         sys.executable, "-m", "batchmill", "run", words, "--step", "slow:step", "-o", "out",
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     wait_for(lambda: servers(bare_shell), "the temporary server", 120)
-    wait_for(lambda: (work / "out").exists(), "the run's beginning", 120)
+    wait_for(lambda: (work / "out").exists(), "the start of the run", 120)
     os.kill(run.pid, signal.SIGKILL)
     run.wait()
-    wait_for(lambda: not servers(bare_shell), "the server's end")
+    wait_for(lambda: not servers(bare_shell), "the end of the server")
 
 
 @pytest.mark.long
-def test_a_run_whose_server_is_killed_ends_with_a_word_and_can_be_completed(bare_shell, work):
+def test_a_run_whose_server_is_killed_ends_with_a_message_and_can_be_completed(bare_shell, work):
     shell = bare_shell
     shell.environment["PREFECT_CLIENT_MAX_RETRIES"] = "0"
-    # The first ten are done at once; the others wait until the server is gone.
+    # The first ten inputs end immediately. The others wait until the server is killed.
     (work / "slow.py").write_text(
         "import os, time\n"
         "def step(source, out):\n"
@@ -86,13 +86,13 @@ def test_a_run_whose_server_is_killed_ends_with_a_word_and_can_be_completed(bare
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     parts = work / "out" / ".batchmill" / "parts"
-    wait_for(lambda: parts.exists() and any(parts.iterdir()), "something to be committed", 120)
+    wait_for(lambda: parts.exists() and any(parts.iterdir()), "some commits", 120)
     for pid in servers(shell):
         os.kill(pid, signal.SIGKILL)
     (work / "go").touch()
     _, err = run.communicate(timeout=300)
     assert run.returncode == 1
-    assert "stopped responding. Committed results stays; the same command" in err
+    assert "stopped responding. Committed results are kept. Run the same command again" in err
     assert "Traceback" not in err
     done = shell.batchmill(*command, "out")
     assert done.returncode == 0, done.stderr
@@ -102,7 +102,7 @@ def test_a_run_whose_server_is_killed_ends_with_a_word_and_can_be_completed(bare
     assert faults(work / "out") == []
 
 
-def test_bad_input_starts_no_server(bare_shell, tmp_path):
+def test_an_error_in_the_arguments_starts_no_server(bare_shell, tmp_path):
     done = bare_shell.batchmill("run", "nosuch.csv", "--step", SPLIT, "-o", "out")
     assert done.returncode == 2
     assert not (tmp_path / "home" / "batchmill").exists()

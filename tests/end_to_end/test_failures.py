@@ -1,4 +1,4 @@
-"""Inputs that fail, on each runner and before a real Prefect server."""
+"""Inputs that fail, on each runner and with a real Prefect server."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ A_DOZEN = {
     "kill", "allocate", "fork", "mess",
 }  # fmt: skip
 
-# The first input, `bad`, fails; the others wait until a file `go` is there.
+# Inputs named `bad...` fail. The others wait until a file `go` exists.
 WAITING = """
 import os, time
 def step(source, *, folder):
@@ -37,7 +37,7 @@ def make_inputs(folder, names):
 
 
 def latest_run(api, dataset):
-    """The latest flow run over a dataset; None before there is one."""
+    """Return the latest flow run over a dataset; None before the first one."""
     runs = api("/flow_runs/filter", {"sort": "EXPECTED_START_TIME_DESC", "limit": 50})
     return next((run for run in runs if run["parameters"].get("output") == str(dataset)), None)
 
@@ -63,7 +63,7 @@ def logs_of(api, run):
     indirect=["runner"],
 )
 def test_every_poison_has_its_outcome(shell, work, runner, num_workers, is_long):
-    # The engine's tests have all of them, in this process.
+    # The tests of the engine cover all kinds, in this process.
     kinds = [kind for kind in POISONS if (kind != "huge" if is_long else kind in A_DOZEN)]
     kinds += ["healthy"] * (64 - len(kinds) if is_long else 20)
     names = [f"{number:02d}-{kind}" for number, kind in enumerate(sorted(kinds))]
@@ -93,7 +93,7 @@ def test_every_poison_has_its_outcome(shell, work, runner, num_workers, is_long)
     assert executions == {name: EXECUTIONS[kind] for name, (kind, _) in expected.items()}
 
 
-def test_a_failure_is_seen_while_the_run_goes(shell, api, work, runner):
+def test_a_failure_is_shown_during_the_run(shell, api, work, runner):
     make_inputs(work / "in", ["bad.txt", *[f"good{n}.txt" for n in range(7)]])
     (work / "waiting.py").write_text(WAITING)
     run = shell.start(
@@ -103,8 +103,8 @@ def test_a_failure_is_seen_while_the_run_goes(shell, api, work, runner):
         stderr=subprocess.PIPE,
     )
 
-    def told():
-        """What Prefect's server knows of the failure."""
+    def reported():
+        """Return the server's table of failures and the log lines about the failure."""
         assert run.poll() is None, run.communicate()
         flow_run = latest_run(api, work / "out")
         if not flow_run:
@@ -113,7 +113,7 @@ def test_a_failure_is_seen_while_the_run_goes(shell, api, work, runner):
         lines = [line for line in logs_of(api, flow_run) if line.startswith("bad.txt: failed")]
         return (tables[0], lines) if tables and lines else None
 
-    table, lines = wait_for(told, "the failure's name in the log and in a table", seconds=120)
+    table, lines = wait_for(reported, "the failure in the log and in a table", seconds=120)
     assert lines == ["bad.txt: failed: ValueError: no header"]
     assert json.loads(table["data"]) == [
         {"input": "bad.txt", "outcome": "failed", "attempts": 1, "reason": "ValueError: no header"}
@@ -126,12 +126,12 @@ def test_a_failure_is_seen_while_the_run_goes(shell, api, work, runner):
 
 
 @pytest.mark.long
-def test_fail_fast_stops_the_run_and_the_next_one_resumes(shell, api, work, runner):
+def test_fail_fast_stops_the_run_and_the_next_run_resumes(shell, api, work, runner):
     make_inputs(work / "in", ["bad.txt", *[f"good{n:02d}.txt" for n in range(30)]])
     (work / "waiting.py").write_text(WAITING)
     command = ["run", "in", "--step", "waiting:step", "-o", "out", "--param", f"folder={work}"]
     command += ["--batch-size", "1", "--retries", "0", *runner]
-    # The healthy ones would wait for ever.
+    # Without --fail-fast, the other inputs would wait forever.
     stopped = shell.batchmill(*command, "--fail-fast")
     assert stopped.returncode == 1
     assert "The run was stopped early" in stopped.stderr
@@ -143,7 +143,7 @@ def test_fail_fast_stops_the_run_and_the_next_one_resumes(shell, api, work, runn
     code, summary = shell.json(*command)
     assert (code, summary["outcomes"], summary["pending"]) == (1, {"ok": 30, "failed": 1}, 0)
     executions = Counter((work / "executed").read_text().split())
-    assert executions["bad.txt"] == 1, "a failed input is in quarantine"
+    assert executions["bad.txt"] == 1, "a failed input is quarantined"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_fail_fast_stops_the_run_and_the_next_one_resumes(shell, api, work, runn
         pytest.param("14%", 1, "FAILED", [], marks=pytest.mark.long),
     ],
 )
-def test_so_many_failures_pass(shell, api, work, allowed, code, state, options):
+def test_max_failures_decides_the_state_of_the_run(shell, api, work, allowed, code, state, options):
     make_inputs(work / "in", [f"bad{n}" for n in range(3)] + [f"good{n}" for n in range(17)])
     (work / "waiting.py").write_text(WAITING)
     (work / "go").touch()

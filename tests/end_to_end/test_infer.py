@@ -17,7 +17,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 @pytest.fixture
 def arrays(work):
-    """A folder with eight arrays, and beside it a model."""
+    """A folder with eight arrays, and a model."""
     (work / "arrays").mkdir()
     for number in range(8):
         np.save(work / "arrays" / f"{number}.npy", np.full((2, 3), number, np.float32))
@@ -29,7 +29,7 @@ def arrays(work):
 
 
 @pytest.mark.usefixtures("arrays")
-def test_predictions_are_a_dataset(shell, work):
+def test_predictions_are_rows_of_a_dataset(shell, work):
     (work / "arrays" / "bad.npy").write_text("no array")
     infer = ["infer", "arrays", "--model", "mean.pt2", "-o", "out", "--classes", "a,b,c"]
     done = shell.batchmill(*infer, "--batch-size", "3")
@@ -52,9 +52,7 @@ def test_predictions_are_a_dataset(shell, work):
     ],
 )
 @pytest.mark.usefixtures("arrays")
-def test_what_is_no_model_is_told_before_anything_starts(
-    work, monkeypatch, capsys, options, message
-):
+def test_a_wrong_model_is_rejected_before_the_run(work, monkeypatch, capsys, options, message):
     monkeypatch.chdir(work)
     with pytest.raises(SystemExit) as ended:
         main(["infer", "arrays", "-o", "out", *options])
@@ -66,7 +64,7 @@ def test_what_is_no_model_is_told_before_anything_starts(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("arrays")
-def test_a_deployment_asks_for_a_model(shell, api, work):
+def test_a_deployment_runs_a_model(shell, api, work):
     shell.environment["PYTHONPATH"] = str(work)
     deployed = deploy(shell, api, work)
     place = {"manifest": str(work / "arrays"), "output": str(work / "out")}

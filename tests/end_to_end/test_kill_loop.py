@@ -1,4 +1,4 @@
-"""Kill whatever belongs to a run, again and again: in the end, it is the same dataset."""
+"""Kill the processes of a run repeatedly; the final dataset equals that of an undisturbed run."""
 
 import os
 import random
@@ -15,7 +15,7 @@ from jobs import run_job
 from batchmill import LedgerError
 
 INPUTS = 120
-# In the long version, which also kills what belongs to a Ray.
+# The number of kills in the long version, which also kills processes of Ray.
 MANY_KILLS = int(os.environ.get("BATCHMILL_KILLS", "40"))
 FEW_KILLS = 3
 STEP = """
@@ -28,7 +28,7 @@ def step(source, out, *, log):
         (out / f"{i}.txt").write_text(word * (i + 1))
         yield {"output": f"{i}.txt", "word": word}
 """
-# What breaks the commit protocol, in each process that imports the step.
+# Two sources that break the commit protocol in each process that imports the step.
 RECORD_BEFORE_OUTPUTS = """
 import os, threading
 from batchmill.storage import LocalStore
@@ -54,7 +54,7 @@ def write_atomic(store, name, writer):
         file.write(data[len(data) // 2 :])
 LocalStore.write_atomic = write_atomic
 """
-# The processes of a run that are killed, on each runner.
+# The kinds of processes that are killed on each runner.
 VICTIMS = {
     "local": ("DataLoader worker", "shard process", "driver"),
     "ray": ("DataLoader worker", "shard process", "raylet", "driver"),
@@ -62,7 +62,7 @@ VICTIMS = {
 
 
 def name_of(process):
-    """Return which of the victims a process is; None for others."""
+    """Return the kind of a process, as in VICTIMS; None for all others."""
     try:
         title = process.name()
         if title.startswith("pt_data_worker"):
@@ -79,7 +79,7 @@ def name_of(process):
 
 @pytest.fixture
 def job(work):
-    """Writes inputs and step; gives a run's command."""
+    """Writes inputs and the step. Returns a function that makes the command of a run."""
     (work / "in").mkdir()
     for number in range(INPUTS):
         (work / "in" / f"{number:03d}.txt").write_text(f"word {number}")
@@ -95,21 +95,21 @@ def job(work):
     return command
 
 
-# The first two often, or no run would come far.
+# Frequent kills of the raylet or the driver would leave the runs too little progress.
 CHOICE = ["DataLoader worker"] * 6 + ["shard process"] * 2 + ["raylet", "driver"]
 FEW_CHOICE = ["DataLoader worker", "shard process", "driver"]
 
 
 class KillLoop:
-    """Runs a command again and again, and kills what belongs to it, every `pause` seconds or so."""
+    """Runs a command repeatedly, and kills one of its processes about every `pause` seconds."""
 
     def __init__(self, shell, work, command, choice, seed, pause=0.5):
         self.shell, self.work, self.command = shell, work, command
         self.choice, self.pause = choice, pause
         self.chance = random.Random(seed)
         self.killed = dict.fromkeys(choice, 0)
-        # Each kind has its turns, as cards that are dealt: by chance alone, one might have none.
-        self.deck = []
+        # The kinds to kill next, drawn without replacement, so each kind is killed in turn.
+        self.kinds_left = []
         self.faults = []
 
     @property
@@ -117,11 +117,11 @@ class KillLoop:
         return sum(self.killed.values())
 
     def run(self, kills):
-        """Run once, with at most so many kills in all; note what was wrong."""
+        """Run once, with at most `kills` kills over all runs; record the faults."""
         before, earlier = committed(self.work / "out"), self.executed()
         kills_before = self.kills
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        # One shard with two workers, or several with one, as many at a time as there are cores.
+        # One shard with two workers, or several shards with one worker.
         division = ["--num-workers", self.chance.choice("12")]
         run = self.shell.start(*self.command, *division, **quiet)
         while run.poll() is None and self.kills < kills:
@@ -132,10 +132,10 @@ class KillLoop:
             run.kill()
         run.wait(timeout=300)
         if run.returncode != 0 and self.kills == kills_before:
-            self.faults.append(f"it cannot be run again: {run.returncode}")
+            self.faults.append(f"the run failed without a kill: {run.returncode}")
         twice = {Path(name).name for name in before} & set(self.executed()[len(earlier) :])
         if twice:
-            self.faults.append(f"committed, and executed again: {sorted(twice)}")
+            self.faults.append(f"committed, but executed again: {sorted(twice)}")
         try:
             committed(self.work / "out")
         except LedgerError as error:
@@ -147,11 +147,11 @@ class KillLoop:
             found.setdefault(name_of(process), []).append(process)
         if "DataLoader worker" not in found:
             return
-        if not self.deck:
-            self.deck = self.chance.sample(self.choice, len(self.choice))
-        kind = next((kind for kind in self.deck if kind in found), None)
+        if not self.kinds_left:
+            self.kinds_left = self.chance.sample(self.choice, len(self.choice))
+        kind = next((kind for kind in self.kinds_left if kind in found), None)
         if kind:
-            self.deck.remove(kind)
+            self.kinds_left.remove(kind)
             self.chance.choice(found[kind]).kill()
             self.killed[kind] += 1
 
@@ -159,13 +159,11 @@ class KillLoop:
         log = self.work / "log"
         return log.read_text().split() if log.exists() else []
 
-    def begin_once_more(self):
+    def start_over(self):
         subprocess.run(["rm", "-rf", self.work / "out", self.work / "log"], check=True)
 
 
-def test_the_dataset_is_that_of_an_undisturbed_run(
-    shell, work, job, runner, is_long, seed, monkeypatch
-):
+def test_kills_do_not_change_the_dataset(shell, work, job, runner, is_long, seed, monkeypatch):
     monkeypatch.chdir(work)
     undisturbed = run_job("in", "triple:step", "undisturbed", log=f"{work}/other-log")
     assert undisturbed.outcomes == {"ok": INPUTS}
@@ -178,9 +176,9 @@ def test_the_dataset_is_that_of_an_undisturbed_run(
         loop.run(kills)
         assert loop.faults == []
         if len(committed(work / "out")) == INPUTS:
-            # All is done before all kills are.
+            # All inputs are done, but some kills are left.
             expect_the_same(shell, work, command)
-            loop.begin_once_more()
+            loop.start_over()
     expect_the_same(shell, work, command)
     print(loop.killed)
     assert all(loop.killed.values()), loop.killed
@@ -201,15 +199,15 @@ def expect_the_same(shell, work, command):
         (WRITE_IN_PLACE, ["shard process", "driver"]),
     ],
 )
-def test_the_loop_sees_a_broken_protocol(shell, work, job, breakage, choice, seed):
+def test_the_kill_loop_detects_a_broken_commit_protocol(shell, work, job, breakage, choice, seed):
     (work / "broken.py").write_text(breakage + STEP)
     loop = KillLoop(shell, work, job("out", "log", "broken:step"), choice, seed, pause=2.0)
     while not loop.faults and loop.kills < MANY_KILLS:
-        # The next run tells; on a slow machine, one run would have all kills.
+        # Only the next run shows the fault. On a slow machine, one run could use up all kills.
         loop.run(min(MANY_KILLS, loop.kills + 3))
         if not loop.faults and len(committed(work / "out")) == INPUTS:
-            loop.run(MANY_KILLS)  # What is missing shows in the next run.
+            loop.run(MANY_KILLS)  # The next run shows missing outputs.
             if not loop.faults:
-                loop.begin_once_more()
+                loop.start_over()
     print(loop.killed, loop.faults)
     assert loop.faults

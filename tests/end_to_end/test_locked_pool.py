@@ -1,4 +1,4 @@
-"""A worker that may run only some steps, as docs/how-to/security.md sets it up."""
+"""A worker that may run only some steps, set up as in docs/how-to/security.md."""
 
 import re
 import shutil
@@ -25,14 +25,14 @@ SPLIT = "batchmill.steps.words:split"
 
 @pytest.fixture
 def prefect_server(tmp_path):
-    """A server of the test's own: its worker is to find no other's runs."""
+    """A server only for this test, because its worker must not start runs of other tests."""
     with prefect_server_in(tmp_path / "server-home") as url:
         yield url
 
 
 @pytest.fixture
 def locked(shell, api, work, words):
-    """The documented pool and its worker, with the test's folders; runs deployments."""
+    """The deployments in the documented pool, with its worker. The folders are the test's."""
     page = (ROOT / "docs" / "how-to" / "security.md").read_text()
     (commands,) = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
     create, *exports, start = commands.strip().splitlines()
@@ -55,7 +55,7 @@ def locked(shell, api, work, words):
 
 
 @pytest.mark.long
-def test_a_form_can_name_what_is_allowed_and_nothing_else(locked, shell, api, words, work):
+def test_a_form_may_name_only_allowed_steps_and_places(locked, shell, api, words, work):
     good = {"manifest": str(words), "step": SPLIT, "output": str(work / "sets" / "out")}
     bad = {
         "BATCHMILL_ALLOWED_STEPS": {"step": "mine:step"},
@@ -65,14 +65,14 @@ def test_a_form_can_name_what_is_allowed_and_nothing_else(locked, shell, api, wo
     started = {
         name: locked.start("preprocess/manual", **good | other) for name, other in bad.items()
     }
-    # Neither environment nor command is a run's own to choose.
+    # A run may not set its environment or its command.
     made = locked.made("preprocess/manual")
     for variables in ({"env": {"BATCHMILL_ALLOWED_STEPS": "mine"}}, {"command": "touch imported"}):
-        asked = {"parameters": good | {"step": "mine:step"}, "job_variables": variables}
+        rejected = {"parameters": good | {"step": "mine:step"}, "job_variables": variables}
         with pytest.raises(urllib.error.HTTPError):
-            api(f"/deployments/{made['id']}/create_flow_run", asked)
-    # Made so, a run is not checked when it is made; what it brings is left out when it begins.
-    asked = {
+            api(f"/deployments/{made['id']}/create_flow_run", rejected)
+    # The server does not check a run that is created this way. The worker ignores its variables.
+    by_hand = {
         "flow_id": made["flow_id"],
         "deployment_id": made["id"],
         "work_pool_name": "locked",
@@ -80,13 +80,13 @@ def test_a_form_can_name_what_is_allowed_and_nothing_else(locked, shell, api, wo
         "job_variables": {"env": {"BATCHMILL_ALLOWED_STEPS": "mine"}},
         "state": {"type": "SCHEDULED"},
     }
-    started["BATCHMILL_ALLOWED_STEPS allows: batchmill.steps)"] = api("/flow_runs/", asked)["id"]
-    # On the spot, a cluster could be anybody's, and a store anything.
-    on_the_spot = {
+    started["BATCHMILL_ALLOWED_STEPS allows: batchmill.steps)"] = api("/flow_runs/", by_hand)["id"]
+    # An unsaved cluster could run any code, and an unsaved store could open any place.
+    unsaved = {
         "cluster": {"address": "local", "runtime_env": {"env_vars": {"PYTHONPATH": str(work)}}},
         "store": {"url": str(work / "sets")},
     }
-    for name, block in on_the_spot.items():
+    for name, block in unsaved.items():
         started[f"{name}: must"] = locked.start("preprocess/manual", **good | {name: block})
     job = {"manifest": str(words), "step": SPLIT, "output": good["output"]}
     started["job: must"] = locked.start("saved-job/manual", job=job)

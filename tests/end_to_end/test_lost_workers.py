@@ -1,4 +1,4 @@
-"""The process of a shard dies, a run is cancelled: on each runner, nothing is lost."""
+"""Shard processes die, or a run is cancelled. No committed result is lost on any runner."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ FINAL = {"COMPLETED", "CRASHED", "FAILED", "CANCELLED"}
 
 @pytest.fixture
 def inputs(work):
-    """Makes so many inputs, and steps that are slow or deadly; gives the inputs' names."""
+    """Writes the steps. Returns a function that makes `count` inputs and returns their names."""
     (work / "slow.py").write_text(STEP)
 
     def make(count):
@@ -48,7 +48,7 @@ def inputs(work):
 
 
 def copied(dataset):
-    """The inputs whose output is what the step writes."""
+    """Return the inputs whose output is correct."""
     rows = pd.read_parquet(dataset / "metadata.parquet")
     return {
         name
@@ -65,7 +65,7 @@ def start(shell, step, output, *options):
 
 
 def shard_processes(shell):
-    """The processes that run shards, whichever the runner."""
+    """Return the processes that run shards, on any runner."""
     found = []
     for process in shell.leftovers():
         with suppress(psutil.NoSuchProcess):
@@ -79,7 +79,7 @@ def shard_processes(shell):
 def test_a_lost_shards_inputs_are_finished_in_the_same_run(shell, api, inputs, work, runner):
     names = inputs(60)
     options = ["--param", f"log={work}/log", "--batch-size", "4", "--num-workers", "2", *runner]
-    # All are one shard, which takes some seconds: it is lost twice in the middle.
+    # All inputs are in one shard, which takes some seconds. Its process is killed twice.
     run = start(shell, "slow:step", "out", "--param", "seconds=0.2", *options)
     for number in (8, 24):
         wait_for(lambda n=number: len(committed(work / "out")) >= n, "some commits", 180)
@@ -87,8 +87,8 @@ def test_a_lost_shards_inputs_are_finished_in_the_same_run(shell, api, inputs, w
         done = committed(work / "out")
         before = (work / "log").read_text().split()
         worker.kill()
-        wait_for(lambda w=worker: not w.is_running(), "its death", 60)
-        wait_for(lambda d=done: len(committed(work / "out")) > len(d), "the run to go on", 180)
+        wait_for(lambda w=worker: not w.is_running(), "the end of the process", 60)
+        wait_for(lambda d=done: len(committed(work / "out")) > len(d), "new commits", 180)
         assert not done & set((work / "log").read_text().split()[len(before) :])
     out, err = run.communicate(timeout=200)
     assert run.returncode == 0, err
@@ -106,7 +106,9 @@ def test_a_lost_shards_inputs_are_finished_in_the_same_run(shell, api, inputs, w
     assert any(", attempt " in name for name in names), names
 
 
-def test_an_input_that_kills_the_process_of_its_shard_is_found(shell, api, inputs, work, runner):
+def test_an_input_that_kills_the_process_of_its_shard_is_identified(
+    shell, api, inputs, work, runner
+):
     inputs(12)
     code, summary = shell.json(
         *["run", "in", "--step", "slow:deadly", "-o", "out", "--param", f"log={work}/log"],
@@ -124,9 +126,9 @@ def test_an_input_that_kills_the_process_of_its_shard_is_found(shell, api, input
 
 
 @pytest.mark.long
-def test_the_end_of_a_local_ray_blames_no_input(shell, api, inputs, work):
+def test_no_input_fails_because_a_local_ray_has_died(shell, api, inputs, work):
     inputs(100)
-    # Of several shards: Ray ends before they do, while a single one may be through by then.
+    # There are several shards, because a single shard may end before Ray does.
     options = ["--batch-size", "4", "--num-workers", "1", "--ray", "local"]
     run = start(shell, "slow:step", "out", "--param", "seconds=0.3", *options)
     wait_for(lambda: committed(work / "out"), "some commits", 180)
@@ -146,7 +148,7 @@ def test_the_end_of_a_local_ray_blames_no_input(shell, api, inputs, work):
 
 
 def cancel_by_ctrl_c(run, _api, _work):
-    os.killpg(run.pid, signal.SIGINT)  # A terminal sends it to all processes of the command.
+    os.killpg(run.pid, signal.SIGINT)  # A terminal sends the signal to all processes.
 
 
 def cancel_by_sigterm(run, _api, _work):
@@ -159,18 +161,16 @@ def cancel_in_prefect(_, api, work):
     api(f"/flow_runs/{flow_run['id']}/set_state", state)
 
 
-def test_a_run_that_is_killed_and_cancelled_can_be_completed(
-    shell, api, inputs, work, runner, sample
-):
+def test_a_killed_or_cancelled_run_can_be_completed(shell, api, inputs, work, runner, sample):
     names = inputs(100)
     log = work / "log"
-    # Slow: far from its end when a cancellation is heard, which may take seconds.
+    # The step is slow, because the run must not end before it detects the cancellation.
     params = {"log": log, "seconds": 0.5, "hurry": work / "hurry"}
     given = [part for name, value in params.items() for part in ("--param", f"{name}={value}")]
     options = [*given, "--batch-size", "2", *runner]
 
     run = start(shell, "slow:step", "out", *options)
-    wait_for(lambda: len(committed(work / "out")) >= 2, "something to be committed", 180)
+    wait_for(lambda: len(committed(work / "out")) >= 2, "some commits", 180)
     os.kill(run.pid, signal.SIGKILL)
     run.communicate()
     wait_for(lambda: not shell.leftovers(), "the end of all processes")
@@ -181,12 +181,12 @@ def test_a_run_that_is_killed_and_cancelled_can_be_completed(
         before, logged = committed(work / "out"), len(log.read_text().split())
         run = start(shell, "slow:step", "out", *options)
         enough = len(before) + 6
-        wait_for(lambda n=enough: len(committed(work / "out")) >= n, "some to be committed", 180)
+        wait_for(lambda n=enough: len(committed(work / "out")) >= n, "more commits", 180)
         cancel(run, api, work)
-        begun = time.monotonic()
+        cancelled_at = time.monotonic()
         out, err = run.communicate(timeout=60)
         wait_for(lambda: not shell.leftovers(), "the end of all processes")
-        print(f"{cancel.__name__}: {time.monotonic() - begun:.1f} s")
+        print(f"{cancel.__name__}: {time.monotonic() - cancelled_at:.1f} s")
         assert run.returncode == 130, out + err
         assert "Cancelled. Committed results are kept" in err
         assert " pending" in err
@@ -194,7 +194,7 @@ def test_a_run_that_is_killed_and_cancelled_can_be_completed(
         done = committed(work / "out")
         assert enough <= len(done) < len(names)
         executed = log.read_text().split()[logged:]
-        assert sorted(executed) == sorted(done - before), "begun and finished, or never begun"
+        assert sorted(executed) == sorted(done - before), "an input was started but not committed"
         flow_run, tasks = flow_run_of(api, work / "out")
         assert flow_run["state"]["type"] == "CANCELLED"
         assert {task["state"]["type"] for task in tasks} <= FINAL
@@ -207,7 +207,7 @@ def test_a_run_that_is_killed_and_cancelled_can_be_completed(
     assert copied(work / "out") == names
     assert faults(work / "out") == []
 
-    # The next run has told Prefect of the one that could not do so itself.
+    # The next run has recorded in Prefect that the killed run has crashed.
     state = api(f"/flow_runs/{killed['id']}")["state"]
     assert (state["type"], state["message"]) == (
         "CRASHED",
@@ -218,14 +218,14 @@ def test_a_run_that_is_killed_and_cancelled_can_be_completed(
     assert states <= FINAL
 
 
-def test_a_second_ctrl_c_ends_it_at_once(shell, inputs, work, runner):
+def test_a_second_ctrl_c_ends_the_run_immediately(shell, inputs, work, runner):
     inputs(4)
     run = start(shell, "slow:step", "out", "--param", "seconds=600", *runner)
-    parts = work / "out" / ".batchmill" / "staging"
-    wait_for(lambda: parts.exists() and any(parts.glob("*/*")), "an input to be at work", 180)
+    staging = work / "out" / ".batchmill" / "staging"
+    wait_for(lambda: staging.exists() and any(staging.glob("*/*")), "the first execution", 180)
     os.kill(run.pid, signal.SIGINT)
     stop = work / "out" / ".batchmill" / "runs" / "000001" / "stop"
-    wait_for(stop.exists, "the first to be heard")
+    wait_for(stop.exists, "the response to the first signal")
     os.kill(run.pid, signal.SIGINT)
     assert run.wait(timeout=5) == 130
     run.communicate()

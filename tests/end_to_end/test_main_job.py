@@ -1,4 +1,4 @@
-"""The main job on real recordings: the installed command and a real Prefect server."""
+"""The main use case: real recordings, the installed command and a real Prefect server."""
 
 import numpy as np
 import pandas as pd
@@ -10,27 +10,27 @@ SPLIT = "batchmill.steps.audio:split"
 
 
 def events_of(api, run, name):
-    """Wait for a run's events of one name, which arrive a while later."""
+    """Wait for a run's events with this name, which arrive with a delay; return them."""
     related = {"id": [f"prefect.flow-run.{run['id']}"]}
-    asked = {"filter": {"event": {"name": [name]}, "related": related}}
-    return wait_for(lambda: api("/events/filter", asked)["events"], name)
+    of_run = {"filter": {"event": {"name": [name]}, "related": related}}
+    return wait_for(lambda: api("/events/filter", of_run)["events"], name)
 
 
-def test_recordings_become_clips_and_the_server_shows_it(shell, api, recordings, work):
+def test_recordings_become_clips_and_the_server_shows_the_run(shell, api, recordings, work):
     (recordings / "broken.wav").write_bytes(b"RIFF and nothing more")
     done = shell.batchmill(
         "run", "recordings", "--step", SPLIT, "-o", "clips", "--param", "seconds=1"
     )
 
-    # What the command says.
+    # The output of the command.
     count = len(list(recordings.iterdir()))
     assert done.returncode == 1, done.stderr
     assert f"{count} inputs: {count - 1} ok, 1 failed" in done.stdout
     assert "broken.wav: failed: LibsndfileError" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
-    assert len((done.stdout + done.stderr).splitlines()) < 20, "a flood of noise"
+    assert len((done.stdout + done.stderr).splitlines()) < 20, "too much output"
 
-    # What is in the dataset: each recording, sample for sample.
+    # The dataset has all samples of each recording.
     table = pd.read_parquet(work / "clips" / "metadata.parquet")
     assert set(table["input"]) == {path.name for path in recordings.iterdir()} - {"broken.wav"}
     for name, rows in table.groupby("input"):
@@ -44,7 +44,7 @@ def test_recordings_become_clips_and_the_server_shows_it(shell, api, recordings,
     failures = pd.read_csv(work / "clips" / "failures.csv")
     assert failures["input"].tolist() == ["broken.wav"]
 
-    # What the server shows.
+    # The server has the run, its task runs, artifacts, events and logs.
     run, tasks = flow_run_of(api, work / "clips")
     assert run["state"]["type"] == "FAILED"
     assert "1 failed" in run["state"]["message"]
@@ -84,7 +84,7 @@ def test_recordings_become_clips_and_the_server_shows_it(shell, api, recordings,
     logs = [log["message"] for log in api("/logs/filter", filters)]
     assert any("broken.wav: failed: LibsndfileError" in message for message in logs)
 
-    # What other commands say of it.
+    # Other commands report the same.
     code, status = shell.json("status", "clips")
     assert (code, status["outcomes"]) == (0, {"ok": count - 1, "failed": 1})
     assert (status["pending"], status["executed"]) == (0, count)
@@ -94,7 +94,7 @@ def test_recordings_become_clips_and_the_server_shows_it(shell, api, recordings,
     ]
     assert "Traceback" in failures[0]["traceback"]
 
-    # Mended and run again, only that one is executed.
+    # After the file is fixed, the next run executes only this input.
     (recordings / "broken.wav").unlink()
     soundfile.write(recordings / "broken.wav", np.zeros(8000, np.int16), 8000)
     code, summary = shell.json(
@@ -106,7 +106,7 @@ def test_recordings_become_clips_and_the_server_shows_it(shell, api, recordings,
 
 
 @pytest.mark.long
-def test_the_same_bytes_for_any_division(shell, recordings, work):
+def test_the_tables_do_not_depend_on_batch_size_and_workers(shell, recordings, work):
     for name in list(recordings.iterdir())[12:]:
         name.unlink()
     rows = sorted(path.name for path in recordings.iterdir())
@@ -130,7 +130,7 @@ def test_the_same_bytes_for_any_division(shell, recordings, work):
     }
 
 
-def test_the_call_from_python_takes_a_data_frame_and_a_function(shell, words, work):
+def test_run_in_python_takes_a_data_frame_and_a_function(shell, words, work):
     (work / "mine.py").write_text(
         "def shout(source, row, *, mark='!'):\n"
         "    return {'shout': source.read_text().upper() + mark * row['times']}\n"
@@ -158,7 +158,7 @@ def test_the_call_from_python_takes_a_data_frame_and_a_function(shell, words, wo
     ]
 
 
-def test_the_call_from_python_raises_before_and_after(shell, words, work):
+def test_run_in_python_raises_errors_before_and_after_execution(shell, words, work):
     done = shell.python(
         "import batchmill\n"
         f"words = {str(words)!r}\n"

@@ -1,4 +1,4 @@
-"""docs/how-to/notifications.md: a receiver of messages, and a server that sends them."""
+"""The commands of docs/how-to/notifications.md, with a real receiver of messages."""
 
 import json
 import re
@@ -12,7 +12,7 @@ PAGE = (ROOT / "docs" / "how-to" / "notifications.md").read_text()
 
 
 class Receiver(ThreadingHTTPServer):
-    """Takes messages at /hook, but for the first of all; `messages` has them as they came."""
+    """Rejects the first message at /hook, and collects all later messages in `messages`."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Hook)
@@ -42,13 +42,13 @@ def receiver():
 
 @pytest.fixture
 def prefect_server(tmp_path):
-    """A server of the test's own: others' runs are not to be told of here."""
+    """A server only for this test, because runs of other tests would send messages."""
     with prefect_server_in(tmp_path / "server-home") as url:
         yield url
 
 
 def assert_refused(done, expected):
-    """One line says why, and nothing was begun."""
+    """Check that the script failed with one line of text, before it did anything."""
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert expected in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -64,28 +64,28 @@ def assert_refused(done, expected):
         (["webhook.py"], "give one address"),
     ],
 )
-def test_what_nobody_would_be_told_by_is_refused(bare_shell, arguments, expected):
+def test_a_wrong_receiver_is_rejected(bare_shell, arguments, expected):
     script, *rest = arguments
     folder = ROOT / "examples" / "notifications"
     assert_refused(bare_shell.run("python", folder / script, *rest), expected)
 
 
 @pytest.mark.long
-def test_one_message_a_run_to_a_real_receiver(shell, api, receiver, work):
+def test_a_run_sends_one_message_to_a_real_receiver(shell, api, receiver, work):
     shutil.copytree(ROOT / "examples", work / "examples")
     set_up, run = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
     set_up = re.sub(r"https://chat\S+", receiver.url, set_up)
     (documented,) = map(json.loads, re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL))
     script, misspelt = "examples/notifications/set_up.py", "custom-webhook/coleagues"
     assert_refused(shell.run("python", script, misspelt), f"{misspelt}: no saved notification")
-    for _ in range(2):  # Given again, it makes nothing twice.
+    for _ in range(2):  # A second call creates no duplicates.
         done = shell.run("bash", "-euc", set_up)
         assert done.returncode == 0, done.stderr
     names = sorted(made["name"] for made in api("/automations/filter", {}))
     assert names == ["batchmill: a run failed", "batchmill: inputs are not ok"]
 
-    def told(count):
-        """The texts of the last so many messages, once there are so many more."""
+    def new_messages(count):
+        """Wait for `count` more messages; return their texts, sorted."""
         nonlocal before
         before += count
         wait_for(lambda: len(receiver.messages) >= before, f"message {before}", 60)
@@ -94,37 +94,37 @@ def test_one_message_a_run_to_a_real_receiver(shell, api, receiver, work):
         return sorted(message["text"] for _, message in receiver.messages[-count:])
 
     before = 0
-    # Completed, with an input that is not ok: the page's message, sent again until it is taken.
+    # A Completed run with a failed input sends the page's message. The server repeats it once.
     done = shell.run("bash", "-euc", run)
     assert done.returncode == 0, done.stderr
     expected = documented["text"].replace("/data/parts", str(work / "parts"))
-    assert told(1) == [expected]
+    assert new_messages(1) == [expected]
     assert receiver.refused == 1
     assert receiver.messages[0][1].keys() == documented.keys()
 
-    # Failed: told by the other automation, and by that one only.
+    # For a Failed run, only the other automation sends a message.
     (command,) = (line for line in run.splitlines() if line.startswith("batchmill run"))
     strict, allow = command.replace(" --max-failures 1", ""), command.split(" --output")[0]
     done = shell.run("bash", "-euc", strict)
     assert done.returncode == 1, done.stderr
-    first, *rest = told(1)[0].splitlines()
+    first, *rest = new_messages(1)[0].splitlines()
     assert first == "parts: split: Failed"
     assert rest[0] == "4 inputs: 3 ok, 1 failed"
-    assert "were not executed again" in rest[-1]
+    assert "failed in an earlier run and were skipped" in rest[-1]
 
-    # Crashed, as the next run says of one whose process was killed.
+    # A run whose process was killed: the next run sets the state Crashed.
     last, *_ = api("/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
     lost = {"flow_id": last["flow_id"], "name": "parts: split", "state": {"type": "RUNNING"}}
     lost = api("/flow_runs/", lost)["id"]
     crashed = {"type": "CRASHED", "name": "Crashed", "message": "The process was killed."}
     api(f"/flow_runs/{lost}/set_state", {"state": crashed, "force": True})
-    assert told(1) == ["parts: split: Crashed\nThe process was killed."]
+    assert new_messages(1) == ["parts: split: Crashed\nThe process was killed."]
 
-    # All ok: nothing is told.
+    # A run without failures sends no message.
     (work / "examples" / "words" / "b.txt").write_text("scaleable")
     assert shell.run("bash", "-euc", command).returncode == 0
 
-    # Four inputs that are not ok: one message of the first at once, and one at the end.
+    # A run with four failed inputs sends one message for the first failure, and one at the end.
     early = work / "examples" / "notifications" / "first_failure.yaml"
     (block,) = api("/block_documents/filter", {})
     early.write_text(early.read_text().replace("BLOCK_ID", block["id"]))
@@ -135,11 +135,13 @@ def test_one_message_a_run_to_a_real_receiver(shell, api, receiver, work):
         (work / "examples" / "words" / f"{name}.txt").write_bytes(b"\xff")
     done = shell.run("bash", "-euc", f"{allow} --output all --max-failures 4 --batch-size 1")
     assert done.returncode == 0, done.stderr
-    at_end, first = told(2)
+    at_end, first = new_messages(2)
     assert at_end.startswith("all: split: Completed, with inputs that are not ok\n4 inputs: 4 ")
     assert re.match(r"all: split: an input has failed\n[abcd]\.txt: UnicodeDecodeError: ", first)
 
-    # What would come later would be noted here before.
+    # The server records each sent message, so no other message follows.
     noted = {"filter": {"event": {"name": ["prefect.automation.action.executed"]}}}
-    wait_for(lambda: len(api("/events/filter", noted)["events"]) >= before, "its record")
+    wait_for(
+        lambda: len(api("/events/filter", noted)["events"]) >= before, "the records of the messages"
+    )
     assert len(api("/events/filter", noted)["events"]) == before == len(receiver.messages)

@@ -1,4 +1,4 @@
-"""examples/project, by its README: a user's own step, deployed with nothing but the wheel."""
+"""examples/project, by its README: a user's own step, deployed with the wheel only."""
 
 import re
 import shutil
@@ -15,14 +15,14 @@ README = (ROOT / "examples" / "project" / "README.md").read_text()
 
 @pytest.fixture
 def prefect_server(tmp_path):
-    """A server of the test's own: its worker is to find no other's runs."""
+    """A server only for this test, because its worker must not start runs of other tests."""
     with prefect_server_in(tmp_path / "server-home") as url:
         yield url
 
 
 @pytest.fixture
 def project(shell, work, tmp_path):
-    """The project's copy outside the repository, and a shell that has the wheel alone."""
+    """A copy of the project outside the repository. The shell has batchmill from the wheel."""
     commands = environment_with(build_wheel(tmp_path / "wheel"), tmp_path / "environment")
     shell.environment["PATH"] = f"{commands}:{shell.environment['PATH']}"
     shell.environment.pop("PYTHONPATH", None)
@@ -33,9 +33,9 @@ def project(shell, work, tmp_path):
 
 @pytest.fixture
 def worker(shell, project, tmp_path):
-    """The README's worker, started in another folder; its pool and deployment are there."""
+    """The README's worker, started in another folder, after its pool and deployment exist."""
     install, create, deploy, start = commands_of(README)[0]
-    assert install.startswith("pip install")  # The fixture `project` has done it.
+    assert install.startswith("pip install")  # The fixture `project` has installed it.
     for command in (create, deploy):
         done = shell.run("bash", "-c", f"cd {project} && {command}")
         assert done.returncode == 0, done.stdout + done.stderr
@@ -59,24 +59,24 @@ def test_the_projects_deployment_runs_its_own_step(shell, prefect_server, projec
     api = partial(ask, prefect_server)
     ((run,),) = commands_of(README)[1:]
 
-    def run_it():
-        """Run the deployment as the page says; return its state's message."""
+    def run_deployment():
+        """Run the deployment with the documented command; return the flow run."""
         done = shell.run("bash", "-c", f"cd / && {run}")
         runs = api("/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
         assert done.returncode == 0, (done.stdout, done.stderr, runs)
         assert runs[0]["state"]["type"] == "COMPLETED"
         return runs[0]
 
-    first = run_it()
+    first = run_deployment()
     assert first["state"]["message"] == "3 inputs: 3 ok"
     table = pd.read_csv(project / "counted" / "metadata.csv")
     expected = documented_table()
     pd.testing.assert_frame_equal(table[expected.columns], expected, check_dtype=False)
 
-    # The project's code is what it is now, without another deploy.
+    # The next run uses changed code without another deploy.
     code = (project / "wordcount.py").read_text()
     (project / "wordcount.py").write_text(code.replace("words.total()", "words.total() * 100"))
-    second = run_it()
+    second = run_deployment()
     assert second["id"] != first["id"]
     table = pd.read_csv(project / "counted" / "metadata.csv")
     assert table["words"].tolist() == [100 * count for count in expected["words"]]

@@ -1,4 +1,4 @@
-"""What others install: the wheel's content, and its bounds."""
+"""The content of the wheel, and that it runs after an installation."""
 
 import sys
 import zipfile
@@ -25,7 +25,7 @@ def test_the_wheel_has_one_top_level_and_every_module(bare_shell, tmp_path):
     assert sources <= set(names)
     assert "batchmill/py.typed" in names
 
-    # It runs as it is, whatever the working directory holds.
+    # The installed package works, even if the working directory has a folder `tasks`.
     done = shell.run(
         sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--target",
         tmp_path / "site", wheel,

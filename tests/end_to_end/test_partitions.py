@@ -1,4 +1,4 @@
-"""Partitions by the installed command: other shares execute nothing, and are published."""
+"""Partitions with the installed command: a change of partitions executes no input."""
 
 import pandas as pd
 import pytest
@@ -8,7 +8,7 @@ STEP = "batchmill.steps.words:split"
 
 
 @pytest.mark.long
-def test_other_shares_are_published_and_shown_without_an_execution(shell, api, words, work):
+def test_partitions_are_published_and_can_be_removed_without_an_execution(shell, api, words, work):
     (words / "c.txt").write_text((words / "a.txt").read_text())
     rows = "a.txt,anna,train\nb.txt,anna,\nc.txt,ben,test\nd.txt,ben,\n"
     (words / "m.csv").write_text("input,who,partition\n" + rows)

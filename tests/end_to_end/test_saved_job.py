@@ -1,4 +1,4 @@
-"""Saved stores and jobs from the command line; secrets show nowhere."""
+"""Saved stores and jobs from the command line. No output contains a secret."""
 
 import json
 import re
@@ -38,14 +38,14 @@ def contents_of(bucket, s3):
 
 @pytest.fixture(scope="module")
 def prefect_server(tmp_path_factory):
-    """A server of these tests' own: a name is saved once."""
+    """A server only for these tests, because the names of blocks are unique on a server."""
     with prefect_server_in(tmp_path_factory.mktemp("server-home")) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def bucket(s3):
-    """A bucket with recordings, which nothing in the shell's environment leads to."""
+    """A bucket with recordings. The shell's environment has no credentials for it."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in s3.items():
             patch.setenv(name, value)
@@ -58,9 +58,9 @@ def bucket(s3):
 
 @pytest.fixture(scope="module")
 def saved(prefect_server, s3, bucket, tmp_path_factory):
-    """The page's blocks, for the bucket and a local Ray; and two of Prefect's own.
+    """The page's blocks, for the bucket and a local Ray, and two of Prefect's file-system blocks.
 
-    Gives the folder that `local-file-system/here` leads to.
+    Returns the folder of the block `local-file-system/here`.
     """
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     options = options_for(s3)
@@ -92,12 +92,12 @@ def test_a_saved_job_runs_and_its_secrets_stay_secret(shell, bucket, s3, api, tm
     assert flow_run["state"]["type"] == "COMPLETED"
     logs = api("/logs/filter", {"limit": 200})
     blocks = api("/block_documents/filter", {"limit": 200})
-    # Prefect's own file system is in clear: there, the settings are no secrets.
+    # Prefect stores the settings of its own RemoteFileSystem as plain text.
     ours = [block for block in blocks if block["block_type"]["slug"].startswith("batchmill-")]
     assert {block["name"] for block in ours} == {"lab", "gpus", "clips"}
-    told = json.dumps([flow_run, tasks, logs, ours])
-    assert SECRET not in told
-    assert f"{bucket}/datasets/clips" in told
+    on_server = json.dumps([flow_run, tasks, logs, ours])
+    assert SECRET not in on_server
+    assert f"{bucket}/datasets/clips" in on_server
     kept = contents_of(bucket, s3) | {
         str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
     }
@@ -107,7 +107,7 @@ def test_a_saved_job_runs_and_its_secrets_stay_secret(shell, bucket, s3, api, tm
 
 @pytest.mark.long
 @pytest.mark.usefixtures("saved")
-def test_the_pages_commands(shell, work):
+def test_the_commands_of_the_page_work(shell, work):
     (commands,) = (
         block for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) if "--job" in block
     )
@@ -127,7 +127,7 @@ def all_but_sounds(_, names):
 
 
 @pytest.mark.long
-def test_a_store_is_where_relative_outputs_are(shell, saved, bucket, words, is_long):
+def test_a_relative_output_is_in_the_store(shell, saved, bucket, words, is_long):
     step = ["--step", "batchmill.steps.words:split"]
     places = {
         "block:lab": f"{bucket}/made",
@@ -135,13 +135,13 @@ def test_a_store_is_where_relative_outputs_are(shell, saved, bucket, words, is_l
         "block:local-file-system/here": f"{saved}/made",
     }
     if not is_long:
-        del places["block:lab"]  # The saved job's.
+        del places["block:lab"]  # The saved job uses this store.
     for store, place in places.items():
         done = shell.batchmill("run", words, *step, "-o", "made", "--store", store)
         assert done.returncode == 0, done.stderr
         assert "5 inputs: 5 ok (5 executed" in done.stdout
         assert f"Dataset: {place}" in done.stdout
-    # Without the store, nothing leads there, and what is said of that names no secret.
+    # Without the store, there are no credentials. The message names the bucket.
     done = shell.batchmill("run", words, *step, "-o", f"{bucket}/other")
     assert done.returncode == 2
     assert f"batchmill: {bucket}" in done.stderr
@@ -165,10 +165,10 @@ MISTAKES = [
 
 
 @pytest.mark.usefixtures("saved")
-def test_what_cannot_be_is_said(prefect_server, work, monkeypatch, capsys):
+def test_mistakes_are_reported_before_the_run(prefect_server, work, monkeypatch, capsys):
     monkeypatch.chdir(work)
     monkeypatch.setenv("PREFECT_API_URL", prefect_server)
-    for arguments, told in MISTAKES:
+    for arguments, expected in MISTAKES:
         with (
             temporary_settings({PREFECT_API_URL: prefect_server}),
             pytest.raises(SystemExit) as ended,
@@ -176,6 +176,6 @@ def test_what_cannot_be_is_said(prefect_server, work, monkeypatch, capsys):
             main(["run", *arguments])
         out, err = capsys.readouterr()
         assert (ended.value.code, out) == (2, "")
-        assert told in " ".join(err.split())
+        assert expected in " ".join(err.split())
         assert "Traceback" not in err
         assert list(work.iterdir()) == []

@@ -1,4 +1,4 @@
-"""A Prefect server that asks for a password, as docs/how-to/prefect-server.md sets it up."""
+"""A Prefect server that requires a password, set up as in docs/how-to/prefect-server.md."""
 
 import re
 import shutil
@@ -10,7 +10,7 @@ PAGE = (ROOT / "docs" / "how-to" / "prefect-server.md").read_text()
 
 
 def setting(name):
-    """The page's setting, as a name and a value."""
+    """Return a setting from the page, as a dict of the name and its value."""
     (value,) = set(re.findall(rf"{name}=(\S+)", PAGE))
     return {name: value}
 

@@ -1,4 +1,4 @@
-"""`batchmill ui`: the history of runs that have no server of their own."""
+"""`batchmill ui` shows the runs without a configured Prefect server."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from batchmill.cli.main import main
 SPLIT = "batchmill.steps.words:split"
 
 
-def test_the_ui_shows_earlier_runs_and_serves_those_that_start_meanwhile(bare_shell, words):
+def test_the_ui_shows_earlier_runs_and_runs_that_start_later(bare_shell, words):
     shell = bare_shell
     job = ["run", words / "manifest.csv", "--step", SPLIT, "-o"]
     assert shell.batchmill(*job, "before").returncode == 0
@@ -57,7 +57,7 @@ def test_the_ui_shows_earlier_runs_and_serves_those_that_start_meanwhile(bare_sh
         logs = ask(f"{address}/api", "/logs/filter", of_run, password=password)
         assert any("4 ok in" in log["message"] for log in logs)
 
-    # A second one joins the server, at whatever port that is.
+    # A second `batchmill ui` uses the same server, and ignores its own port.
     (other,) = free_ports()
     second = shell.start(
         *(sys.executable, "-m", "batchmill", "ui", "--port", other),
@@ -73,7 +73,7 @@ def test_the_ui_shows_earlier_runs_and_serves_those_that_start_meanwhile(bare_sh
     wait_for(lambda: not shell.leftovers(), f"the end of {shell.leftovers()}")
 
 
-def test_a_port_that_is_in_use_is_refused(capsys):
+def test_a_port_that_cannot_be_used_is_rejected(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         in_use = taken.getsockname()[1]
         for port, expected in [
@@ -87,7 +87,7 @@ def test_a_port_that_is_in_use_is_refused(capsys):
             assert f"--port {port}: {expected}" in err
 
 
-def test_of_a_server_that_is_configured_the_address_is_printed(bare_shell):
+def test_the_address_of_a_configured_server_is_printed(bare_shell):
     bare_shell.environment["PREFECT_API_URL"] = "https://prefect.example.com/api"
     done = bare_shell.batchmill("ui")
     assert done.returncode == 0, done.stderr

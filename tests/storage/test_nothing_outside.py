@@ -59,13 +59,13 @@ def store(request, tmp_path):
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("name", ["../outside/x", "files/../../outside/x", "a//b", "files/.."])
+@pytest.mark.parametrize("name", ["../outside/x", "files/../../outside/x", "files/.."])
 def test_a_name_outside_the_store_is_rejected(store, outside, call, name):
     with pytest.raises(StoreError, match="points outside this dataset"):
         CALLS[call](store, name)
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "a\0b", "./a", "a/."])
+@pytest.mark.parametrize("name", ["a//b", "/etc/passwd", "a\0b", "./a", "a/."])
 def test_a_name_that_is_not_a_plain_relative_path_is_rejected(tmp_path, name):
     with pytest.raises(StoreError, match="points outside this dataset"):
         LocalStore(tmp_path).read(name)

@@ -55,9 +55,9 @@ class Ui:
         """Submit the form and open the page of the new run; return the run's id."""
         # The message with the link may have disappeared already on a slow machine.
         patience = PATIENCE_SECONDS * 1000
-        with self.page.expect_response("**/create_flow_run", timeout=patience) as answer:
+        with self.page.expect_response("**/create_flow_run", timeout=patience) as response:
             self.submit()
-        run = answer.value.json()["id"]
+        run = response.value.json()["id"]
         self.open(f"/runs/flow-run/{run}")
         # The tab shows the previous page, with the states of other runs, until this tab exists.
         self.page.get_by_role("tab", name="Artifacts").wait_for()
@@ -98,7 +98,7 @@ def ui_of(api_url, folder):
         page.set_default_timeout(PATIENCE_SECONDS * 1000)
         # Block the UI's requests to other servers.
         page.route(
-            lambda asked: not asked.startswith((url, "data:", "blob:")),
+            lambda address: not address.startswith((url, "data:", "blob:")),
             lambda route: route.abort(),
         )
         try:

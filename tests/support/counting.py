@@ -109,8 +109,8 @@ def assert_within(bounds, slopes):
         found[key.what] += slope
     over = [what for what in found if found[what] > bounds.get(what, 0)]
     places = sorted(f"  {float(slopes[key]):g} {key}" for key in slopes if key.what in over)
-    told = ", ".join(f"{what} {float(found[what]):g} ({bounds.get(what, 0)})" for what in over)
-    assert not over, "\n".join([f"an input costs more than before: {told}", *places])
+    increases = ", ".join(f"{what} {float(found[what]):g} ({bounds.get(what, 0)})" for what in over)
+    assert not over, "\n".join([f"an input costs more than before: {increases}", *places])
 
 
 def calls_of(job):

@@ -40,8 +40,8 @@ class Deployed:
     def start(self, deployment, /, **parameters):
         """Start a run of a deployment; return its id."""
         made = self.made(deployment)
-        asked = {"parameters": parameters}
-        return self.api(f"/deployments/{made['id']}/create_flow_run", asked)["id"]
+        body = {"parameters": parameters}
+        return self.api(f"/deployments/{made['id']}/create_flow_run", body)["id"]
 
     def ended(self, flow_run):
         """Return the state of a flow run if it has ended, else None."""
@@ -59,8 +59,8 @@ class Deployed:
 
     def runs(self, deployment):
         """Return the flow runs of a deployment, oldest first."""
-        of_it = {"deployments": {"id": {"any_": [self.made(deployment)["id"]]}}}
-        return self.api("/flow_runs/filter", of_it | {"sort": "START_TIME_ASC"})
+        of_deployment = {"deployments": {"id": {"any_": [self.made(deployment)["id"]]}}}
+        return self.api("/flow_runs/filter", of_deployment | {"sort": "START_TIME_ASC"})
 
 
 def deploy(shell, api, work):

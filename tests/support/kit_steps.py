@@ -82,7 +82,7 @@ def order_of_a_set(source: Path):
     return {"letters": "".join({*"abcdefghij"})}
 
 
-def tells_its_place(source: Path):
+def returns_its_path(source: Path):
     return {"path": str(source)}
 
 

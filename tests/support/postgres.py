@@ -71,12 +71,12 @@ class Cluster:
                 stdout=out, stderr=out, cwd=self._folder, **self._as_user,
             )  # fmt: skip
 
-        def answers():
+        def responds():
             assert server.poll() is None, log.read_text()
             return self._run("pg_isready", "-h", self._folder, "-p", self._port).returncode == 0
 
         try:
-            wait_for(answers, "the start of Postgres")
+            wait_for(responds, "the start of Postgres")
             yield
         finally:
             server.send_signal(signal.SIGINT)  # "Fast" shutdown, which does not wait for clients.

@@ -175,11 +175,11 @@ class Cluster:
         )
         return node
 
-    def cut(self, node):
+    def disconnect(self, node):
         """Disconnect a node from the network."""
         ip("link", "set", self.network.cable(node.number), "down")
 
-    def mend(self, node):
+    def reconnect(self, node):
         ip("link", "set", self.network.cable(node.number), "up")
 
     def _start(self, node, *options, num_cpus, wrapper=(), environment=None):

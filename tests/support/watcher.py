@@ -19,10 +19,10 @@ class Watcher:
         wait_for(self._begun, "the start of the watcher")
 
     def _begun(self):
-        assert self.process.poll() is None, self.said()
-        return "Press Ctrl-C to stop" in self.said()
+        assert self.process.poll() is None, self.messages()
+        return "Press Ctrl-C to stop" in self.messages()
 
-    def said(self):
+    def messages(self):
         """Return the text on stderr."""
         return self._err.read_text()
 

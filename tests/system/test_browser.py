@@ -1,4 +1,4 @@
-"""Running from Prefect's UI: the form, the run's page, its artifacts, in a real browser."""
+"""Prefect's UI in a real browser: the form, the page of a run, and its artifacts."""
 
 import json
 import tempfile
@@ -23,7 +23,7 @@ def prefect_server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shell(prefect_server, tmp_path_factory):
-    """A shell with the deployments and a worker, in a folder with a name that can be shown."""
+    """A shell with the deployments and a worker. Its folder has a short name for screenshots."""
     home = tmp_path_factory.mktemp("home")
     environment = clean_environment(home) | {"PREFECT_API_URL": prefect_server}
     with (
@@ -68,7 +68,7 @@ def artifacts_of(api, flow_run):
 
 
 def shown(field, described):
-    """Whether a field shows its parameter's default."""
+    """Return whether a field shows its parameter's default."""
     default = described.get("default")
     if default is None and "type" in described:
         return field.get_by_role("spinbutton").input_value() == ""
@@ -83,7 +83,7 @@ def shown(field, described):
 
 
 def fields_of(schema):
-    """The label and schema of each field of a form, those of option groups included."""
+    """Yield the label and the schema of each field of a form, including option groups."""
     for name, described in schema["properties"].items():
         label = described["title"]
         if name not in schema.get("required", ()):
@@ -98,12 +98,12 @@ def fields_of(schema):
 
 
 @pytest.mark.parametrize("deployment", ["preprocess/manual", "verify-dataset/manual"])
-def test_the_form_has_each_parameter(ui, api, deployment):
+def test_the_form_has_a_field_for_each_parameter(ui, api, deployment):
     schema = api(f"/deployments/name/{deployment}")["parameter_openapi_schema"]
     fields = dict(fields_of(schema))
     ui.open_form(deployment)
     assert [label for label in ui.labels() if label in fields] == list(fields)
-    # Only a block may be none of its types: Prefect's form offers nothing else for it.
+    # Only blocks may show this text. Prefect's form has no better text for an optional block.
     optional_blocks = sum("anyOf" in described for described in schema["properties"].values())
     assert ui.page.get_by_text('Property is type "None"').count() == optional_blocks
     for label, described in fields.items():
@@ -153,7 +153,7 @@ def test_a_run_from_the_form(ui, api, shell, folder):
     ui.shoot("summary")
 
 
-def test_a_run_with_an_input_that_fails(ui, api, folder):
+def test_a_failed_input_is_shown(ui, api, folder):
     (folder / "c.txt").write_bytes(b"\xff")
     output = folder / "failing"
     fill_in(ui, folder / "manifest.csv", output)
@@ -175,7 +175,7 @@ def test_the_form_refuses_a_number_out_of_bounds(ui, api, folder):
     number = ui.field("Batch size (Optional)").get_by_role("spinbutton")
     number.fill("0")
     ui.submit()
-    # The browser's own message, under the field.
+    # The browser makes this message, and shows it under the field.
     assert "greater than or equal to 1" in number.evaluate("input => input.validationMessage")
     ui.shoot("refused", whole=True)
     number.fill("2")
@@ -184,7 +184,7 @@ def test_the_form_refuses_a_number_out_of_bounds(ui, api, folder):
     assert str(output) not in [run["parameters"].get("output") for run in runs]
 
 
-def test_the_form_refuses_what_is_no_number_share_or_size(ui, api, folder):
+def test_the_form_refuses_an_invalid_share_or_size(ui, api, folder):
     output = folder / "not-begun"
     fill_in(ui, folder / "manifest.csv", output)
     failures = ui.field("Failures allowed (Optional)")
@@ -205,7 +205,7 @@ def test_the_form_refuses_what_is_no_number_share_or_size(ui, api, folder):
         ("Input column (Optional)", "--input-column", "nosuch"),
     ],
 )
-def test_what_the_flow_refuses_has_the_words_of_the_command_line(
+def test_the_flow_reports_a_wrong_option_like_the_command_line(
     ui, api, shell, folder, field, option, value
 ):
     output = folder / "refused"
@@ -216,6 +216,6 @@ def test_what_the_flow_refuses_has_the_words_of_the_command_line(
     ui.wait_for_state("Failed")
     done = shell.batchmill(*command, option, value)
     assert done.returncode == 2
-    sentence = done.stderr.strip().removeprefix("batchmill: ")
-    assert sentence in api(f"/flow_runs/{flow_run}")["state"]["message"]
+    message = done.stderr.strip().removeprefix("batchmill: ")
+    assert message in api(f"/flow_runs/{flow_run}")["state"]["message"]
     assert not output.exists()

@@ -1,4 +1,4 @@
-"""The demo on a Ray cluster of two nodes: both work, and nothing of the cluster is left."""
+"""The demo with a Ray cluster of two nodes on one machine."""
 
 import sys
 
@@ -8,7 +8,7 @@ from live import ROOT
 DEMO = ROOT / "examples" / "cluster"
 
 
-def test_both_nodes_work_and_are_stopped(bare_shell, work):
+def test_both_nodes_run_shards_and_are_stopped(bare_shell, work):
     bare_shell.environment["PYTHONPATH"] = str(DEMO)
     done = bare_shell.run(
         *(sys.executable, DEMO / "two_nodes.py"),
@@ -20,4 +20,4 @@ def test_both_nodes_work_and_are_stopped(bare_shell, work):
     rows = pd.read_parquet(work / "out" / "metadata.parquet")
     assert set(rows["node"]) == {"head", "second"}
     assert rows["source"].nunique() == 12
-    # The fixture fails if a process of the cluster is left.
+    # The fixture `bare_shell` fails if a process of the cluster is still running.

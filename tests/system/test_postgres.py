@@ -1,4 +1,4 @@
-"""A Prefect server with its history in Postgres, as docs/how-to/prefect-server.md sets it up."""
+"""A Prefect server with a Postgres database, set up as in docs/how-to/prefect-server.md."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs" / "how-to" / "prefect-server.md").read_text()
 
 @pytest.fixture(scope="module")
 def database():
-    """The page's database, in a Postgres that stays until the module's last test."""
+    """The database of the page, in a Postgres server for all tests of this module."""
     (sql,) = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
     with postgres() as cluster:
         cluster.sql(sql)
@@ -24,7 +24,7 @@ def database():
 
 @pytest.fixture
 def on_postgres(database, tmp_path):
-    """Starts a server on the database, with the page's setting; gives its API's URL."""
+    """A function that runs a Prefect server on the database, with the setting of the page."""
     (setting,) = re.findall(r"export (PREFECT_API_DATABASE_CONNECTION_URL=\S+)", PAGE)
     name, _, url = setting.replace("HOST:5432", database.address).partition("=")
     return partial(prefect_server_in, tmp_path / "server-home", environment={name: url})
@@ -64,7 +64,7 @@ def test_runs_end_in_the_right_states(shell, api, database, words_here, work):
     assert run["state"]["message"].startswith("4 inputs: 3 ok, 1 failed")
     assert {task["state"]["type"] for task in tasks} == {"COMPLETED"}
 
-    # It is Postgres that has them, and no file of SQLite.
+    # The runs are in Postgres, and there is no SQLite file.
     rows = database.sql("SELECT id, state_type FROM flow_run", "prefect").split()
     assert {f"{completed}|COMPLETED", f"{run['id']}|FAILED"} <= set(rows)
     assert not list(work.parent.rglob("prefect.db"))
@@ -94,7 +94,7 @@ def test_two_runs_at_once_are_both_recorded(shell, api, words_here, work):
     ), "they did not overlap"
 
 
-def test_a_server_that_is_started_again_has_the_history(bare_shell, on_postgres, words_here, work):
+def test_a_restarted_server_has_the_history(bare_shell, on_postgres, words_here, work):
     with on_postgres() as url:
         bare_shell.environment["PREFECT_API_URL"] = url
         done = bare_shell.batchmill(*run_of(output="kept"))
@@ -107,7 +107,7 @@ def test_a_server_that_is_started_again_has_the_history(bare_shell, on_postgres,
         assert [name for name, _ in before["tasks"] if name.startswith("shard ")]
         assert before["artifacts"] == ["markdown", "progress"]
         assert before["logs"] > 0
-        # The next run that executes something is another one beside it.
+        # The next run is recorded as a new flow run.
         done = bare_shell.batchmill(*run_of(output="kept"), "--force")
         assert done.returncode == 0, done.stderr
         run, _ = flow_run_of(api, work / "kept")
@@ -116,7 +116,7 @@ def test_a_server_that_is_started_again_has_the_history(bare_shell, on_postgres,
 
 
 def history(api, dataset):
-    """What the server knows of the latest run over a dataset, once it has its logs."""
+    """Wait for the logs of the latest run over a dataset; return what the server has of the run."""
     run, tasks = flow_run_of(api, dataset)
     of_run = {"flow_run_id": {"any_": [run["id"]]}}
     logs = wait_for(lambda: api("/logs/filter", {"logs": of_run}), "the run's logs")

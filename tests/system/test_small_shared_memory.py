@@ -1,4 +1,4 @@
-"""A Kubernetes pod has 64 MB of shared memory, unless told otherwise: it is enough."""
+"""A run works with 64 MB of shared memory, the default of a Kubernetes pod."""
 
 import json
 import sys

@@ -88,7 +88,7 @@ NEED_TWO = ("ByPosition", "counts_calls", "removes_what_others_wrote")
         ("random_bytes", "the content of x differs"),
         ("counts_calls", "row 0 has call="),
         ("ByPosition", "row 0 has index="),
-        ("tells_its_place", "row 0 has path="),
+        ("returns_its_path", "row 0 has path="),
         ("order_of_a_set", "in a fresh process, in another folder, row 0 has letters="),
         ("needs_the_working_directory", "in another folder, it is not ok: failed: FileNotFound"),
         ("changes_its_input", "0/one/a.txt: it changed its input"),

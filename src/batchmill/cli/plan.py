@@ -170,7 +170,7 @@ def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
         table.add_row(str(size), f"{can_use:,}", f"{max(0, cores - can_use)}{mark}")
     out.print(table, soft_wrap=False)
     idle = cores - parallelism(pending, layout.batch_size)
-    if idle > 0 and layout.batch_size > 1:
+    if parallelism(pending, 1) > parallelism(pending, layout.batch_size) and idle > 0:
         out.print(
             f"batch_size {layout.batch_size} leaves {idle} of {cores} cores idle, because each "
             "batch runs on one core. A smaller batch size uses more cores."

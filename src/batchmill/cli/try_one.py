@@ -13,7 +13,7 @@ from batchmill.cli.options import Json, Params, ParamsFile, Step, check_given
 from batchmill.execution.single_input import run_single_input
 from batchmill.outcome import Outcome
 from batchmill.step.load import load_step
-from batchmill.step.params import parse_params
+from batchmill.step.params import parse_pairs, parse_params
 
 SHOWN_ROWS = 20
 FAILED = 1
@@ -49,7 +49,7 @@ def try_one(
     """
     check_given(step=step)
     loaded = load_step(step, parse_params(param, params), search=os.getcwd())
-    outcome = run_single_input(loaded, input, parse_params(row), keep)
+    outcome = run_single_input(loaded, input, parse_pairs(row, "--row", "label=dog"), keep)
     if json:
         print(json_text.dumps(_as_json(outcome), ensure_ascii=False))
     else:

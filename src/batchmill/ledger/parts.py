@@ -127,7 +127,7 @@ def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> 
 
 
 def _first_outside(table: pa.Table) -> str | None:
-    """Return a name in a part that points outside the folder of the outputs; None if all are inside.
+    """Return a name in a part that points outside the outputs; None if all names are inside.
 
     A dataset may come from another person. A run opens and removes the files that the parts name.
     """

@@ -212,9 +212,11 @@ def read_object(text: str, option: str) -> dict[str, Any]:
     try:
         value = yaml.safe_load(content)  # YAML includes JSON.
     except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        what = "text" if inline else "file"
         raise OptionError(
-            f"{option} {text}: is neither JSON nor YAML ({reason}). Fix the file."
+            f"{option} {text}: is not valid JSON or YAML{where}. Fix the {what}."
         ) from error
     return _object(value, f"{option} {text}")
 

@@ -44,7 +44,7 @@ def connected(url: str) -> Iterator[tuple[Any, str]]:
     """
     try:
         yield _locate(url)
-    except Exception as error:  # noqa: BLE001  # StoreError replaces it.
+    except Exception as error:  # noqa: BLE001  # It is raised as StoreError.
         name = type(error).__name__
         # The error itself may contain secrets, and a traceback of StoreError shows its cause.
         cause = _stand_in(error).with_traceback(error.__traceback__)
@@ -136,7 +136,7 @@ def _texts(options: object) -> Iterator[str]:
 
 
 def _inside_endpoint(url: str) -> Iterator[str]:
-    """Yield the parts of a server's URL that may be secret: the password and all parts of the path."""
+    """Yield the parts of an endpoint URL that may be secret: the password and the path's parts."""
     rest = url.partition("://")[2]
     parts = [rest.rpartition("@")[0].partition(":")[2], *rest.split("/")[1:]]
     yield from (part for part in parts if len(part) >= _SHORTEST_SECRET)

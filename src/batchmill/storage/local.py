@@ -1,7 +1,6 @@
 """A store in a local folder, or in a folder that several machines share."""
 
 import errno
-import mmap
 import os
 import re
 import shutil
@@ -113,9 +112,9 @@ class LocalStore:
     def open(self, name: str) -> pa.NativeFile:
         """Map a file into memory."""
         with self._faults(name), open(open_file(self.url, name), "rb", buffering=0) as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return pa.BufferReader(b"")
-            return pa.BufferReader(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            # Arrow can map only a path. Python's `mmap` would keep a file descriptor open, and
+            # Arrow's threads could release it only while the interpreter runs.
+            return pa.memory_map(f"/proc/self/fd/{file.fileno()}")
 
     def write(self, name: str, data: bytes) -> None:
         """Write a whole file, and replace an earlier one."""

@@ -34,7 +34,8 @@ class FileStat(NamedTuple):
     Attributes:
         size: The size in bytes; -1 if the store does not give it.
         mtime_ns: The time of the last change, in nanoseconds since 1970. It is 0 if there is an
-            ETag, and UNKNOWN_TIME if there is neither. Then only the content shows a change.
+            ETag. It is UNKNOWN_TIME if the store gives neither an ETag nor a time: then only the
+            content shows a change.
         etag: The ETag; None if the store gives no ETag.
     """
 
@@ -79,7 +80,7 @@ def stat(url: str) -> FileStat | None:
 
 
 def stat_many(urls: Sequence[str]) -> list[FileStat | None]:
-    """Return the descriptions of many files, as `stat` does. Large folders are listed instead."""
+    """Return the descriptions of files. List a folder once if many of them are in it."""
     if len(urls) <= FEW:
         return in_threads(stat, urls, THREADS)
     folders: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""A Ray cluster of several machines, and a Prefect server that all of them reach."""
+"""A Ray cluster of several machines, and a Prefect server that all machines can reach."""
 
 from functools import partial
 
@@ -10,11 +10,11 @@ from ray_cluster import ray_cluster
 
 @pytest.fixture(scope="session")
 def ray_environment(tmp_path_factory):
-    """The environment of the cluster's machines and of who uses it."""
+    """The environment of the cluster's machines and of its users."""
     home = tmp_path_factory.mktemp("home")
-    # Else Ray waits for two minutes before it gives up on a machine that does not answer.
-    patience = {"period_ms": "1000", "timeout_ms": "5000", "failure_threshold": "3"}
-    ray = {f"RAY_health_check_{name}": value for name, value in patience.items()}
+    # By default, Ray waits two minutes before it removes a machine that does not respond.
+    health_check = {"period_ms": "1000", "timeout_ms": "5000", "failure_threshold": "3"}
+    ray = {f"RAY_health_check_{name}": value for name, value in health_check.items()}
     return clean_environment(home / "prefect") | {"HOME": str(home)} | ray
 
 
@@ -28,27 +28,27 @@ def cluster(ray_environment):
 
 @pytest.fixture(scope="session")
 def server(cluster, tmp_path_factory):
-    """A Prefect server on the cluster's network; gives its API's URL."""
+    """The URL of the API of a Prefect server on the cluster's network."""
     with prefect_server_in(tmp_path_factory.mktemp("server"), cluster.network.address) as url:
         yield url
 
 
 @pytest.fixture
 def api(server):
-    """Asks the server's API."""
+    """A function that calls the server's API."""
     return partial(ask, server)
 
 
 @pytest.fixture
 def shell(work, server, ray_environment):
-    """A shell of a user with the server."""
+    """A user's shell that uses the Prefect server."""
     with shell_in(work, ray_environment | {"PREFECT_API_URL": server}) as shell:
         yield shell
 
 
 @pytest.fixture
 def node(cluster):
-    """Starts nodes, which are gone at the end of the test."""
+    """A function that adds a node. All added nodes are stopped at the end of the test."""
     started = []
 
     def start(**options):
@@ -63,13 +63,13 @@ def node(cluster):
 
 @pytest.fixture(autouse=True)
 def inputs(work):
-    """The inputs and the step, in the folder that a test works in."""
+    """Write the inputs and the step to the folder of the test."""
     make_inputs(work)
 
 
 @pytest.fixture(scope="session")
 def undisturbed(server, ray_environment, tmp_path_factory):
-    """The dataset that this machine makes of the inputs, without Ray."""
+    """The dataset of a run on this machine, without Ray and without faults."""
     folder = tmp_path_factory.mktemp("undisturbed")
     make_inputs(folder)
     with shell_in(folder, ray_environment | {"PREFECT_API_URL": server}) as shell:

@@ -1,4 +1,4 @@
-"""The same command on a cluster, by any address: the same dataset, with all machines at work."""
+"""Runs on a cluster with each form of address make the same dataset."""
 
 import os
 import re
@@ -17,7 +17,7 @@ RayCluster(address=sys.argv[1], token=sys.argv[2]).save("ours", overwrite=True)
 """
 
 
-def test_by_every_address_it_is_the_same_dataset(shell, api, cluster, node, undisturbed, work):
+def test_each_form_of_address_makes_the_same_dataset(shell, api, cluster, node, undisturbed, work):
     node()
     node()
     addresses = {"client": cluster.client_address, "direct": cluster.address, "auto": "auto"}
@@ -25,7 +25,7 @@ def test_by_every_address_it_is_the_same_dataset(shell, api, cluster, node, undi
     for name, address in addresses.items():
         gate = work / f"{name}.go"
         run = shell.start(*command(work, name, "--ray", address, go=gate))
-        wait_for(lambda n=name: len(places(work, n)) == 2, "two machines at work", 120)
+        wait_for(lambda n=name: len(places(work, n)) == 2, "executions on two machines", 120)
         gate.touch()
         assert run.wait(120) == 0
         assert os.readlink("/proc/self/ns/net") not in places(work, name)
@@ -37,7 +37,7 @@ def test_by_every_address_it_is_the_same_dataset(shell, api, cluster, node, undi
 
 
 @pytest.mark.long
-def test_a_shard_goes_where_it_has_what_it_asks_for(shell, cluster, node, undisturbed, work):
+def test_a_shard_runs_on_a_node_with_its_resource(shell, cluster, node, undisturbed, work):
     node()
     node(scanner=1)
     options = ["--ray", cluster.client_address, "--shard-resource", "scanner=1"]
@@ -51,7 +51,7 @@ def test_a_shard_goes_where_it_has_what_it_asks_for(shell, cluster, node, undist
 
 
 @pytest.mark.long
-def test_a_shards_own_log_says_what_it_did_and_names_failures(shell, api, cluster, node, work):
+def test_the_log_of_a_shard_has_its_counts_and_failures(shell, api, cluster, node, work):
     node()
     (work / "in" / "07.txt").write_bytes(b"\xff")
     done = shell.run(*command(work, "out", "--ray", cluster.client_address))
@@ -60,10 +60,10 @@ def test_a_shards_own_log_says_what_it_did_and_names_failures(shell, api, cluste
     shards = {run["id"]: run for run in task_runs if run["name"].startswith("shard ")}
     titles = [re.fullmatch(r"shard \d+/\d+, (\d+) inputs", run["name"]) for run in shards.values()]
     assert sum(int(title[1]) for title in titles) == INPUTS
-    asked = {"logs": {"task_run_id": {"any_": list(shards)}}, "limit": 200}
-    logs = [(log["task_run_id"], log["message"]) for log in api("/logs/filter", asked)]
-    ((failed, told),) = [(run, text) for run, text in logs if text.startswith("07.txt: ")]
-    assert "UnicodeDecodeError" in told
+    of_shards = {"logs": {"task_run_id": {"any_": list(shards)}}, "limit": 200}
+    logs = [(log["task_run_id"], log["message"]) for log in api("/logs/filter", of_shards)]
+    ((failed, message),) = [(run, text) for run, text in logs if text.startswith("07.txt: ")]
+    assert "UnicodeDecodeError" in message
     for run in shards:
         counts = [text for of, text in logs if of == run and re.match(r"\d+ ok", text)]
         assert len(counts) == 1
@@ -73,7 +73,7 @@ def test_a_shards_own_log_says_what_it_did_and_names_failures(shell, api, cluste
 @pytest.mark.parametrize(
     "address", ["client_address", pytest.param("address", marks=pytest.mark.long)]
 )
-def test_a_cluster_that_asks_for_a_token(shell, undisturbed, work, address):
+def test_a_cluster_that_requires_a_token(shell, undisturbed, work, address):
     secret = "f00ba4" * 8
     closed = shell.environment | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secret}
     with ray_cluster(closed) as cluster:

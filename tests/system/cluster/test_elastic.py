@@ -1,4 +1,4 @@
-"""Nodes that join in mid-run get work, and what one has not begun at the end goes to the others."""
+"""Nodes that join during a run get shards, and idle nodes get inputs of a slow shard."""
 
 import subprocess
 
@@ -9,30 +9,30 @@ from live import flow_run_of, wait_for
 
 
 @pytest.mark.long
-def test_a_node_that_joins_gets_work(shell, cluster, node, undisturbed, work):
+def test_a_node_that_joins_during_a_run_gets_shards(shell, cluster, node, undisturbed, work):
     node()
     options = ["--ray", cluster.client_address]
     run = shell.start(*command(work, "out", *options, go=work / "go", first=10))
-    wait_for(lambda: places(work, "out"), "the first node to be at work", 120)
+    wait_for(lambda: places(work, "out"), "executions on the first node", 120)
     node()
-    wait_for(lambda: len(places(work, "out")) == 2, "the second to be", 120)
+    wait_for(lambda: len(places(work, "out")) == 2, "executions on the second node", 120)
     (work / "go").touch()
     assert run.wait(120) == 0
     assert contents(work / "out") == contents(undisturbed)
 
 
-def test_what_a_straggler_has_not_begun_goes_to_others(
+def test_idle_nodes_get_the_pending_inputs_of_a_slow_shard(
     shell, api, cluster, node, undisturbed, work
 ):
     for _ in range(2):
         node()
     options = ["--ray", cluster.client_address]
-    # The first of its shard waits, and those behind it with it.
+    # One input waits, so the later inputs of its shard are pending.
     gate = work / "go"
     run = shell.start(
         *command(work, "out", *options, go=gate, first=10, last=10), stdout=subprocess.PIPE
     )
-    wait_for(lambda: len(committed(work / "out")) == INPUTS - 1, "all others to be done", 180)
+    wait_for(lambda: len(committed(work / "out")) == INPUTS - 1, "all other inputs", 180)
     gate.touch()
     out, _ = run.communicate(timeout=120)
     assert run.returncode == 0

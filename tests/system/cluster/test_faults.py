@@ -1,4 +1,4 @@
-"""Machines, their network and the servers fail: the run goes on, or ends with a word."""
+"""Machines, the network and servers fail: the run continues, or ends with a message."""
 
 import signal
 import subprocess
@@ -12,16 +12,16 @@ from live import ask, flow_run_of, free_ports, prefect_server_in, wait_for
 from ray_cluster import ray_cluster
 
 FINAL = {"COMPLETED", "CRASHED", "FAILED", "CANCELLED"}
-# Begin at once; the others wait.
+# The number of inputs that do not wait.
 FIRST = 30
 
 
 @pytest.fixture
 def run(shell, cluster, node, undisturbed, work):
-    """A run on two nodes that has done some inputs on each, and waits with the others."""
+    """A run that has executed inputs on two nodes, and its nodes. The other inputs wait."""
     nodes = [node(), node()]
     options = ["--ray", cluster.client_address]
-    started = begin(shell, work, options)
+    started = start(shell, work, options)
     return started, nodes
 
 
@@ -29,21 +29,21 @@ def job(work, *options, **params):
     return command(work, "out", *options, **{"go": work / "go", "first": FIRST} | params)
 
 
-def begin(shell, work, options, **params):
+def start(shell, work, options, **params):
     command = job(work, *options, **params)
     started = shell.start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
-    def at_work():
+    def both_nodes_are_used():
         assert started.poll() is None, started.communicate()
         return len(places(work, "out")) == 2
 
-    wait_for(at_work, "both nodes at work", 120)
-    wait_for(lambda: len(committed(work / "out")) >= 4, "some to be committed", 120)
+    wait_for(both_nodes_are_used, "executions on both nodes", 120)
+    wait_for(lambda: len(committed(work / "out")) >= 4, "some commits", 120)
     return started
 
 
 def finish(started, work, undisturbed, api, seconds=240):
-    """Let the run end, and look at what it leaves."""
+    """Let the run end, and check its dataset and states. Return its crashed task runs."""
     before = committed(work / "out")
     at = len(executions(work, "out"))
     (work / "go").touch()
@@ -62,7 +62,7 @@ def finish(started, work, undisturbed, api, seconds=240):
 
 
 def complete(shell, work, *options):
-    """Give the same command again."""
+    """Run the same command again, and check that no committed input is executed again."""
     before = committed(work / "out")
     at = len(executions(work, "out"))
     done = shell.run(*job(work, *options))
@@ -80,7 +80,7 @@ def test_a_node_is_lost(run, work, undisturbed, api):
 
 
 @pytest.mark.long
-def test_a_node_seems_lost_for_a_minute(run, work, undisturbed, api):
+def test_a_node_does_not_respond_for_a_minute(run, work, undisturbed, api):
     started, (silent, _) = run
     silent.kill("raylet/raylet", signal.SIGSTOP)
     (work / "go").touch()
@@ -91,29 +91,31 @@ def test_a_node_seems_lost_for_a_minute(run, work, undisturbed, api):
 
 
 @pytest.mark.long
-def test_a_node_is_cut_off(run, work, undisturbed, api, cluster):
+def test_a_node_is_disconnected(run, work, undisturbed, api, cluster):
     started, (cut, _) = run
-    cluster.cut(cut)
+    cluster.disconnect(cut)
     finish(started, work, undisturbed, api)
-    # Whatever it did in its loneliness, it was nothing that counts.
-    cluster.mend(cut)
+    # Late results from the disconnected node are ignored.
+    cluster.reconnect(cut)
     wait_for(lambda: not cut.processes("ray::run_shard"), "the end of its shards", 120)
     assert contents(work / "out") == contents(undisturbed)
     assert faults(work / "out") == []
 
 
 @pytest.mark.long
-def test_a_node_is_cut_off_whose_shard_has_left_inputs_to_others(
+def test_a_node_is_disconnected_after_its_shard_was_split(
     shell, cluster, node, work, undisturbed, api
 ):
     nodes = [node(), node()]
     options = ["--ray", cluster.client_address]
-    started = begin(shell, work, options, first=10, last=10)
-    wait_for(lambda: len(committed(work / "out")) == INPUTS - 1, "all but one", 120)
+    started = start(shell, work, options, first=10, last=10)
+    wait_for(lambda: len(committed(work / "out")) == INPUTS - 1, "all other inputs", 120)
     waiting = dict(executions(work, "out"))["10.txt"]
     (cut,) = [one for one in nodes if one.place == waiting]
-    cluster.cut(cut)
-    wait_for(lambda: len([n for n, _ in executions(work, "out") if n == "10.txt"]) == 2, "it", 120)
+    cluster.disconnect(cut)
+    wait_for(
+        lambda: len([n for n, _ in executions(work, "out") if n == "10.txt"]) == 2, "a retry", 120
+    )
     crashed = finish(started, work, undisturbed, api)
     assert [task_run["state"]["message"] for task_run in crashed] == ["its node was lost"]
 
@@ -124,7 +126,7 @@ def test_the_head_is_lost(shell, work, undisturbed, ray_environment, api):
         cluster.start_head()
         for _ in range(2):
             cluster.add_node()
-        started = begin(shell, work, ["--ray", cluster.address])
+        started = start(shell, work, ["--ray", cluster.address])
         cluster.head.kill("gcs_server")
         (work / "go").touch()
         _, err = started.communicate(timeout=240)
@@ -154,7 +156,7 @@ def kill_server(port):
 
 
 @pytest.mark.long
-def test_the_prefect_server_is_away_for_half_a_minute(
+def test_the_prefect_server_is_down_for_half_a_minute(
     shell, cluster, node, undisturbed, work, tmp_path
 ):
     for _ in range(2):
@@ -163,14 +165,15 @@ def test_the_prefect_server_is_away_for_half_a_minute(
     (port,) = free_ports(host)
     with prefect_server_in(tmp_path / "server", host, port) as url:
         shell.environment["PREFECT_API_URL"] = url
-        started = begin(shell, work, ["--ray", cluster.client_address])
+        started = start(shell, work, ["--ray", cluster.client_address])
         kill_server(port)
-    (work / "go").touch()  # What is to be done meanwhile is done.
-    wait_for(lambda: len(committed(work / "out")) == INPUTS, "all to be committed", 60)
+    # The run continues without the server.
+    (work / "go").touch()
+    wait_for(lambda: len(committed(work / "out")) == INPUTS, "all commits", 60)
     with suppress(subprocess.TimeoutExpired):
         started.wait(30)
     with prefect_server_in(tmp_path / "server", host, port) as url:
-        finish(started, work, undisturbed, lambda *asked: ask(url, *asked))
+        finish(started, work, undisturbed, lambda *arguments: ask(url, *arguments))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +190,9 @@ def test_cancelling_ends_the_runs_processes_on_all_nodes(
         done = shell.run(*way.split(), flow_run["id"])
         assert done.returncode == 0, done.stderr
     at_work = [process for node in nodes for process in node.processes("ray::run_shard")]
-    wait_for(lambda: not any(process.is_running() for process in at_work), "their end", 10)
+    wait_for(
+        lambda: not any(process.is_running() for process in at_work), "the end of all shards", 10
+    )
     _, err = started.communicate(timeout=60)
     assert started.returncode == 130
     assert "Cancelled. Committed results are kept" in err

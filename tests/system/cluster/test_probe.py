@@ -1,4 +1,4 @@
-"""Before any work, each machine is asked whether it could do it; and Ray brings what it lacks."""
+"""Before the first shard, each node is checked. Ray can copy missing code to the nodes."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from ray_cluster import hiding, read_only
 
 @pytest.fixture
 def refused(shell, cluster, work):
-    """Runs the job on the cluster, which refuses it; gives what it says."""
+    """A function that runs the job, checks that the run is rejected, and returns the reasons."""
 
     def run(output="out"):
         done = shell.run(*command(work, output, "--ray", cluster.client_address))
@@ -26,30 +26,31 @@ def refused(shell, cluster, work):
     return run
 
 
-def test_a_dataset_that_a_machine_does_not_share(refused, node, work):
+def test_a_dataset_that_a_node_does_not_have(refused, node, work):
     (work / "data").mkdir()
-    lonely = node(wrapper=hiding(work / "data"))
+    without_dataset = node(wrapper=hiding(work / "data"))
     node()
     text = refused("data/out")
-    assert f"on {lonely.address}: the dataset {work}/data/out is not there" in text
+    fault = f"the dataset {work}/data/out is missing, or is a different one."
+    assert f"on {without_dataset.address}: {fault}" in text
     assert "s3://" in text
 
 
 @pytest.mark.long
-def test_inputs_that_a_machine_does_not_see(refused, node, work):
+def test_inputs_that_a_node_does_not_have(refused, node, work):
     node(wrapper=hiding(work / "in"))
     assert f"the input {work}/in/" in refused()
 
 
 @pytest.mark.long
-def test_a_dataset_that_a_node_may_only_read(refused, node, work):
+def test_a_dataset_that_a_node_cannot_write_to(refused, node, work):
     (work / "data").mkdir()
     node(wrapper=read_only(work / "data"))
     assert "the dataset cannot be written to: " in refused("data/out")
 
 
 @pytest.mark.long
-def test_no_batchmill(refused, node, tmp_path):
+def test_a_node_without_batchmill(refused, node, tmp_path):
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "batchmill.py").write_text("raise ModuleNotFoundError('batchmill')")
     node(environment={"PYTHONPATH": str(tmp_path / "none")})
@@ -58,7 +59,7 @@ def test_no_batchmill(refused, node, tmp_path):
     assert "pip install batchmill==0.1.0" in text
 
 
-def test_another_batchmill(refused, node, tmp_path):
+def test_a_node_with_another_version_of_batchmill(refused, node, tmp_path):
     (tmp_path / "old" / "batchmill").mkdir(parents=True)
     (tmp_path / "old" / "batchmill" / "__init__.py").write_text("__version__ = '0.0.1'")
     node(environment={"PYTHONPATH": str(tmp_path / "old")})
@@ -68,7 +69,7 @@ def test_another_batchmill(refused, node, tmp_path):
 @pytest.mark.long
 def test_a_prefect_api_that_only_this_machine_reaches(refused, node, shell):
     node()
-    del shell.environment["PREFECT_API_URL"]  # Then it is a temporary one.
+    del shell.environment["PREFECT_API_URL"]  # Then the run uses a temporary server.
     text = refused()
     assert "the Prefect API at http://127.0.0.1:" in text
     assert "prefect server start --host 0.0.0.0" in text
@@ -76,7 +77,7 @@ def test_a_prefect_api_that_only_this_machine_reaches(refused, node, shell):
 
 @pytest.fixture
 def mine(work, shell):
-    """A folder with the step, which is on this machine's import path alone."""
+    """A folder with the step. Only this machine has it on the import path."""
     folder = work / "mine"
     folder.mkdir()
     shutil.move(work / "slow.py", folder)
@@ -85,7 +86,7 @@ def mine(work, shell):
 
 
 @pytest.mark.long
-def test_a_step_that_is_not_there_is_brought_by_ray(refused, node, mine, shell, cluster, work):
+def test_ray_copies_a_step_to_the_nodes(refused, node, mine, shell, cluster, work):
     node()
     text = refused()
     assert "step slow:step: no module 'slow' on the import path" in text
@@ -111,7 +112,7 @@ def step(source, out):
 
 
 @pytest.mark.long
-def test_packages_and_variables_are_brought_by_ray(node, shell, cluster, work):
+def test_ray_installs_packages_and_sets_variables(node, shell, cluster, work):
     node()
     (work / "greet").mkdir()
     (work / "greet" / "greet.py").write_text(GREET)
@@ -123,7 +124,7 @@ def test_packages_and_variables_are_brought_by_ray(node, shell, cluster, work):
         "working_dir": str(work / "greet"),
         "pip": {"packages": [str(wheel)], "pip_install_options": ["--no-index"]},
         "env_vars": {"WHO": "everybody"},
-        # Else the head makes the same environment, and here they have one folder for it.
+        # By default, the head makes the same environment, here in the same folder as the node.
         "config": {"eager_install": False},
     }
     job = ["run", "in", "--step", "greet:step", "-o", "out", "--ray", cluster.address]
@@ -134,7 +135,7 @@ def test_packages_and_variables_are_brought_by_ray(node, shell, cluster, work):
 
 
 def make_wheel(folder, name, source):
-    """Write a wheel with one module; gives its path."""
+    """Write a wheel with one module; return its path."""
     info = f"{name}-1.0.dist-info"
     files = {
         f"{name}.py": source,
@@ -150,7 +151,7 @@ def make_wheel(folder, name, source):
 
 
 @pytest.mark.long
-def test_another_version_of_the_step(refused, node, mine, tmp_path):
+def test_a_node_with_another_version_of_the_step(refused, node, mine, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "slow.py").write_text((mine / "slow.py").read_text() + "# edited\n")
@@ -159,17 +160,17 @@ def test_another_version_of_the_step(refused, node, mine, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("environment", "words"),
+    ("environment", "expected"),
     [
         ('{"working_dir": "/nowhere"}', "/nowhere must be an existing directory"),
         ('{"workin_dir": "."}', "has no field 'workin_dir'"),
         ("nowhere.yaml", "nowhere.yaml: No such file"),
-        ('{"pip": ', "is neither"),
+        ('{"pip": ', "is not valid JSON or YAML"),
     ],
 )
-def test_a_runtime_environment_that_is_none(shell, cluster, work, environment, words):
+def test_an_invalid_runtime_environment(shell, cluster, work, environment, expected):
     options = ["--ray", cluster.client_address, "--runtime-env", environment]
     done = shell.run(*command(work, "out", *options))
     assert done.returncode == 2
-    assert words in done.stderr
+    assert expected in done.stderr
     assert "Traceback" not in done.stderr
