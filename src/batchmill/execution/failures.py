@@ -12,6 +12,7 @@ from batchmill.execution.staging import Input, StagingArea
 from batchmill.outcome import Kind, Outcome
 from batchmill.storage import NO_ROOM
 from batchmill.storage.local import has_room, remove_folder
+from batchmill.storage.secrets import without_secrets
 
 _ENGINE = os.path.dirname(os.path.abspath(__file__))
 _MAX_TEXT = 64 * 1024
@@ -90,6 +91,17 @@ def lost(
     if item.url:
         remove_folder(os.path.dirname(item.path))
     return not_ok(item, staging, kind, error, message, seconds)._replace(log=printable(log))
+
+
+def hide_in(outcome: Outcome) -> Outcome:
+    """Return a failed outcome without the credentials in its texts; an `ok` outcome as it is."""
+    if outcome.kind == "ok":
+        return outcome
+    return outcome._replace(
+        message=without_secrets(outcome.message),
+        traceback=without_secrets(outcome.traceback),
+        log=without_secrets(outcome.log),
+    )
 
 
 def _text_of(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from batchmill.errors import LedgerError, StoreError
+from batchmill.execution.failures import hide_in
 from batchmill.execution.isolation import Stop
 from batchmill.ledger.committer import Committer
 from batchmill.ledger.lease import is_held
@@ -54,6 +55,7 @@ class OutcomeRecorder:
         """
         if any(outcome.kind != "ok" for outcome in outcomes):
             self._check_writable()
+            outcomes = [hide_in(outcome) for outcome in outcomes]
         cancelled = [outcome for outcome in outcomes if outcome.kind == "cancelled"]
         outcomes = [outcome for outcome in outcomes if outcome.kind != "cancelled"]
         self.counts.update(outcome.kind for outcome in outcomes)

@@ -29,7 +29,13 @@ class Loaded(NamedTuple):
     seconds: float
 
 
-def execute(step: Step, item: Input, staging: StagingArea, indexed: Callable[[], Any]) -> Outcome:
+def execute(
+    step: Step,
+    item: Input,
+    staging: StagingArea,
+    indexed: Callable[[], Any],
+    after_step: Callable[[], None] = lambda: None,
+) -> Outcome:
     """Run `step` on one input, and move its files into the dataset. Never raises.
 
     Args:
@@ -38,6 +44,7 @@ def execute(step: Step, item: Input, staging: StagingArea, indexed: Callable[[],
         staging: The folders of this attempt.
         indexed: Returns the input's item of the step's torch Dataset. Not called if the step is a
             function.
+        after_step: Called when the step has returned or raised, before its files are hashed.
 
     Returns:
         The input's outcome. An error that the step raised gives a `failed` outcome.
@@ -52,13 +59,15 @@ def execute(step: Step, item: Input, staging: StagingArea, indexed: Callable[[],
         if "out" in step.given or "outs" in step.given:
             staged = stage(staging, item)
         ours = False
-        result = _call(step, item, staged) if step.kind == "function" else indexed()
-        rows = rows_of(result, staging.reserved)
-        _end_if_forked(pid)
+        try:
+            result = _call(step, item, staged) if step.kind == "function" else indexed()
+            rows = rows_of(result, staging.reserved)
+        finally:
+            _end_if_forked(pid)
+            after_step()
         ours = True
         return _place(item, staging, staged, rows, Loaded(seen, 0.0), started)
     except BaseException as error:  # The error becomes the input's outcome.
-        _end_if_forked(pid)
         failure = failure_of(item, staging, error, time.perf_counter() - started, ours=ours)
         # Files of an earlier run stay in the dataset: this attempt may be late, and another run may
         # own them now.
@@ -71,9 +80,12 @@ def execute(step: Step, item: Input, staging: StagingArea, indexed: Callable[[],
 
 
 def load(
-    item: Input, staging: StagingArea, indexed: Callable[[], Any]
+    item: Input,
+    staging: StagingArea,
+    indexed: Callable[[], Any],
+    after_step: Callable[[], None] = lambda: None,
 ) -> tuple[Any, Loaded] | Outcome:
-    """Load the sample of one input with `indexed`. Never raises.
+    """Load the sample of one input with `indexed`, then call `after_step`. Never raises.
 
     Returns:
         The sample, and its fingerprint and time; or the input's outcome if loading failed.
@@ -85,11 +97,13 @@ def load(
     try:
         seen = _fetch_and_read(item)
         ours = False
-        value = indexed()
-        _end_if_forked(pid)
+        try:
+            value = indexed()
+        finally:
+            _end_if_forked(pid)
+            after_step()
         return value, Loaded(seen, time.perf_counter() - started)
     except BaseException as error:  # The error becomes the input's outcome.
-        _end_if_forked(pid)
         failure = failure_of(item, staging, error, time.perf_counter() - started, ours=ours)
         return failure._replace(**seen._asdict())
     finally:

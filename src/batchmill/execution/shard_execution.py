@@ -21,6 +21,7 @@ from batchmill.execution.isolation import (
     Stop,
     WorkerExit,
 )
+from batchmill.execution.isolation.processes import end_children
 from batchmill.execution.outcome_recorder import OutcomeRecorder
 from batchmill.execution.run_input import execute, load, make_dataset
 from batchmill.execution.shard_inputs import ShardInputs
@@ -104,10 +105,12 @@ class ShardExecution:
 
     def _execute_one(self, index: int) -> Outcome:
         look_up = partial(self._look_up, index)
-        return execute(self._step, self._items[index], self._staging, look_up)
+        # Processes that the step left behind could still write to its files.
+        return execute(self._step, self._items[index], self._staging, look_up, end_children)
 
     def _load_one(self, index: int) -> Outcome | Sample:
-        loaded = load(self._items[index], self._staging, partial(self._look_up, index))
+        look_up = partial(self._look_up, index)
+        loaded = load(self._items[index], self._staging, look_up, end_children)
         return loaded if isinstance(loaded, Outcome) else Sample(*loaded)
 
     def _lost(self, index: int, worker_exit: WorkerExit) -> Outcome:

@@ -15,6 +15,7 @@ from typing import Any
 from batchmill.allowlist import refused_inputs
 from batchmill.digests import input_id
 from batchmill.errors import OptionError
+from batchmill.execution.failures import hide_in
 from batchmill.execution.run_input import execute, make_dataset
 from batchmill.execution.staging import Input, StagingArea, open_staging
 from batchmill.outcome import Outcome
@@ -55,7 +56,7 @@ def run_single_input(step: Step, place: str, row: dict[str, Any], keep: Path | N
         outcome = _relative_to_own_folder(outcome)
         if keep and outcome.outputs:
             shutil.copytree(Path(folder, FILES, item.input_id), keep, dirs_exist_ok=True)
-    return outcome
+    return hide_in(outcome)
 
 
 def _stat(place: str) -> FileStat | None:

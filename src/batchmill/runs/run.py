@@ -25,6 +25,7 @@ from batchmill.policy import FailurePolicy
 from batchmill.runs.context import report_run
 from batchmill.runs.node_check import Probe
 from batchmill.runs.summary import Summary, summarise
+from batchmill.storage.local import STAGING
 
 
 @dataclass(kw_only=True)
@@ -104,6 +105,8 @@ class Run:
         record_touched(self.ledger, self.number, self.prepared.plan, self.prepared.manifest.inputs)
         if self.pending:
             remove_replaced(self.ledger, self.number)
+            # A step can write beside its folder: to `out/../../x`.
+            self.ledger.store.remove(STAGING)
         if prune:
             remove_withdrawn(self.ledger, self.number, self.prepared.plan.withdrawn)
 

@@ -1,17 +1,16 @@
 """The file system of a URL. Every error is a StoreError with the URL and without secrets."""
 
 import errno
-import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import fsspec
 
 from batchmill.errors import StoreError
-from batchmill.storage.access import granted_options, options_for
+from batchmill.storage.access import options_for
 from batchmill.storage.allowed_places import INPUTS, listed_in
+from batchmill.storage.secrets import without_secrets
 from batchmill.storage.urls import hide_secrets, is_web
 
 _FINAL = (
@@ -29,9 +28,6 @@ _NO_ACCESS = {"NoCredentialsError", "PartialCredentialsError", "TokenRetrievalEr
 # aiohttp's error for an HTTP error status. It concerns one file, not the whole server.
 _WEB_SERVERS_NO = "ClientResponseError"
 _EXTRAS = {"s3": "pip install 'batchmill[s3]'", "s3a": "pip install 'batchmill[s3]'"}
-_SECRET_NAME = re.compile(r"secret|token|passw|access_?key|account_?key|_key$|^key$|sas", re.I)
-_SHORTEST_SECRET = 6
-_NO_SECRETS = ("region_name", "profile", "username", "account_name", "project")
 
 
 @contextmanager
@@ -53,7 +49,7 @@ def connected(url: str) -> Iterator[tuple[Any, str]]:
         final = final or (isinstance(error, OSError) and error.errno == errno.EINVAL)
         raise StoreError(
             hide_secrets(url),
-            _without_secrets(_reason(url, error)),
+            without_secrets(_reason(url, error)),
             passing=not final,
             general=name in _NO_ACCESS,
         ) from cause
@@ -62,7 +58,7 @@ def connected(url: str) -> Iterator[tuple[Any, str]]:
 def _stand_in(error: Exception) -> Exception:
     """Return an error of the same built-in type, with its text without secrets."""
     kind = next((kind for kind in (*_FINAL, OSError) if isinstance(error, kind)), Exception)
-    return kind(_without_secrets(f"{type(error).__name__}: {error}"))
+    return kind(without_secrets(f"{type(error).__name__}: {error}"))
 
 
 def _locate(url: str) -> tuple[Any, str]:
@@ -99,44 +95,3 @@ def _reason(url: str, error: Exception) -> str:
     if isinstance(error, ValueError):
         return f"{text}."
     return f"{type(error).__name__}: {text}."
-
-
-def _without_secrets(text: str) -> str:
-    """Replace every credential of this process in a text. Libraries put them into their errors."""
-    # Replace the longest first, because a secret may be a part of another one.
-    for secret in sorted(set(_secrets()), key=len, reverse=True):
-        text = text.replace(secret, "***")
-    return hide_secrets(text)
-
-
-def _secrets() -> Iterator[str]:
-    pairs: list[tuple[str, object]] = [*os.environ.items()]
-    for options in fsspec.config.conf.values():
-        pairs += options.items()
-    for name, value in pairs:
-        if isinstance(value, str) and len(value) >= _SHORTEST_SECRET and _SECRET_NAME.search(name):
-            yield value
-    for options in granted_options():
-        yield from _texts(options)
-
-
-def _texts(options: object) -> Iterator[str]:
-    """Yield the option values of a store that may be secret: all except those in _NO_SECRETS."""
-    if isinstance(options, str) and len(options) >= _SHORTEST_SECRET:
-        yield options
-    elif isinstance(options, Mapping):
-        for name, value in options.items():
-            if name == "endpoint_url":
-                yield from _inside_endpoint(str(value))
-            elif name not in _NO_SECRETS:
-                yield from _texts(value)
-    elif isinstance(options, list | tuple):
-        for value in options:
-            yield from _texts(value)
-
-
-def _inside_endpoint(url: str) -> Iterator[str]:
-    """Yield the parts of an endpoint URL that may be secret: the password and the path's parts."""
-    rest = url.partition("://")[2]
-    parts = [rest.rpartition("@")[0].partition(":")[2], *rest.split("/")[1:]]
-    yield from (part for part in parts if len(part) >= _SHORTEST_SECRET)

@@ -95,6 +95,26 @@ def kill_descendants(pid: int, spare: frozenset[int] = frozenset()) -> None:
             kill_tree(child)
 
 
+def end_children() -> None:
+    """Kill the descendants of this process, and wait until they have ended.
+
+    Orphans must have become children of this process: `adopt_orphans`.
+    """
+    while _has_children():
+        kill_descendants(os.getpid())
+        with suppress(ChildProcessError):
+            os.waitpid(-1, 0)
+
+
+def _has_children() -> bool:
+    """Return whether this process has a child, dead or alive. This takes a microsecond."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
 def reap(pid: int) -> None:
     """Remove a dead child from the kernel's process table, unless that has already happened."""
     with suppress(ChildProcessError):

@@ -1,0 +1,73 @@
+"""Processes and files that a step leaves behind do not outlive its input."""
+
+import textwrap
+
+import psutil
+import pytest
+from jobs import run_job
+
+from batchmill.ledger.ledger import Ledger
+from batchmill.maintenance.verify import verify
+from batchmill.storage import LocalStore
+
+# Each line starts a process that writes to its file until it is killed.
+STARTS = {
+    "child": "subprocess.Popen(command)",
+    "session": "subprocess.Popen(command, start_new_session=True)",
+    "orphan": "subprocess.run(['sh', '-c', '\"$@\" &', 'sh', *command], start_new_session=True)",
+}
+ENDS = {
+    "returns": "return {'output': 'log.txt'}",
+    "yields": "yield {'output': 'log.txt'}",
+    "raises": "raise ValueError('no')",
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run a step with the given lines over six inputs. Return the kinds of its outcomes."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    for number in range(6):
+        (tmp_path / "in" / f"{number}.txt").write_text("x")
+
+    def run_lines(lines):
+        body = "def step(source, out):\n" + textwrap.indent(lines, "    ")
+        (tmp_path / "leaving.py").write_text(f"import os, subprocess\n{body}\n")
+        seen = []
+        run_job("in", "leaving:step", "out", seen=seen)
+        assert len(seen) == 6
+        return {outcome.kind for outcome in seen}
+
+    return run_lines
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("start", STARTS)
+def test_a_process_ends_before_the_files_are_hashed(run, tmp_path, start, end):
+    script = f'echo $$ >> {tmp_path}/pids; while true; do echo more >> "$1"; done'
+    kinds = run(
+        "name = str(out / 'log.txt')\n"
+        f"command = ['sh', '-c', {script!r}, 'sh', name]\n"
+        f"{STARTS[start]}\n"
+        "while not os.path.exists(name) or os.path.getsize(name) < 100:\n"
+        "    pass\n"
+        f"{ENDS[end]}"
+    )
+    assert kinds == {"failed" if end == "raises" else "ok"}
+    assert list(verify(Ledger(LocalStore("out")), hash_files=True)) == []
+    pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
+    assert len(pids) >= 6
+    assert [pid for pid in pids if psutil.pid_exists(pid)] == []
+
+
+def test_files_beside_the_folder_of_the_outputs_are_removed(run, tmp_path):
+    kinds = run(
+        "(out / '..' / 'beside').write_text('x')\n"
+        "(out / '..' / '..' / 'above').write_text('x')\n"
+        "(out / 'a').write_text('x')\n"
+        "return {'output': 'a'}"
+    )
+    assert kinds == {"ok"}
+    assert not (tmp_path / "out" / ".batchmill" / "staging").exists()
+    assert list(verify(Ledger(LocalStore("out")))) == []
