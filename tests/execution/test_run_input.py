@@ -1,5 +1,6 @@
 """Runs a step on one input: its outcome, its files, and no leftovers."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -236,3 +237,40 @@ def test_an_absolute_path_below_out_is_accepted(dataset, source):
 
     assert run(dataset, source, step_of(step)).kind == "ok"
     assert files_in(dataset) == ["files/id-a.txt/a"]
+
+
+def no_space(source, out):
+    """Fail like Pillow: remove the incomplete file, and raise."""
+    try:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    except OSError as error:
+        raise ValueError("cannot save") from error
+
+
+@pytest.mark.parametrize(
+    ("free", "kind", "error"),
+    [(2**20, "cancelled", "StoreError"), (2**30, "failed", "ValueError")],
+)
+def test_an_error_of_a_full_disk_is_the_inputs_only_if_it_filled_the_disk(
+    dataset, source, monkeypatch, free, kind, error
+):
+    monkeypatch.setattr(
+        "batchmill.execution.failures.has_room", lambda folder, needed=0: free >= needed
+    )
+    outcome = run(dataset, source, step_of(no_space))
+    assert (outcome.kind, outcome.error) == (kind, error)
+
+
+def test_an_input_whose_files_fill_the_disk_is_failed(dataset, source, monkeypatch):
+    """The disk is full until the files of this input are removed."""
+
+    def has_room(folder, needed=0):
+        return not list(folder.rglob("large"))
+
+    def fill(source, out):
+        (out / "large").write_text("x")
+        raise RuntimeError("cannot write")
+
+    monkeypatch.setattr("batchmill.execution.failures.has_room", has_room)
+    outcome = run(dataset, source, step_of(fill))
+    assert (outcome.kind, outcome.message) == ("failed", "cannot write")

@@ -371,7 +371,7 @@ def test_failures_in_a_full_scratch_folder_are_not_recorded(job, monkeypatch):
     """Only the folder that steps write to is full."""
     job.path("00003.txt").write_bytes(b"\xff")
     with monkeypatch.context() as full:
-        full.setattr("batchmill.execution.failures.has_room", lambda folder: False)
+        full.setattr("batchmill.execution.failures.has_room", lambda *_: False)
         with pytest.raises(StoreError, match="Free some space"):
             job.run()
     assert "in/00003.txt" not in job.ledger.records(["input"])["input"].to_pylist()

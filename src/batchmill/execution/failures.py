@@ -1,5 +1,6 @@
 """Creates outcomes that are not ok, from an exception or from the death of a process."""
 
+import errno
 import os
 import time
 import traceback
@@ -16,6 +17,8 @@ from batchmill.storage.secrets import without_secrets
 
 _ENGINE = os.path.dirname(os.path.abspath(__file__))
 _MAX_TEXT = 64 * 1024
+# A disk with this much free space is not full. One input can still write more than this.
+_AMPLE_BYTES = 64 * 2**20
 _CLASS_NAME: Callable[[type], str] = type.__dict__["__name__"].__get__
 
 
@@ -42,8 +45,7 @@ def failure_of(
     if ours and isinstance(error, MissingError):
         missing = not_ok(item, staging, "missing", "FileNotFoundError", str(error), seconds)
         return missing._replace(attempts=0)
-    if not has_room(staging.folder) or (staging.fetched and not has_room(staging.fetched)):
-        # A full disk can cause any error. This check comes before the step's files are removed.
+    if _disk_is_full(item, staging, error):
         return not_ok(item, staging, "cancelled", "StoreError", NO_ROOM, seconds)
     if ours and isinstance(error, StoreError):
         is_general = error.passing or error.general or isinstance(error.__cause__, PermissionError)
@@ -57,6 +59,30 @@ def failure_of(
     if isinstance(error, OutputError):
         return outcome
     return outcome._replace(traceback=_traceback_of(error))
+
+
+def _disk_is_full(item: Input, staging: StagingArea, error: BaseException | None = None) -> bool:
+    """Return whether a full disk, and not the input, caused a failure. Remove the input's files.
+
+    A full disk can cause any error, and a library may have removed its incomplete file. If the disk
+    has ample space without this input's files, then this input has filled the disk itself.
+    """
+    folders = [folder for folder in (staging.folder, staging.fetched) if folder]
+    if all(map(has_room, folders)) and not _is_no_room(error):
+        return False
+    remove_folder(staging.folder / item.input_id)
+    return not all(has_room(folder, _AMPLE_BYTES) for folder in folders)
+
+
+def _is_no_room(error: BaseException | None) -> bool:
+    """Return whether an exception, or one that it comes from, says that the disk is full."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def not_ok(
@@ -87,6 +113,8 @@ def lost(
     seconds: float,
 ) -> Outcome:
     """Return the outcome of an input whose process died, and remove the input's files."""
+    if _disk_is_full(item, staging):
+        kind, error, message = "cancelled", "StoreError", NO_ROOM
     remove_folder(staging.folder / item.input_id)
     if item.url:
         remove_folder(os.path.dirname(item.path))

@@ -250,13 +250,13 @@ class LocalStore:
             raise _fault(self.url_of(name), error) from error
 
 
-def has_room(folder: Path) -> bool:
-    """Return whether the file system of a folder has free space."""
+def has_room(folder: Path, needed: int = _ROOM_BYTES) -> bool:
+    """Return whether the file system of a folder has `needed` bytes of free space."""
     try:
         space = os.statvfs(folder)
     except OSError:
         return True  # Another call reports this error.
-    return space.f_bavail * space.f_frsize >= _ROOM_BYTES
+    return space.f_bavail * space.f_frsize >= needed
 
 
 def remove_folder(folder: Path | str) -> None:

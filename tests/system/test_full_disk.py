@@ -1,0 +1,48 @@
+"""A full disk costs no input: the run stops, and the next run completes the dataset."""
+
+import subprocess
+
+import numpy as np
+import pytest
+from jobs import run_job
+from PIL import Image
+
+from batchmill import StoreError
+from batchmill.ledger.ledger import Ledger
+from batchmill.maintenance.verify import verify
+from batchmill.storage import LocalStore
+
+STEP = "batchmill.steps.images:resize"
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system with space for five outputs, and 1.2 MB more."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8500k", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Ten pictures of noise. Each output has more than a megabyte."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    noise = np.random.default_rng(0)
+    for number in range(10):
+        pixels = noise.integers(0, 256, (700, 700, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+def test_a_run_on_a_full_disk_stops_and_can_be_resumed(disk, pictures):
+    with pytest.raises(StoreError, match="No space left on device"):
+        run_job(pictures, STEP, disk / "out", width=700, height=700, num_workers=1)
+    ledger = Ledger(LocalStore(disk / "out"))
+    assert set(ledger.records(["outcome"])["outcome"].to_pylist()) <= {"ok"}
+    subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+    summary = run_job(pictures, STEP, disk / "out", width=700, height=700, num_workers=1)
+    assert summary.outcomes == {"ok": 10}
+    assert list(verify(ledger, hash_files=True)) == []
