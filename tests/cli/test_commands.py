@@ -281,3 +281,10 @@ def test_failures_as_csv(command, words, tmp_path, monkeypatch):
     assert code == 0
     assert text.startswith("input,outcome,error,message,attempts")
     assert "b.txt,failed,ValueError" in text
+
+
+def test_control_characters_of_names_do_not_reach_the_terminal(command):
+    code, out, err = command("run", "a\x1b[31m.csv", "--step", SPLIT, "-o", "out")
+    assert code == 2
+    assert "a\\x1b[31m.csv" in err
+    assert "\x1b" not in out + err

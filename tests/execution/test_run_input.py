@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,19 @@ def test_out_may_have_folders_and_a_file_may_have_two_rows(dataset, source):
     outcome = run(dataset, source, writes("a", "sub/b", rows=["a", "sub/b", "./a"]))
     assert outcome.kind == "ok"
     assert files_in(dataset) == ["files/id-a.txt/a", "files/id-a.txt/sub/b"]
+
+
+def test_folders_of_outputs_become_writable_again(dataset, source):
+    def step(source, out):
+        (out / "sub").mkdir()
+        (out / "sub" / "a").write_text("x")
+        (out / "sub").chmod(0o500)
+        out.chmod(0o500)
+        return {"output": "sub/a"}
+
+    assert run(dataset, source, step_of(step)).kind == "ok"
+    for folder in ("files/id-a.txt", "files/id-a.txt/sub"):
+        assert stat.S_IMODE((dataset / folder).stat().st_mode) == 0o700
 
 
 def test_a_symbolic_link_is_rejected(dataset, source, tmp_path):

@@ -1,13 +1,29 @@
 """Consoles for the output of commands: plain text, without markup, emoji or wrapping."""
 
+from typing import Any
+
 from rich.console import Console
 
+from batchmill.outcome import visible
 
-def console(*, stderr: bool = False, quiet: bool = False) -> Console:
+
+class PlainConsole(Console):
+    """A console that escapes control characters. File names and messages may contain them."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print texts with escaped control characters, and other objects as they are."""
+        super().print(*map(_escaped, objects), **options)
+
+
+def console(*, stderr: bool = False, quiet: bool = False) -> PlainConsole:
     """Return a console on stdout for results, or on stderr for messages.
 
     A `quiet` console prints nothing.
     """
-    return Console(
+    return PlainConsole(
         stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False, soft_wrap=True
     )
+
+
+def _escaped(value: object) -> object:
+    return "\n".join(map(visible, value.split("\n"))) if isinstance(value, str) else value

@@ -1,6 +1,7 @@
 """Moves the files that a step wrote from its private folder into the dataset."""
 
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -34,8 +35,8 @@ def place_outputs(
     """
     if not staged and not any("output" in row for row in rows):
         return ()
-    if staged and staged.is_symlink():
-        raise OutputError("the step replaced `out` by a symbolic link. Write into the folder.")
+    if staged:
+        _check_folder(staged)
     named = _named(rows, staged)
     names = sorted(_written(staged)) if staged else []
     _compare(set(named), set(names))
@@ -50,6 +51,20 @@ def place_outputs(
     return tuple(
         WrittenFile(f"{folder}/{name}", seen.size, seen.content) for name, seen in written.items()
     )
+
+
+def _check_folder(staged: Path) -> None:
+    """Raise OutputError if the step replaced its folder. Make the folder writable again."""
+    mode = os.lstat(staged).st_mode
+    if stat.S_ISLNK(mode):
+        raise OutputError("the step replaced `out` by a symbolic link. Write into the folder.")
+    _make_writable(staged, mode)
+
+
+def _make_writable(folder: str | Path, mode: int) -> None:
+    """Let this user change a folder. Otherwise no later run could replace or remove its files."""
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        os.chmod(folder, stat.S_IMODE(mode) | stat.S_IRWXU)
 
 
 def _named(rows: Iterable[Row], staged: Path | None) -> dict[str, list[Row]]:
@@ -91,6 +106,7 @@ def _written(folder: Path, prefix: str = "") -> Iterator[str]:
                     "Write a regular file."
                 )
             if entry.is_dir():
+                _make_writable(entry.path, entry.stat().st_mode)
                 yield from _written(Path(entry.path), f"{name}/")
             elif entry.is_file():
                 yield name

@@ -129,7 +129,8 @@ def read_glob(pattern: str) -> Source:
     names = sorted(
         Path(name).relative_to(fixed).as_posix()
         for name in glob.iglob(pattern, recursive=True)
-        if os.path.isfile(name) and not _in_dataset(os.path.dirname(os.path.abspath(name)))
+        if (os.path.isfile(name) or not os.path.exists(name))
+        and not _in_dataset(os.path.dirname(os.path.abspath(name)))
     )
     return _listed(pattern, os.path.abspath(fixed), names, "no file matches it")
 
@@ -182,15 +183,18 @@ def _files_below(folder: Path) -> Iterator[str]:
             if entry.is_dir(follow_symlinks=False):
                 if not os.path.isdir(os.path.join(entry.path, _DATASET_MARK)):
                     stack.append(f"{name}/")
-            elif _is_file(entry):
+            elif _is_input(entry):
                 yield name
 
 
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a file or a link to one. A link to itself is not."""
+def _is_input(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a file, a link to a file, or a broken link.
+
+    A broken link is an input whose outcome is `missing`, so that it is not lost silently.
+    """
     try:
-        return entry.is_file()
+        return entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path))
     except OSError as error:
         if error.errno == errno.ELOOP:
-            return False
+            return True
         raise
