@@ -5,7 +5,7 @@ The command line, the flow's form, saved jobs and the Python API use these model
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -92,15 +92,23 @@ def option_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
+def unknown_option(name: str, known: Iterable[str]) -> str:
+    """Return the message for an unknown option.
+
+    >>> unknown_option("retrys", ["retries", "timeout"])
+    'retrys: no such option. Did you mean retries?'
+    """
+    near = difflib.get_close_matches(name, known, 1)
+    return f"{name}: no such option." + (f" Did you mean {near[0]}?" if near else "")
+
+
 def _explanation(group: type[BaseModel], error: ValidationError) -> str:
     """Return a message about the first rejected option, in the wording of JSON Schema."""
     first = error.errors()[0]
     field = str(first["loc"][0]) if first["loc"] else ""
     value, limits = first["input"], first.get("ctx", {})
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(field, group.model_fields, 1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        return f"{field}: no such option.{hint}"
+        return unknown_option(field, group.model_fields)
     if first["type"] == "greater_than_equal":
         return f"{option_name(field)}: {value} is less than the minimum of {limits['ge']:g}."
     if first["type"] == "greater_than":
@@ -140,6 +148,12 @@ class InputOptions(Options):
         title="Minimum age in seconds",
         description="For a folder or glob: skip files modified less than this many seconds ago. "
         "Such files may still be incomplete.",
+    )
+    allow_missing: bool = Field(
+        default=False,
+        title="Allow missing inputs",
+        description="Run even if most inputs do not exist. Otherwise the job is rejected, because "
+        "its root or manifest is probably wrong.",
     )
 
 

@@ -24,6 +24,7 @@ class JobKeywords(TypedDict, total=False):
     root: str | os.PathLike[str]
     pattern: str
     min_age: float
+    allow_missing: bool
     partition: str | Mapping[str, float]
     group_by: str
     stratify: str

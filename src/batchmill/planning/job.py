@@ -7,14 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from batchmill.allowlist import check_step
 from batchmill.digests import digest
-from batchmill.errors import OptionError, StepError
+from batchmill.errors import ManifestError, OptionError, StepError
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_output
 from batchmill.manifest import Manifest, ManifestLike, load_manifest
+from batchmill.manifest.inputs import MISSING_SIZE
 from batchmill.manifest.listing import is_glob
 from batchmill.manifest.saved import listed_manifest
 from batchmill.options import InputOptions, PartitionOptions
@@ -25,7 +27,7 @@ from batchmill.planning.plan import PLANNED_COLUMNS, Plan, find_records, make_pl
 from batchmill.step.fingerprint import differences, identity_of
 from batchmill.step.load import Step, load_step
 from batchmill.storage import is_url
-from batchmill.storage.urls import absolute, same_place
+from batchmill.storage.urls import absolute, is_web, join, same_place, shown_url
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +205,8 @@ def _plan(
         changes=file_changes,
         force=job.force,
     )
+    if not job.inputs.allow_missing:
+        _check_missing(job, manifest, plan)
     changes: list[str] = []
     if job.partitioning:
         check_rows(ledger, _unchecked(plan))
@@ -217,6 +221,25 @@ def _plan(
         step_changes=_step_changes(ledger, step, plan),
         partition_changes=changes,
     )
+
+
+def _check_missing(job: Job, manifest: Manifest, plan: Plan) -> None:
+    """Raise ManifestError if most inputs do not exist, before they all become failed inputs."""
+    is_missing = pc.equal(plan.pending["size"], MISSING_SIZE)
+    # A web server may send a file although it did not report its size.
+    names = [
+        name
+        for name in plan.pending["input"].filter(is_missing).to_pylist()
+        if not is_web(join(manifest.root, name))
+    ]
+    if 2 * len(names) <= len(manifest):
+        return
+    first = shown_url(join(manifest.root, names[0]))
+    fault = (
+        f"{len(names):,} of {len(manifest):,} inputs do not exist. The first one is {first}. Check "
+        "--root and the manifest. To run the job anyway: --allow-missing"
+    )
+    raise ManifestError(job.manifest, [fault])
 
 
 def _unchecked(plan: Plan) -> pa.Array:
