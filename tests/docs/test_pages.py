@@ -83,17 +83,6 @@ def test_the_page_about_training_has_python_to_run():
         assert name in script
 
 
-@pytest.mark.end_to_end
-def test_the_readmes_python_runs(shell, work):
-    shutil.copytree(ROOT / "examples", work / "examples")
-    (script,) = (
-        block for block in blocks(ROOT / "README.md", "python") if "batchmill.run(" in block
-    )
-    done = shell.run(sys.executable, "-c", script)
-    assert done.returncode == 0, done.stderr
-    assert (work / "dataset" / "metadata.csv").exists()
-
-
 def test_the_readmes_step_is_the_same_as_the_example():
     (step,) = (block for block in blocks(ROOT / "README.md", "python") if "def count" in block)
     assert step == (ROOT / "examples" / "words" / "counting.py").read_text()

@@ -29,7 +29,7 @@ def arrays(work):
 
 
 @pytest.mark.usefixtures("arrays")
-def test_predictions_are_rows_of_a_dataset(shell, work):
+def test_predictions_are_rows_of_a_dataset(shell, work, is_long):
     (work / "arrays" / "bad.npy").write_text("no array")
     infer = ["infer", "arrays", "--model", "mean.pt2", "-o", "out", "--classes", "a,b,c"]
     done = shell.batchmill(*infer, "--batch-size", "3")
@@ -37,9 +37,10 @@ def test_predictions_are_rows_of_a_dataset(shell, work):
     assert "bad.npy" in done.stdout + done.stderr
     table = pd.read_parquet(work / "out" / "metadata.parquet")
     assert table["predicted"].tolist() == ["c", *["b"] * 7]
-    code, again = shell.json(*infer)
-    assert (code, again["executed"]) == (1, 0)
-    assert again["outcomes"] == {"ok": 8, "failed": 1}
+    if is_long:
+        code, again = shell.json(*infer)
+        assert (code, again["executed"]) == (1, 0)
+        assert again["outcomes"] == {"ok": 8, "failed": 1}
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,15 @@ def assert_refused(done, expected):
     ("arguments", "expected"),
     [
         (["set_up.py", "custom-webhook/colleagues"], "set PREFECT_API_URL"),
-        (["set_up.py"], "give one saved notification block"),
-        (["webhook.py", "https://chat.example.com/hooks/0123"], "set PREFECT_API_URL"),
-        (["webhook.py", "chat"], "give one address"),
-        (["webhook.py"], "give one address"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [
+                (["set_up.py"], "give one saved notification block"),
+                (["webhook.py", "https://chat.example.com/hooks/0123"], "set PREFECT_API_URL"),
+                (["webhook.py", "chat"], "give one address"),
+                (["webhook.py"], "give one address"),
+            ]
+        ),
     ],
 )
 def test_a_wrong_receiver_is_rejected(bare_shell, arguments, expected):

@@ -140,7 +140,9 @@ def test_every_poison_at_once(tmp_path, num_workers, step):
     check(*run_poisons(tmp_path, among_healthy(poisons), num_workers, step))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 4])
+@pytest.mark.parametrize(
+    "num_workers", [4, *(pytest.param(number, marks=pytest.mark.long) for number in (0, 1))]
+)
 @pytest.mark.slow
 def test_every_fault_with_files_at_once(tmp_path, num_workers):
     folder = tmp_path / "in"

@@ -60,7 +60,9 @@ def test_a_million_rows_use_no_memory_in_a_worker(tmp_path):
     assert where_mapped(dataset).exists()
 
 
-@pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1)])
+@pytest.mark.parametrize(
+    ("context", "workers"), [("fork", 2), pytest.param("spawn", 1, marks=pytest.mark.long)]
+)
 @pytest.mark.slow
 def test_forked_and_spawned_workers_read_the_samples(folder, context, workers):
     dataset = open_dataset(folder, columns=["input"])

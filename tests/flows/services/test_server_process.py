@@ -12,7 +12,13 @@ from live import clean_environment
 PROFILE = 'active = "mine"\n[profiles.mine]\nPREFECT_API_URL = "http://127.0.0.1:9/api"\n'
 
 
-@pytest.mark.parametrize("where", ["environment", "profile", "project"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "profile",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("environment", "project")),
+    ],
+)
 @pytest.mark.slow
 def test_the_process_ends_if_a_server_is_configured(where, tmp_path):
     home = tmp_path / "home"

@@ -113,9 +113,11 @@ def test_a_node_is_disconnected_after_its_shard_was_split(
     waiting = dict(executions(work, "out"))["10.txt"]
     (cut,) = [one for one in nodes if one.place == waiting]
     cluster.disconnect(cut)
-    wait_for(
-        lambda: len([n for n, _ in executions(work, "out") if n == "10.txt"]) == 2, "a retry", 120
-    )
+
+    def is_retried():
+        return [name for name, _ in executions(work, "out")].count("10.txt") == 2
+
+    wait_for(is_retried, "a retry", 120)
     crashed = finish(started, work, undisturbed, api)
     assert [task_run["state"]["message"] for task_run in crashed] == ["its node was lost"]
 
