@@ -1,5 +1,8 @@
 """Processes and files that a step leaves behind do not outlive its input."""
 
+import errno
+import os
+import resource
 import textwrap
 
 import psutil
@@ -33,7 +36,7 @@ def run(tmp_path, monkeypatch):
 
     def run_lines(lines):
         body = "def step(source, out):\n" + textwrap.indent(lines, "    ")
-        (tmp_path / "leaving.py").write_text(f"import os, subprocess\n{body}\n")
+        (tmp_path / "leaving.py").write_text(f"import os, subprocess\nkept = []\n{body}\n")
         seen = []
         run_job("in", "leaving:step", "out", seen=seen)
         assert len(seen) == 6
@@ -71,3 +74,28 @@ def test_files_beside_the_folder_of_the_outputs_are_removed(run, tmp_path):
     assert kinds == {"ok"}
     assert not (tmp_path / "out" / ".batchmill" / "staging").exists()
     assert list(verify(Ledger(LocalStore("out")))) == []
+
+
+def test_a_worker_that_runs_out_of_file_descriptors_is_replaced(run, tmp_path):
+    """Each input leaves 300 files open, and the limit is 1,000."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, limit[1]))
+    try:
+        kinds = run(
+            f"open({str(tmp_path / 'pids')!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+            "kept.extend(open(source) for _ in range(300))\n"
+            "return {'text': kept[-1].read()}"
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert kinds == {"ok"}
+    assert len(set((tmp_path / "pids").read_text().split())) == 6
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES])
+def test_an_input_that_cannot_be_read_now_is_not_missing(run, monkeypatch, number):
+    def fail(path):
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr("batchmill.execution.run_input.fingerprint", fail)
+    assert run("return {'size': source.stat().st_size}") == {"failed"}

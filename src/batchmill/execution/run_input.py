@@ -1,5 +1,6 @@
 """Runs a step on one input. Each error that the step raises becomes the input's outcome."""
 
+import errno
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from batchmill.storage.local import remove_folder
 # The most fetches of one input. An input that changes while it is fetched is fetched again.
 _FETCHES = 3
 _ABSENT = Fingerprint(size=-1, mtime_ns=0, content="")
+# The errors of a path that leads to no file. Others, such as EMFILE or EIO, concern this machine.
+_NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}
 
 
 class Loaded(NamedTuple):
@@ -211,10 +214,13 @@ def _fetch_and_read(item: Input) -> Fingerprint:
         MissingError: The input does not exist.
         RefusedError: The store denies access to this input.
         StoreError: The store failed.
+        OSError: The file exists, but cannot be read now.
     """
     try:
         return _fetch(item, item.planned) if item.planned else fingerprint(item.path)
     except (OSError, StoreError) as error:
+        if isinstance(error, OSError) and error.errno not in _NO_FILE:
+            raise
         cause = error.__cause__ if isinstance(error, StoreError) else error
         if isinstance(error, StoreError) and isinstance(cause, PermissionError):
             remote.check_bucket(item.url)  # Raises if the bucket denies access to all inputs.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.util import Finalize
 
 # Imported by name: a step may replace functions of the module.
-from os import chdir, fstat, ftruncate, getcwd, lseek
+from os import chdir, close, dup, fstat, ftruncate, getcwd, lseek
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,6 +35,8 @@ DUMP_SIGNAL = signal.SIGUSR1
 # another position. Comparing positions takes a quarter of the time of comparing files.
 _MARK = 0x6D696C6C
 _STREAMS = (0, 1, 2)
+# A worker is replaced when its steps have left this many file descriptors open.
+_MAX_LEFT_OPEN = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +144,7 @@ class _Worker:
         # when the queue to the parent is empty.
         Finalize(None, kill_descendants, (self._pid,), exitpriority=1000)
         Finalize(None, self.end, exitpriority=-1000)
+        self._next_descriptor = _next_descriptor()
 
     def restore(self, *, silent: bool) -> None:
         """Restore streams, log, working directory and environment after an input."""
@@ -162,6 +165,8 @@ class _Worker:
         if raw_environment() != self._environment:
             os.environb.clear()
             os.environb.update(self._environment)
+        if _next_descriptor() > self._next_descriptor + _MAX_LEFT_OPEN:
+            self.exit_broken()  # Soon, no further input could be opened.
 
     def exit_broken(self) -> None:
         """End this worker, which cannot be restored. Another worker replaces it."""
@@ -238,6 +243,13 @@ class _Worker:
             )
         except (ValueError, OSError):
             return False
+
+
+def _next_descriptor() -> int:
+    """Return the lowest unused file descriptor. It grows if steps leave files open."""
+    descriptor = dup(0)
+    close(descriptor)
+    return descriptor
 
 
 def _identity(descriptor: int) -> tuple[int, int]:
