@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
@@ -58,13 +57,8 @@ class DatasetRun:
         )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._at_end.__exit__(kind, error, traceback)
+    def __exit__(self, *exception: Any) -> None:
+        self._at_end.__exit__(*exception)
 
     def execute(
         self, execution: ExecutionOptions, cluster: RayCluster | None, access: Sequence[Access]
@@ -102,11 +96,13 @@ class DatasetRun:
             scheduler.run(shards)
         finally:
             runner.release()
-            run.task_runs, run.lost = len(scheduler.ends), scheduler.losses > 0
+            run.task_runs, run.lost = len(scheduler.queue.ends), scheduler.losses > 0
             self._at_end.callback(self._record_shards, scheduler)
         if watch.check() and not self._cancellation.reason:
-            scheduler.ended_early.append("The run was stopped early. The other inputs are pending.")
-        self._ended_early = scheduler.ended_early
+            scheduler.queue.ended_early.append(
+                "The run was stopped early. The other inputs are pending."
+            )
+        self._ended_early = scheduler.queue.ended_early
 
     def finish(self, *, prune: bool) -> Any:
         """Publish the dataset. A cancelled run publishes nothing.
@@ -162,8 +158,8 @@ class DatasetRun:
         """Record in Prefect how the shards ended, before their processes end."""
         this_run = UUID(flow_run.get_id())
         seconds = _CANCEL_RECORD_SECONDS if self._cancellation.reason else _RECORD_SECONDS
-        wait_until_recorded(this_run, len(scheduler.ends) + 1, seconds)
-        record_ends(this_run, run_local_shard, scheduler.ends)
+        wait_until_recorded(this_run, len(scheduler.queue.ends) + 1, seconds)
+        record_ends(this_run, run_local_shard, scheduler.queue.ends)
 
 
 class _StopConditions:

@@ -26,22 +26,15 @@ def titled(**titles: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         annotations = inspect.get_annotations(function)
         for name in inspect.signature(function).parameters:
             title = titles.get(name, name.replace("_", " ").capitalize())
-            annotations[name] = Annotated[annotations[name], _in_schema(title=title)]
+            annotations[name] = Annotated[annotations[name], in_schema(title=title)]
         function.__annotations__ = annotations
         return function
 
     return give
 
 
-def at_least(least: int) -> Any:
-    """Return an annotation that makes the form and the API reject a smaller number.
-
-    The message is the same as that of the engine's error.
-    """
-    return _in_schema(minimum=least)
-
-
-def _in_schema(**entries: Any) -> Any:
+def in_schema(**entries: Any) -> Any:
+    """Return an annotation that adds entries to a parameter's JSON Schema."""
     # Prefect replaces `Field(title=...)` with the parameter's name. For a bound in the type of an
     # optional number, it reports only "0 is not valid under any of the given schemas".
     return Field(json_schema_extra=entries)

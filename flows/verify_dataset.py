@@ -14,6 +14,7 @@ from prefect.states import Completed, Failed
 
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import examine
+from batchmill.sizes import list_counts
 
 _SHOWN = 1000
 
@@ -42,8 +43,7 @@ def verify_dataset(
     found = examine(open_ledger(dataset), hash_files=hash_files, repair=repair)
     if not found:
         return Completed(message=f"{dataset} matches its ledger.")
-    counts = Counter(difference.kind for difference in found)
-    text = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
+    text = list_counts(Counter(difference.kind for difference in found))
     rows = [asdict(difference) for difference in found[:_SHOWN]]
     cut = f". The first {len(rows):,} are shown." if len(rows) < len(found) else ""
     artifact = TableArtifact(

@@ -11,7 +11,7 @@ from uuid import UUID
 from batchmill.flows.arrivals.event import announce_with_retries, make_payload
 from batchmill.flows.arrivals.watch_target import read_recorded_files, watched
 from batchmill.flows.deployment_checks import refuse_relative
-from batchmill.flows.parameter_schema import at_least, titled
+from batchmill.flows.parameter_schema import in_schema, titled
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
@@ -28,6 +28,7 @@ from prefect.states import Completed
 
 from batchmill.arrivals import complete_files, new_or_changed
 from batchmill.errors import OptionError
+from batchmill.sizes import counted
 from batchmill.storage import is_url
 
 # A run that waits for another run to end is rescheduled by this interval.
@@ -44,7 +45,7 @@ def watch_source(
     source: str,
     deployment: str,
     pattern: str = "",
-    min_age: Annotated[float, at_least(0)] = 60,
+    min_age: Annotated[float, in_schema(minimum=0)] = 60,
 ) -> Any:
     """Announce the new files in a folder or bucket, with one event that starts a deployment.
 
@@ -75,7 +76,7 @@ def watch_source(
     left = f"; {len(new) - len(batch):,} may still be incomplete" if len(batch) < len(new) else ""
     if not batch:
         return Completed(message=f"nothing new{left}")
-    files = "1 new file" if len(batch) == 1 else f"{len(batch):,} new files"
+    files = counted(len(batch), "new file")
     if found.deployment_id and _is_waiting(found.deployment_id, found.source):
         return Completed(
             message=f"{files}; a run that is already scheduled will process them{left}"

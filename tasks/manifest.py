@@ -6,15 +6,15 @@ from prefect.logging import get_run_logger
 
 from batchmill.planning.job import Job, Prepared
 from batchmill.runs.context import prepare_once
+from batchmill.sizes import list_counts
 
 
 @task(name="load_manifest", cache_policy=NO_CACHE)
 def load_manifest(job: Job) -> Prepared:
     """Check a job, plan it, and log the number of inputs by reason."""
     prepared = prepare_once(job)
-    counts = ", ".join(f"{count:,} {what}" for what, count in prepared.plan.counts.items() if count)
     logger = get_run_logger()
-    logger.info("%s: %s", prepared.manifest.name, counts)
+    logger.info("%s: %s", prepared.manifest.name, list_counts(prepared.plan.counts))
     if prepared.partition_changes:
         changes = "; ".join(prepared.partition_changes)
         logger.info("re-assigning all groups to partitions: %s", changes)

@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -50,17 +51,15 @@ class Capacity:
 
     Attributes:
         alive: The ids of the nodes at the last count.
-        is_elastic: True if other nodes may join.
     """
 
     def __init__(self, cluster: RayCluster, needs: Mapping[str, float]) -> None:
         self._cluster = cluster
         self._needs = needs
         self._head = _head_address(cluster)
-        self._question: _Question | None = None
+        self._request: Future[list[Node]] | None = None
         self._silent_since: float | None = None
         self.alive: frozenset[str] = frozenset()
-        self.is_elastic = not cluster.is_local
 
     def __call__(self) -> int | None:
         """Return the number of shards. None while the cluster's head does not respond.
@@ -93,34 +92,21 @@ class Capacity:
 
     def _ask(self) -> list[Node] | None:
         """Return the nodes. None if the response takes long. The next call then waits for it."""
-        self._question = self._question or _Question()
-        self._question.join(_HEAD_ANSWER_SECONDS)
-        if self._question.is_alive():
+        if self._request is None:
+            self._request = Future()
+            # In a thread, because the request blocks if the head does not respond.
+            threading.Thread(target=_ask_for_nodes, args=[self._request], daemon=True).start()
+        if not wait([self._request], _HEAD_ANSWER_SECONDS).done:
             return None
-        question, self._question = self._question, None
-        return question.answer()
+        request, self._request = self._request, None
+        return request.result()
 
 
-class _Question(threading.Thread):
-    """Requests the nodes in a thread, because the request blocks if the head does not respond."""
-
-    def __init__(self) -> None:
-        super().__init__(name="ask-for-nodes", daemon=True)
-        self._found: list[Node] = []
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._found = nodes()
-        except BaseException as error:  # noqa: BLE001  # `answer` raises it again.
-            self._error = error
-
-    def answer(self) -> list[Node]:
-        """Return the nodes, or raise the error of Ray."""
-        if self._error:
-            raise self._error
-        return self._found
+def _ask_for_nodes(found: Future[list[Node]]) -> None:
+    try:
+        found.set_result(nodes())
+    except BaseException as error:  # noqa: BLE001  # `result` raises it in the calling thread.
+        found.set_exception(error)
 
 
 def lost_head_message(cluster: RayCluster) -> str:

@@ -18,12 +18,9 @@ def summary_text(report: Report) -> str:
 def _lines(report: Report) -> Iterator[str]:
     facts = report.facts
     summary = facts.summary
-    yield f"# {summary.sentence()}"
-    yield ""
-    yield f"Dataset {code(facts.dataset)}, step {code(facts.step)}, run {summary.run}."
-    yield ""
-    yield "| | |"
-    yield "|---|---|"
+    yield f"# {summary.sentence()}\n"
+    yield f"Dataset {code(facts.dataset)}, step {code(facts.step)}, run {summary.run}.\n"
+    yield "| | |\n|---|---|"
     for kind, count in summary.outcomes.items():
         yield f"| {kind} | {count:,} |"
     if summary.pending:
@@ -41,14 +38,11 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _failures(facts)
     if len(facts.executed):
         yield from _executed(report)
-    yield ""
-    yield f"The file {code('report.html')} in the dataset also has tracebacks and printed output."
+    yield f"\nThe file {code('report.html')} in the dataset also has tracebacks and printed output."
 
 
 def _failures(facts: Facts) -> Iterator[str]:
-    yield ""
-    yield "## Failures"
-    yield ""
+    yield "\n## Failures\n"
     yield "| inputs | outcome | error | first message | first inputs |"
     yield "|---:|---|---|---|---|"
     kinds = facts.failure_kinds()
@@ -60,19 +54,14 @@ def _failures(facts: Facts) -> Iterator[str]:
             f"| {kind.inputs:,} | {kind.outcome} | {code(kind.error)} | {message} | {names}{more} |"
         )
     if len(kinds) > _SHOWN_KINDS:
-        yield ""
-        yield f"... and {len(kinds) - _SHOWN_KINDS:,} more kinds of failure."
+        yield f"\n... and {len(kinds) - _SHOWN_KINDS:,} more kinds of failure."
 
 
 def _executed(report: Report) -> Iterator[str]:
-    yield ""
-    yield "## Charts"
-    yield ""
+    yield "\n## Charts\n"
     for label, svg in report.pictures:
-        yield f"![{label}]({as_data_url(svg)})"
-        yield ""
-    yield "## The slowest inputs"
-    yield ""
+        yield f"![{label}]({as_data_url(svg)})\n"
+    yield "## The slowest inputs\n"
     yield "| input | outcome | time | size |"
     yield "|---|---|---:|---:|"
     for record in report.facts.slowest():

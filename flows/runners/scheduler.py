@@ -11,7 +11,6 @@ from batchmill.flows.runners.loss_policy import LossPolicy
 from batchmill.flows.runners.rebalancing import Rebalancer
 from batchmill.flows.runners.runner import ShardRunner
 from batchmill.flows.runners.shard_queue import ShardQueue, SubmittedShard
-from batchmill.flows.services.api import TaskRunEnd
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Crashed
 
@@ -38,6 +37,9 @@ class ShardScheduler:
         cancelled: Returns true after the run is cancelled. Shards that do not end soon are then
             killed.
         losses_allowed: After this many lost processes, no lost shard is submitted again.
+
+    Attributes:
+        queue: The waiting and running shards, and how the task runs have ended.
     """
 
     def __init__(
@@ -52,9 +54,9 @@ class ShardScheduler:
         self._runner = runner
         self._on_tick = on_tick
         self._cancelled = cancelled
-        self._queue = ShardQueue()
-        self._rebalancer = Rebalancer(runner, self._queue, workers)
-        self._loss_policy = LossPolicy(runner, self._queue, self._rebalancer, losses_allowed)
+        self.queue = ShardQueue()
+        self._rebalancer = Rebalancer(runner, self.queue, workers)
+        self._loss_policy = LossPolicy(runner, self.queue, self._rebalancer, losses_allowed)
         self._stopped = False
         self._cancelled_since: float | None = None
         self._killed = False
@@ -63,16 +65,6 @@ class ShardScheduler:
     def losses(self) -> int:
         """The number of shard processes that were lost."""
         return self._loss_policy.losses
-
-    @property
-    def ends(self) -> list[TaskRunEnd]:
-        """How each task run ended."""
-        return self._queue.ends
-
-    @property
-    def ended_early(self) -> list[str]:
-        """Why some inputs of the run have no outcome."""
-        return self._queue.ended_early
 
     def run(self, shards: Sequence[Shard]) -> None:
         """Run shards until each has ended, or the run has stopped.
@@ -89,12 +81,12 @@ class ShardScheduler:
             self._run(shards)
         except BaseException as error:
             reason = str(error).partition("\n")[0] or type(error).__name__
-            for submitted in self._queue.running.values():
-                self._queue.record_end(submitted, Crashed(message=reason))
+            for submitted in self.queue.running.values():
+                self.queue.record_end(submitted, Crashed(message=reason))
             raise
 
     def _run(self, shards: Sequence[Shard]) -> None:
-        queue = self._queue
+        queue = self.queue
         queue.waiting = list(reversed(shards))
         next_tick = 0.0
         while queue.waiting or queue.running:
@@ -125,18 +117,18 @@ class ShardScheduler:
             self._rebalancer.rebalance(slots, time.monotonic())
 
     def _may_submit(self) -> bool:
-        if not self._queue.waiting:
+        if not self.queue.waiting:
             return False
         # The count must be current: a submission to a cluster that just lost its head blocks.
         slots = self._runner.slots()
-        return slots is not None and len(self._queue.running) < max(1, slots) * _IN_FLIGHT_PER_SLOT
+        return slots is not None and len(self.queue.running) < max(1, slots) * _IN_FLIGHT_PER_SLOT
 
     def _wait(self) -> None:
         """Wait briefly, and collect the shards that have ended."""
-        if not self._queue.running:
+        if not self.queue.running:
             time.sleep(_WAIT_SECONDS)
             return
-        for future in self._runner.wait(self._queue.futures, _WAIT_SECONDS):
+        for future in self._runner.wait(self.queue.futures, _WAIT_SECONDS):
             self._collect(self._rebalancer.remove(future.task_run_id))
 
     def _collect(self, submitted: SubmittedShard) -> None:
@@ -148,15 +140,15 @@ class ShardScheduler:
             state = Crashed(message=reason)
         if self._cancelled():
             ended = state if state.is_completed() else Cancelled(message=reason)
-            self._queue.record_end(submitted, ended)
+            self.queue.record_end(submitted, ended)
             return
         if state.is_crashed():
             self._loss_policy.handle_loss(submitted, reason)
             return
-        self._queue.record_end(submitted, state)
+        self.queue.record_end(submitted, state)
         if not state.is_completed():
             get_run_logger().error("%s ended early: %s", shard.title, reason)
-            self._queue.ended_early.append(f"{shard.title} ended early: {reason}")
+            self.queue.ended_early.append(f"{shard.title} ended early: {reason}")
 
     def _end_cancelled(self) -> bool:
         """Kill the shards that have not ended in time.
@@ -171,10 +163,10 @@ class ShardScheduler:
         seconds = now - self._cancelled_since
         if seconds > _GRACE_SECONDS and not self._killed:
             self._killed = True
-            for future in self._queue.futures:
+            for future in self.queue.futures:
                 self._runner.kill(future)
         if seconds <= _GRACE_SECONDS + _KILL_REPORT_SECONDS:
             return False
-        for submitted in self._queue.running.values():
-            self._queue.record_end(submitted, Cancelled(message="its node does not respond"))
+        for submitted in self.queue.running.values():
+            self.queue.record_end(submitted, Cancelled(message="its node does not respond"))
         return True

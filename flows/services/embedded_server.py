@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from batchmill.flows.services.server_process import (
     ANY_PORT,
@@ -25,6 +25,7 @@ from batchmill.flows.services.server_process import (
     USERS_LOCK,
     auth_string,
     folder_in,
+    try_lock,
 )
 
 from batchmill.errors import ServiceError
@@ -159,24 +160,16 @@ def _wait_for_end(folder: Path) -> None:
     with (folder / USERS_LOCK).open("a+") as users:
         while _is_locked(folder) and time.monotonic() < deadline:
             # The lock is held only briefly: the server ends once it gets the exclusive lock.
-            if not _try_lock(users, fcntl.LOCK_EX) and _try_lock(users, fcntl.LOCK_SH):
+            if not try_lock(users) and try_lock(users, fcntl.LOCK_SH):
                 return
             fcntl.flock(users, fcntl.LOCK_UN)
             time.sleep(_POLL_SECONDS)
 
 
-def _try_lock(file: IO[str], kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _is_locked(folder: Path) -> bool:
     """Return whether a server process exists. It may still be starting, or be about to end."""
     with (folder / SERVER_LOCK).open("a+") as server:
-        return not _try_lock(server, fcntl.LOCK_EX)
+        return not try_lock(server)
 
 
 def _is_healthy(url: str) -> bool:

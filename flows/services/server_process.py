@@ -20,7 +20,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     import uvicorn
@@ -75,34 +75,38 @@ def serve(port: int) -> int:
         return NOT_NEEDED
     folder = folder_in(PREFECT_HOME.value())
     with (folder / SERVER_LOCK).open("a+") as server, (folder / USERS_LOCK).open("a+") as users:
-        if not _lock(server.fileno()):
+        if not _lock(server):
             return NOT_NEEDED
         with (folder / LOG).open("wb") as log:
             os.dup2(log.fileno(), sys.stdout.fileno())
             os.dup2(log.fileno(), sys.stderr.fileno())
         try:
-            has_started = _serve(folder, users.fileno(), port or _free_port())
+            has_started = _serve(folder, users, port or _free_port())
         finally:
             (folder / RECORD).unlink(missing_ok=True)
     return 0 if has_started else 1
 
 
-def _lock(server: int) -> bool:
-    """Get the lock of the only server. Return False if another server holds it.
+def try_lock(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock a file. Return False if another process holds a lock that excludes it."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
-    Other processes take the lock for a moment to check for a server, so it is tried several times.
-    """
+
+def _lock(server: IO[str]) -> bool:
+    """Get the lock of the only server. Return False if another server holds it."""
+    # Other processes take the lock for a moment to check for a server.
     for _ in range(_LOCK_TRIES):
-        try:
-            fcntl.flock(server, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_LOOK_SECONDS)
-        else:
+        if try_lock(server):
             return True
+        time.sleep(_LOOK_SECONDS)
     return False
 
 
-def _serve(folder: Path, users: int, port: int) -> bool:
+def _serve(folder: Path, users: IO[str], port: int) -> bool:
     import uvicorn
     from prefect import settings
     from prefect.server.api.server import create_app
@@ -127,7 +131,7 @@ def _serve(folder: Path, users: int, port: int) -> bool:
         return server.started
 
 
-def _watch(server: "uvicorn.Server", folder: Path, users: int, port: int) -> None:
+def _watch(server: "uvicorn.Server", folder: Path, users: IO[str], port: int) -> None:
     """Record the URL of the server once it has started. End it when no process uses it."""
     is_recorded, has_starter = False, True
     while not server.should_exit:
@@ -140,10 +144,9 @@ def _watch(server: "uvicorn.Server", folder: Path, users: int, port: int) -> Non
             # The starter writes nothing to stdin, so it is readable only when it is closed.
             has_starter = not select.select([sys.stdin], [], [], _LOOK_SECONDS)[0]
             continue
-        try:
-            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if try_lock(users):
             server.should_exit = True
-        except BlockingIOError:
+        else:
             time.sleep(_LOOK_SECONDS)
 
 

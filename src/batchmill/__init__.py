@@ -37,27 +37,6 @@ if TYPE_CHECKING:
     from batchmill.outcome import Outcome
     from batchmill.reading import Padded, SampleDataset, open_dataset, pad_collate
 
-# Names are imported on first use: `import batchmill` loads no torch, pandas, prefect or ray.
-_HOMES = {
-    "batchmill.api.datasets": ("failures", "retry", "try_one", "verify"),
-    "batchmill.api.jobs": ("PlanResult", "RunResult", "infer", "plan", "run"),
-    "batchmill.errors": (
-        "BatchmillError",
-        "CancelledError",
-        "LedgerError",
-        "ManifestError",
-        "OptionError",
-        "RunError",
-        "ServiceError",
-        "StepError",
-        "StoreError",
-        "WorkerError",
-    ),
-    "batchmill.manifest": ("Manifest", "load_manifest"),
-    "batchmill.outcome": ("Outcome",),
-    "batchmill.reading": ("Padded", "SampleDataset", "open_dataset", "pad_collate"),
-}
-
 __version__ = version.VERSION
 __all__ = [
     "BatchmillError",
@@ -87,6 +66,16 @@ __all__ = [
     "try_one",
     "verify",
 ]
+
+# Names are imported on first use: `import batchmill` loads no torch, pandas, prefect or ray.
+_HOMES = {
+    "batchmill.api.datasets": ("failures", "retry", "try_one", "verify"),
+    "batchmill.api.jobs": ("PlanResult", "RunResult", "infer", "plan", "run"),
+    "batchmill.errors": tuple(name for name in __all__ if name.endswith("Error")),
+    "batchmill.manifest": ("Manifest", "load_manifest"),
+    "batchmill.outcome": ("Outcome",),
+    "batchmill.reading": ("Padded", "SampleDataset", "open_dataset", "pad_collate"),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -19,10 +19,6 @@ _SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def _no_limit(value: object) -> object:
-    return 0 if value is None else value
-
-
 class FailurePolicy(Options):
     """Limits per input, retries and allowed failures.
 
@@ -36,7 +32,7 @@ class FailurePolicy(Options):
         title="Retries",
         description="Number of times that a failed input is executed again in the same run.",
     )
-    timeout: Annotated[float, BeforeValidator(_no_limit)] = Field(
+    timeout: Annotated[float, BeforeValidator(lambda value: 0 if value is None else value)] = Field(
         default=DEFAULT_TIMEOUT_SECONDS,
         ge=0,
         allow_inf_nan=False,

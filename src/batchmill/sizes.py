@@ -1,4 +1,6 @@
-"""Format sizes for messages."""
+"""Format sizes and numbers for messages."""
+
+from collections.abc import Mapping
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB")
 
@@ -15,3 +17,21 @@ def readable_size(count: float) -> str:
             return f"{amount:,.0f} {unit}" if unit == "bytes" else f"{amount:,.1f} {unit}"
         amount /= 1024
     return f"{amount:,.1f} TiB"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number with a noun. The default plural is the noun with an s.
+
+    >>> counted(1, "file"), counted(2000, "file"), counted(2, "input is", "inputs are")
+    ('1 file', '2,000 files', '2 inputs are')
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def list_counts(counts: Mapping[str, int]) -> str:
+    """Return the counts that are not 0 as a readable text.
+
+    >>> list_counts({"ok": 2000, "failed": 0, "timeout": 1})
+    '2,000 ok, 1 timeout'
+    """
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)

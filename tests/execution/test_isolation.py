@@ -400,6 +400,28 @@ def test_a_request_to_stop_leaves_the_rest_without_an_outcome():
     assert 2 <= len(seen) == len(set(seen)) < 1000
 
 
+def test_a_retry_runs_between_other_inputs():
+    """Otherwise a run of 100,000 inputs would show its first failure at its end."""
+    seen = []
+
+    def run(index):
+        kind = "failed" if index == 3 else "ok"
+        return Outcome(str(index), str(index), kind, 1, 0.0, 0.0, "here")
+
+    IsolatedExecutor(
+        count=200,
+        run=run,
+        lost=lambda index, death: pytest.fail(f"input {index} was reported as lost"),
+        deliver=seen.extend,
+        limits=Limits(),
+        retry=RetryPolicy(retries=1, backoff_seconds=0.0),
+    ).execute(batch_size=1, num_workers=1)
+    (failed,) = (position for position, outcome in enumerate(seen) if outcome.kind == "failed")
+    assert seen[failed].attempts == 2
+    assert len(seen) == 200
+    assert failed < 199
+
+
 @pytest.mark.parametrize(("batch_size", "num_workers"), [(1, 1), (8, 1), (1, 4), (8, 4)])
 def test_a_shortened_run_executes_only_the_inputs_before_the_boundary(
     tmp_path, batch_size, num_workers
@@ -528,9 +550,7 @@ def test_a_worker_checks_the_drain_flag_again_before_it_begins_an_input(monkeypa
     worker = "batchmill.execution.isolation.worker._worker"
     monkeypatch.setattr(f"{worker}.channel", channel, raising=False)
     monkeypatch.setattr(f"{worker}.exit_broken", lambda: None)
-    inputs = GuardedInputs(
-        indices=[0], run=begun.append, drain=LateDrain(), stop_index=StopIndex(1)
-    )
+    inputs = GuardedInputs(run=begun.append, drain=LateDrain(), stop_index=StopIndex(1))
     assert inputs[0] == SKIPPED
     assert begun == []
     assert channel.occupied is None

@@ -13,8 +13,9 @@ from batchmill.maintenance.verify import verify
 from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.job import make_job, prepare
 from batchmill.policy import FailurePolicy
-from batchmill.publishing.report import gather, write_report
+from batchmill.publishing.report import write_report
 from batchmill.publishing.report.charts import Axis, Chart, Series, as_data_url
+from batchmill.publishing.report.facts import gather
 from batchmill.publishing.report.figures import at_work, figures
 from batchmill.runs.run import open_run
 

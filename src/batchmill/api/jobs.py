@@ -17,6 +17,7 @@ from batchmill.planning.option_groups import OptionGroups
 from batchmill.publishing.failed_inputs import failure_table
 from batchmill.reading.published import read_published
 from batchmill.runs.summary import Summary, failure_message
+from batchmill.sizes import list_counts
 from batchmill.storage.access import Access, access_to
 
 Step = str | Callable[..., Any]
@@ -122,9 +123,9 @@ class PlanResult:
         return tuple(self.planned.layout.reasons)
 
     def __repr__(self) -> str:
-        listed = ", ".join(f"{count:,} {reason}" for reason, count in self.counts.items() if count)
+        listed = list_counts(self.counts) or "no inputs"
         return (
-            f"{self.pending:,} inputs to execute ({listed or 'no inputs'}) in {self.shards:,} "
+            f"{self.pending:,} inputs to execute ({listed}) in {self.shards:,} "
             f"shard(s), batch_size {self.batch_size}, num_workers {self.num_workers}"
         )
 

@@ -11,6 +11,7 @@ from batchmill.errors import OptionError
 from batchmill.ledger.open import open_ledger
 from batchmill.outcome import one_line, visible
 from batchmill.publishing.failed_inputs import failure_table
+from batchmill.sizes import counted
 
 Inputs = Annotated[str, Parameter(help="Only these inputs. Use the names in the manifest.")]
 FailureKinds = Annotated[
@@ -57,11 +58,12 @@ def failures(
             if lines:
                 out.print(f"    {title}{which}:")
             for line in lines:
-                out.print(f"        {visible(line)}")
+                out.print(f"        {line}")
     if not records:
         out.print("No failed input matches." if inputs or kind else "No input has failed.")
     else:
-        out.print(f"{count_inputs(len(records))} not ok. To see all details: --json or --csv")
+        count = counted(len(records), "input is", "inputs are")
+        out.print(f"{count} not ok. To see all details: --json or --csv")
 
 
 def _most_telling(lines: list[str]) -> tuple[list[str], str]:
@@ -76,12 +78,3 @@ def _most_telling(lines: list[str]) -> tuple[list[str], str]:
     if len(lines) > _SHOWN_LINES:
         return lines[-_SHOWN_LINES:], f", its last {_SHOWN_LINES} lines"
     return lines, ""
-
-
-def count_inputs(number: int) -> str:
-    """Return the beginning of a sentence about a number of inputs.
-
-    >>> count_inputs(1), count_inputs(2000)
-    ('1 input is', '2,000 inputs are')
-    """
-    return "1 input is" if number == 1 else f"{number:,} inputs are"

@@ -55,8 +55,7 @@ StoreName = Annotated[
 ]
 Json = Annotated[bool, Parameter(name="--json", help="Print JSON, for scripts.")]
 Verbose = Annotated[
-    bool,
-    Parameter(name=["--verbose", "-v"], help="Show the logs of Prefect and Ray."),
+    bool, Parameter(name=["--verbose", "-v"], help="Show the logs of Prefect and Ray.")
 ]
 Dataset = Annotated[str, Parameter(help="The dataset's folder or URL.")]
 Manifest = Annotated[
@@ -66,7 +65,12 @@ Manifest = Annotated[
     ),
 ]
 
-Model = Annotated[ModelOptions, Parameter(name="*", group=Group("Model", sort_key=0))]
+
+def _group(title: str, sort_key: int) -> Parameter:
+    return Parameter(name="*", group=Group(title, sort_key=sort_key))
+
+
+Model = Annotated[ModelOptions, _group("Model", 0)]
 
 
 @Parameter(name="*")
@@ -74,21 +78,11 @@ Model = Annotated[ModelOptions, Parameter(name="*", group=Group("Model", sort_ke
 class JobOptions(OptionGroups):
     """The engine's option groups. Their models define the names, defaults and help texts."""
 
-    inputs: Annotated[InputOptions, Parameter(name="*", group=Group("Inputs", sort_key=2))] = (
-        InputOptions()
-    )
-    partitions: Annotated[
-        PartitionOptions, Parameter(name="*", group=Group("Partitions", sort_key=3))
-    ] = PartitionOptions()
-    execution: Annotated[
-        ExecutionOptions, Parameter(name="*", group=Group("Execution", sort_key=4))
-    ] = ExecutionOptions()
-    failures: Annotated[FailurePolicy, Parameter(name="*", group=Group("Failures", sort_key=5))] = (
-        FailurePolicy()
-    )
-    run: Annotated[RunOptions, Parameter(name="*", group=Group("This run", sort_key=6))] = (
-        RunOptions()
-    )
+    inputs: Annotated[InputOptions, _group("Inputs", 2)] = InputOptions()
+    partitions: Annotated[PartitionOptions, _group("Partitions", 3)] = PartitionOptions()
+    execution: Annotated[ExecutionOptions, _group("Execution", 4)] = ExecutionOptions()
+    failures: Annotated[FailurePolicy, _group("Failures", 5)] = FailurePolicy()
+    run: Annotated[RunOptions, _group("This run", 6)] = RunOptions()
 
 
 @Parameter(name="*")
@@ -133,9 +127,9 @@ class ClusterOptions:
         return make_cluster(self.ray or None, runtime_env, amounts)
 
 
-def check_given(**given: object) -> None:
-    """Raise OptionError that names the missing options."""
+def check_given(hint: str = "", /, **given: object) -> None:
+    """Raise OptionError that names the missing options, followed by a hint."""
     names = {"manifest": "MANIFEST"}
     missing = [names.get(name, f"--{name}") for name, value in given.items() if not value]
     if missing:
-        raise OptionError(f"missing: {', '.join(missing)}.")
+        raise OptionError(f"missing: {', '.join(missing)}. {hint}".rstrip())

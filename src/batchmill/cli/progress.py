@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 from rich.console import Console
@@ -45,6 +45,15 @@ def showing_progress(ledger: Ledger, console: Console, *, quiet: bool) -> Iterat
         thread.join()
 
 
+def _poll(watcher: RunWatcher, stop: threading.Event) -> Iterator[tuple[RunProgress | None, bool]]:
+    """Yield the progress and whether the run has ended, twice a second."""
+    ended = False
+    while not ended:
+        ended = stop.wait(_POLL_SECONDS)
+        with suppress(BatchmillError):  # The run itself reports the error.
+            yield watcher.poll(), ended
+
+
 def _follow_with_bar(watcher: RunWatcher, console: Console, stop: threading.Event) -> None:
     bar = Progress(
         SpinnerColumn(),
@@ -60,13 +69,7 @@ def _follow_with_bar(watcher: RunWatcher, console: Console, stop: threading.Even
     with bar:
         shown = bar.add_task(_STARTING, total=None, rate="", left="")
         clock = _Clock()
-        ended = False
-        while not ended:
-            ended = stop.wait(_POLL_SECONDS)
-            try:
-                seen = watcher.poll()
-            except BatchmillError:
-                continue  # The run itself reports the error.
+        for seen, _ in _poll(watcher, stop):
             if seen:
                 rate = clock.rate(seen.done)
                 failed = f"[red]{seen.failed:,} failed[/red]" if seen.failed else "0 failed"
@@ -83,14 +86,8 @@ def _follow_with_bar(watcher: RunWatcher, console: Console, stop: threading.Even
 def _follow_with_lines(watcher: RunWatcher, console: Console, stop: threading.Event) -> None:
     clock = _Clock()
     next_line = 0.0
-    ended = False
     told = False
-    while not ended:
-        ended = stop.wait(_POLL_SECONDS)
-        try:
-            seen = watcher.poll()
-        except BatchmillError:
-            continue
+    for seen, ended in _poll(watcher, stop):
         if seen is None:
             if not told and not ended:
                 console.print(f"{_STARTING} ...")

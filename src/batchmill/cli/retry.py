@@ -3,9 +3,10 @@
 import json as json_text
 
 from batchmill.cli.console import console
-from batchmill.cli.failures import FailureKinds, Inputs, count_inputs
+from batchmill.cli.failures import FailureKinds, Inputs
 from batchmill.cli.options import Dataset, Json
 from batchmill.publishing.failed_inputs import release_failures
+from batchmill.sizes import counted
 
 
 def retry(
@@ -25,7 +26,7 @@ def retry(
     if json:
         print(json_text.dumps({"released": chosen}, ensure_ascii=False))
     elif chosen:
-        count = count_inputs(len(chosen))
+        count = counted(len(chosen), "input is", "inputs are")
         console().print(f"{count} released for the next batchmill run.")
     else:
         console().print("No failed input matches.")

@@ -55,7 +55,8 @@ def run(
     ```
     """
     if not job:
-        _check_job(manifest, step, output)
+        hint = "Give MANIFEST, --step and --output, or a saved job: --job NAME."
+        check_given(hint, manifest=manifest, step=step, output=output)
         request = JobRequest(
             manifest=manifest,
             step=step,
@@ -76,12 +77,3 @@ def run(
             "(--force, --prune and --wait are allowed), or change the saved job."
         )
     run_and_show(job, run_options=options.run, json=json, verbose=verbose)
-
-
-def _check_job(manifest: str, step: str, output: str) -> None:
-    try:
-        check_given(manifest=manifest, step=step, output=output)
-    except OptionError as error:
-        raise OptionError(
-            f"{error} Give MANIFEST, --step and --output, or a saved job: --job NAME."
-        ) from error

@@ -18,6 +18,7 @@ from batchmill.planning.job import Prepared
 from batchmill.planning.option_groups import OptionGroups
 from batchmill.planning.partition_assignment import has_assigned
 from batchmill.runs.summary import failure_message
+from batchmill.sizes import list_counts
 
 
 class RunConsole(RunObserver):
@@ -96,9 +97,8 @@ def _saved_request(name: str, run_options: RunOptions, held: ExitStack) -> JobRe
 
 
 def _to_do(prepared: Prepared) -> str:
-    counts = prepared.plan.counts
     pending = len(prepared.plan.pending)
-    listed = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    listed = list_counts(prepared.plan.counts)
     too_young = len(prepared.manifest.too_young)
     skipped = f" {too_young:,} files skipped: younger than --min-age." if too_young else ""
     return f"{len(prepared.manifest):,} inputs ({listed}); {pending:,} to execute.{skipped}"

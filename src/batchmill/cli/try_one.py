@@ -11,7 +11,8 @@ from rich.table import Table
 from batchmill.cli.console import console
 from batchmill.cli.options import Json, Params, ParamsFile, Step, check_given
 from batchmill.execution.single_input import run_single_input
-from batchmill.outcome import Outcome
+from batchmill.outcome import Outcome, visible
+from batchmill.sizes import counted
 from batchmill.step.load import load_step
 from batchmill.step.params import parse_pairs, parse_params
 
@@ -82,7 +83,7 @@ def _show(outcome: Outcome, keep: Path | None) -> None:
         out.print("0 rows")
     else:
         keys = list(dict.fromkeys(key for row in rows for key in row))
-        table = Table(*keys, title=_count(len(rows), "row"), title_justify="left")
+        table = Table(*keys, title=counted(len(rows), "row"), title_justify="left")
         for row in rows[:SHOWN_ROWS]:
             table.add_row(*[_cell(row.get(key)) for key in keys])
         out.print(table, soft_wrap=False)
@@ -91,12 +92,10 @@ def _show(outcome: Outcome, keep: Path | None) -> None:
     size = sum(file.size for file in outcome.outputs)
     kept = f"kept in {keep}" if keep else "deleted (to keep them: --keep FOLDER)"
     if outcome.outputs:
-        out.print(f"{_count(len(outcome.outputs), 'file')}, {size:,} bytes, {kept}")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+        out.print(f"{counted(len(outcome.outputs), 'file')}, {size:,} bytes, {kept}")
 
 
 def _cell(value: object) -> str:
-    return "" if value is None else value if isinstance(value, str) else json_text.dumps(value)
+    if value is None:
+        return ""
+    return visible(value) if isinstance(value, str) else json_text.dumps(value)

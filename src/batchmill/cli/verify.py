@@ -11,6 +11,7 @@ from batchmill.cli.console import console
 from batchmill.cli.options import Dataset, Json
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import Difference, examine
+from batchmill.sizes import list_counts
 
 _SHOWN = 50
 
@@ -21,18 +22,12 @@ def verify(
     *,
     hash: Annotated[
         bool,
-        Parameter(
-            negative=(),
-            show_default=False,
-            help="Compare the contents of all output files, not only their sizes.",
-        ),
+        Parameter(help="Compare the contents of all output files, not only their sizes."),
     ] = False,
     repair: Annotated[
         bool,
         Parameter(
-            negative=(),
-            show_default=False,
-            help="Release the inputs of missing or changed files, and remove unreferenced files.",
+            help="Release the inputs of missing or changed files, and remove unreferenced files."
         ),
     ] = False,
     json: Json = False,
@@ -64,9 +59,9 @@ def _show(dataset: str, found: list[Difference], *, repaired: bool) -> None:
         out.print(f"{difference.kind}: {difference.path}{of}{why}")
     if len(found) > _SHOWN:
         out.print(f"... and {len(found) - _SHOWN:,} more; --json lists all")
-    counts = Counter(difference.kind for difference in found)
+    counts: Counter[str] = Counter(difference.kind for difference in found)
     if found:
-        out.print(", ".join(f"{count:,} {kind}" for kind, count in counts.items()))
+        out.print(list_counts(counts))
     if counts["duplicate"]:
         out.print(
             "Remove one of the inputs with the same content, or put them into one group: --group-by"

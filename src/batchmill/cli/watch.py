@@ -17,7 +17,6 @@ def watch(
     deployment: Annotated[
         str,
         Parameter(
-            show_default=False,
             help="The deployment to run, such as preprocess/on-arrival. Files that its dataset "
             "already contains are not announced. Without a deployment, nothing runs unless one of "
             "your automations responds to the event.",
@@ -41,8 +40,6 @@ def watch(
     poll: Annotated[
         bool,
         Parameter(
-            negative=(),
-            show_default=False,
             help="List the folder at regular intervals instead of using file-system events. Use "
             "this for network file systems, which have no events.",
         ),

@@ -15,7 +15,7 @@ from batchmill.flows.arrivals.watch_target import WatchTarget, read_recorded_fil
 from batchmill.flows.arrivals.watching import SourceWatcher
 from batchmill.flows.resources import resource_id
 from batchmill.outcome import visible
-from batchmill.sizes import readable_size
+from batchmill.sizes import counted, readable_size
 from batchmill.storage import is_url
 
 _SHOWN_NAMES = 3
@@ -96,15 +96,13 @@ class WatchSession:
         target = self._target
         how = "by file-system events" if self._folder_watcher else f"every {self._every:g} s"
         self._messages.print(
-            f"Watching {visible(target.source)} {how}. Files are announced after "
+            f"Watching {target.source} {how}. Files are announced after "
             f"{target.min_age:g} s without a change. Press Ctrl-C to stop."
         )
         if self._unknown_reason:
-            self._messages.print(
-                visible(f"All existing files are announced: {self._unknown_reason}")
-            )
+            self._messages.print(f"All existing files are announced: {self._unknown_reason}")
         if not target.deployment:
-            self._warn(visible(_no_deployment(target.source)))
+            self._warn(_no_deployment(target.source))
         if not target.has_automation:
             self._warn(
                 f"{target.deployment}: no automation runs it. Add a trigger. For an example, see "
@@ -133,7 +131,7 @@ def _no_deployment(source: str) -> str:
 
 def _line(payload: dict[str, Any], deployment: str) -> str:
     count, names = payload["count"], payload["first"][:_SHOWN_NAMES]
-    files = "1 new file" if count == 1 else f"{count:,} new files"
+    files = counted(count, "new file")
     more = ", ..." if count > len(names) else ""
     receiver = f" to {deployment}" if deployment else ""
     return visible(

@@ -8,7 +8,7 @@ from typing import Any
 from batchmill.execution.isolation import Batch, BatchError, BrokenDeviceError
 from batchmill.execution.isolation.batches import is_broken_device, is_out_of_memory
 from batchmill.execution.rows import fields_of, is_record
-from batchmill.execution.run_input import Loaded, conclude, fail, make_dataset
+from batchmill.execution.run_input import Loaded, conclude, fail
 from batchmill.execution.staging import Input, StagingArea, stage
 from batchmill.outcome import Fault, Outcome
 from batchmill.step.load import Step
@@ -31,13 +31,6 @@ class BatchRunner:
     torch_dataset: Any
     inputs: Sequence[Input]
     staging: StagingArea
-
-    @classmethod
-    def over(cls, step: Step, inputs: Sequence[Input], staging: StagingArea) -> "BatchRunner":
-        """Create the step's torch Dataset from the inputs, and return a runner for it."""
-        return cls(
-            step=step, torch_dataset=make_dataset(step, inputs), inputs=inputs, staging=staging
-        )
 
     def collate(self, samples: list[Any]) -> Any:
         """Collate samples with the torch Dataset's `collate_fn`, or with torch's default."""

@@ -100,7 +100,7 @@ def fields_of(record: Any) -> Row:
     return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 
-def _as_row(value: Any, reserved: Set[str] = RESERVED_KEYS) -> Row:
+def _as_row(value: Any, reserved: Set[str]) -> Row:
     row = fields_of(value) if is_record(value) else {"value": value}
     hidden = reserved & row.keys()
     if hidden:
@@ -121,7 +121,7 @@ def _plain(value: Any, where: str) -> Any:
     if type(value).__name__ in ("NAType", "NaTType"):  # pandas' missing values
         return None
     if is_record(value):
-        return {str(key): _plain(item, where) for key, item in _as_mapping(value).items()}
+        return {str(key): _plain(item, where) for key, item in fields_of(value).items()}
     if isinstance(value, list | tuple | set | frozenset):
         items = sorted(value) if isinstance(value, set | frozenset) else value
         return [_plain(item, where) for item in items]
@@ -145,7 +145,3 @@ def _plain_subclass(value: Any) -> Any:
         if isinstance(value, plain):
             return plain(value.value) if hasattr(value, "value") else plain(value)
     return value
-
-
-def _as_mapping(value: Any) -> Mapping[Any, Any]:
-    return value if isinstance(value, Mapping) else _as_row(value)

@@ -6,8 +6,9 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -43,17 +44,21 @@ def run_single_input(step: Step, place: str, row: dict[str, Any], keep: Path | N
     stat = _stat(place)
     if keep and keep.exists() and not keep.is_dir():
         raise OptionError(f"--keep {keep}: is a file. Name a folder.")
+    if step.kind == "items":
+        raise OptionError(
+            f"step {step.ref}: has one item per manifest row, so it cannot run on a single file. "
+            "Test its items in Python."
+        )
     with (
         tempfile.TemporaryDirectory(prefix="batchmill-") as folder,
         open_staging(LocalStore(folder), "try", fetches=stat is not None) as staging,
     ):
         item = _input(place, row, staging, stat)
-        load_item = _item_loader(step, item, staging)
         with suppress(ValueError):  # Standard error may not be a file.
             faulthandler.enable()
         with _ctrl_c_ends_command():
-            outcome = execute(step, item, staging, load_item)
-        outcome = _relative_to_own_folder(outcome)
+            outcome = execute(step, item, staging, partial(_load_item, step, item, staging))
+        outcome = relative_to_own_folder(outcome)
         if keep and outcome.outputs:
             shutil.copytree(Path(folder, FILES, item.input_id), keep, dirs_exist_ok=True)
     return hide_in(outcome)
@@ -117,20 +122,17 @@ def _ctrl_c_ends_command() -> Iterator[None]:
             raise KeyboardInterrupt
 
 
-def _item_loader(step: Step, item: Input, staging: StagingArea) -> Callable[[], Any]:
-    if step.kind == "items":
-        raise OptionError(
-            f"step {step.ref}: has one item per manifest row, so it cannot run on a single file. "
-            "Test its items in Python."
-        )
-    if step.is_batched:
-        from batchmill.execution.batch_runner import BatchRunner  # Imports torch.
+def _load_item(step: Step, item: Input, staging: StagingArea) -> Any:
+    dataset = make_dataset(step, [item])
+    if not step.is_batched:
+        return dataset[0]
+    from batchmill.execution.batch_runner import BatchRunner  # Imports torch.
 
-        return lambda: BatchRunner.over(step, [item], staging).execute_one(0)
-    return lambda: make_dataset(step, [item])[0]
+    runner = BatchRunner(step=step, torch_dataset=dataset, inputs=[item], staging=staging)
+    return runner.execute_one(0)
 
 
-def _relative_to_own_folder(outcome: Outcome) -> Outcome:
+def relative_to_own_folder(outcome: Outcome) -> Outcome:
     """Make the paths of files relative to the step's folder instead of the dataset."""
     inside = f"{FILES}/{outcome.input_id}/"
     rows = json.loads(outcome.rows)

@@ -119,9 +119,7 @@ def _check_file(model: str) -> None:
     """Raise OptionError for a file that is not a model. Does not load it, which may take long."""
     exported = model.lower().endswith(".pt2")
     names = zipfile.ZipFile(model).namelist() if zipfile.is_zipfile(model) else []
-    if any("/code/" in name or name.endswith("constants.pkl") for name in names) or (
-        exported and names
-    ):
+    if any(exported or "/code/" in name or name.endswith("constants.pkl") for name in names):
         return
     raise OptionError(
         f"model {model}: is not {'an exported program' if exported else 'a TorchScript archive'}. "

@@ -70,26 +70,19 @@ class Committer:
         if len(self._waiting) >= COMMIT_INPUTS or self._bytes >= COMMIT_BYTES:
             self._due.set()
 
-    def flush(self) -> None:
-        """Commit the outcomes that were added so far.
-
-        Raises:
-            StoreError: The dataset cannot be written.
-        """
-        self._commit()
-
     def _serve(self) -> None:
         try:
             while not self._ended:
                 self._due.wait(COMMIT_SECONDS)
                 self._due.clear()
-                self._commit()
+                self.flush()
                 self.on_tick()
-            self._commit()
+            self.flush()
         except Exception as error:  # noqa: BLE001  # `add` raises it in the shard's thread.
             self._error = error
 
-    def _commit(self) -> None:
+    def flush(self) -> None:
+        """Commit the outcomes that were added so far. Raises StoreError."""
         with self._committing:
             with self._lock:
                 outcomes, self._waiting, self._bytes = self._waiting, [], 0

@@ -36,8 +36,8 @@ def record_touched(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table) -> No
     if len(plan.touched) == 0:
         return
     records = ledger.records()
-    records = records.filter(pc.is_in(records["input"], value_set=_one(plan.touched)))
-    place = pc.index_in(records["input"], value_set=_one(inputs["input"]))
+    records = records.filter(pc.is_in(records["input"], value_set=plan.touched))
+    place = pc.index_in(records["input"], value_set=inputs["input"])
     for name in ("mtime_ns", "etag"):
         column = records.schema.get_field_index(name)
         records = records.set_column(column, name, inputs[name].take(place))
@@ -49,7 +49,7 @@ def remove_replaced(ledger: Ledger, run: int) -> None:
     store = ledger.store
     now = ledger.records(["input", "input_id", "outcome", "attempts", "outputs"], run=run)
     before = ledger.records(["input", "outputs"], before=run)
-    before = before.filter(pc.is_in(before["input"], value_set=_one(now["input"])))
+    before = before.filter(pc.is_in(before["input"], value_set=now["input"]))
     named = set(_paths(now).to_pylist())
     in_threads(store.delete, sorted(set(_paths(before).to_pylist()) - named), store.threads)
     # An attempt may have died after it wrote its outputs and before its outcome was committed.
@@ -68,7 +68,7 @@ def remove_withdrawn(ledger: Ledger, run: int, withdrawn: pa.Table) -> None:
     if len(withdrawn) == 0:
         return
     records = ledger.records()
-    records = records.filter(pc.is_in(records["input"], value_set=_one(withdrawn["input"])))
+    records = records.filter(pc.is_in(records["input"], value_set=withdrawn["input"]))
     count = len(records)
     changes = {
         "outcome": pa.array([PRUNED] * count),
@@ -96,9 +96,4 @@ def compact(ledger: Ledger, run: int, many: int = MANY_PARTS) -> None:
 
 
 def _paths(records: pa.Table) -> pa.Array:
-    """Return the paths of the outputs of some records."""
     return records["outputs"].combine_chunks().flatten().field("path")
-
-
-def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column

@@ -12,7 +12,8 @@ from batchmill.maintenance.leakage import find_duplicates, find_leaks
 from batchmill.storage import FILES, METADATA, Store, in_threads
 
 # The tables, the report and the other entries at the top of a dataset.
-TABLES = (METADATA, "metadata.csv", "failures.csv")
+METADATA_CSV, FAILURES_CSV = "metadata.csv", "failures.csv"
+TABLES = (METADATA, METADATA_CSV, FAILURES_CSV)
 REPORT = "report.html"
 _TOP = {FOLDER, FILES, REPORT, *TABLES}
 

@@ -18,6 +18,7 @@ from batchmill.manifest.inputs import check_inputs
 from batchmill.manifest.min_age import check_min_age, is_too_young
 from batchmill.manifest.source import ManifestLike, Source
 from batchmill.partitioning import Groups, Partitioning
+from batchmill.sizes import counted
 from batchmill.storage import is_url
 from batchmill.storage.urls import join, shown_url, url_fault, without_file_scheme
 
@@ -210,10 +211,9 @@ def _without_young_files(manifest: Manifest, min_age: float, *, may_be_empty: bo
 
 
 def _all_too_young(count: int, min_age: float) -> str:
-    left_out = "1 file is" if count == 1 else f"{count:,} files are"
     return (
-        f"has no inputs, because {left_out} younger than --min-age {min_age:g} (seconds). "
-        "Wait, or give a smaller --min-age."
+        f"has no inputs, because {counted(count, 'file is', 'files are')} younger than --min-age "
+        f"{min_age:g} (seconds). Wait, or give a smaller --min-age."
     )
 
 

@@ -96,7 +96,6 @@ class Layout:
     Attributes:
         batch_size: Inputs per batch.
         num_workers: Workers per shard.
-        slots: The number of shards that run at a time.
         order: The indices of the pending inputs, shard by shard.
         bounds: Shard i has the inputs `order[bounds[i]:bounds[i + 1]]`.
         reasons: One line per choice, with its reason.
@@ -104,7 +103,6 @@ class Layout:
 
     batch_size: int
     num_workers: int
-    slots: int
     order: NDArray[np.int64]
     bounds: tuple[int, ...]
     reasons: tuple[str, ...] = ()
@@ -216,7 +214,6 @@ def plan_shards(
     return Layout(
         batch_size=batch_size,
         num_workers=workers,
-        slots=slots,
         order=order,
         bounds=bounds,
         reasons=(
@@ -235,10 +232,8 @@ def _count_shards(count: int, rounds: int, slots: int, *, may_grow: bool) -> tup
         wanted = min(slots * SHARDS_PER_SLOT, max(slots, rounds // _ROUNDS_PER_SHARD))
         why = f"{slots:,} run at a time, up to {SHARDS_PER_SLOT} per slot"
     if count > wanted * MAX_SHARD_INPUTS:
-        wanted, why = (
-            -(-count // MAX_SHARD_INPUTS),
-            f"at most {MAX_SHARD_INPUTS:,} inputs per shard",
-        )
+        wanted = parallelism(count, MAX_SHARD_INPUTS)
+        why = f"at most {MAX_SHARD_INPUTS:,} inputs per shard"
     if wanted > MAX_SHARDS:
         wanted, why = MAX_SHARDS, "the maximum number of shards"
     if wanted > rounds:

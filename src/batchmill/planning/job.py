@@ -209,7 +209,9 @@ def _plan(
         _check_missing(job, manifest, plan)
     changes: list[str] = []
     if job.partitioning:
-        check_rows(ledger, _unchecked(plan))
+        # These recorded rows are replaced or withdrawn, so they need no check.
+        unchecked = [*plan.pending["input"].chunks, *plan.withdrawn["input"].chunks]
+        check_rows(ledger, pa.chunked_array(unchecked, pa.string()))
         manifest, changes = divide_manifest(ledger, manifest, job.partitioning)
     return Prepared(
         job=job,
@@ -240,12 +242,6 @@ def _check_missing(job: Job, manifest: Manifest, plan: Plan) -> None:
         "--root and the manifest. To run the job anyway: --allow-missing"
     )
     raise ManifestError(job.manifest, [fault])
-
-
-def _unchecked(plan: Plan) -> pa.Array:
-    """Return the inputs whose recorded rows need no check: they are replaced or withdrawn."""
-    names = [*plan.pending["input"].chunks, *plan.withdrawn["input"].chunks]
-    return pa.concat_arrays(names) if names else pa.array([], pa.string())
 
 
 def _fitted(step: Step, manifest: Manifest) -> Step:

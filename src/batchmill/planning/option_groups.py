@@ -1,6 +1,5 @@
 """All options of a job, in the groups that the flow, the saved jobs and the commands share."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
@@ -12,6 +11,7 @@ from batchmill.options import (
     Options,
     PartitionOptions,
     RunOptions,
+    unknown_option,
 )
 from batchmill.policy import FailurePolicy
 
@@ -33,24 +33,17 @@ class OptionGroups:
         >>> OptionGroups.from_flat({"retries": 2, "pattern": "*.wav"}).failures.retries
         2
         """
-        homes = {name: group for group, model in _models().items() for name in model.model_fields}
-        values: dict[str, dict[str, Any]] = {group: {} for group in _models()}
-        for name, value in options.items():
-            if name not in homes:
-                near = difflib.get_close_matches(name, homes, 1)
-                hint = f" Did you mean {near[0]}?" if near else ""
-                raise OptionError(f"{name}: no such option.{hint}")
-            values[homes[name]][name] = value
-        groups: dict[str, Any] = {
-            group: model(**values[group]) for group, model in _models().items()
+        models: dict[str, Any] = {field.name: type(field.default) for field in fields(cls)}
+        known = [name for model in models.values() for name in model.model_fields]
+        for name in options:
+            if name not in known:
+                raise OptionError(unknown_option(name, known))
+        groups = {
+            group: model(**{name: options[name] for name in model.model_fields if name in options})
+            for group, model in models.items()
         }
         return cls(**groups)
 
     def parameters(self) -> dict[str, Options]:
         """Return the groups by name, as parameters of the flow."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
-
-
-def _models() -> dict[str, type[Options]]:
-    """Return the model of each group."""
-    return {field.name: type(field.default) for field in fields(OptionGroups)}  # type: ignore[misc]

@@ -7,7 +7,6 @@ groups in their partitions, and allows a check of the dataset without its manife
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,7 +15,7 @@ import pyarrow.parquet as pq
 from batchmill.errors import LedgerError, OptionError
 from batchmill.ledger.ledger import PARTITIONS, Ledger
 from batchmill.manifest import Manifest
-from batchmill.partitioning import COLUMN, Partitioning, assign, given_by_key
+from batchmill.partitioning import COLUMN, Groups, Partitioning, assign, given_by_key
 
 _VERSION = "1"
 _VERSION_KEY, _HOW_KEY = b"batchmill.partitions", b"batchmill.partitioning"
@@ -69,7 +68,7 @@ def record_assignment(
     """
     if manifest.groups is None:
         return
-    rows = _rows_of(manifest)
+    rows = _rows_of(manifest, manifest.groups)
     same = _last_of(ledger, partitioning)
     if same and partitioning.stratify is not None:
         rows = pa.concat_tables([rows, _gone(same.rows, rows)])
@@ -82,20 +81,14 @@ def record_assignment(
         _HOW_KEY: json.dumps(asdict(partitioning)),
     }
     rows = rows.replace_schema_metadata(described)
-
-    def write(file: BinaryIO) -> None:
-        pq.write_table(rows, file, compression="zstd")
-
-    ledger.store.write_atomic(f"{PARTITIONS}/{run:06d}.parquet", write)
+    name = f"{PARTITIONS}/{run:06d}.parquet"
+    ledger.store.write_atomic(name, lambda file: pq.write_table(rows, file, compression="zstd"))
 
 
-def _rows_of(manifest: Manifest) -> pa.Table:
-    groups = manifest.groups
-    if groups is None:
-        return _SCHEMA.empty_table()
+def _rows_of(manifest: Manifest, groups: Groups) -> pa.Table:
     given = pa.array(list(given_by_key(groups)), pa.string())
     columns = [
-        pa.concat_arrays(manifest.inputs["input"].chunks),
+        manifest.inputs["input"].combine_chunks(),
         groups.keys,
         manifest.partition,
         pc.is_in(groups.keys, value_set=given),
@@ -105,8 +98,7 @@ def _rows_of(manifest: Manifest) -> pa.Table:
 
 def _gone(before: pa.Table, now: pa.Table) -> pa.Table:
     """Return the recorded groups that are no longer listed, once each, sorted."""
-    groups = now["group"].combine_chunks()
-    gone = before.filter(pc.invert(pc.is_in(before["group"], value_set=groups)))
+    gone = before.filter(pc.invert(pc.is_in(before["group"], value_set=now["group"])))
     frame = gone.to_pandas().drop_duplicates("group").sort_values("group")
     return pa.Table.from_pandas(
         frame.assign(input=None, given=False), schema=_SCHEMA, preserve_index=False
@@ -171,14 +163,14 @@ def _read(ledger: Ledger, name: str) -> Assignment:
     return Assignment(partitioning=partitioning, rows=rows.replace_schema_metadata())
 
 
-def check_rows(ledger: Ledger, executed_anyway: pa.Array) -> None:
+def check_rows(ledger: Ledger, unchecked: pa.ChunkedArray) -> None:
     """Raise OptionError if a recorded row has a key `partition`.
 
-    Inputs in `executed_anyway` are not checked, because their rows are replaced and checked then.
+    Inputs in `unchecked` are not checked, because their rows are replaced and checked then.
     """
     records = ledger.records(["input", "rows"])
     suspects = records.filter(pc.match_substring(records["rows"], json.dumps(COLUMN) + ":"))
-    suspects = suspects.filter(pc.invert(pc.is_in(suspects["input"], value_set=executed_anyway)))
+    suspects = suspects.filter(pc.invert(pc.is_in(suspects["input"], value_set=unchecked)))
     for record in suspects.sort_by("input").to_pylist():
         # The match may be a nested key or a value.
         if any(COLUMN in row for row in json.loads(record["rows"])):

@@ -102,9 +102,8 @@ def make_plan(
     """
     changes = changes or FileChanges()
     inputs = manifest.inputs
-    known = records.select(list(PLANNED_COLUMNS))
-    record_rows = find_records(known, inputs) if record_rows is None else record_rows
-    done = known.take(record_rows)
+    record_rows = find_records(records, inputs) if record_rows is None else record_rows
+    done = records.take(record_rows)
     compared = _compare(manifest, done, record_rows, step_identity, changes, takes_rows=takes_rows)
     is_damaged = pc.is_in(inputs["input"], value_set=pa.array(sorted(changes.damaged), pa.string()))
     is_released = _is_released(inputs["input"], done["run"], released or {})
@@ -118,10 +117,11 @@ def make_plan(
     )
     is_pending = pc.is_in(reason, value_set=pa.array(REASONS))
     is_done = pc.invert(is_pending)
-    withdrawn = _withdrawn(known, record_rows, manifest)
+    withdrawn = _withdrawn(records, record_rows, manifest)
     counted = _count(reason)
+    inputs = inputs.append_column("position", pa.array(np.arange(len(inputs))))
     return Plan(
-        pending=_with_reasons(inputs, reason).filter(is_pending),
+        pending=inputs.append_column("reason", reason).filter(is_pending),
         withdrawn=withdrawn.select(["input", "input_id"]),
         touched=inputs["input"].filter(pc.and_(compared.is_touched, is_done)),
         counts={
@@ -143,7 +143,7 @@ def find_records(records: pa.Table, inputs: pa.Table) -> pa.Array:
     Returns:
         One row number per input, null for an input without a record.
     """
-    return _combine(pc.index_in(inputs["input"], value_set=_combine(records["input"])))
+    return pc.index_in(inputs["input"], value_set=records["input"]).combine_chunks()
 
 
 def encode_manifest_columns(row: Mapping[str, Any]) -> str:
@@ -189,19 +189,6 @@ def _compare(
     )
 
 
-def _with_reasons(inputs: pa.Table, reason: pa.Array) -> pa.Table:
-    return pa.table(
-        {
-            "position": np.arange(len(inputs)),
-            "input": inputs["input"],
-            "size": inputs["size"],
-            "mtime_ns": inputs["mtime_ns"],
-            "etag": inputs["etag"],
-            "reason": reason,
-        }
-    )
-
-
 def _withdrawn(known: pa.Table, record_rows: pa.Array, manifest: Manifest) -> pa.Table:
     """Return the records of inputs that the manifest no longer lists."""
     is_listed = np.zeros(len(known), bool)
@@ -222,10 +209,6 @@ def _content_hashes(names: pa.ChunkedArray, changes: FileChanges) -> pa.Array:
     index = pc.index_in(names, value_set=pa.array(list(changes.contents), pa.string()))
     hashes = pa.array([text or None for text in changes.contents.values()], pa.string())
     return hashes.take(index.combine_chunks()) if len(hashes) else pa.nulls(len(names), pa.string())
-
-
-def _combine(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
 
 
 def _is_released(

@@ -1,6 +1,7 @@
 """Publish a dataset's tables if its records or its manifest changed."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -8,8 +9,9 @@ import xxhash
 
 from batchmill.digests import digest
 from batchmill.ledger.ledger import FOLDER, Ledger
+from batchmill.maintenance.verify import TABLES
 from batchmill.manifest import Manifest
-from batchmill.publishing.tables import TABLES, publish
+from batchmill.publishing.tables import publish
 from batchmill.version import VERSION
 
 _RECORD = f"{FOLDER}/published.json"
@@ -63,12 +65,9 @@ class _Sink:
 
 
 def _recorded(ledger: Ledger) -> Any:
-    if not ledger.store.exists(_RECORD):
-        return None
-    try:
-        return json.loads(ledger.store.read(_RECORD))
-    except ValueError:
-        return None
+    with suppress(ValueError):
+        return json.loads(ledger.store.read(_RECORD)) if ledger.store.exists(_RECORD) else None
+    return None
 
 
 def _bytes(ledger: Ledger) -> list[int | None]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,12 +11,11 @@ import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
 from batchmill.ledger.ledger import Ledger
+from batchmill.maintenance.verify import FAILURES_CSV, METADATA_CSV
 from batchmill.manifest import Manifest
 from batchmill.partitioning import COLUMN
 from batchmill.storage import METADATA
 
-_METADATA_CSV, _FAILURES_CSV = "metadata.csv", "failures.csv"
-TABLES = (METADATA, _METADATA_CSV, _FAILURES_CSV)
 # The rows of this number of inputs are Python objects at a time. It limits the memory.
 _CHUNK = 20_000
 _FAILURE_COLUMNS = (
@@ -41,20 +40,17 @@ def publish(ledger: Ledger, manifest: Manifest) -> None:
     that is not ok.
     """
     records = ledger.records(["input", "outcome", "rows", "carried"])
-    position = pc.index_in(records["input"], value_set=_one_array(manifest.inputs["input"]))
+    position = pc.index_in(records["input"], value_set=manifest.inputs["input"])
     records = records.append_column("position", position).sort_by(
         [("position", "ascending"), ("input", "ascending")]
     )
     ok = pc.equal(records["outcome"], "ok")
     metadata = metadata_table(records.filter(ok), manifest)
     write, failures = ledger.store.write_atomic, failure_records(ledger)
-    write(METADATA, lambda file: _write_parquet(metadata, file))
-    write(_METADATA_CSV, lambda file: pcsv.write_csv(metadata, file))
-    write(_FAILURES_CSV, lambda file: pcsv.write_csv(failures, file))
-
-
-def _write_parquet(table: pa.Table, file: BinaryIO) -> None:
-    pq.write_table(table, file, compression="zstd", row_group_size=128 * 1024)
+    options: dict[str, Any] = {"compression": "zstd", "row_group_size": 128 * 1024}
+    write(METADATA, lambda file: pq.write_table(metadata, file, **options))
+    write(METADATA_CSV, lambda file: pcsv.write_csv(metadata, file))
+    write(FAILURES_CSV, lambda file: pcsv.write_csv(failures, file))
 
 
 def failure_records(ledger: Ledger) -> pa.Table:
@@ -161,7 +157,3 @@ def _column(name: str, chunks: Sequence[pa.Table]) -> pa.ChunkedArray:
 
 def _joined(arrays: Sequence[pa.ChunkedArray], kind: pa.DataType) -> pa.ChunkedArray:
     return pa.chunked_array([part for array in arrays for part in array.cast(kind).chunks], kind)
-
-
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(column.chunks)

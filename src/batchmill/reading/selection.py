@@ -60,13 +60,13 @@ def named(table: pa.Table, dataset: str) -> Named:
     """
     are_inputs = True
     if _OUTPUT in table.column_names:
-        outputs = _one_array(table[_OUTPUT].cast(_TEXT))
+        outputs = table[_OUTPUT].cast(_TEXT).combine_chunks()
         there = pc.fill_null(pc.not_equal(outputs, ""), False)
         if pc.any(there).as_py():
             are_inputs = False
             table, outputs = table.filter(there), outputs.filter(there)
             _check_inside(outputs, dataset)
-    places = _one_array(table[_INPUT].cast(_TEXT)) if are_inputs else outputs
+    places = table[_INPUT].cast(_TEXT).combine_chunks() if are_inputs else outputs
     return Named(table, places, _unique(places), are_inputs)
 
 
@@ -138,7 +138,7 @@ def partition_column(rows: pa.Table, dataset: str) -> pa.Array:
             f"{dataset}: has no column {PARTITION!r}. Add it to the manifest (train, validation, "
             "test), then run again. Only steps that take the row execute their inputs again."
         )
-    column = _one_array(rows[PARTITION].cast(_TEXT))
+    column = rows[PARTITION].cast(_TEXT).combine_chunks()
     return pc.if_else(pc.equal(column, ""), None, column)
 
 
@@ -191,7 +191,7 @@ def _labels(rows: pa.Table) -> pa.Array | None:
     """Return the labels of samples, null for a missing label; None without a column."""
     if LABEL not in rows.column_names:
         return None
-    values = _one_array(rows[LABEL])
+    values = rows[LABEL].combine_chunks()
     kind = values.type
     if pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
         return values.cast(pa.int64() if pa.types.is_boolean(kind) else pa.float64())
@@ -208,7 +208,7 @@ def _labels(rows: pa.Table) -> pa.Array | None:
 def _check_labels(labels: pa.ChunkedArray, ids: pa.Array, dataset: str) -> None:
     if not labels.null_count:
         return
-    first = ids.filter(_one_array(pc.is_null(labels)))[:_SHOWN].to_pylist()
+    first = ids.filter(pc.is_null(labels).combine_chunks())[:_SHOWN].to_pylist()
     raise OptionError(
         f"{dataset}: {labels.null_count} of {len(labels)} samples have no label "
         f"({', '.join(first)}{', ...' if labels.null_count > _SHOWN else ''}). Leave "
@@ -228,9 +228,5 @@ def _values(column: pa.ChunkedArray) -> pa.Array:
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         if column.null_count:
             column = pc.fill_null(column.cast(pa.float64(), safe=False), float("nan"))
-        return _one_array(column)
-    return _one_array(pc.fill_null(column.cast(_TEXT), ""))
-
-
-def _one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        return column.combine_chunks()
+    return pc.fill_null(column.cast(_TEXT), "").combine_chunks()

@@ -30,14 +30,12 @@ class Progress:
     """The progress of a run.
 
     Attributes:
-        run: The run's number.
         total: The number of inputs to execute.
         done: The number of inputs that have an outcome.
         failed: The number of inputs whose outcome is not ok.
         failures: The first inputs that are not ok, in the order of their commits.
     """
 
-    run: int
     total: int
     done: int
     failed: int
@@ -82,7 +80,6 @@ class RunWatcher:
             self._take(self._ledger.records(_COLUMNS, run=self._run))
         done = self._counts.total()
         return Progress(
-            run=self._run,
             total=self._total,
             done=done,
             failed=done - self._counts["ok"],

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import KINDS, one_line
 from batchmill.planning.run_spec import planned_names, read_work
+from batchmill.sizes import list_counts
 
 SHOWN_NAMES = 10
 RUN_AGAIN = "Run the same command again to execute the pending inputs."
@@ -62,8 +63,7 @@ class Summary:
 
     def sentence(self) -> str:
         """Return the counts as one line of text."""
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.outcomes.items())
-        text = f"{self.inputs:,} inputs: {kinds or 'no outcome'}"
+        text = f"{self.inputs:,} inputs: {list_counts(self.outcomes) or 'no outcome'}"
         return f"{text}, {self.pending:,} pending" if self.pending else text
 
 
@@ -84,9 +84,7 @@ def summarise(ledger: Ledger, run: int) -> Summary:
         inputs=work.inputs,
         outcomes={kind: outcomes[kind] for kind in KINDS if outcomes[kind]},
         # Compare names, not numbers: each planned input must have a record under its name.
-        pending=len(planned) - pc.sum(pc.is_in(planned, records["input"].combine_chunks())).as_py()
-        if len(planned)
-        else 0,
+        pending=len(planned) - (pc.sum(pc.is_in(planned, records["input"])).as_py() or 0),
         executed=pc.sum(pc.greater(records["attempts"], 0)).as_py() or 0,
         counts=work.counts,
         failures=tuple(failures[:SHOWN_NAMES]),

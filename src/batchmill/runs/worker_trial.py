@@ -59,8 +59,6 @@ def measure_workers(prepared: Prepared, cores: int) -> Workers:
     if prepared.step.is_batched:
         # The model runs in this process, so a batch that hangs would end this process.
         return Workers(usual, "one per core; a batch step is not measured")
-    if not len(prepared.plan.pending):
-        return Workers(usual, "one per core; there is nothing to execute")
     if restrictions():
         return Workers(usual, "one per core; nothing is measured while an allowlist is set")
     outcomes, busy_seconds = _execute_some(prepared)

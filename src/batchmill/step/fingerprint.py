@@ -42,7 +42,7 @@ def describe_step(ref: str, target: Any, params: Mapping[str, Any]) -> dict[str,
         module's text).
     """
     version = getattr(target, "version", None)
-    sources = _sources(ref, target)
+    sources = sources_of(ref, target)
     for name in getattr(target, "references", ()):
         if is_reference(str(params.get(name))):  # The parameter names code.
             sources |= sources_of(params[name])
@@ -97,13 +97,8 @@ def _described(value: Any) -> str:
     return to_json(value, fallback=lambda odd: str(type(odd))).decode()
 
 
-def sources_of(ref: str) -> dict[str, str]:
+def sources_of(ref: str, target: Any = None) -> dict[str, str]:
     """Return the digests of the sources behind a reference, by module. Imports nothing."""
-    return _sources(ref, None)
-
-
-def _sources(ref: str, target: Any) -> dict[str, str]:
-    """Return the digests of the sources that a step consists of, by module."""
     function = target.func if isinstance(target, partial) else target
     own = {ref.partition(":")[0]}
     # An object's class may belong to torch, such as Subset. Its module is not the step's.

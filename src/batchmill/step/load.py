@@ -293,10 +293,7 @@ def _given_to_batch(ref: str, target: Any) -> frozenset[str]:
 
 
 def _takes_input(ref: str, signature: inspect.Signature) -> str:
-    for parameter in signature.parameters.values():
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            return parameter.name
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            return parameter.name
-        break
+    first = next(iter(signature.parameters.values()), None)
+    if first and first.kind not in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
+        return first.name
     raise StepError(f"step {ref}: takes no positional parameter. Add one for the input's path.")

@@ -66,7 +66,7 @@ def parse_annotations(text: str, name: str, *, label_column: str | None = None) 
     if not first:
         return []
     if _is_audacity(first):
-        return [each for _, each in _audacity(lines, name)]
+        return list(_audacity(lines, name))
     try:
         return _with_header(lines, name, label_column, separator="\t" if "\t" in first else ",")
     except csv.Error as error:
@@ -81,13 +81,13 @@ def _is_audacity(first: str) -> bool:
         return False
 
 
-def _audacity(lines: Sequence[str], name: str) -> Iterator[tuple[int, Annotation]]:
+def _audacity(lines: Sequence[str], name: str) -> Iterator[Annotation]:
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("\\"):
             continue  # A backslash starts the frequency range of the line above.
         start, end, label = [*line.split("\t", 2), "", ""][:3]
         if label.strip():
-            yield number, _annotation(start, end, label, "", f"{name}, line {number}")
+            yield _annotation(start, end, label, "", f"{name}, line {number}")
 
 
 def _with_header(

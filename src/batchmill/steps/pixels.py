@@ -294,10 +294,10 @@ def _samples_of(image: Image.Image, channels: int, dtype: str, background: str) 
     if image.mode == "F":
         if dtype != "float32":
             raise ValueError("its samples are floating-point numbers: use dtype=float32")
-        return _repeated(np.asarray(image), channels, 1.0)
+        return _repeated(np.asarray(image), channels)
     if image.mode == "I;16" and dtype == "float32":
         # Converted directly, because 8 bits would keep only 256 shades.
-        return _repeated(np.asarray(image).astype(np.float32) / _BITS_16, channels, 1.0)
+        return _repeated(np.asarray(image).astype(np.float32) / _BITS_16, channels)
     samples = np.asarray(_in_mode(image, {1: "L", 3: "RGB", 4: "RGBA"}[channels], background))
     stacked = samples.reshape(*samples.shape[:2], channels).transpose(2, 0, 1)
     if dtype == "float32":
@@ -305,8 +305,8 @@ def _samples_of(image: Image.Image, channels: int, dtype: str, background: str) 
     return np.ascontiguousarray(stacked)
 
 
-def _repeated(samples: Any, channels: int, opaque: float) -> Any:
+def _repeated(samples: Any, channels: int) -> Any:
     array = np.repeat(samples[np.newaxis].astype(np.float32), channels, axis=0)
     if channels == 4:
-        array[3] = opaque
+        array[3] = 1.0
     return array

@@ -10,7 +10,7 @@ from pydantic import Field
 from batchmill.errors import StepError
 from batchmill.step.tracked_file import ContentCounts
 from batchmill.steps.annotations import SUFFIXES, read_labels
-from batchmill.steps.clips import ClipFilter
+from batchmill.steps.clips import Clip, ClipFilter
 from batchmill.steps.recordings import Recording, open_recording, to_frames
 
 try:
@@ -87,9 +87,8 @@ def log_mel(
         rate = sample_rate or recording.samplerate
         bank = mel_filters(rate, n_fft, n_mels, fmin, rate / 2 if fmax is None else fmax)
         for clip in selection.select(recording, length, hop, "float32"):
-            sound = _to_mono(clip.samples, recording.samplerate, rate)
-            image = _decibels(sound, bank, n_fft, hop_length, top_db)
             name = f"{clip.number:04d}.npy"
+            image = _decibels(_to_mono(clip, recording, rate), bank, n_fft, hop_length, top_db)
             np.save(out / name, image)
             yield clip.row(name, source, sample_rate=rate, mels=n_mels, frames=image.shape[1])
 
@@ -100,9 +99,10 @@ def _clip_frames(recording: Recording, seconds: float | None, overlap: float) ->
     return to_frames(seconds, overlap, recording.samplerate)
 
 
-def _to_mono(samples: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
+def _to_mono(clip: Clip, recording: Recording, new_rate: int) -> np.ndarray:
     """Average the channels, and resample to a new rate."""
-    sound: np.ndarray = samples.mean(axis=1, dtype=np.float64)
+    sound: np.ndarray = clip.samples.mean(axis=1, dtype=np.float64)
+    rate = recording.samplerate
     return sound if rate == new_rate else soxr.resample(sound, rate, new_rate)
 
 

@@ -12,6 +12,7 @@ from batchmill.errors import BatchmillError, OptionError
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.verify import verify
 from batchmill.outcome import Outcome, WrittenFile
+from batchmill.sizes import counted
 from batchmill.step.fingerprint import differences
 from batchmill.step.load import reference_to
 from batchmill.storage import LocalStore
@@ -85,13 +86,9 @@ def _check_arguments(paths: Sequence[Path], rows: Sequence[Mapping[str, Any]] | 
 
 
 def _told(name: str, paths: Sequence[Path], faults: Sequence[str]) -> str:
-    lines = [f"step {name}, {_count(len(paths), 'sample')}: {_count(len(faults), 'fault')}"]
+    lines = [f"step {name}, {counted(len(paths), 'sample')}: {counted(len(faults), 'fault')}"]
     lines += [f"  {number}. {fault}" for number, fault in enumerate(faults, 1)]
     return "\n".join(lines)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 class _Check:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,20 +108,12 @@ def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
     except BatchmillError as error:
         return {"outcomes": [], "description": {}, "fault": str(error)}
     with open_staging(LocalStore(task["dataset"]), "fresh") as bench:
-        look_up = _runner(step, made, inputs, bench) if step.is_batched else partial(_item, made)
+        look_up = _runner(step, made, inputs, bench) if step.is_batched else partial(getitem, made)
         outcomes = [
             execute(step, item, bench, partial(look_up, index)) for index, item in enumerate(inputs)
         ]
-    description = json.loads(json.dumps(step.description))
-    return {
-        "outcomes": [outcome._asdict() for outcome in outcomes],
-        "description": description,
-        "fault": "",
-    }
-
-
-def _item(made: Any, index: int) -> Any:
-    return made[index]
+    made_by = step.description
+    return {"outcomes": [o._asdict() for o in outcomes], "description": made_by, "fault": ""}
 
 
 def _runner(step: Any, made: Any, inputs: Any, bench: Any) -> Callable[[int], Any]:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from batchmill.execution.run_shard import run_shard
+from batchmill.execution.single_input import relative_to_own_folder
+from batchmill.options import InputOptions
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.job import Job, Prepared, make_job, prepare
 from batchmill.policy import FailurePolicy
 from batchmill.publishing.tables import publish
 from batchmill.runs.run import open_run
-from batchmill.storage import FILES
 from batchmill.storage.fingerprints import Fingerprint, fingerprint
 
 # A step that hangs fails its test after this time.
@@ -80,6 +81,8 @@ class Trial:
             step=self.step,
             output=str(self.folder / "dataset"),
             params=self.params,
+            # A faulty step may remove its input. That is a finding of its own.
+            inputs=InputOptions(allow_missing=True),
         )
 
     def prepare(self) -> Prepared:
@@ -108,13 +111,7 @@ class Trial:
 
 def result_of(outcome: Outcome) -> Result:
     """Return the result of an input, with the file names that the step used."""
-    inside = f"{FILES}/{outcome.input_id}/"
-    fault = ""
-    if outcome.kind != "ok":
-        fault = f"{outcome.kind}: {outcome.reason}"
-    rows = json.loads(outcome.rows)
-    for row in rows:
-        if row.get("output"):
-            row["output"] = row["output"].removeprefix(inside)
-    files = {file.path.removeprefix(inside): file.content for file in outcome.outputs}
-    return Result(rows, files, fault)
+    outcome = relative_to_own_folder(outcome)
+    fault = "" if outcome.kind == "ok" else f"{outcome.kind}: {outcome.reason}"
+    files = {file.path: file.content for file in outcome.outputs}
+    return Result(json.loads(outcome.rows), files, fault)

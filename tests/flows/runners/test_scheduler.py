@@ -28,7 +28,7 @@ def scheduler_of(runner, *, on_tick=lambda: False, cancelled=lambda: False, loss
 
 
 def types_of(scheduler):
-    return [end.state.type.value for end in scheduler.ends]
+    return [end.state.type.value for end in scheduler.queue.ends]
 
 
 def test_shards_are_submitted_in_order_and_at_most_two_for_each_slot(make_runner):
@@ -51,7 +51,7 @@ def test_shards_are_submitted_in_order_and_at_most_two_for_each_slot(make_runner
     scheduler.run(shards_of(10))
     assert [shard.number for shard in runner.submitted] == list(range(10))
     assert types_of(scheduler) == ["COMPLETED"] * 10
-    assert (scheduler.losses, scheduler.ended_early) == (0, [])
+    assert (scheduler.losses, scheduler.queue.ended_early) == (0, [])
 
 
 def test_an_input_that_kills_its_process_is_found_and_the_others_finish(
@@ -74,14 +74,14 @@ def test_an_input_that_kills_its_process_is_found_and_the_others_finish(
     assert {row["input"]: row["outcome"] for row in outcomes} == {
         f"{number:02d}.txt": "crashed" if number == killer else "ok" for number in range(20)
     }
-    assert scheduler.ended_early == []
+    assert scheduler.queue.ended_early == []
     assert types_of(scheduler).count("CRASHED") == scheduler.losses
 
 
 def test_the_reason_why_a_shard_failed_is_kept(make_runner):
     scheduler = scheduler_of(make_runner(lambda shard: Failed(message="no room\ndetails")))
     scheduler.run(shards_of(1))
-    assert scheduler.ended_early == ["shard 0/1, 1 inputs ended early: no room"]
+    assert scheduler.queue.ended_early == ["shard 0/1, 1 inputs ended early: no room"]
     assert types_of(scheduler) == ["FAILED"]
 
 
@@ -114,6 +114,6 @@ def test_an_error_ends_the_running_shards_as_crashed(make_runner):
     scheduler = scheduler_of(runner)
     with pytest.raises(KeyboardInterrupt):
         scheduler.run(shards_of(1))
-    assert [(end.state.type.value, end.state.message) for end in scheduler.ends] == [
+    assert [(end.state.type.value, end.state.message) for end in scheduler.queue.ends] == [
         ("CRASHED", "KeyboardInterrupt")
     ]

@@ -27,7 +27,7 @@ _POLL_SECONDS = 0.02
 @contextmanager
 def iterating(
     inputs: GuardedInputs,
-    batches: Sequence[Sequence[int]],
+    batches: Iterator[Sequence[int]],
     num_workers: int,
     collate: Callable[[Any], Any],
     begin: Callable[[int], None],
@@ -38,7 +38,8 @@ def iterating(
 
     Args:
         inputs: The inputs, as a torch Dataset.
-        batches: For each batch, the positions of its inputs in `inputs`.
+        batches: For each batch, the indices of its inputs. A batch is taken only when a worker
+            needs it.
         num_workers: The number of worker processes, at least 1.
         collate: Collates a worker's items into a batch.
         begin: Called in each worker, with the worker's number, before its first input.

@@ -25,11 +25,12 @@ class RetryPolicy:
 
 
 class LoaderPass(NamedTuple):
-    """The work of one DataLoader."""
+    """The work of one DataLoader. If it is `alone`, no retry may run beside it."""
 
     indices: Sequence[int]
     batch_size: int
     num_workers: int
+    alone: bool = False
 
 
 class _Retry(NamedTuple):
@@ -56,6 +57,8 @@ class InputQueue:
         # Inputs of batches that failed as a whole, with the size of their next batch.
         self._divided: dict[int, int] = {}
         self._waiting: list[int] = []
+        # Retries that were added to the current pass.
+        self._added: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -86,13 +89,22 @@ class InputQueue:
         if self._waiting:
             return LoaderPass(self._waiting, self.largest, num_workers)
         indices, alone = self._due()
-        return (
-            LoaderPass(indices, 1, 1) if alone else LoaderPass(indices, self.largest, num_workers)
-        )
+        if alone:
+            return LoaderPass(indices, 1, 1, alone=True)
+        return LoaderPass(indices, self.largest, num_workers)
+
+    def add_due(self) -> list[int]:
+        """Return the inputs whose retry is due now, to run them in the current pass."""
+        due = self._due_together(time.monotonic()) if self._retries else []
+        for index in due:
+            del self._retries[index]
+        self._added.update(due)
+        return due
 
     def reschedule(self, work: LoaderPass) -> None:
         """Schedule a pass's inputs again, if they have no outcome and are not scheduled yet."""
-        again = {*self._waiting, *work.indices}
+        again = {*self._waiting, *work.indices, *self._added}
+        self._added.clear()
         self._waiting = sorted(i for i in again if self._is_unscheduled(i))
 
     def divide(self, indices: Sequence[int], batch_size: int) -> None:
@@ -149,6 +161,6 @@ class InputQueue:
         return chosen, alone
 
     def _due_together(self, now: float) -> list[int]:
-        return [
-            index for index, retry in self._retries.items() if retry.due <= now and not retry.alone
-        ]
+        # A copy, because another thread may add a retry.
+        retries = list(self._retries.items())
+        return [index for index, retry in retries if retry.due <= now and not retry.alone]

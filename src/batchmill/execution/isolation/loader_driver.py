@@ -1,7 +1,7 @@
 """Drives one DataLoader: starts its workers, receives their batches, and reports dead workers."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,8 +38,8 @@ class LoaderDriver:
     """One DataLoader, from its start to its end. There is one worker for each channel.
 
     `run` executes one input in a worker. The watchdog's thread calls `receive` with outcomes. The
-    driver only reads `queue`, which has the inputs without a final outcome. With `weights`, each
-    input of the shard has a weight; None gives batches of equal length.
+    driver takes due retries from `queue`, which has the inputs without a final outcome. With
+    `weights`, each input of the shard has a weight; None gives batches of equal length.
     """
 
     work: LoaderPass
@@ -96,11 +96,11 @@ class LoaderDriver:
             np.ones(len(indices), np.int64) if self.weights is None else self.weights[list(indices)]
         )
         return iterating(
-            GuardedInputs(
-                indices=indices, run=self.run, drain=self._drain, stop_index=self.stop_index
-            ),
-            make_batches(
-                weights, self.work.batch_size, len(self.channels), even=self.weights is not None
+            GuardedInputs(run=self.run, drain=self._drain, stop_index=self.stop_index),
+            self._with_retries(
+                make_batches(
+                    weights, self.work.batch_size, len(self.channels), even=self.weights is not None
+                )
             ),
             len(self.channels),
             Collate(self.processor.callbacks.collate) if self.processor else keep_batch,
@@ -114,6 +114,21 @@ class LoaderDriver:
                 sockets=self.sockets,
             ),
         )
+
+    def _with_retries(self, batches: Sequence[range]) -> Iterator[Sequence[int]]:
+        """Yield the inputs of each batch. Retries that are due come first.
+
+        Each input of a batch step belongs to one batch, so its retries run after all batches.
+        """
+        adds_retries = self.processor is None and not self.work.alone
+        indices = self.work.indices
+        for batch in batches:
+            if adds_retries and (due := self.queue.add_due()):
+                yield due
+            first, last = indices[batch[0]], indices[batch[-1]]
+            # A worker receives a range in fewer bytes than a list.
+            is_range = last - first == len(batch) - 1
+            yield range(first, last + 1) if is_range else [indices[place] for place in batch]
 
     def _receive_batches(self, batches: LoaderIterator) -> None:
         """Start the workers, and process their batches. Raises WorkerDiedError."""

@@ -47,18 +47,13 @@ class GuardedInputs:
     batch step, the item is the sample. If the sample is lost, the input is loaded again.
     """
 
-    indices: Sequence[int]
     run: Callable[[int], Outcome | Sample]
     drain: DrainFlag
     stop_index: StopIndex
 
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, item: int) -> int | IndexedSample:
+    def __getitem__(self, index: int) -> int | IndexedSample:
         if self.drain.is_set():
             return SKIPPED
-        index = self.indices[item]
         if self.stop_index.excludes(index):
             return SKIPPED
         try:

@@ -65,10 +65,8 @@ class Facts:
     @property
     def begun(self) -> float:
         """The start of the first executed input, in seconds since 1970; 0 without one."""
-        if not len(self.executed):
-            return 0.0
         began = pc.subtract(self.executed["finished_at"], self.executed["seconds"])
-        return float(pc.min(began).as_py())
+        return float(pc.min(began).as_py() or 0)
 
     @property
     def seconds(self) -> float:

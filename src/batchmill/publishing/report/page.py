@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from importlib import resources
 from typing import Any, NamedTuple
 
 import jinja2
@@ -22,19 +21,14 @@ class Report(NamedTuple):
     pictures: Sequence[tuple[str, str]]
 
 
-def make_report(ledger: Ledger, run: int, dataset: str) -> Report:
-    """Gather the facts of a dataset after or during a run, and draw the pictures."""
-    facts = gather(ledger, run, dataset)
-    return Report(facts, list(figures(facts)))
-
-
 def write_report(ledger: Ledger, run: int, dataset: str) -> Report:
     """Write a dataset's report.html, and return its content. The file is replaced atomically.
 
     Raises:
         StoreError: The file cannot be written.
     """
-    report = make_report(ledger, run, dataset)
+    facts = gather(ledger, run, dataset)
+    report = Report(facts, list(figures(facts)))
     ledger.store.write(REPORT, render(report).encode())
     return report
 
@@ -47,7 +41,7 @@ def render(report: Report) -> str:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        loader=jinja2.FunctionLoader(_template),
+        loader=jinja2.PackageLoader("batchmill.publishing.report", ""),
     )
     environment.filters |= {"size": readable_size, "duration": duration, "moment": _moment}
     return environment.get_template("page.html").render(
@@ -75,14 +69,6 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
-
-
-def _template(name: str) -> str:
-    return (
-        resources.files(__package__ or "batchmill.publishing.report")
-        .joinpath(name)
-        .read_text("utf-8")
-    )
 
 
 def _moment(at: Any) -> str:
