@@ -1,5 +1,7 @@
 """The ledger commits records, selects the winning ones, and rejects damaged files."""
 
+import random
+
 import pandas as pd
 import pytest
 
@@ -31,7 +33,9 @@ def outcomes(ledger, **options):
 def test_pandas_can_read_a_committed_part(ledger, tmp_path):
     files = (WrittenFile("files/id-a/0.wav", 44, "xxh128:0"),)
     ledger.commit("000001-x-00000", [record("a", rows='[{"n":1}]', outputs=files)])
-    row = pd.read_parquet(tmp_path / ".batchmill/parts/000001-x-00000.parquet").iloc[0]
+    (part,) = (tmp_path / ".batchmill/parts").iterdir()
+    assert part.name.startswith("000001-x-00000-")
+    row = pd.read_parquet(part).iloc[0]
     assert (row["input"], row["outcome"], row["rows"]) == ("a", "ok", '[{"n":1}]')
     assert list(row["outputs"]) == [{"path": "files/id-a/0.wav", "size": 44, "content": "xxh128:0"}]
     assert (row["size"], row["mtime_ns"], row["step"]) == (5, 7, "step")
@@ -59,19 +63,31 @@ def test_a_later_failure_in_the_same_run_does_not_replace_ok(ledger):
     assert outcomes(ledger) == {"a": "failed"}
 
 
-def test_the_error_names_a_damaged_part(ledger, tmp_path):
+def test_the_error_names_a_damaged_part(ledger, tmp_path, seed):
+    """Any flipped bit, and any missing byte, is damage."""
     ledger.commit("000001-a-00000", [record("a")])
-    part = tmp_path / ".batchmill/parts/000001-a-00000.parquet"
-    part.write_bytes(part.read_bytes()[:-20])
-    with pytest.raises(LedgerError, match=r"000001-a-00000\.parquet: cannot be read"):
-        ledger.records()
+    (part,) = (tmp_path / ".batchmill/parts").iterdir()
+    whole, chance = part.read_bytes(), random.Random(seed)
+    damaged = [whole[:-20], whole[:-1], b""]
+    for _ in range(300):
+        flipped = bytearray(whole)
+        flipped[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        damaged.append(bytes(flipped))
+    for content in damaged:
+        part.write_bytes(content)
+        with pytest.raises(LedgerError, match=rf"{part.name}: is damaged, or is not a part of"):
+            ledger.records()
+    part.write_bytes(whole)
+    assert len(ledger.records()) == 1
 
 
 def test_the_error_names_a_foreign_part(ledger, tmp_path):
     folder = tmp_path / ".batchmill/parts"
     folder.mkdir()
     pd.DataFrame({"input": ["a"]}).to_parquet(folder / "mine.parquet")
-    with pytest.raises(LedgerError, match=r"mine\.parquet: is not a part of a ledger"):
+    with pytest.raises(
+        LedgerError, match=r"mine\.parquet: is damaged, or is not a part of a ledger"
+    ):
         ledger.records()
 
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from jobs import run_job
 
-from batchmill.maintenance.verify import verify
+from batchmill.maintenance.verify import examine, verify
 from batchmill.planning.job import make_job, prepare
 from batchmill.publishing.publish import publish_changes
 
@@ -76,6 +76,22 @@ def test_a_missing_or_truncated_table_is_written_again(dataset, name):
     path.unlink()
     assert name in _publish(dataset)
     assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_changed_table_is_found_and_written_again(dataset, name):
+    path = dataset / "out" / name
+    whole = path.read_bytes()
+    changed = bytearray(whole)
+    changed[len(whole) // 2] ^= 1
+    path.write_bytes(changed)
+    ledger = _prepared(dataset).ledger
+    (found,) = examine(ledger)
+    assert (found.kind, found.path) == ("changed", name)
+    examine(ledger, repair=True)
+    assert name in _publish(dataset)
+    assert path.read_bytes() == whole
+    assert examine(ledger) == []
 
 
 def test_an_interrupted_publication_is_repeated(dataset, monkeypatch):

@@ -19,6 +19,7 @@ from jobs import run_job
 from batchmill import BatchmillError, LedgerError, OptionError, StoreError
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_ledger
+from batchmill.ledger.parts import write_part
 from batchmill.maintenance.verify import examine
 from batchmill.storage import LocalStore, open_store
 
@@ -167,12 +168,15 @@ def test_the_error_names_a_link_in_a_dataset(words, dataset, outside, name):
 
 
 def rewrite(dataset, **values):
-    """Change the record of the first input in the only part of a dataset."""
+    """Replace the only part of a dataset by one with another first record. Return its name."""
     (part,) = (dataset / ".batchmill" / "parts").iterdir()
     table = pq.read_table(part).sort_by("input")
+    part.unlink()
     rows = table.to_pylist()
     rows[0] |= values
-    pq.write_table(table.from_pylist(rows, table.schema), part)
+    changed = table.from_pylist(rows, table.schema)
+    write_part(LocalStore(dataset), ".batchmill/parts/000001-a-00000", changed)
+    (part,) = (dataset / ".batchmill" / "parts").iterdir()
     return part.name
 
 

@@ -157,10 +157,10 @@ class Ledger:
         """Write one part. The outputs that it names must exist already.
 
         Args:
-            part: The name of the part, without the suffix.
+            part: The name of the part, without the hash of its content and the suffix.
             records: The outcomes, each with its origin.
         """
-        write_part(self.store, f"{_PARTS}/{part}.parquet", as_part(records))
+        write_part(self.store, f"{_PARTS}/{part}", as_part(records))
 
     def rewrite_records(self, run: int, records: pa.Table) -> None:
         """Write records of earlier runs again, with changes or in fewer parts.
@@ -171,7 +171,7 @@ class Ledger:
             run: The number of the run that rewrites them.
             records: The records, with all columns of `PART_SCHEMA`.
         """
-        name = f"{_PARTS}/{_UPKEEP}{run:06d}-{uuid.uuid4().hex[:12]}.parquet"
+        name = f"{_PARTS}/{_UPKEEP}{run:06d}-{uuid.uuid4().hex[:12]}"
         write_part(self.store, name, records.select(PART_SCHEMA.names).cast(PART_SCHEMA))
 
     def delete_parts(self, names: Iterable[str]) -> None:

@@ -102,6 +102,8 @@ def open_ledger(dataset: str) -> Ledger:
     if fault:
         raise OptionError(f"{shown_url(place)}: {fault}")
     ledger = Ledger(open_store(place))
+    if not is_url(place) and not os.path.exists(place):
+        raise OptionError(f"{dataset}: there is no such folder. Check the path.")
     if not ledger.exists:
         raise OptionError(
             f"{dataset}: is not a dataset (it has no {FOLDER} folder). Check the path."

@@ -1,15 +1,18 @@
 """The format of a ledger's parts, and the rule which record wins if an input has several.
 
 A part is a Parquet file. Each row is a record: the outcome of an input, and its origin. A part is
-never changed after it is written.
+never changed after it is written. Its name ends with a hash of its content, so that damage is
+detected.
 """
 
+import io
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import xxhash
 
 from batchmill.errors import LedgerError
 from batchmill.outcome import Outcome
@@ -84,13 +87,16 @@ def write_part(store: Store, name: str, part: pa.Table) -> None:
 
     Args:
         store: The store of the dataset.
-        name: The name of the file in the store.
+        name: The name of the file in the store, without the hash and the suffix.
         part: A table with the schema `PART_SCHEMA`.
 
     Raises:
         StoreError: The file cannot be written.
     """
-    store.write_atomic(name, lambda file: pq.write_table(part, file, compression="zstd"))
+    file = io.BytesIO()
+    pq.write_table(part, file, compression="zstd")
+    data = file.getvalue()
+    store.write(f"{name}-{_hash(data)}.parquet", data)
 
 
 def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -107,7 +113,15 @@ def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> 
     """
     place = store.url_of(name)
     try:
-        file = pq.ParquetFile(store.open(name))
+        with store.open(name) as source:
+            data = source.read_buffer()
+        if not name.endswith(f"-{_hash(data)}.parquet"):
+            raise LedgerError(
+                f"{place}: is damaged, or is not a part of a ledger. Its content does not match "
+                "the hash in its name. Move it away, and run the same command again. Its inputs "
+                "then run again."
+            )
+        file = pq.ParquetFile(pa.BufferReader(data))
         if (file.schema_arrow.metadata or {}).get(b"batchmill.ledger") != str(VERSION).encode():
             raise LedgerError(f"{place}: is not a part of a ledger of version {VERSION}.")
         table = file.read(columns=list(columns) if columns else None)
@@ -124,6 +138,10 @@ def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> 
             "again."
         )
     return table
+
+
+def _hash(data: bytes | pa.Buffer) -> str:
+    return xxhash.xxh3_64_hexdigest(data)
 
 
 def _first_outside(table: pa.Table) -> str | None:

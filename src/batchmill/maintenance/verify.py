@@ -1,6 +1,8 @@
 """Compares a dataset with its ledger, and repairs the differences."""
 
+import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -15,6 +17,8 @@ from batchmill.storage import FILES, METADATA, Store, in_threads
 METADATA_CSV, FAILURES_CSV = "metadata.csv", "failures.csv"
 TABLES = (METADATA, METADATA_CSV, FAILURES_CSV)
 REPORT = "report.html"
+# The size and the content hash of each published table, and a hash of what the tables depend on.
+PUBLISHED = f"{FOLDER}/published.json"
 _TOP = {FOLDER, FILES, REPORT, *TABLES}
 
 
@@ -55,9 +59,13 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
     yield from filter(None, in_threads(compare, names, store.threads))
     tables = TABLES if ledger.runs() else ()
     top = store.names("")
+    published = published_tables(store)
     for table in tables:
         if table not in top:
             yield Difference("missing", table, message="the next run writes it")
+        elif table in published and store.content_of(table) != published[table]["content"]:
+            message = "differs from the published table. Run verify --repair, then the job again"
+            yield Difference("changed", table, message=message)
     strays = [name for name in top if name not in _TOP]
     strays += [f"{FOLDER}/{name}" for name in store.names(FOLDER) if name not in IN_FOLDER]
     for name in [*strays, *unreferenced(store, owners)]:
@@ -66,6 +74,15 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
         yield Difference("leak", METADATA, message=message)
     for message in find_duplicates(ledger):
         yield Difference("duplicate", METADATA, message=message)
+
+
+def published_tables(store: Store) -> Mapping[str, Mapping[str, Any]]:
+    """Return the size and the content hash of each published table; empty if unknown."""
+    with suppress(ValueError, KeyError, TypeError):
+        if store.exists(PUBLISHED):
+            tables: Mapping[str, Mapping[str, Any]] = json.loads(store.read(PUBLISHED))["tables"]
+            return tables
+    return {}
 
 
 def recorded_files(ledger: Ledger) -> dict[str, tuple[str, Mapping[str, Any]]]:
@@ -120,6 +137,8 @@ def repair_differences(ledger: Ledger, differences: list[Difference]) -> None:
     for found in differences:
         if found.kind == "unreferenced":
             ledger.store.remove(found.path)
+    if any(found.path in TABLES and found.kind == "changed" for found in differences):
+        ledger.store.delete(PUBLISHED)  # The next run then writes the tables again.
 
 
 def _compare(

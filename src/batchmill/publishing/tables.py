@@ -1,9 +1,9 @@
 """Publish a dataset's tables: metadata.parquet, metadata.csv and failures.csv."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,7 +14,8 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.verify import FAILURES_CSV, METADATA_CSV
 from batchmill.manifest import Manifest
 from batchmill.partitioning import COLUMN
-from batchmill.storage import METADATA
+from batchmill.storage import METADATA, Store
+from batchmill.storage.fingerprints import HashingFile
 
 # The rows of this number of inputs are Python objects at a time. It limits the memory.
 _CHUNK = 20_000
@@ -31,8 +32,15 @@ _FAILURE_COLUMNS = (
 )
 
 
-def publish(ledger: Ledger, manifest: Manifest) -> None:
-    """Write a dataset's tables. Each file is replaced atomically.
+class PublishedTable(NamedTuple):
+    """The size in bytes and the content hash of a table."""
+
+    size: int
+    content: str
+
+
+def publish(ledger: Ledger, manifest: Manifest) -> dict[str, PublishedTable]:
+    """Write a dataset's tables, and return them by name. Each file is replaced atomically.
 
     `metadata` has one row per row that the step returned: `input`, `output`, `partition` (with
     partitions only), the manifest's columns and the step's columns. Rows are in the manifest's
@@ -46,11 +54,26 @@ def publish(ledger: Ledger, manifest: Manifest) -> None:
     )
     ok = pc.equal(records["outcome"], "ok")
     metadata = metadata_table(records.filter(ok), manifest)
-    write, failures = ledger.store.write_atomic, failure_records(ledger)
+    failures = failure_records(ledger)
     options: dict[str, Any] = {"compression": "zstd", "row_group_size": 128 * 1024}
-    write(METADATA, lambda file: pq.write_table(metadata, file, **options))
-    write(METADATA_CSV, lambda file: pcsv.write_csv(metadata, file))
-    write(FAILURES_CSV, lambda file: pcsv.write_csv(failures, file))
+    writers: dict[str, Callable[[HashingFile], object]] = {
+        METADATA: lambda file: pq.write_table(metadata, file, **options),
+        METADATA_CSV: lambda file: pcsv.write_csv(metadata, file),
+        FAILURES_CSV: lambda file: pcsv.write_csv(failures, file),
+    }
+    return {name: _write(ledger.store, name, writer) for name, writer in writers.items()}
+
+
+def _write(store: Store, name: str, writer: Callable[[HashingFile], object]) -> PublishedTable:
+    written: list[PublishedTable] = []
+
+    def write(file: BinaryIO) -> None:
+        hashing = HashingFile(file)
+        writer(hashing)
+        written.append(PublishedTable(hashing.size, hashing.content))
+
+    store.write_atomic(name, write)
+    return written[-1]
 
 
 def failure_records(ledger: Ledger) -> pa.Table:

@@ -2,7 +2,7 @@
 
 import os
 import stat
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import xxhash
 
@@ -65,6 +65,39 @@ def hash_file(file: IO[bytes]) -> str:
     while data := file.read(_READ_BYTES):
         state.update(data)
     return f"xxh128:{state.hexdigest()}"
+
+
+class HashingFile:
+    """A file that hashes what is written to it, and passes it on to another file if there is one.
+
+    Attributes:
+        size: The number of bytes written.
+    """
+
+    closed = False
+
+    def __init__(self, file: IO[bytes] | None = None) -> None:
+        self.size = 0
+        self._file = file
+        self._state = xxhash.xxh3_128()
+
+    @property
+    def content(self) -> str:
+        """The hash of the bytes written, as `content_of` returns it."""
+        return f"xxh128:{self._state.hexdigest()}"
+
+    def write(self, data: Any) -> int:
+        """Write bytes, and return their number."""
+        self._state.update(data)
+        self.size += len(data)
+        return self._file.write(data) if self._file else len(data)
+
+    def tell(self) -> int:
+        """Return the number of bytes written."""
+        return self.size
+
+    def flush(self) -> None:
+        """Do nothing. Arrow requires this method."""
 
 
 def content_of(path: str) -> str:
