@@ -100,7 +100,7 @@ class DatasetRun:
             self._at_end.callback(self._record_shards, scheduler)
         if watch.check() and not self._cancellation.reason:
             scheduler.queue.ended_early.append(
-                "The run was stopped early. The other inputs are pending."
+                "The run was stopped early. Inputs without an outcome are pending."
             )
         self._ended_early = scheduler.queue.ended_early
 
@@ -127,7 +127,7 @@ class DatasetRun:
         if is_stale:
             ledger: Any = opaque(run.ledger)
             self._reporter.sum_up(write_report(ledger, run.number, job.output))
-        accepted = summary.accepted(self._policy.failures_allowed(summary.inputs))
+        accepted = summary.accepted(self._policy)
         self._reporter.end(summary, "Completed" if accepted else "Failed")
         if not accepted:
             lines = [failure_message(summary, job.output), *self._ended_early]

@@ -1,7 +1,7 @@
 """The failure policy of a run: time limit, memory limit, retries and allowed failures."""
 
 import re
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -53,6 +53,12 @@ class FailurePolicy(Options):
         description="Number or percentage of inputs that may fail, for example 3 or 2%. If more "
         "inputs fail, the run counts as failed.",
         json_schema_extra={"pattern": _SHARE_PATTERN},
+    )
+    known_failures: Literal["failed", "ok"] = Field(
+        default="failed",
+        title="Known failures",
+        description="How inputs that failed in an earlier run count. With ok, they do not make "
+        "this run fail. New failures do.",
     )
     fail_fast: bool = Field(
         default=False,

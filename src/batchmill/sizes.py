@@ -14,7 +14,7 @@ def readable_size(count: float) -> str:
     amount = float(count)
     for unit in _UNITS:
         if amount < 1024:
-            return f"{amount:,.0f} {unit}" if unit == "bytes" else f"{amount:,.1f} {unit}"
+            return counted(round(amount), "byte") if unit == "bytes" else f"{amount:,.1f} {unit}"
         amount /= 1024
     return f"{amount:,.1f} TiB"
 

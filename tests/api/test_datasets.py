@@ -35,7 +35,7 @@ def test_a_released_input_is_planned_again(dataset, words):
     assert batchmill.retry(dataset, "b.txt") == ["b.txt"]
     plan = batchmill.plan(words, "steps_under_test:fails_on_b", dataset, batch_size=1)
     assert (plan.pending, plan.counts["retry"], plan.batch_size) == (1, 1, 1)
-    assert repr(plan).startswith("1 inputs to execute (1 retry")
+    assert repr(plan).startswith("1 input to execute (1 retry")
 
 
 def test_verify_lists_differences(dataset):

@@ -10,6 +10,7 @@ import pytest
 from jobs import run_job
 
 from batchmill.cli.main import main, make_app
+from batchmill.policy import FailurePolicy
 
 SPLIT = "batchmill.steps.words:split"
 STEPS = Path(__file__).parents[1] / "support"
@@ -207,7 +208,7 @@ def test_verify_fails_for_a_leak_and_only_warns_about_duplicates(
             "a percentage",
         ),
         (["try", ".", "--step", SPLIT], "is a folder"),
-        (["status", "nosuch"], "is not a dataset"),
+        (["status", "nosuch"], "there is no such folder"),
         (["failures", "."], "is not a dataset"),
         (["try", "nosuch.txt", "--step", SPLIT], "no such file"),
         (["watch", ".", "--every", "0"], "more than 0"),
@@ -221,6 +222,7 @@ def test_verify_fails_for_a_leak_and_only_warns_about_duplicates(
             "cannot be combined",
         ),
         (["plan", ".", "--step", SPLIT, "-o", "out", "--min-age", "999"], "younger than --min-age"),
+        (["run", "a.txt", "b.txt", "--step", SPLIT, "-o", "out"], "put a glob in quotes"),
         (["nosuch"], "nosuch"),
     ],
 )
@@ -281,6 +283,26 @@ def test_failures_as_csv(command, words, tmp_path, monkeypatch):
     assert code == 0
     assert text.startswith("input,outcome,error,message,attempts")
     assert "b.txt,failed,ValueError" in text
+
+
+def test_failures_shows_where_a_step_was_when_its_time_was_over(
+    command, words, tmp_path, monkeypatch
+):
+    (tmp_path / "sleeper.py").write_text("import time\ndef step(source):\n    time.sleep(600)\n")
+    monkeypatch.chdir(tmp_path)
+    (words / "manifest.csv").write_text("input\na.txt\n")
+    run_job(words / "manifest.csv", "sleeper:step", "out", policy=FailurePolicy(timeout=1))
+    _, text, _ = command("failures", "out")
+    assert 'sleeper.py", line 3 in step' in text
+
+
+def test_run_reports_the_inputs_that_it_pruned(command, words, tmp_path):
+    manifest, out = words / "manifest.csv", tmp_path / "out"
+    run_job(manifest, SPLIT, out)
+    manifest.write_text("input\na.txt\n")
+    code, text, _ = command("run", manifest, "--step", SPLIT, "-o", out, "--prune")
+    assert code == 0
+    assert "3 withdrawn inputs removed from the dataset" in text
 
 
 def test_control_characters_of_names_do_not_reach_the_terminal(command):

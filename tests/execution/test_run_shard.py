@@ -59,7 +59,7 @@ def test_the_tutorials_class_gives_the_same_rows_for_every_batch_size(
         num_chars=3,
         overlap=2,
     )
-    assert summary.accepted(0)
+    assert summary.accepted(FailurePolicy(max_failures="0"))
     table = pd.read_parquet(tmp_path / "out" / "metadata.parquet")
     assert dict(zip(table["input"], table["value"], strict=True)) == PARTS
 
@@ -100,8 +100,8 @@ def test_an_input_that_fails_does_not_affect_other_inputs(words, tmp_path):
         "d.txt": "ok",
     }
     assert summary.outcomes == {"ok": 3, "failed": 1}
-    assert not summary.accepted(0)
-    assert summary.accepted(1)
+    assert not summary.accepted(FailurePolicy(max_failures="0"))
+    assert summary.accepted(FailurePolicy(max_failures="1"))
     assert summary.failures == (("b.txt", "failed: ValueError: bad header"),)
     message = failure_message(summary, "out")
     assert "4 inputs: 3 ok, 1 failed" in message
@@ -124,7 +124,7 @@ def test_a_second_run_executes_only_new_and_changed_inputs(words, tmp_path):
     summary = run_job(manifest, "steps_under_test:fails_on_b", out)
     assert (summary.executed, summary.counts["quarantined"]) == (0, 1)
     assert summary.outcomes == {"ok": 3, "failed": 1}
-    assert not summary.accepted(0)
+    assert not summary.accepted(FailurePolicy(max_failures="0"))
     assert "batchmill retry" in failure_message(summary, "out")
     (words / "e.txt").write_text("new")
     with open(manifest, "a") as file:
@@ -325,3 +325,17 @@ def test_a_split_shard_leaves_its_unbegun_inputs_to_another_shard(tmp_path, monk
         run_shard(rest)
         assert unfinished([whole]) == [[]]
         assert len(gated.executions(tmp_path, "out")) == whole.inputs
+
+
+def test_known_failures_can_be_ignored(words, tmp_path):
+    """Then only the failures of the run itself count."""
+    ignoring = FailurePolicy(known_failures="ok")
+    (words / "a.txt").write_bytes(b"\xff")
+    step = "batchmill.steps.words:split"
+    first = run_job(words / "manifest.csv", step, tmp_path / "out")
+    assert not first.accepted(ignoring)
+    (words / "b.txt").write_text("changed")
+    second = run_job(words / "manifest.csv", step, tmp_path / "out")
+    assert (second.executed, second.outcomes) == (1, {"ok": 3, "failed": 1})
+    assert second.accepted(ignoring)
+    assert not second.accepted(FailurePolicy())

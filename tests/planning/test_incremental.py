@@ -19,6 +19,7 @@ from batchmill.manifest.saved import listed_manifest, save_manifest
 from batchmill.planning.job import make_job, prepare
 from batchmill.publishing.tables import publish
 from batchmill.runs.run import open_run
+from batchmill.step.fingerprint import differences
 from batchmill.step.load import load_step
 from batchmill.storage import LocalStore
 
@@ -158,6 +159,17 @@ def test_only_changed_inputs_are_executed(tmp_path, monkeypatch):
     assert job.reasons(force=True) == {"forced": 2_001}
 
 
+def test_a_change_of_the_signature_or_of_the_step_is_reported_once():
+    before = {"ref": "a:step", "version": None, "params": {"old": "1"}, "sources": {"a": "x"}}
+    now = before | {"params": {"new": "2"}}
+    assert differences(before, now) == [
+        "the parameter new was added with the value 2",
+        "the parameter old was removed",
+    ]
+    now = now | {"ref": "b:step", "sources": {"b": "x"}}
+    assert differences(before, now) == ["the step changed from a:step to b:step"]
+
+
 def test_an_edited_step_executes_all_inputs_and_reports_why(job):
     job.run()
     job.edit(step=STEP.format(helper=job.helper) + "# a remark\n")
@@ -167,7 +179,7 @@ def test_an_edited_step_executes_all_inputs_and_reports_why(job):
     assert job.plan().step_changes == [f"the source of {job.helper} changed"]
     assert job.run() == 20
     job.edit(step=STEP.format(helper=job.helper) + "step.version = '2'\n")
-    assert "its version changed from None to 2" in job.plan().step_changes
+    assert "the step's version changed from None to 2" in job.plan().step_changes
     assert job.run() == 20
     assert job.run() == 0
 
@@ -428,3 +440,23 @@ def test_compaction_keeps_all_records(job):
     assert job.ledger.records().sort_by("input") == before
     assert job.ledger.records(run=6)["input"].to_pylist() == ["in/00000.txt"]
     assert job.run() == 0
+
+
+class StopAfterFive(list):
+    """A list that interrupts the run when it has five outcomes."""
+
+    def append(self, outcome):
+        super().append(outcome)
+        if len(self) == 5:
+            raise KeyboardInterrupt
+
+
+def test_a_forced_run_can_be_resumed_and_a_later_one_starts_again(job):
+    assert job.run() == 20
+    with pytest.raises(KeyboardInterrupt):
+        job.run(force=True, batch_size=1, num_workers=1, seen=StopAfterFive())
+    done = len(job.ledger.records(["input"], run=2))
+    assert 5 <= done < 20
+    assert job.run(force=True) == 20 - done
+    assert job.run() == 0
+    assert job.run(force=True) == 20

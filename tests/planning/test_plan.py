@@ -99,7 +99,9 @@ def test_an_input_with_damaged_outputs_is_executed_again():
 
 
 def test_force_also_executes_quarantined_inputs():
-    plan = make_plan(manifest_of("a", "b", "c"), records_of(a="ok", b="failed"), "s", force=True)
+    plan = make_plan(
+        manifest_of("a", "b", "c"), records_of(a="ok", b="failed"), "s", forced_after=1
+    )
     assert reasons(plan) == {"a": "forced", "b": "forced", "c": "new"}
 
 

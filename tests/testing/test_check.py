@@ -98,7 +98,7 @@ NEED_TWO = ("ByPosition", "counts_calls", "removes_what_others_wrote")
         ("removes_what_others_wrote", "a second run executes it again (damaged)"),
         ("writes_here", "it left a file in its working directory: left.txt"),
         ("leaves_temporary_files", "it left a file in the temporary folder"),
-        ("other_identity", "its identity differs in each process: its version changed"),
+        ("other_identity", "its identity differs in each process: the step's version changed"),
     ],
 )
 @pytest.mark.slow

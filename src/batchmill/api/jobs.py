@@ -17,7 +17,7 @@ from batchmill.planning.option_groups import OptionGroups
 from batchmill.publishing.failed_inputs import failure_table
 from batchmill.reading.published import read_published
 from batchmill.runs.summary import Summary, failure_message
-from batchmill.sizes import list_counts
+from batchmill.sizes import counted, list_counts
 from batchmill.storage.access import Access, access_to
 
 Step = str | Callable[..., Any]
@@ -125,8 +125,9 @@ class PlanResult:
     def __repr__(self) -> str:
         listed = list_counts(self.counts) or "no inputs"
         return (
-            f"{self.pending:,} inputs to execute ({listed}) in {self.shards:,} "
-            f"shard(s), batch_size {self.batch_size}, num_workers {self.num_workers}"
+            f"{counted(self.pending, 'input')} to execute ({listed}) in "
+            f"{counted(self.shards, 'shard')}, batch_size {self.batch_size}, "
+            f"num_workers {self.num_workers}"
         )
 
 

@@ -35,6 +35,7 @@ class JobKeywords(TypedDict, total=False):
     timeout: float | None
     memory_limit: str | int
     max_failures: int | str
+    known_failures: Literal["failed", "ok"]
     fail_fast: bool
     force: bool
     prune: bool

@@ -22,6 +22,8 @@ FailureKinds = Annotated[
     ),
 ]
 _SHOWN_LINES = 20
+# faulthandler writes this line before the stack of a worker that exceeds its time.
+_STACK = ("Stack (most recent call first)", "Current thread 0x")
 
 
 def failures(
@@ -63,18 +65,22 @@ def failures(
         out.print("No failed input matches." if inputs or kind else "No input has failed.")
     else:
         count = counted(len(records), "input is", "inputs are")
-        out.print(f"{count} not ok. To see all details: --json or --csv")
+        out.print(f"{count} not ok. To print the complete texts, add --json or --csv.")
 
 
 def _most_telling(lines: list[str]) -> tuple[list[str], str]:
     """Return the lines to show, and their description.
 
-    These are the first lines of the stack after a fatal error, else the last lines.
+    These are the first lines of the stack after a fatal error or a timeout, else the last lines.
     """
     fatal = [index for index, line in enumerate(lines) if line.startswith("Fatal Python error")]
+    dumped = [index for index, line in enumerate(lines) if line.startswith(_STACK)]
     if fatal:
         stack = lines[fatal[-1] :]
         return stack[:_SHOWN_LINES], f", the last {_SHOWN_LINES} calls before the crash"
+    if dumped and len(lines) > _SHOWN_LINES:
+        stack = lines[dumped[-1] :]
+        return stack[:_SHOWN_LINES], f", the last {_SHOWN_LINES} calls before the kill"
     if len(lines) > _SHOWN_LINES:
         return lines[-_SHOWN_LINES:], f", its last {_SHOWN_LINES} lines"
     return lines, ""

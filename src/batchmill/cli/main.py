@@ -8,7 +8,7 @@ import gc
 import sys
 from typing import NoReturn
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from batchmill.cli.console import console
 from batchmill.errors import BatchmillError, CancelledError, RunError
@@ -62,6 +62,15 @@ def make_app(called: str = "") -> App:
     return app
 
 
+def _reason(error: CycloptsError) -> str:
+    """Return the message of an error in the arguments, with the likely fix."""
+    if not isinstance(error, UnusedCliTokensError):
+        return str(error)
+    first, *more = error.unused_tokens or [""]
+    others = f" and {len(more):,} more" if more else ""
+    return f"unexpected argument {first!r}{others}. Remove it, or put a glob in quotes."
+
+
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and end the process with its exit code."""
     errors = console(stderr=True)
@@ -70,7 +79,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     try:
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        errors.print(f"batchmill: {error}", style="red")
+        errors.print(f"batchmill: {_reason(error)}", style="red")
         errors.print("See: batchmill --help, batchmill COMMAND --help")
         code = NOT_STARTED
     except CancelledError as error:

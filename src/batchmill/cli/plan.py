@@ -25,6 +25,7 @@ from batchmill.planning.batching import Layout, parallelism
 from batchmill.planning.job import Prepared
 from batchmill.planning.plan import REASONS
 from batchmill.planning.run_spec import partitions_of
+from batchmill.sizes import counted
 from batchmill.step.params import parse_params
 
 SHOWN_NAMES = 5
@@ -143,7 +144,7 @@ def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
     out.print(_line("withdrawn", counts["withdrawn"], gone))
     if gone:
         out.print(
-            "Files and rows of withdrawn inputs are kept. To remove them: batchmill run --prune"
+            "Files and rows of withdrawn inputs are kept. To remove them, add --prune to the run."
         )
     too_young = prepared.manifest.too_young
     if len(too_young):
@@ -158,12 +159,12 @@ def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
         out.print("Nothing to execute.")
         return
     out.print(
-        f"{pending:,} inputs to execute, in {layout.shards:,} shard(s) with batch_size "
-        f"{layout.batch_size} and num_workers {layout.num_workers}."
+        f"{counted(pending, 'input')} to execute, in {counted(layout.shards, 'shard')} with "
+        f"batch_size {layout.batch_size} and num_workers {layout.num_workers}."
     )
     for reason in layout.reasons:
         out.print(f"  {reason}.")
-    table = Table("batch_size", "cores used", f"idle of {cores} cores")
+    table = Table("batch_size", "usable cores", f"idle of {cores} cores")
     for size in _batch_sizes(pending, layout.batch_size):
         can_use = parallelism(pending, size)
         mark = " <- this run" if size == layout.batch_size else ""

@@ -29,4 +29,4 @@ def retry(
         count = counted(len(chosen), "input is", "inputs are")
         console().print(f"{count} released for the next batchmill run.")
     else:
-        console().print("No failed input matches.")
+        console().print("No failed input matches." if inputs or kind else "No input has failed.")

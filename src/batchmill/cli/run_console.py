@@ -18,7 +18,7 @@ from batchmill.planning.job import Prepared
 from batchmill.planning.option_groups import OptionGroups
 from batchmill.planning.partition_assignment import has_assigned
 from batchmill.runs.summary import failure_message
-from batchmill.sizes import list_counts
+from batchmill.sizes import counted, list_counts
 
 
 class RunConsole(RunObserver):
@@ -79,6 +79,9 @@ def run_and_show(
         print(json_text.dumps(found, ensure_ascii=False))
     else:
         _show(ended, seconds)
+        withdrawn = ended.prepared.plan.counts["withdrawn"]
+        if withdrawn and request.options.run.prune:
+            console().print(f"{counted(withdrawn, 'withdrawn input')} removed from the dataset.")
     if ended.error:
         # The first line of a message with several lines has already been printed.
         first, _, rest = str(ended.error).partition("\n")

@@ -13,7 +13,7 @@ from batchmill.runs.summary import (
     failure_message,
     summarise,
 )
-from batchmill.sizes import readable_size
+from batchmill.sizes import counted, readable_size
 
 
 def status(dataset: Dataset, /, *, json: Json = False) -> None:
@@ -48,10 +48,10 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
     if who:
         state = f"is running ({who})"
     elif ended:
-        state = f"took {ended['seconds']:.1f} s"
+        state = f"took {ended['seconds']:.1f} s without its start-up"
         if summary.executed:
             state += f" ({summary.executed / max(ended['seconds'], 0.001):.1f} inputs/s)"
-    out.print(f"run {summary.run} {state}; {summary.executed:,} inputs executed")
+    out.print(f"run {summary.run} {state}; {counted(summary.executed, 'input')} executed")
     message = failure_message(summary, dataset)
     # During a run, the advice to repeat the command would be wrong.
     out.print(message.removesuffix(f"\n{RUN_AGAIN}") if who else message)
@@ -59,4 +59,4 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
     if let_go:
         out.print(f"Inputs released for the next run: {let_go:,}")
     if contents.outputs:
-        out.print(f"{contents.outputs:,} output files, {readable_size(contents.bytes)}")
+        out.print(f"{counted(contents.outputs, 'output file')}, {readable_size(contents.bytes)}")

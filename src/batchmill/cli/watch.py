@@ -48,7 +48,8 @@ def watch(
 ) -> None:
     """Watch a folder or bucket, and announce new files to Prefect, which runs a deployment.
 
-    Needs a Prefect server (PREFECT_API_URL). Ctrl-C or SIGTERM ends it with exit code 0. Examples:
+    Needs a Prefect server (PREFECT_API_URL). Ctrl-C or SIGTERM ends the command with
+    exit code 0. Examples:
 
     ```
     batchmill watch /data/recordings --deployment preprocess/on-arrival

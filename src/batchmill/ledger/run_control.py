@@ -37,6 +37,15 @@ class RunControl:
         """Return the id of the flow run that executes a run; None if it was not recorded."""
         return self._read(self._name(run, "flow-run"))
 
+    def record_forced(self, run: int, after: int) -> None:
+        """Record that a run is forced: it ignores the outcomes of the runs up to `after`."""
+        self._store.write(self._name(run, "forced"), str(after).encode())
+
+    def read_forced(self, run: int) -> int | None:
+        """Return the last run whose outcomes a forced run ignores; None if it is not forced."""
+        after = self._read(self._name(run, "forced"))
+        return None if after is None else int(after)
+
     def record_node(self, run: int, shard: str, node: str) -> None:
         """Record the cluster node on which a shard has begun."""
         self._store.write(self._name(run, "place", shard), node.encode())

@@ -227,10 +227,10 @@ def plan_shards(
 def _count_shards(count: int, rounds: int, slots: int, *, may_grow: bool) -> tuple[int, str]:
     """Return the number of shards, and the reason. `rounds` is the number of rounds of one slot."""
     if slots == 1 and not may_grow:
-        wanted, why = 1, "one at a time, with all workers"
+        wanted, why = 1, "the cores are enough for one shard at a time"
     else:
         wanted = min(slots * SHARDS_PER_SLOT, max(slots, rounds // _ROUNDS_PER_SHARD))
-        why = f"{slots:,} run at a time, up to {SHARDS_PER_SLOT} per slot"
+        why = f"{slots:,} can run at a time, and at most {slots * SHARDS_PER_SLOT:,} are planned"
     if count > wanted * MAX_SHARD_INPUTS:
         wanted = parallelism(count, MAX_SHARD_INPUTS)
         why = f"at most {MAX_SHARD_INPUTS:,} inputs per shard"

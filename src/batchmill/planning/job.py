@@ -67,6 +67,7 @@ class Prepared:
         ledger: The dataset's ledger.
         plan: The plan.
         ledger_state: The ledger's state before the manifest was read. The plan is based on it.
+        forced_after: The last run whose outcomes a forced run ignores. None without `--force`.
         step_changes: The differences from the step of the earlier records, one line each.
         partition_changes: The changed partition options, one line each.
     """
@@ -78,6 +79,7 @@ class Prepared:
     plan: Plan
     ledger_state: Sequence[str]
     step_changes: Sequence[str]
+    forced_after: int | None = None
     partition_changes: Sequence[str] = ()
 
 
@@ -195,6 +197,7 @@ def _plan(
     records = ledger.records(PLANNED_COLUMNS)
     record_rows = find_records(records, manifest.inputs)
     file_changes = detect_changes(manifest, records, record_rows, step.identity, ledger.store)
+    forced_after = _forced_after(ledger) if job.force else None
     plan = make_plan(
         manifest,
         records,
@@ -203,7 +206,7 @@ def _plan(
         takes_rows=bool({"row", "labels"} & step.given),
         released=ledger.released(),
         changes=file_changes,
-        force=job.force,
+        forced_after=forced_after,
     )
     if not job.inputs.allow_missing:
         _check_missing(job, manifest, plan)
@@ -221,8 +224,20 @@ def _plan(
         plan=plan,
         ledger_state=state,
         step_changes=_step_changes(ledger, step, plan),
+        forced_after=forced_after,
         partition_changes=changes,
     )
+
+
+def _forced_after(ledger: Ledger) -> int:
+    """Return the last run whose outcomes a forced run ignores.
+
+    If the last run was forced and did not end, this run resumes it.
+    """
+    last = max(ledger.runs(), default=0)
+    before, summary = ledger.control.read_forced(last), ledger.read_summary(last)
+    has_ended = summary is not None and not summary["pending"]
+    return last if before is None or has_ended else before
 
 
 def _check_missing(job: Job, manifest: Manifest, plan: Plan) -> None:

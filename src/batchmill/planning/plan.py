@@ -80,7 +80,7 @@ def make_plan(
     takes_rows: bool = False,
     released: Mapping[str, int] | None = None,
     changes: FileChanges | None = None,
-    force: bool = False,
+    forced_after: int | None = None,
 ) -> Plan:
     """Compare the inputs of a manifest with the records of a ledger.
 
@@ -95,7 +95,7 @@ def make_plan(
             inputs are quarantined.
         changes: The result of `detect_changes`. Without it, each file with another time is
             "changed".
-        force: True to re-run all inputs.
+        forced_after: The last run whose outcomes a forced run ignores. None without `--force`.
 
     Returns:
         The plan.
@@ -108,9 +108,14 @@ def make_plan(
     is_damaged = pc.is_in(inputs["input"], value_set=pa.array(sorted(changes.damaged), pa.string()))
     is_released = _is_released(inputs["input"], done["run"], released or {})
     is_quarantined = pc.and_(_differ(done["outcome"], "ok"), pc.invert(is_released))
+    is_forced = pc.less_equal(done["run"], -1 if forced_after is None else forced_after)
     reason = pc.case_when(
         pc.make_struct(
-            compared.is_new, compared.is_changed, is_damaged, is_released, pa.scalar(force)
+            compared.is_new,
+            compared.is_changed,
+            is_damaged,
+            is_released,
+            is_forced.fill_null(False),
         ),
         *REASONS,
         pc.if_else(is_quarantined, "quarantined", "unchanged"),

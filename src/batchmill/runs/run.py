@@ -64,6 +64,8 @@ class Run:
             cores,
             whole_batches=self.prepared.step.is_batched,
         )
+        if self.prepared.forced_after is not None:
+            self.ledger.control.record_forced(self.number, self.prepared.forced_after)
         write_run_plan(self.prepared, self.number, layout, policy, self.lease.token)
         if not self.pending:
             return layout, []

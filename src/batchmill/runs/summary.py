@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import KINDS, one_line
 from batchmill.planning.run_spec import planned_names, read_work
-from batchmill.sizes import list_counts
+from batchmill.policy import FailurePolicy
+from batchmill.sizes import counted, list_counts
 
 SHOWN_NAMES = 10
 RUN_AGAIN = "Run the same command again to execute the pending inputs."
@@ -45,9 +46,10 @@ class Summary:
         """The number of inputs whose outcome is not ok."""
         return sum(count for kind, count in self.outcomes.items() if kind != "ok")
 
-    def accepted(self, failures_allowed: int) -> bool:
-        """Return whether all inputs have an outcome, and at most `failures_allowed` are not ok."""
-        return self.pending == 0 and self.failed <= failures_allowed
+    def accepted(self, policy: FailurePolicy) -> bool:
+        """Return whether all inputs have an outcome, and not more failed than the policy allows."""
+        known = self.counts.get("quarantined", 0) if policy.known_failures == "ok" else 0
+        return self.pending == 0 and self.failed - known <= policy.failures_allowed(self.inputs)
 
     def as_json(self) -> dict[str, Any]:
         """Return the summary as plain values, for scripts."""
@@ -129,8 +131,8 @@ def failure_message(summary: Summary, dataset: str) -> str:
         lines.append(f"For reasons and tracebacks: batchmill failures {dataset}")
     if summary.counts.get("quarantined"):
         lines.append(
-            f"{summary.counts['quarantined']:,} of them failed in an earlier run and were skipped. "
-            f"To run them again: batchmill retry {dataset}"
+            f"{counted(summary.counts['quarantined'], 'input')} failed in an earlier run and were "
+            f"skipped. To execute them in the next run: batchmill retry {dataset}"
         )
     if summary.pending:
         lines.append(RUN_AGAIN)

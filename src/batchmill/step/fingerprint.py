@@ -69,22 +69,27 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     Returns:
         One line per change.
     """
-    lines = []
     if before["ref"] != now["ref"]:
-        lines.append(f"the step changed from {before['ref']} to {now['ref']}")
+        # The params and modules of two steps cannot be compared.
+        return [f"the step changed from {before['ref']} to {now['ref']}"]
+    lines = []
     if before["version"] != now["version"]:
-        lines.append(f"its version changed from {before['version']} to {now['version']}")
+        lines.append(f"the step's version changed from {before['version']} to {now['version']}")
     if before.get("order") != now.get("order"):
         lines.append("the manifest's rows or their order changed")
     for name in sorted(before["params"].keys() | now["params"].keys()):
-        old, new = (side["params"].get(name, "its default") for side in (before, now))
-        if old != new:
+        old, new = (side["params"].get(name) for side in (before, now))
+        if new is None:
+            lines.append(f"the parameter {name} was removed")
+        elif old is None:
+            lines.append(f"the parameter {name} was added with the value {new}")
+        elif old != new:
             lines.append(f"the parameter {name} changed from {old} to {new}")
     for name in sorted(before["sources"].keys() | now["sources"].keys()):
         if name not in now["sources"]:
-            lines.append(f"it no longer imports {name}")
+            lines.append(f"the step no longer imports {name}")
         elif name not in before["sources"]:
-            lines.append(f"it now imports {name}")
+            lines.append(f"the step now imports {name}")
         elif before["sources"][name] != now["sources"][name]:
             lines.append(f"the source of {name} changed")
     return lines

@@ -138,6 +138,8 @@ def _convert_into(checked: dict[str, Any], name: str, value: Any, hints: Mapping
         checked[name] = _convert(hints[name], value) if name in hints else value
     except pydantic.ValidationError as error:
         reason = error.errors()[0]["msg"]
+        if type(value).__name__ == _type_name(hints[name]):
+            return f"parameter {name!r} is {value!r}: {reason}."
         return (
             f"parameter {name!r} is {value!r} ({type(value).__name__}), "
             f"expected {_type_name(hints[name])}: {reason}."
