@@ -206,8 +206,8 @@ class RunOptions(Options):
     force: bool = Field(
         default=False,
         title="Force",
-        description="Execute all inputs again, including those that are already done. If the run is "
-        "stopped, the same command resumes it.",
+        description="Execute all inputs again, including those that are already done. If the "
+        "run is stopped, the same command resumes it.",
     )
     prune: bool = Field(
         default=False,
