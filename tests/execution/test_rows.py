@@ -3,7 +3,7 @@
 import datetime
 import enum
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import pytest
@@ -82,3 +82,33 @@ def test_the_size_of_the_metadata_of_one_input_is_limited(monkeypatch):
     assert encode_rows([{"a": "x" * 900}])
     with pytest.raises(ValueError, match="metadata takes"):
         encode_rows([{"a": "x" * 1000}])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{1: "a", "1": "b"}, dict.fromkeys(map(chr, (0xD800, 0xD801))), {"a": {True: 1, "True": 2}}],
+)
+def test_two_keys_with_the_same_text_are_rejected(row):
+    with pytest.raises(ValueError, match="two keys of a row have the same text"):
+        encode_rows(rows_of(row))
+
+
+def test_a_key_becomes_text_before_it_is_checked():
+    assert rows_of({PurePosixPath("output"): "a.txt"}) == [{"output": "a.txt"}]
+    with pytest.raises(ValueError, match="the key 'input'"):
+        rows_of({PurePosixPath("input"): "x"})
+
+
+def test_the_number_of_keys_and_levels_is_limited():
+    assert encode_rows(rows_of({str(number): 0 for number in range(rows.MAX_KEYS)}))
+    with pytest.raises(ValueError, match="a row has 1,001 keys"):
+        rows_of({str(number): 0 for number in range(rows.MAX_KEYS + 1)})
+    deep = []
+    for _ in range(rows.MAX_LEVELS - 1):
+        deep = [deep]
+    assert encode_rows(rows_of({"a": deep}))
+    endless = {}
+    endless["self"] = endless
+    for value in ([deep], endless):
+        with pytest.raises(ValueError, match="the value of 'a' has more than 64 levels"):
+            encode_rows(rows_of({"a": value}))

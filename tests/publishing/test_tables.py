@@ -6,7 +6,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from jobs import run_job
 
+from batchmill.execution.rows import MAX_LEVELS
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
 from batchmill.manifest import Manifest
@@ -151,3 +153,18 @@ def test_a_text_value_turns_a_date_column_into_text(ledger, tmp_path):
     commit(ledger, "000001-a-0", a='[{"day":"now"}]', b='[{"n":1}]')
     publish(ledger, manifest_of(["a", "b"], day=pa.array([1, 2], pa.timestamp("s"))))
     assert table(tmp_path)["day"] == ["now", '"1970-01-01 00:00:02"']
+
+
+def test_the_deepest_allowed_value_can_be_published(words, tmp_path, monkeypatch):
+    """A single deeper value would make every publication of the dataset fail."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep.py").write_text(
+        "def step(source):\n"
+        "    value = []\n"
+        f"    for _ in range({MAX_LEVELS} - (source.stem != 'a')):\n"
+        "        value = [value]\n"
+        "    return {'value': value}\n"
+    )
+    summary = run_job(words / "manifest.csv", "deep:step", "out")
+    assert summary.outcomes == {"ok": 3, "failed": 1}
+    assert pq.read_table("out/metadata.parquet")["input"].to_pylist() == ["b.txt", "c.txt", "d.txt"]

@@ -10,6 +10,10 @@ import orjson
 # Rows of one input are held in memory and in the ledger: a day of one-second clips is 15 MiB.
 MAX_ROWS_BYTES = 32 * 2**20
 
+# Each key is a column of the table, and each level a level of the column's type. A table with many
+# more could not be written.
+MAX_KEYS, MAX_LEVELS = 1000, 64
+
 # The columns that batchmill fills in. A step's row must not replace them. The second set is for
 # runs with partitions.
 RESERVED_KEYS = frozenset({"input"})
@@ -32,7 +36,7 @@ def rows_of(result: object, reserved: Set[str] = RESERVED_KEYS) -> list[Row]:
         reserved: The keys that no row may have.
 
     Raises:
-        ValueError: A row has a reserved key.
+        ValueError: A row has a reserved key, too many keys, or two keys with the same text.
 
     >>> rows_of({"words": 3})
     [{'words': 3}]
@@ -53,7 +57,7 @@ def encode_rows(rows: Iterable[Row]) -> str:
     data = _as_json(
         [
             {
-                str(key): value if type(value) in _PLAIN else _plain(value, str(key))
+                key: value if type(value) in _PLAIN else _plain(value, key)
                 for key, value in row.items()
             }
             for row in rows
@@ -101,7 +105,12 @@ def fields_of(record: Any) -> Row:
 
 
 def _as_row(value: Any, reserved: Set[str]) -> Row:
-    row = fields_of(value) if is_record(value) else {"value": value}
+    row = _with_text_keys(fields_of(value)) if is_record(value) else {"value": value}
+    if len(row) > MAX_KEYS:
+        raise ValueError(
+            f"a row has {len(row):,} keys. At most {MAX_KEYS:,} are allowed, because each key is a "
+            "column. Give several rows, or write the data to a file in `out`."
+        )
     hidden = reserved & row.keys()
     if hidden:
         raise ValueError(
@@ -110,10 +119,28 @@ def _as_row(value: Any, reserved: Set[str]) -> Row:
     return row
 
 
-def _plain(value: Any, where: str) -> Any:
+def _with_text_keys(record: Row) -> Row:
+    """Return a record with its keys as text. Raises ValueError if two keys have the same text."""
+    if all(type(key) is str and key.isascii() for key in record):
+        return record
+    # Tables do not accept lone surrogates, so they become "?".
+    named = {str(key).encode("utf-8", "replace").decode(): record[key] for key in record}
+    if len(named) < len(record):
+        raise ValueError(
+            f"two keys of a row have the same text ({', '.join(map(repr, record))}). Rename one."
+        )
+    return named
+
+
+def _plain(value: Any, where: str, level: int = 1) -> Any:
     """Convert a value to JSON types. Accepts numpy and torch values, paths, dates and enums."""
     if type(value) in _PLAIN:
         return value
+    if level > MAX_LEVELS:
+        raise ValueError(
+            f"the value of {where!r} has more than {MAX_LEVELS} levels of lists and dicts. Write "
+            "it to a file in `out`, and name the file in a row."
+        )
     if isinstance(value, int | str):
         return _plain_subclass(value)
     if isinstance(value, float):
@@ -121,18 +148,19 @@ def _plain(value: Any, where: str) -> Any:
     if type(value).__name__ in ("NAType", "NaTType"):  # pandas' missing values
         return None
     if is_record(value):
-        return {str(key): _plain(item, where) for key, item in fields_of(value).items()}
+        record = _with_text_keys(fields_of(value))
+        return {key: _plain(item, where, level + 1) for key, item in record.items()}
     if isinstance(value, list | tuple | set | frozenset):
         items = sorted(value) if isinstance(value, set | frozenset) else value
-        return [_plain(item, where) for item in items]
+        return [_plain(item, where, level + 1) for item in items]
     if hasattr(value, "tolist"):  # numpy's and torch's arrays and scalars
-        return _plain(value.tolist(), where)
+        return _plain(value.tolist(), where, level)
     if hasattr(value, "isoformat"):
         return value.isoformat()
     if hasattr(value, "__fspath__"):
         return str(value)
     if hasattr(value, "value") and hasattr(value, "name"):  # an Enum
-        return _plain(value.value, where)
+        return _plain(value.value, where, level)
     raise TypeError(
         f"the value of {where!r} is a {type(value).__name__}, which no table can hold. "
         "Use numbers, text, lists or dicts. Write other data to a file in `out`."
