@@ -3,11 +3,15 @@
 import errno
 import os
 import resource
+import subprocess
+import sys
 import textwrap
+from pathlib import Path
 
 import psutil
 import pytest
 from jobs import run_job
+from live import wait_for
 
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.verify import verify
@@ -99,3 +103,35 @@ def test_an_input_that_cannot_be_read_now_is_not_missing(run, monkeypatch, numbe
 
     monkeypatch.setattr("batchmill.execution.run_input.fingerprint", fail)
     assert run("return {'size': source.stat().st_size}") == {"failed"}
+
+
+@pytest.mark.slow
+def test_processes_of_steps_end_if_the_process_of_their_shard_is_killed(tmp_path):
+    """A killed process cannot end them itself, and they have sessions of their own."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("x")
+    (tmp_path / "leaving.py").write_text(
+        "import subprocess, threading\n"
+        "def step(source):\n"
+        "    for command in (['sleep', '1000'], ['sh', '-c', 'sleep 1000 & wait']):\n"
+        "        started = subprocess.Popen(command, start_new_session=True)\n"
+        f"        with open({str(tmp_path / 'pids')!r}, 'a') as file:\n"
+        "            file.write(f'{started.pid}\\n')\n"
+        "    threading.Event().wait()\n"
+    )
+    script = "from jobs import run_job; run_job('in', 'leaving:step', 'out')"
+    shard = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "support")},
+    )
+    pids = wait_for(lambda: started(tmp_path / "pids", 2), "the processes of the step", 60)
+    shard.kill()
+    shard.wait()
+    wait_for(lambda: not any(map(psutil.pid_exists, pids)), "the end of the processes", 60)
+
+
+def started(path, count):
+    """Return the process ids in a file; None if there are fewer than `count`."""
+    pids = [int(line) for line in path.read_text().split()] if path.exists() else []
+    return pids if len(pids) == count else None

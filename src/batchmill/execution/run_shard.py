@@ -39,6 +39,7 @@ def run_shard(
         StoreError: The dataset cannot be read or written, or no folder for temporary files exists.
     """
     # Importing torch takes a second. Only processes that run shards need it.
+    from batchmill.execution.isolation.orphans import ending_orphans
     from batchmill.execution.shard_execution import ShardExecution
 
     started = time.perf_counter()
@@ -47,9 +48,12 @@ def run_shard(
         ledger.control.record_node(shard.run, shard.key, place)
     inputs = ShardInputs.read(ledger, shard)
     attempt = uuid.uuid4().hex[:12]
-    with open_staging(
-        ledger.store, attempt, fetches=inputs.are_remote, reserved=inputs.reserved_keys
-    ) as staging:
+    with (
+        ending_orphans(),
+        open_staging(
+            ledger.store, attempt, fetches=inputs.are_remote, reserved=inputs.reserved_keys
+        ) as staging,
+    ):
         execution = ShardExecution(ledger, inputs, staging, on_outcome)
         outcomes = execution.run(f"{shard.run:06d}-{attempt}")
     return ShardResult(outcomes, time.perf_counter() - started)
