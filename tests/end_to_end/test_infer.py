@@ -46,7 +46,7 @@ def test_predictions_are_rows_of_a_dataset(shell, work, is_long):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--model", "nosuch.pt2"], "nosuch.pt2: No such file"),
+        (["--model", "nosuch.pt2"], "--model nosuch.pt2: no such file"),
         (["--model", "mean"], "expected a file"),
         (["--model", "mean.pt2", "--classes", "a,,b"], "a name is empty"),
         ([], "missing: --model"),

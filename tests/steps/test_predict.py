@@ -169,7 +169,7 @@ def test_the_allowlist_also_limits_model_files(arrays, saved, tmp_path, monkeypa
         ({"model": "models:mean", "collate": "paad"}, "expected default, pad or"),
         ({"model": "models:mean", "load": "models:nothing"}, "load models:nothing: cannot"),
         ({"model": "models:mean", "load": "adio"}, "is not a kind of file"),
-        ({"model": "nowhere.pt2"}, "No such file"),
+        ({"model": "nowhere.pt2"}, "no such file"),
     ],
 )
 def test_missing_files_and_names_are_reported_before_the_run(arrays, tmp_path, options, message):
@@ -232,7 +232,7 @@ def test_a_dataset_class_opens_the_inputs_and_makes_the_batches(tmp_path):
         ("models:nothing", "cannot be imported"),
         ("models:number", "is a int"),
         ("models:broken", "calling it failed with RuntimeError: no weights here"),
-        ("nowhere.pt2", "No such file"),
+        ("nowhere.pt2", "no such file"),
     ],
 )
 def test_an_object_that_is_not_a_model_is_rejected(arrays, tmp_path, model, message):

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from batchmill.errors import OptionError
 from batchmill.options import Options, Text
+from batchmill.storage import is_url
 
 # The usual suffixes of files that torch.export and torch.jit save.
 _SUFFIXES = (".pt2", ".pt", ".pth", ".ts", ".torchscript")
@@ -88,7 +89,7 @@ class ModelOptions(Options):
 def make_inference(model: str, options: ModelOptions) -> Inference:
     """Return the step of `batchmill.steps.predict` that runs a model, and its parameters.
 
-    Raises OptionError. A check that the model exists follows when the job is prepared.
+    Raises OptionError.
     """
     is_file = is_model_file(model)
     if not is_file and ":" not in model:
@@ -101,7 +102,7 @@ def make_inference(model: str, options: ModelOptions) -> Inference:
             f"--weights {options.weights}: a model file already contains its weights. Remove "
             "--weights, or give a function that makes the model: --model package.module:function."
         )
-    if is_file and os.path.isfile(model):
+    if is_file and not is_url(model):
         _check_file(model)
     given = {
         "weights": model if is_file else options.weights,
@@ -117,6 +118,8 @@ def make_inference(model: str, options: ModelOptions) -> Inference:
 
 def _check_file(model: str) -> None:
     """Raise OptionError for a file that is not a model. Does not load it, which may take long."""
+    if not os.path.isfile(model):
+        raise OptionError(f"--model {model}: no such file. Check the path.")
     exported = model.lower().endswith(".pt2")
     names = zipfile.ZipFile(model).namelist() if zipfile.is_zipfile(model) else []
     if any(exported or "/code/" in name or name.endswith("constants.pkl") for name in names):

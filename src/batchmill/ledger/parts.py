@@ -18,7 +18,7 @@ from batchmill.errors import LedgerError
 from batchmill.outcome import Outcome
 from batchmill.storage import FILES, Store
 
-VERSION = 2
+VERSION = 3
 # The outcome of an input that the manifest no longer lists and that was removed on request.
 PRUNED = "pruned"
 _OK = "ok"
