@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import fsspec
 from live import free_ports, running_server
@@ -14,7 +15,7 @@ def s3_server(log):
     """Run a server on a free port; yield the environment variables that select it."""
     (port,) = free_ports()
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, str(Path(__file__).parent / "s3_service.py"), str(port)]
     with running_server(command, f"{url}/moto-api/data.json", log):
         yield {
             "AWS_ENDPOINT_URL": url,
