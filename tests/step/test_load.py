@@ -9,7 +9,7 @@ import pytest
 
 from batchmill import OptionError, StepError
 from batchmill.step.load import load_step, reference_to
-from batchmill.step.params import parse_params
+from batchmill.step.params import parse_params, read_object
 
 HERE = str(Path(__file__).parents[1] / "support")
 STEPS = "steps_under_test"
@@ -161,6 +161,20 @@ def test_an_invalid_params_file_is_rejected(tmp_path, content, expected):
         parse_params([], file)
     with pytest.raises(OptionError, match="expected key=value"):
         parse_params(["seconds"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("nowhere.yaml", "--runtime-env nowhere.yaml: No such file"),
+        ('{"pip": ', "is not valid JSON or YAML at line 1, column 9. Fix the text."),
+        ("[1]", "No such file"),
+    ],
+)
+def test_an_invalid_object_is_rejected(tmp_path, monkeypatch, text, expected):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match=expected):
+        read_object(text, "--runtime-env")
 
 
 def test_a_module_that_starts_a_run_on_import_is_rejected(tmp_path, words, monkeypatch):

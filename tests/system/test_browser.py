@@ -202,7 +202,7 @@ def test_the_form_refuses_an_invalid_share_or_size(ui, api, folder):
     ("field", "option", "value"),
     [
         ("Failures allowed (Optional)", "--max-failures", "101%"),
-        ("Input column (Optional)", "--input-column", "nosuch"),
+        pytest.param("Input column (Optional)", "--input-column", "nosuch", marks=pytest.mark.long),
     ],
 )
 def test_the_flow_reports_a_wrong_option_like_the_command_line(

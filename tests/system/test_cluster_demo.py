@@ -3,11 +3,13 @@
 import sys
 
 import pandas as pd
+import pytest
 from live import ROOT
 
 DEMO = ROOT / "examples" / "cluster"
 
 
+@pytest.mark.long
 def test_both_nodes_run_shards_and_are_stopped(bare_shell, work):
     bare_shell.environment["PYTHONPATH"] = str(DEMO)
     done = bare_shell.run(

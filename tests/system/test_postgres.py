@@ -70,6 +70,7 @@ def test_runs_end_in_the_right_states(shell, api, database, words_here, work):
     assert not list(work.parent.rglob("prefect.db"))
 
 
+@pytest.mark.long
 def test_two_runs_at_once_are_both_recorded(shell, api, words_here, work):
     outputs = ["one", "two"]
     runs = [

@@ -9,7 +9,7 @@ from gated import make_inputs
 IN_A_POD = 'mount -t tmpfs -o size=64M none /dev/shm && exec "$@"'
 
 
-@pytest.mark.parametrize("workers", ["1", "8"])
+@pytest.mark.parametrize("workers", ["8", pytest.param("1", marks=pytest.mark.long)])
 def test_a_run_with_64_mb_of_shared_memory(bare_shell, work, workers):
     make_inputs(work)
     done = bare_shell.run(

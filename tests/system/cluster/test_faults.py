@@ -178,9 +178,8 @@ def test_the_prefect_server_is_down_for_half_a_minute(
         finish(started, work, undisturbed, lambda *arguments: ask(url, *arguments))
 
 
-@pytest.mark.parametrize(
-    "way", ["SIGTERM", pytest.param("prefect flow-run cancel", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("way", ["SIGTERM", "prefect flow-run cancel"])
+@pytest.mark.long
 def test_cancelling_ends_the_runs_processes_on_all_nodes(
     run, work, undisturbed, api, shell, cluster, way
 ):

@@ -163,9 +163,14 @@ def test_a_node_with_another_version_of_the_step(refused, node, mine, tmp_path):
     ("environment", "expected"),
     [
         ('{"working_dir": "/nowhere"}', "/nowhere must be an existing directory"),
-        ('{"workin_dir": "."}', "has no field 'workin_dir'"),
-        ("nowhere.yaml", "nowhere.yaml: No such file"),
-        ('{"pip": ', "is not valid JSON or YAML"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [
+                ('{"workin_dir": "."}', "has no field 'workin_dir'"),
+                ("nowhere.yaml", "nowhere.yaml: No such file"),
+                ('{"pip": ', "is not valid JSON or YAML"),
+            ]
+        ),
     ],
 )
 def test_an_invalid_runtime_environment(shell, cluster, work, environment, expected):
