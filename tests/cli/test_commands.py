@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -41,6 +43,23 @@ def test_try_shows_rows_and_files(command, words, tmp_path, monkeypatch):
     assert "2 rows" in out
     assert "2 files, 12 bytes, kept in" in out
     assert sorted(os.listdir(keep)) == ["0.txt", "1.txt"]
+
+
+@pytest.mark.end_to_end
+def test_try_as_json_prints_nothing_else(words, tmp_path):
+    """Whatever the step and its processes print."""
+    (tmp_path / "noisy.py").write_text(
+        "import os\nprint('import')\n"
+        "def step(source):\n"
+        "    print('step')\n    os.system('echo process')\n    return {'a': 1}\n"
+    )
+    command = ["-m", "batchmill", "try", words / "a.txt", "--step", "noisy:step", "--json"]
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["rows"] == [{"a": 1}]
+    assert {"import", "step", "process"} <= set(done.stderr.split())
 
 
 def test_try_as_json(command, words):

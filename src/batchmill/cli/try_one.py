@@ -2,6 +2,9 @@
 
 import json as json_text
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,13 +52,29 @@ def try_one(
     ```
     """
     check_given(step=step)
-    loaded = load_step(step, parse_params(param, params), search=os.getcwd())
-    outcome = run_single_input(loaded, input, parse_pairs(row, "--row", "label=dog"), keep)
+    columns = parse_pairs(row, "--row", "label=dog")
+    with _stdout_to_stderr() if json else nullcontext():
+        loaded = load_step(step, parse_params(param, params), search=os.getcwd())
+        outcome = run_single_input(loaded, input, columns, keep)
     if json:
         print(json_text.dumps(_as_json(outcome), ensure_ascii=False))
     else:
         _show(outcome, keep)
     return 0 if outcome.kind == "ok" else FAILED
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Send to standard error what a step, or a process of a step, writes to standard output."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _as_json(outcome: Outcome) -> dict[str, Any]:
