@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from batchmill.errors import OptionError
-from batchmill.policy import parse_size
+from batchmill.failure_policy import parse_size
 
 # The address of a Ray that the run starts on its own machine.
 LOCAL = "local"

@@ -9,9 +9,9 @@ from prefect.blocks.core import Block
 from pydantic import ConfigDict, Field, HttpUrl, model_validator
 
 from batchmill.errors import OptionError
+from batchmill.failure_policy import FailurePolicy
 from batchmill.options import ExecutionOptions, InputOptions, PartitionOptions
 from batchmill.partitioning import make_partitioning
-from batchmill.policy import FailurePolicy
 
 
 class SavedJob(Block):

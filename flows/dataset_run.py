@@ -19,10 +19,10 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 from prefect.utilities.annotations import opaque
 
+from batchmill.failure_policy import FailurePolicy
 from batchmill.options import ExecutionOptions
 from batchmill.planning.batching import Batching
 from batchmill.planning.run_spec import read_work
-from batchmill.policy import FailurePolicy
 from batchmill.runs.context import report_task_runs
 from batchmill.runs.progress import RunWatcher
 from batchmill.runs.run import Run

@@ -12,9 +12,9 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import BeforeValidator
 
+from batchmill.failure_policy import FailurePolicy
 from batchmill.inference.model_step import ModelOptions, is_model_file, make_inference
 from batchmill.options import ExecutionOptions, InputOptions, PartitionOptions, RunOptions
-from batchmill.policy import FailurePolicy
 
 
 def _run_name() -> str:

@@ -15,9 +15,9 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import BeforeValidator
 
+from batchmill.failure_policy import FailurePolicy
 from batchmill.options import ExecutionOptions, InputOptions, PartitionOptions, RunOptions
 from batchmill.planning.job import check_prune, make_job
-from batchmill.policy import FailurePolicy
 from batchmill.runs.run import open_run
 from batchmill.storage.access import access_to
 

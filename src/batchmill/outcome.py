@@ -6,6 +6,10 @@ Kind = Literal["ok", "failed", "timeout", "crashed", "oom", "missing", "cancelle
 _LINE_CHARACTERS = 300
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+# The kinds that the ledger records for inputs that are not ok.
+FAILURE_KINDS: Final = tuple(kind for kind in KINDS if kind not in ("ok", "cancelled"))
+# Another attempt may succeed. After a timeout it would most likely time out again.
+RETRIED_KINDS: Final = frozenset({"failed", "crashed", "oom"})
 
 
 class WrittenFile(NamedTuple):

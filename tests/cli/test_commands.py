@@ -12,7 +12,7 @@ import pytest
 from jobs import run_job
 
 from batchmill.cli.main import main, make_app
-from batchmill.policy import FailurePolicy
+from batchmill.failure_policy import FailurePolicy
 
 SPLIT = "batchmill.steps.words:split"
 STEPS = Path(__file__).parents[1] / "support"
@@ -47,7 +47,7 @@ def test_try_shows_rows_and_files(command, words, tmp_path, monkeypatch):
 
 @pytest.mark.end_to_end
 def test_try_as_json_prints_nothing_else(words, tmp_path):
-    """Whatever the step and its processes print."""
+    """The step and its processes print as well."""
     (tmp_path / "noisy.py").write_text(
         "import os\nprint('import')\n"
         "def step(source):\n"

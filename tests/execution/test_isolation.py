@@ -27,8 +27,8 @@ from batchmill.execution.isolation.processes import descendants
 from batchmill.execution.isolation.shared_flags import DrainFlag, StopIndex
 from batchmill.execution.isolation.worker import SKIPPED, GuardedInputs, begin_worker
 from batchmill.execution.isolation.worker_channel import WorkerChannel
+from batchmill.failure_policy import FailurePolicy
 from batchmill.outcome import Outcome
-from batchmill.policy import FailurePolicy
 
 SUPPORT = Path(__file__).parents[1] / "support"
 # Long enough that healthy inputs do not time out on a busy machine.

@@ -15,6 +15,7 @@ from live import wait_for
 from batchmill import LedgerError, StepError
 from batchmill.execution.run_shard import run_shard
 from batchmill.execution.shard import ask_to_split, split, unfinished
+from batchmill.failure_policy import FailurePolicy
 from batchmill.ledger.lease import check_free, holder, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
@@ -22,7 +23,6 @@ from batchmill.outcome import Outcome
 from batchmill.planning.batching import Batching, Cores, plan_shards
 from batchmill.planning.job import make_job, prepare
 from batchmill.planning.run_spec import read_inputs, write_run_plan
-from batchmill.policy import FailurePolicy
 from batchmill.runs.progress import RunWatcher
 from batchmill.runs.run import open_run
 from batchmill.runs.summary import failure_message

@@ -9,9 +9,9 @@ import pytest
 
 from batchmill import StepError
 from batchmill.execution.shard_process import ShardProcess, ShardProcessDiedError, shard_processes
+from batchmill.failure_policy import FailurePolicy
 from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.job import make_job, prepare
-from batchmill.policy import FailurePolicy
 from batchmill.runs.run import open_run
 
 pytestmark = pytest.mark.slow

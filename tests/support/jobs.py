@@ -1,10 +1,10 @@
 """Run a whole job in this process as the flow does, without Prefect and Ray."""
 
 from batchmill.execution.run_shard import run_shard
+from batchmill.failure_policy import FailurePolicy
 from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.job import make_job, prepare
 from batchmill.planning.option_groups import OptionGroups
-from batchmill.policy import FailurePolicy
 from batchmill.publishing.tables import publish
 from batchmill.runs.run import open_run
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter
 
 from batchmill.errors import OptionError
+from batchmill.failure_policy import FailurePolicy
 from batchmill.inference.model_step import ModelOptions
 from batchmill.options import ExecutionOptions, InputOptions, PartitionOptions, RunOptions
 from batchmill.planning.option_groups import OptionGroups
-from batchmill.policy import FailurePolicy
 from batchmill.step.params import parse_pairs, read_object
 
 WORK = Group("Job", sort_key=1)

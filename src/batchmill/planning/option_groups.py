@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from batchmill.errors import OptionError
+from batchmill.failure_policy import FailurePolicy
 from batchmill.options import (
     ExecutionOptions,
     InputOptions,
@@ -13,7 +14,6 @@ from batchmill.options import (
     RunOptions,
     unknown_option,
 )
-from batchmill.policy import FailurePolicy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 
 from batchmill.digests import input_id
 from batchmill.errors import LedgerError, StoreError
+from batchmill.failure_policy import FailurePolicy
 from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import Outcome
 from batchmill.partitioning import Partitioning, count_partitions
 from batchmill.planning.batching import Layout
 from batchmill.planning.job import Prepared
-from batchmill.policy import FailurePolicy
 from batchmill.storage.remote import FileStat
 from batchmill.storage.urls import join
 

@@ -9,11 +9,8 @@ from batchmill.errors import OptionError
 from batchmill.ledger.lease import check_free
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_ledger
-from batchmill.outcome import KINDS
+from batchmill.outcome import FAILURE_KINDS
 from batchmill.publishing.tables import failure_records
-
-# Outcomes that a failed input may have.
-FAILURE_KINDS = tuple(kind for kind in KINDS if kind not in ("ok", "cancelled"))
 
 
 def failure_table(

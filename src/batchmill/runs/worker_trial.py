@@ -12,12 +12,12 @@ import pyarrow as pa
 
 from batchmill.allowlist import restrictions
 from batchmill.execution.run_shard import run_shard
+from batchmill.failure_policy import FailurePolicy
 from batchmill.manifest.saved import listed_manifest, save_manifest
 from batchmill.options import InputOptions
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import MAX_AUTO_WORKERS, Batching, Cores
 from batchmill.planning.job import Prepared, prepare
-from batchmill.policy import FailurePolicy
 from batchmill.runs.run import open_run
 from batchmill.storage.scratch import scratch_folder
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from batchmill.execution.run_shard import run_shard
 from batchmill.execution.single_input import relative_to_own_folder
+from batchmill.failure_policy import FailurePolicy
 from batchmill.options import InputOptions
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.job import Job, Prepared, make_job, prepare
-from batchmill.policy import FailurePolicy
 from batchmill.publishing.tables import publish
 from batchmill.runs.run import open_run
 from batchmill.storage.fingerprints import Fingerprint, fingerprint

@@ -10,13 +10,13 @@ from prefect.logging import disable_run_logger
 from prefect.states import Running
 
 from batchmill.execution.shard import Shard
+from batchmill.failure_policy import FailurePolicy
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.job import prepare
 from batchmill.planning.run_spec import read_inputs
-from batchmill.policy import FailurePolicy
 from batchmill.runs.run import open_run
 from batchmill.storage import open_store
 

@@ -8,7 +8,7 @@ from batchmill.execution.isolation.batches import (
     Sample,
 )
 from batchmill.execution.isolation.executor import IsolatedExecutor
-from batchmill.execution.isolation.input_queue import RetryPolicy
+from batchmill.execution.isolation.retry_policy import RetryPolicy
 from batchmill.execution.isolation.stop import Stop
 from batchmill.execution.isolation.watchdog import Limits
 from batchmill.execution.isolation.worker_exit import WorkerExit

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from batchmill.errors import WorkerError
 from batchmill.execution.isolation.batch_processor import BatchProcessor
 from batchmill.execution.isolation.batches import BatchCallbacks, Sample, socket_folder
-from batchmill.execution.isolation.input_queue import InputQueue, LoaderPass, RetryPolicy
+from batchmill.execution.isolation.input_queue import InputQueue, LoaderPass
 from batchmill.execution.isolation.loader_driver import LoaderDriver
 from batchmill.execution.isolation.processes import (
     adopt_orphans,
@@ -28,12 +28,13 @@ from batchmill.execution.isolation.processes import (
     kill_descendants,
     reap,
 )
+from batchmill.execution.isolation.retry_policy import RetryPolicy
 from batchmill.execution.isolation.shared_flags import StopIndex
 from batchmill.execution.isolation.stop import Stop
 from batchmill.execution.isolation.watchdog import BatchMonitor, Limits
 from batchmill.execution.isolation.worker_channel import WorkerChannel
 from batchmill.execution.isolation.worker_exit import WorkerExit
-from batchmill.outcome import Outcome
+from batchmill.outcome import RETRIED_KINDS, Outcome
 
 # If a worker dies between inputs, no input caused it. After this number of DataLoaders in a row
 # without an outcome, the executor raises WorkerError.
@@ -193,7 +194,7 @@ class IsolatedExecutor:
             [
                 final
                 for index, outcome in outcomes
-                if (final := resolve(index, outcome, again=outcome.kind in ("failed", "oom")))
+                if (final := resolve(index, outcome, again=outcome.kind in RETRIED_KINDS))
             ]
         )
 
@@ -202,7 +203,7 @@ class IsolatedExecutor:
         index = worker_exit.index
         if index is None or index not in self._queue:
             return
-        again = worker_exit.kind in ("crashed", "oom")
+        again = worker_exit.kind in RETRIED_KINDS
         outcome = self.lost(index, worker_exit)
         final = self._queue.resolve(index, outcome, again=again, alone=True)
         if final:

@@ -2,26 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from batchmill.execution.isolation.retry_policy import RetryPolicy
 from batchmill.outcome import Outcome
-
-
-@dataclass(frozen=True, kw_only=True)
-class RetryPolicy:
-    """How often an input may be retried, and after how many seconds.
-
-    The n-th retry waits `backoff_seconds` x 2^(n-1), at most `max_backoff_seconds`.
-    """
-
-    retries: int = 0
-    backoff_seconds: float = 0.5
-    max_backoff_seconds: float = 30.0
-
-    def pause(self, attempts: int) -> float:
-        """Return the seconds to wait after this number of attempts."""
-        return min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** (attempts - 1))
 
 
 class LoaderPass(NamedTuple):

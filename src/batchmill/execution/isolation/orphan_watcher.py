@@ -22,7 +22,7 @@ def wait_for_death(pid: int) -> bool:
 
 
 def kill_marked(mark: bytes) -> None:
-    """Kill the processes with a mark in their environment until there are none."""
+    """Kill all processes with a mark in their environment, also those that start meanwhile."""
     while pids := [int(name) for name in os.listdir("/proc") if _is_marked(name, mark)]:
         for pid in pids:
             try:
