@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := demo-output
 # Number of processes that run tests: three on two cores, because tests also wait for servers.
-WORKERS ?= 4
+WORKERS ?= 3
 SHELL := /bin/bash
 # The tests start many commands. Cached byte code makes each start faster.
 unexport PYTHONDONTWRITEBYTECODE

@@ -134,6 +134,44 @@ def test_a_late_contender_does_not_get_an_old_number(ledger, monkeypatch):
     assert ledger.store.names(FOLDER) == ["000007.json"]
 
 
+CHANGES = {
+    "write": lambda store, folder: store.write("metadata.csv", b"old"),
+    "create": lambda store, folder: store.create("new", b"old"),
+    "delete": lambda store, folder: store.delete("metadata.csv"),
+    "remove": lambda store, folder: store.remove("files"),
+    "put_folder": lambda store, folder: store.put_folder(folder, "files/a", ["x"]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_holder_that_was_suspended_changes_nothing_of_the_next_one(
+    ledger, monkeypatch, tmp_path, change
+):
+    """It continues between its last check of the lease and a change."""
+    (tmp_path / "staged").mkdir()
+    (tmp_path / "staged" / "x").write_text("old")
+    for name in ("metadata.csv", "files/a/x"):
+        ledger.store.write(name, b"new")
+    with lease(ledger) as held:
+        held.check()
+        CHANGES["write"](ledger.store, None)
+        lease_of_another_machine(Ledger(open_store(ledger.store.url)), age=0.0, number=9)
+        ledger.store.before_change = lambda: None
+        ledger.store.write("metadata.csv", b"new")
+        ledger.store.before_change = held.ensure
+        now = time.monotonic() + 43
+        monkeypatch.setattr(
+            leases, "time", SimpleNamespace(**vars(time) | {"monotonic": lambda: now})
+        )
+        with pytest.raises(LedgerError, match="another process has taken over the dataset"):
+            CHANGES[change](ledger.store, tmp_path / "staged")
+        monkeypatch.undo()
+        ledger.store.before_change = lambda: None
+    assert ledger.store.read("metadata.csv") == b"new"
+    assert ledger.store.read("files/a/x") == b"new"
+    assert not ledger.store.exists("new")
+
+
 def test_check_fails_after_another_process_took_over(ledger):
     with lease(ledger) as held:
         held.check()

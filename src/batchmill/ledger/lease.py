@@ -21,6 +21,8 @@ from pathlib import Path
 
 from batchmill.errors import LedgerError, StoreError
 from batchmill.ledger.ledger import FOLDER, Ledger
+from batchmill.storage import open_store
+from batchmill.storage.store import no_check
 
 BEAT_SECONDS = 5.0
 LAPSE_SECONDS = 20.0
@@ -80,6 +82,7 @@ class Lease:
         self.clean_end = False
         self._ledger = ledger
         self._holder = holder
+        self._confirmed = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
         self._thread.start()
@@ -102,6 +105,20 @@ class Lease:
                 f"{self._ledger.store.url}: another process has taken over the dataset ({latest}), "
                 "because this run sent no heartbeat for too long. Its committed outcomes stay."
             )
+        self._confirmed = time.monotonic()
+
+    def ensure(self) -> None:
+        """Check that this process still holds the lease, if it sent no heartbeat for some time.
+
+        A process may be suspended, and continue when another one holds the lease. The store calls
+        this method before each change.
+
+        Raises:
+            LedgerError: Another process has acquired the lease.
+            StoreError: The lease cannot be read.
+        """
+        if time.monotonic() - self._confirmed > LAPSE_SECONDS / 2:
+            self.check()
 
     def end(self) -> None:
         """Release the lease."""
@@ -114,7 +131,12 @@ class Lease:
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
             with suppress(StoreError):  # The next heartbeat may succeed.
+                try:
+                    self.ensure()
+                except LedgerError:
+                    return  # The next change raises this error.
                 _write(self._ledger, replace(self._holder, beat=time.time()))
+                self._confirmed = time.monotonic()
 
 
 @contextmanager
@@ -148,10 +170,14 @@ def lease(ledger: Ledger, *, wait: bool = False) -> Iterator[Lease]:
             raise LedgerError(_message(ledger.store.url, latest))
         time.sleep(_WAIT_SECONDS)
     _remove_earlier(ledger, mine)
-    held = Lease(ledger, mine, clean=before is not None and before.clean)
+    # The lease has a store of its own, because its files are written without a check of the lease.
+    own = Ledger(open_store(ledger.store.url))
+    held = Lease(own, mine, clean=before is not None and before.clean)
+    ledger.store.before_change = held.ensure
     try:
         yield held
     finally:
+        ledger.store.before_change = no_check
         held.end()
 
 

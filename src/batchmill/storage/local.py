@@ -26,7 +26,7 @@ from batchmill.storage.beneath import (
 )
 from batchmill.storage.fingerprints import hash_file
 from batchmill.storage.retries import retry_local
-from batchmill.storage.store import FILES, NO_ROOM
+from batchmill.storage.store import FILES, NO_ROOM, no_check
 
 _TEMPORARY = re.compile(r"\..+\.part-[0-9a-f]{32}")
 STAGING = ".batchmill/staging"
@@ -53,6 +53,7 @@ class LocalStore:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.url = os.fspath(root)
         self.root = Path(root)
+        self.before_change: Callable[[], None] = no_check
 
     def url_of(self, name: str) -> str:
         """Return the path of `name`."""
@@ -123,6 +124,7 @@ class LocalStore:
     @retry_local
     def write_atomic(self, name: str, writer: Callable[[BinaryIO], object]) -> None:
         """Write a temporary file with `writer`, then replace `name` with it."""
+        self.before_change()
         with (
             self._faults(name),
             folder_of(self.url, name, make=True) as (folder, last),
@@ -137,6 +139,7 @@ class LocalStore:
 
         If several processes call this for one name, one of them succeeds.
         """
+        self.before_change()
         with self._faults(name), folder_of(self.url, name, make=True) as (folder, last):
             try:
                 with temporary_file(folder, last, lambda file: file.write(data)) as temporary:
@@ -149,6 +152,7 @@ class LocalStore:
     @retry_local
     def delete(self, name: str) -> None:
         """Remove a file, and the folders of outputs that become empty."""
+        self.before_change()
         with self._faults(name):
             try:
                 with folder_of(self.url, name) as (folder, last):
@@ -163,6 +167,7 @@ class LocalStore:
 
     def remove(self, name: str) -> None:
         """Remove a file, or a folder and its content. Ignore a name that does not exist."""
+        self.before_change()
         with self._faults(name):
             seen = stat_entry(self.url, name)
             if seen and stat.S_ISDIR(seen.st_mode):
@@ -173,6 +178,7 @@ class LocalStore:
     @retry_local
     def put_folder(self, folder: Path, name: str, files: Sequence[str]) -> None:
         """Move the `files` of a folder on the same disk into the folder `name`."""
+        self.before_change()
         with self._faults(name):
             self._put_folder(folder, name, files)
 

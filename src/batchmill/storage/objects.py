@@ -10,7 +10,7 @@ import pyarrow as pa
 from batchmill.errors import StoreError
 from batchmill.storage import remote
 from batchmill.storage.scratch import scratch_folder
-from batchmill.storage.store import FILES, in_threads, parts_of
+from batchmill.storage.store import FILES, in_threads, no_check, parts_of
 
 # A PUT replaces an object atomically, and can be made to fail if the object exists.
 WRITABLE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az")
@@ -35,6 +35,7 @@ class ObjectStore:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
+        self.before_change: Callable[[], None] = no_check
 
     def url_of(self, name: str) -> str:
         """Return the URL of `name`."""
@@ -83,10 +84,12 @@ class ObjectStore:
 
     def write(self, name: str, data: bytes) -> None:
         """Write a whole file, and replace an earlier one."""
+        self.before_change()
         remote.write(self.url_of(name), data)
 
     def write_atomic(self, name: str, writer: Callable[[BinaryIO], object]) -> None:
         """Write a temporary file with `writer`, then replace `name` with it."""
+        self.before_change()
         with scratch_folder() as folder:
             path = folder / "file"
             try:
@@ -98,19 +101,23 @@ class ObjectStore:
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file that does not exist yet. Return False if it exists."""
+        self.before_change()
         return remote.create(self.url_of(name), data)
 
     def delete(self, name: str) -> None:
         """Remove a file. Ignore a name that does not exist."""
+        self.before_change()
         remote.delete(self.url_of(name))
 
     def remove(self, name: str) -> None:
         """Remove a file, or a folder and its content. Ignore a name that does not exist."""
+        self.before_change()
         inside = [self.url_of(found) for found in self.files(name)]
         in_threads(remote.delete, [*inside, self.url_of(name)], self.threads)
 
     def put_folder(self, folder: Path, name: str, files: Sequence[str]) -> None:
         """Upload the `files` of a folder into the folder `name`."""
+        self.before_change()
         for file in files:
             remote.upload(f"{folder}/{file}", self.url_of(f"{name}/{file}"))
 

@@ -33,6 +33,8 @@ class Store(Protocol):
     """The path of the folder, or the URL."""
     threads: int
     """The number of threads to use for many calls."""
+    before_change: Callable[[], None]
+    """Called before each change. The holder of the lease checks here that it still holds it."""
 
     def url_of(self, name: str) -> str:
         """Return the full path or URL of `name`."""
@@ -118,6 +120,10 @@ class Store(Protocol):
     def is_full(self) -> bool:
         """Return whether the store has no free space."""
         ...
+
+
+def no_check() -> None:
+    """Do nothing before a change. This is the default."""
 
 
 def parts_of(root: str, name: str) -> list[str]:
