@@ -117,7 +117,13 @@ format: setup ## Format the code, and fix what ruff can fix
 types: setup ## Check types
 	$(BIN)/mypy
 
-bench: setup ## Measure batchmill and compare it with other tools; half an hour
+bench: setup ## Measure the start-up, the overhead per input and the scaling; ten minutes
+	$(BIN)/python -m benchmarks.startup --rounds 3
+	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.unchanged --inputs 100000 --rounds 3
+	$(BIN)/python -m benchmarks.scaling --rounds 1
+
+bench-full: setup ## Measure everything, compare with other tools, and write docs/explanation/benchmarks.md; hours
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.overhead
@@ -125,10 +131,6 @@ bench: setup ## Measure batchmill and compare it with other tools; half an hour
 	$(BIN)/python -m benchmarks.many_runs
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.reading
-	$(BIN)/python -m benchmarks.compare
-	$(BIN)/python -m benchmarks.page --print
-
-bench-full: setup ## Compare with more files, and write docs/explanation/benchmarks.md; two hours
 	$(BIN)/python -m benchmarks.compare --full
 	$(BIN)/python -m benchmarks.page
 

@@ -1,1 +1,1 @@
-"""Benchmarks: each module is a command. `make bench` runs all of them."""
+"""Benchmarks: each module is a command. `make bench-full` runs all of them."""

@@ -34,6 +34,7 @@ PARTS = (
     "docs",
     "examples",
     "src",
+    "tests",
     ".ci",
 )
 # The attributes of tags that make a browser load a file.

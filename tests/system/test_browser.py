@@ -76,6 +76,9 @@ def shown(field, described):
         return field.get_by_role("tab", name="None", selected=True).is_visible()
     if isinstance(default, bool):
         return field.get_by_role("switch").is_checked() == default
+    if "enum" in described:
+        button = field.get_by_role("button", name=f"Select {described['title']}")
+        return button.inner_text() == default
     if isinstance(default, dict):
         return json.loads(field.locator(".cm-content").inner_text()) == default
     value = field.get_by_role("textbox").or_(field.get_by_role("spinbutton")).input_value()
