@@ -105,21 +105,9 @@ def make_plan(
     record_rows = find_records(records, inputs) if record_rows is None else record_rows
     done = records.take(record_rows)
     compared = _compare(manifest, done, record_rows, step_identity, changes, takes_rows=takes_rows)
-    is_damaged = pc.is_in(inputs["input"], value_set=pa.array(sorted(changes.damaged), pa.string()))
     is_released = _is_released(inputs["input"], done["run"], released or {})
-    is_quarantined = pc.and_(_differ(done["outcome"], "ok"), pc.invert(is_released))
-    is_forced = pc.less_equal(done["run"], -1 if forced_after is None else forced_after)
-    reason = pc.case_when(
-        pc.make_struct(
-            compared.is_new,
-            compared.is_changed,
-            is_damaged,
-            is_released,
-            is_forced.fill_null(False),
-        ),
-        *REASONS,
-        pc.if_else(is_quarantined, "quarantined", "unchanged"),
-    )
+    is_damaged = pc.is_in(inputs["input"], value_set=pa.array(sorted(changes.damaged), pa.string()))
+    reason = _reasons(compared, done, is_damaged, is_released, forced_after)
     is_pending = pc.is_in(reason, value_set=pa.array(REASONS))
     is_done = pc.invert(is_pending)
     withdrawn = _withdrawn(records, record_rows, manifest)
@@ -135,6 +123,25 @@ def make_plan(
         },
         resolved=dict(_count(done["outcome"].filter(is_done))),
         stale_steps=dict(_count(done["step"].filter(compared.has_other_step)).most_common()),
+    )
+
+
+def _reasons(
+    compared: _Comparison,
+    done: pa.Table,
+    is_damaged: pa.ChunkedArray,
+    is_released: pa.ChunkedArray,
+    forced_after: int | None,
+) -> pa.ChunkedArray:
+    """Return why each input is pending, or that it is quarantined or unchanged."""
+    is_forced = pc.less_equal(done["run"], -1 if forced_after is None else forced_after)
+    is_quarantined = pc.and_(_differ(done["outcome"], "ok"), pc.invert(is_released))
+    # In the order of REASONS.
+    masks = (compared.is_new, compared.is_changed, is_damaged, is_released)
+    return pc.case_when(
+        pc.make_struct(*masks, is_forced.fill_null(False)),
+        *REASONS,
+        pc.if_else(is_quarantined, "quarantined", "unchanged"),
     )
 
 
