@@ -63,13 +63,8 @@ def pytest_unconfigure(config):
     shutil.rmtree(config.own_folder, ignore_errors=True)
 
 
-@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
-    """Mark tests by folder and fixtures; deselect the long versions unless `--long` is given.
-
-    pytest-xdist gives each process one block of the tests, and moves tests from slow processes to
-    idle ones. At the beginning of each block are tests that take long, so that none starts last.
-    """
+    """Mark tests by folder and fixtures; deselect the long versions unless `--long` is given."""
     here = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(here / "system"):
@@ -81,14 +76,6 @@ def pytest_collection_modifyitems(config, items):
         left_out = [item for item in items if item.get_closest_marker("long")]
         items[:] = [item for item in items if not item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=left_out)
-    result = yield
-    blocks = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    slow = [item for item in items if item.get_closest_marker("end_to_end")]
-    fast = [item for item in items if not item.get_closest_marker("end_to_end")]
-    items[:] = [
-        item for start in range(blocks) for item in [*slow[start::blocks], *fast[start::blocks]]
-    ]
-    return result
 
 
 @pytest.fixture(autouse=True)
