@@ -8,11 +8,25 @@ import stat
 import traceback
 
 import pytest
+from contention import at_once
 
 from batchmill import StoreError
 from batchmill.storage import LocalStore, remote
 from batchmill.storage.access import Access, access_to, options_for
 from batchmill.storage.connection import connected
+
+
+def test_attempts_that_begin_and_end_together_get_their_folders(tmp_path):
+    """The last attempt that ends removes the common folder, while others create theirs."""
+
+    def attempt(number):
+        store = LocalStore(tmp_path)
+        for repetition in range(300):
+            with store.staging(f"{number}-{repetition}") as folder:
+                (folder / "x").touch()
+        return True
+
+    assert at_once(4, attempt) == 4
 
 
 @pytest.mark.parametrize(("error", "tries"), [(errno.EIO, 3), (errno.EACCES, 1)])

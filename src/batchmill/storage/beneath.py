@@ -21,6 +21,7 @@ from typing import BinaryIO
 from batchmill.storage.store import parts_of
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_MAKE_TRIES = 100
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
@@ -36,6 +37,17 @@ def open_folder(root: str, name: str, *, make: bool = False) -> int:
         The file descriptor.
     """
     parts = parts_of(root, name)
+    for tries_left in reversed(range(_MAKE_TRIES if make else 1)):
+        try:
+            return _open_parts(root, parts, make=make)
+        except FileNotFoundError:
+            # Another process may have removed a folder that was still empty.
+            if not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _open_parts(root: str, parts: list[str], *, make: bool) -> int:
     if make:
         os.makedirs(root, exist_ok=True)
     if not parts:
