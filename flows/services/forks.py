@@ -11,7 +11,7 @@ their processes start with exec.
 The private name: Python keeps the registered functions in `threading._threading_atexits`. There is
 no public way to remove a function. https://github.com/python/cpython/issues/86128 proposes a public
 function that registers, but no function that removes. Prefect has no setting that skips the
-registration. No other file uses a private name of Python.
+registration. The engine has its own private names in `execution/isolation/private_api.py`.
 
 When to remove this file: when `tests/flows/services/test_forks.py` passes without it. This needs a
 Prefect release that ignores the exit of a reset service, or a Python release that clears the list
