@@ -3,11 +3,11 @@
 import errno
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from batchmill.errors import StepError, StoreError
+from batchmill.errors import StoreError
 from batchmill.execution.failures import MissingError, RefusedError, failure_of, not_ok, printable
 from batchmill.execution.outputs import place_outputs
 from batchmill.execution.rows import Row, encode_rows, rows_of
@@ -173,23 +173,6 @@ def _place(
         etag=loaded.seen.etag,
         content=loaded.seen.content,
     )
-
-
-def make_dataset(step: Step, inputs: Sequence[Input]) -> Any:
-    """Create the torch Dataset of a class step, from the inputs' paths as text.
-
-    Raises:
-        StepError: The torch Dataset does not have one item for each input.
-    """
-    labels = {item.path: item.row.get("label") for item in inputs}
-    extra = {"labels": labels} if "labels" in step.given else {}
-    made = step.target([item.path for item in inputs], **extra, **step.params)
-    if len(made) != len(inputs):
-        raise StepError(
-            f"step {step.ref}: the torch Dataset has {len(made)} items for {len(inputs)} inputs. "
-            "It must have one item per input, in the same order."
-        )
-    return made
 
 
 def _end_if_forked(pid: int) -> None:

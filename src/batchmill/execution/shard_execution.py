@@ -6,10 +6,8 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import getitem
 from typing import Any
 
-from batchmill.errors import StepError
 from batchmill.execution.batch_runner import BatchRunner
 from batchmill.execution.failures import lost
 from batchmill.execution.isolation import (
@@ -23,10 +21,11 @@ from batchmill.execution.isolation import (
 )
 from batchmill.execution.isolation.processes import end_children
 from batchmill.execution.outcome_recorder import OutcomeRecorder
-from batchmill.execution.run_input import execute, load, make_dataset
+from batchmill.execution.run_input import execute, load
 from batchmill.execution.shard_inputs import ShardInputs
 from batchmill.execution.shard_monitor import ShardMonitor
-from batchmill.execution.staging import Input, StagingArea
+from batchmill.execution.staging import StagingArea
+from batchmill.execution.torch_dataset import create_torch_dataset
 from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import Outcome
 from batchmill.step.load import Step
@@ -49,7 +48,7 @@ class ShardExecution:
         self._staging = staging
         self._step = inputs.step
         self._items = inputs.items(staging)
-        self._look_up, self._torch_dataset = _make_look_up(inputs, self._items)
+        self._look_up, self._torch_dataset = self._make_look_up()
         self._stop = Stop()
         self._recorder = OutcomeRecorder(ledger, inputs.spec, self._stop, on_outcome)
         self._callbacks = self._batch_callbacks()
@@ -71,6 +70,15 @@ class ShardExecution:
                 num_workers=spec.num_workers,
             )
         return dict(self._recorder.counts)
+
+    def _make_look_up(self) -> tuple[Callable[[int], Any], Any]:
+        """Return the function that looks up an item by its index, and the torch Dataset or None."""
+        if self._step.kind == "items":
+            positions = self._inputs.positions
+            return partial(_look_up_position, self._step, positions), self._step.target
+        if self._step.kind == "dataset":
+            return create_torch_dataset(self._ledger, self._inputs, self._items)
+        return _no_item, None
 
     def _make_executor(self) -> IsolatedExecutor:
         policy = self._inputs.spec.policy
@@ -150,31 +158,8 @@ class ShardExecution:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _make_look_up(inputs: ShardInputs, items: list[Input]) -> tuple[Callable[[int], Any], Any]:
-    """Return the function that looks up an item by its index, and the torch Dataset or None.
-
-    If creating the torch Dataset raises an error, the function raises it too, so each input fails.
-    """
-    step = inputs.step
-    if step.kind == "items":
-        return partial(_look_up_position, step, inputs.positions), step.target
-    if step.kind == "dataset":
-        try:
-            torch_dataset = make_dataset(step, items)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
-            if step.is_batched and isinstance(error, StepError):
-                raise  # For example, the model is missing. The inputs must not fail for that.
-            return partial(_raise, error), None
-        return partial(getitem, torch_dataset), torch_dataset
-    return _no_item, None
-
-
 def _look_up_position(step: Step, positions: Sequence[int], index: int) -> Any:
     return step.target[positions[index]]
-
-
-def _raise(error: BaseException, _: int) -> Any:
-    raise error
 
 
 def _no_item(_: int) -> None:

@@ -80,6 +80,27 @@ class RunControl:
         names = self._store.names(self._name(run, "alone"))
         return sum(name.startswith(f"{row}-") for name in names)
 
+    def begin_creation(self, run: int, start: int, stop: int, attempt: int) -> None:
+        """Record that a shard begins to create its torch Dataset.
+
+        Args:
+            run: The number of the run.
+            start: The first row of the shard.
+            stop: The first row after the shard.
+            attempt: The number of the attempt.
+        """
+        self._store.write(self._name(run, "creating", f"{start}-{stop}-{attempt}"), b"")
+
+    def end_creation(self, run: int, start: int, stop: int, attempt: int) -> None:
+        """Record that the creation that `begin_creation` recorded has ended."""
+        self._store.delete(self._name(run, "creating", f"{start}-{stop}-{attempt}"))
+
+    def creations(self, run: int) -> list[tuple[int, int]]:
+        """Return the rows, from start to stop, of each creation that has begun and not ended."""
+        names = self._store.names(self._name(run, "creating"))
+        ranges = [name.split("-") for name in names]
+        return [(int(start), int(stop)) for start, stop, _ in ranges]
+
     def _read(self, name: str) -> str | None:
         return self._store.read(name).decode() if self._store.exists(name) else None
 
