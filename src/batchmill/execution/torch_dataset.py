@@ -37,8 +37,8 @@ def create_torch_dataset(
         items: The same inputs, as passed to the step.
 
     Returns:
-        The function that looks up an item by its index, and the torch Dataset. The latter is None
-        if there is no torch Dataset for all inputs.
+        The function that looks up an item by its index, and the torch Dataset. The torch
+        Dataset equals None if each input gets one of its own.
 
     Raises:
         StepError: The step is a batch step, and its torch Dataset cannot be created.
