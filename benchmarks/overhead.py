@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from batchmill.execution.isolation import IsolatedExecutor, Limits, RetryPolicy
 from batchmill.execution.run_shard import run_shard
 from batchmill.execution.shard import Shard
+from batchmill.options import ConfinementOptions
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Batching, Cores, plan_shards
 from batchmill.planning.job import make_job, prepare
@@ -126,12 +127,15 @@ def plain_step(step: Callable[..., Any], paths: Sequence[Path], folder: Path) ->
     return Items(make, len(paths))
 
 
-def engine_seconds(step: Callable[..., Any], inputs: Path, folder: Path) -> float:
+def engine_seconds(
+    step: Callable[..., Any], inputs: Path, folder: Path, *, confine: bool = False
+) -> float:
     """Time one shard of all inputs, from its plan to the last committed part."""
     job = make_job(
         manifest=str(inputs),
         step=f"benchmarks.overhead:{step.__name__}",
         output=str(folder / "dataset"),
+        confinement=ConfinementOptions(confine=confine),
     )
     prepared = prepare(job)
     prepared.ledger.create()
@@ -187,7 +191,13 @@ def compare_engines(inputs: int, rounds: int) -> None:
     """Print the table of whole shards."""
     print("| engine | batch | DataLoader, us | batchmill, us | ratio |")
     print("|---|---|---|---|---|")
-    for step in (five_milliseconds, tiny, writes):
+    for step, confine in (
+        (five_milliseconds, False),
+        (tiny, False),
+        (writes, False),
+        (tiny, True),
+        (writes, True),
+    ):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name, "inputs")
             folder.mkdir()
@@ -199,8 +209,9 @@ def compare_engines(inputs: int, rounds: int) -> None:
                 place = Path(name, str(number))
                 (place / "plain").mkdir(parents=True)
                 plain = plain_seconds(plain_step(step, paths, place / "plain"))
-                seconds.append((plain, engine_seconds(step, folder, place)))
-            report(step.__name__, BATCH_SIZE, inputs, seconds)
+                seconds.append((plain, engine_seconds(step, folder, place, confine=confine)))
+            name_of_row = step.__name__ + (", confined" if confine else "")
+            report(name_of_row, BATCH_SIZE, inputs, seconds)
 
 
 def main() -> None:

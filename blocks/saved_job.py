@@ -10,7 +10,12 @@ from pydantic import ConfigDict, Field, HttpUrl, model_validator
 
 from batchmill.errors import OptionError
 from batchmill.failure_policy import FailurePolicy
-from batchmill.options import ExecutionOptions, InputOptions, PartitionOptions
+from batchmill.options import (
+    ConfinementOptions,
+    ExecutionOptions,
+    InputOptions,
+    PartitionOptions,
+)
 from batchmill.partitioning import make_partitioning
 
 
@@ -74,6 +79,11 @@ class SavedJob(Block):
         default=ExecutionOptions(),
         title="Execution",
         description="Options that divide inputs into batches and processes.",
+    )
+    confinement: ConfinementOptions = Field(
+        default=ConfinementOptions(),
+        title="Confinement",
+        description="Options that confine the step to a few folders.",
     )
     failures: FailurePolicy = Field(
         default=FailurePolicy(),

@@ -14,7 +14,13 @@ from pydantic import BeforeValidator
 
 from batchmill.failure_policy import FailurePolicy
 from batchmill.inference.model_step import ModelOptions, is_model_file, make_inference
-from batchmill.options import ExecutionOptions, InputOptions, PartitionOptions, RunOptions
+from batchmill.options import (
+    ConfinementOptions,
+    ExecutionOptions,
+    InputOptions,
+    PartitionOptions,
+    RunOptions,
+)
 
 
 def _run_name() -> str:
@@ -33,6 +39,7 @@ def infer(
     inputs: InputOptions = InputOptions(),
     partitions: PartitionOptions = PartitionOptions(),
     execution: ExecutionOptions = ExecutionOptions(),
+    confinement: ConfinementOptions = ConfinementOptions(),
     failures: FailurePolicy = FailurePolicy(),
     run: RunOptions = RunOptions(),
     cluster: Annotated[RayCluster | None, BeforeValidator(as_cluster)] = None,
@@ -51,6 +58,7 @@ def infer(
         inputs: Which files of the manifest are inputs.
         partitions: How the rows of the tables are assigned to partitions.
         execution: How inputs are divided into batches and processes.
+        confinement: Which files the step may change, and whether it may open connections.
         failures: How failed inputs are handled.
         run: Options for this run only.
         cluster: The Ray cluster that runs the shards. Default: the shards run on the machine of
@@ -70,6 +78,7 @@ def infer(
         inputs=inputs,
         partitions=partitions,
         execution=execution,
+        confinement=confinement,
         failures=failures,
         run=run,
         cluster=cluster,

@@ -16,7 +16,13 @@ from prefect.runtime import flow_run
 from pydantic import BeforeValidator
 
 from batchmill.failure_policy import FailurePolicy
-from batchmill.options import ExecutionOptions, InputOptions, PartitionOptions, RunOptions
+from batchmill.options import (
+    ConfinementOptions,
+    ExecutionOptions,
+    InputOptions,
+    PartitionOptions,
+    RunOptions,
+)
 from batchmill.planning.job import check_prune, make_job
 from batchmill.runs.run import open_run
 from batchmill.storage.access import access_to
@@ -42,6 +48,7 @@ def preprocess(
     inputs: InputOptions = InputOptions(),
     partitions: PartitionOptions = PartitionOptions(),
     execution: ExecutionOptions = ExecutionOptions(),
+    confinement: ConfinementOptions = ConfinementOptions(),
     failures: FailurePolicy = FailurePolicy(),
     run: RunOptions = RunOptions(),
     cluster: Annotated[RayCluster | None, BeforeValidator(as_cluster)] = None,
@@ -58,6 +65,7 @@ def preprocess(
         inputs: Which files of the manifest are inputs.
         partitions: How the rows of the tables are assigned to partitions.
         execution: How inputs are divided into batches and processes.
+        confinement: Which files the step may change, and whether it may open connections.
         failures: How failed inputs are handled.
         run: Options for this run only.
         cluster: The Ray cluster that runs the shards. Default: the shards run on the machine of
@@ -76,6 +84,7 @@ def preprocess(
         params=params,
         inputs=inputs,
         partitions=partitions,
+        confinement=confinement,
         force=run.force,
     )
     check_prune(job, prune=run.prune)

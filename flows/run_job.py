@@ -209,9 +209,14 @@ def _prepare(request: JobRequest, held: ExitStack) -> tuple[JobRequest, Prepared
         params=params,
         inputs=options.inputs,
         partitions=options.partitions,
+        confinement=options.confinement,
         force=options.run.force,
     )
     check_prune(job, prune=options.run.prune)
+    if job.confinement and request.cluster is None:
+        from batchmill.execution.isolation.landlock import check_support  # Imports torch.
+
+        check_support(job.confinement.writable)
     return request, prepare(job, listed), listed is not None
 
 

@@ -9,12 +9,15 @@ set these environment variables. Each is a list with commas:
 - `BATCHMILL_ALLOWED_DATASETS`: folders and URLs that must contain the datasets.
 - `BATCHMILL_ALLOWED_MODELS`: folders that must contain the model files. A model file is code.
 
+`BATCHMILL_CONFINE=1` confines all steps, as `--confine` does.
+
 A variable that is not set allows everything. A variable that is set and empty allows nothing. There
 is one exception: if steps are restricted, a model file may be loaded only from a place in
 `BATCHMILL_ALLOWED_MODELS`.
 """
 
 import inspect
+import os
 from collections.abc import Sequence
 
 from batchmill.errors import OptionError
@@ -23,6 +26,7 @@ from batchmill.storage.urls import shown_url
 
 STEPS = "BATCHMILL_ALLOWED_STEPS"
 MODELS = "BATCHMILL_ALLOWED_MODELS"
+CONFINE = "BATCHMILL_CONFINE"
 
 
 def check_step(ref: str) -> None:
@@ -89,6 +93,11 @@ def refused_models(places: Sequence[str]) -> dict[int, str]:
 def restricts_inputs() -> bool:
     """Return whether only some places may be read."""
     return listed_in(INPUTS) is not None
+
+
+def confinement_is_required() -> bool:
+    """Return whether all steps must be confined."""
+    return os.environ.get(CONFINE, "0").strip() not in ("", "0")
 
 
 def restrictions() -> list[str]:

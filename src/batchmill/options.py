@@ -200,6 +200,36 @@ class ExecutionOptions(Options):
     )
 
 
+def as_names(value: object) -> object:
+    """Convert a text with commas, or a list of such texts, to names."""
+    texts = [value] if isinstance(value, str | os.PathLike) else value
+    if not isinstance(texts, list | tuple):
+        return value
+    return tuple(name.strip() for text in texts if text for name in str(text).split(","))
+
+
+class ConfinementOptions(Options):
+    """Options that confine the step to a few folders."""
+
+    confine: bool = Field(
+        default=False,
+        title="Confine the step",
+        description="The step may change files only in its output folder and in a temporary "
+        "folder, and may not open TCP connections. Needs Linux 6.7 or newer.",
+    )
+    allow_write: Annotated[tuple[str, ...], BeforeValidator(as_names)] = Field(
+        default=(),
+        title="Folders that the step may change",
+        description="Further folders or files that a confined step may change, separated by "
+        "commas.",
+    )
+    allow_network: bool = Field(
+        default=False,
+        title="Allow TCP connections",
+        description="A confined step may open TCP connections.",
+    )
+
+
 class RunOptions(Options):
     """Options of a single run. A saved job does not contain them."""
 

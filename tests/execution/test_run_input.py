@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from batchmill.execution.run_input import execute
+from batchmill.execution.run_input import execute, make_dataset
 from batchmill.execution.staging import Input, open_staging
-from batchmill.execution.torch_dataset import make_dataset
 from batchmill.step.load import Step, load_step
 from batchmill.storage import LocalStore
 

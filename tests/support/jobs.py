@@ -19,6 +19,7 @@ def job_of(manifest, step, output, *, params=None, **options):
         params=params,
         inputs=groups.inputs,
         partitions=groups.partitions,
+        confinement=groups.confinement,
         force=groups.run.force,
     )
 

@@ -31,6 +31,9 @@ class JobKeywords(TypedDict, total=False):
     seed: int
     batch_size: int | None
     num_workers: int | Literal["auto"] | None
+    confine: bool
+    allow_write: Sequence[str] | str | os.PathLike[str]
+    allow_network: bool
     retries: int
     timeout: float | None
     memory_limit: str | int

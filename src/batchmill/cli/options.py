@@ -9,12 +9,18 @@ from cyclopts import Group, Parameter
 from batchmill.errors import OptionError
 from batchmill.failure_policy import FailurePolicy
 from batchmill.inference.model_step import ModelOptions
-from batchmill.options import ExecutionOptions, InputOptions, PartitionOptions, RunOptions
+from batchmill.options import (
+    ConfinementOptions,
+    ExecutionOptions,
+    InputOptions,
+    PartitionOptions,
+    RunOptions,
+)
 from batchmill.planning.option_groups import OptionGroups
 from batchmill.step.params import parse_pairs, read_object
 
 WORK = Group("Job", sort_key=1)
-CLUSTER = Group("Cluster", sort_key=7)
+CLUSTER = Group("Cluster", sort_key=8)
 
 Step = Annotated[
     str,
@@ -81,8 +87,9 @@ class JobOptions(OptionGroups):
     inputs: Annotated[InputOptions, _group("Inputs", 2)] = InputOptions()
     partitions: Annotated[PartitionOptions, _group("Partitions", 3)] = PartitionOptions()
     execution: Annotated[ExecutionOptions, _group("Execution", 4)] = ExecutionOptions()
-    failures: Annotated[FailurePolicy, _group("Failures", 5)] = FailurePolicy()
-    run: Annotated[RunOptions, _group("This run", 6)] = RunOptions()
+    confinement: Annotated[ConfinementOptions, _group("Confinement", 5)] = ConfinementOptions()
+    failures: Annotated[FailurePolicy, _group("Failures", 6)] = FailurePolicy()
+    run: Annotated[RunOptions, _group("This run", 7)] = RunOptions()
 
 
 @Parameter(name="*")

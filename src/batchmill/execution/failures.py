@@ -9,7 +9,7 @@ from types import TracebackType
 
 from batchmill.errors import StoreError
 from batchmill.execution.outputs import OutputError
-from batchmill.execution.staging import Input, StagingArea
+from batchmill.execution.staging import CONFINED_FOLDERS, Input, StagingArea
 from batchmill.outcome import Kind, Outcome
 from batchmill.storage import NO_ROOM
 from batchmill.storage.local import has_room, remove_folder
@@ -30,6 +30,23 @@ class RefusedError(Exception):
     """The store denies access to this input."""
 
 
+class ReportedError(Exception):
+    """A confined process reported a failure of the step.
+
+    Attributes:
+        fields: The names of the outcome's fields that the process reports.
+    """
+
+    fields = ("kind", "error", "message", "traceback")
+
+    def __init__(self, kind: str, error: str, message: str, traceback: str) -> None:
+        super().__init__(message)
+        # The process runs the step's code, so its report may have any content.
+        self.kind: Kind = "cancelled" if kind == "cancelled" else "failed"
+        self.error, self.message = printable(str(error)), printable(str(message))
+        self.traceback = printable(str(traceback))
+
+
 def failure_of(
     item: Input, staging: StagingArea, error: BaseException, seconds: float, *, ours: bool
 ) -> Outcome:
@@ -45,6 +62,9 @@ def failure_of(
     if ours and isinstance(error, MissingError):
         missing = not_ok(item, staging, "missing", "FileNotFoundError", str(error), seconds)
         return missing._replace(attempts=0)
+    if isinstance(error, ReportedError):
+        reported = not_ok(item, staging, error.kind, error.error, error.message, seconds)
+        return reported._replace(traceback=error.traceback)
     if _disk_is_full(item, staging, error):
         return not_ok(item, staging, "cancelled", "StoreError", NO_ROOM, seconds)
     if ours and isinstance(error, StoreError):
@@ -70,8 +90,14 @@ def _disk_is_full(item: Input, staging: StagingArea, error: BaseException | None
     folders = [folder for folder in (staging.folder, staging.fetched) if folder]
     if all(map(has_room, folders)) and not _is_no_room(error):
         return False
-    remove_folder(staging.folder / item.input_id)
+    _remove_files(item, staging)
     return not all(has_room(folder, _AMPLE_BYTES) for folder in folders)
+
+
+def _remove_files(item: Input, staging: StagingArea) -> None:
+    """Remove the files that a step has written. Each worker of a confined step has a folder."""
+    for folder in (staging.folder, *staging.folder.glob(CONFINED_FOLDERS)):
+        remove_folder(folder / item.input_id)
 
 
 def _is_no_room(error: BaseException | None) -> bool:
@@ -115,7 +141,7 @@ def lost(
     """Return the outcome of an input whose process died, and remove the input's files."""
     if _disk_is_full(item, staging):
         kind, error, message = "cancelled", "StoreError", NO_ROOM
-    remove_folder(staging.folder / item.input_id)
+    _remove_files(item, staging)
     if item.url:
         remove_folder(os.path.dirname(item.path))
     return not_ok(item, staging, kind, error, message, seconds)._replace(log=printable(log))

@@ -1,14 +1,22 @@
 """Runs a step on one input. Each error that the step raises becomes the input's outcome."""
 
 import errno
+import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from batchmill.errors import StoreError
-from batchmill.execution.failures import MissingError, RefusedError, failure_of, not_ok, printable
+from batchmill.errors import StepError, StoreError
+from batchmill.execution.failures import (
+    MissingError,
+    RefusedError,
+    ReportedError,
+    failure_of,
+    not_ok,
+    printable,
+)
 from batchmill.execution.outputs import place_outputs
 from batchmill.execution.rows import Row, encode_rows, rows_of
 from batchmill.execution.staging import Input, StagingArea, stage
@@ -23,6 +31,10 @@ _FETCHES = 3
 _ABSENT = Fingerprint(size=-1, mtime_ns=0, content="")
 # The errors of a path that leads to no file. Others, such as EMFILE or EIO, concern this machine.
 _NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}
+_CONFINED = (
+    "The step is confined (--confine). It may change files only in its output folder, in the "
+    "temporary folder and in --allow-write, and connect only with --allow-network."
+)
 
 
 class Loaded(NamedTuple):
@@ -38,6 +50,7 @@ def execute(
     staging: StagingArea,
     indexed: Callable[[], Any],
     after_step: Callable[[], None] = lambda: None,
+    confined: Callable[[], bytes] | None = None,
 ) -> Outcome:
     """Run `step` on one input, and move its files into the dataset. Never raises.
 
@@ -48,6 +61,7 @@ def execute(
         indexed: Returns the input's item of the step's torch Dataset. Not called if the step is a
             function.
         after_step: Called when the step has returned or raised, before its files are hashed.
+        confined: Calls `answer` in a confined process. None if the step is not confined.
 
     Returns:
         The input's outcome. An error that the step raised gives a `failed` outcome.
@@ -63,8 +77,7 @@ def execute(
             staged = stage(staging, item)
         ours = False
         try:
-            result = _call(step, item, staged) if step.kind == "function" else indexed()
-            rows = rows_of(result, staging.reserved)
+            rows = read_answer(confined()) if confined else _run(step, item, staging, indexed)
         finally:
             _end_if_forked(pid)
             after_step()
@@ -80,6 +93,35 @@ def execute(
     finally:
         if item.url:
             remove_folder(os.path.dirname(item.path))
+
+
+def answer(step: Step, item: Input, staging: StagingArea, indexed: Callable[[], Any]) -> bytes:
+    """Run `step` on one input in a confined process. `read_answer` reads the result.
+
+    The arguments are those of `execute`. Never raises.
+    """
+    pid = os.getpid()
+    try:
+        try:
+            rows = _run(step, item, staging, indexed)
+        finally:
+            _end_if_forked(pid)
+        return json.dumps({"rows": encode_rows(rows)}).encode()
+    except BaseException as error:  # The error becomes the input's outcome.
+        failure = failure_of(item, staging, error, 0.0, ours=False)
+        if isinstance(error, PermissionError):
+            failure = failure._replace(message=f"{failure.message}. {_CONFINED}")
+        fields = {name: getattr(failure, name) for name in ReportedError.fields}
+        return json.dumps({"failure": fields}).encode()
+
+
+def read_answer(data: bytes) -> list[Row]:
+    """Return the rows from an answer of a confined process. Raises ReportedError for a failure."""
+    found = json.loads(data)
+    if "failure" in found:
+        raise ReportedError(**found["failure"])
+    rows: list[Row] = json.loads(found["rows"])
+    return rows
 
 
 def load(
@@ -175,10 +217,35 @@ def _place(
     )
 
 
+def make_dataset(step: Step, inputs: Sequence[Input]) -> Any:
+    """Create the torch Dataset of a class step, from the inputs' paths as text.
+
+    Raises:
+        StepError: The torch Dataset does not have one item for each input.
+    """
+    labels = {item.path: item.row.get("label") for item in inputs}
+    extra = {"labels": labels} if "labels" in step.given else {}
+    made = step.target([item.path for item in inputs], **extra, **step.params)
+    if len(made) != len(inputs):
+        raise StepError(
+            f"step {step.ref}: the torch Dataset has {len(made)} items for {len(inputs)} inputs. "
+            "It must have one item per input, in the same order."
+        )
+    return made
+
+
 def _end_if_forked(pid: int) -> None:
     """End this process if the step forked it: only the original process may return."""
     if os.getpid() != pid:
         os._exit(0)
+
+
+def _run(step: Step, item: Input, staging: StagingArea, indexed: Callable[[], Any]) -> list[Row]:
+    """Call the step, and return its rows. Its folder has been created."""
+    if step.kind != "function":
+        return rows_of(indexed(), staging.reserved)
+    staged = staging.folder / item.input_id if "out" in step.given else None
+    return rows_of(_call(step, item, staged), staging.reserved)
 
 
 def _call(step: Step, item: Input, staged: Path | None) -> Any:

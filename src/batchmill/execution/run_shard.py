@@ -51,7 +51,11 @@ def run_shard(
     with (
         ending_orphans(),
         open_staging(
-            ledger.store, attempt, fetches=inputs.are_remote, reserved=inputs.reserved_keys
+            ledger.store,
+            attempt,
+            fetches=inputs.are_remote,
+            confines=inputs.spec.confinement is not None,
+            reserved=inputs.reserved_keys,
         ) as staging,
     ):
         execution = ShardExecution(ledger, inputs, staging, on_outcome)

@@ -5,7 +5,9 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from batchmill.execution.batch_runner import BatchRunner
@@ -19,15 +21,18 @@ from batchmill.execution.isolation import (
     Stop,
     WorkerExit,
 )
+from batchmill.execution.isolation.confined import ConfinedProcess
+from batchmill.execution.isolation.landlock import check_support
 from batchmill.execution.isolation.processes import end_children
 from batchmill.execution.outcome_recorder import OutcomeRecorder
-from batchmill.execution.run_input import execute, load
+from batchmill.execution.run_input import answer, execute, load
 from batchmill.execution.shard_inputs import ShardInputs
 from batchmill.execution.shard_monitor import ShardMonitor
-from batchmill.execution.staging import StagingArea
+from batchmill.execution.staging import CONFINED_FOLDERS, StagingArea
 from batchmill.execution.torch_dataset import create_torch_dataset
 from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import Outcome
+from batchmill.planning.confinement import Confinement
 from batchmill.step.load import Step
 
 logger = logging.getLogger(__name__)
@@ -48,6 +53,9 @@ class ShardExecution:
         self._staging = staging
         self._step = inputs.step
         self._items = inputs.items(staging)
+        self._confined: ConfinedProcess | None = None
+        if inputs.spec.confinement:
+            check_support(inputs.spec.confinement.writable)
         self._look_up, self._torch_dataset = self._make_look_up()
         self._stop = Stop()
         self._recorder = OutcomeRecorder(ledger, inputs.spec, self._stop, on_outcome)
@@ -112,9 +120,32 @@ class ShardExecution:
         )
 
     def _execute_one(self, index: int) -> Outcome:
+        if self._inputs.spec.confinement:
+            return self._execute_confined(index, self._inputs.spec.confinement)
         look_up = partial(self._look_up, index)
         # Processes that the step left behind could still write to its files.
         return execute(self._step, self._items[index], self._staging, look_up, end_children)
+
+    def _execute_confined(self, index: int, confinement: Confinement) -> Outcome:
+        if not self._confined:  # This is the first input of this worker.
+            name = CONFINED_FOLDERS.replace("*", str(os.getpid()))
+            folder = self._staging.folder / name
+            folder.mkdir()
+            self._staging = replace(self._staging, folder=folder)
+            self._confined = ConfinedProcess(
+                run=self._answer,
+                folder=folder,
+                temporary=Path(self._staging.temporary or folder, name),
+                writable=confinement.writable,
+                network=confinement.network,
+            )
+        item, look_up = self._items[index], partial(self._look_up, index)
+        run = partial(self._confined, index)
+        return execute(self._step, item, self._staging, look_up, confined=run)
+
+    def _answer(self, index: int) -> bytes:
+        """Run the step on one input in the confined process of this worker."""
+        return answer(self._step, self._items[index], self._staging, partial(self._look_up, index))
 
     def _load_one(self, index: int) -> Outcome | Sample:
         look_up = partial(self._look_up, index)

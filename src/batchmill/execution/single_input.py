@@ -17,9 +17,8 @@ from batchmill.allowlist import refused_inputs
 from batchmill.digests import input_id
 from batchmill.errors import OptionError
 from batchmill.execution.failures import hide_in
-from batchmill.execution.run_input import execute
+from batchmill.execution.run_input import execute, make_dataset
 from batchmill.execution.staging import Input, StagingArea, open_staging
-from batchmill.execution.torch_dataset import make_dataset
 from batchmill.outcome import Outcome
 from batchmill.step.load import Step
 from batchmill.storage import FILES, LocalStore, is_url, remote

@@ -12,6 +12,9 @@ from batchmill.storage import Store, remote
 from batchmill.storage.local import remove_folder
 from batchmill.storage.scratch import scratch_folder
 
+# The folders of the workers of a confined step, below the folder of the attempt.
+CONFINED_FOLDERS = "worker-*"
+
 
 class Input(NamedTuple):
     """One input as passed to its step: name, id, local path and manifest row.
@@ -33,19 +36,26 @@ class StagingArea:
     """The folders of one attempt at a shard.
 
     Steps write to folders in `folder`. Then the engine moves the files to `store`. Remote inputs
-    are fetched to `fetched`. No row may have one of the `reserved` keys.
+    are fetched to `fetched`. Confined steps have temporary files in `temporary`. No row may have
+    one of the `reserved` keys.
     """
 
     store: Store
     folder: Path
     fetched: Path | None = None
+    temporary: Path | None = None
     reserved: Set[str] = RESERVED_KEYS
     host: str = field(default_factory=socket.gethostname)
 
 
 @contextmanager
 def open_staging(
-    store: Store, attempt: str, *, fetches: bool = False, reserved: Set[str] = RESERVED_KEYS
+    store: Store,
+    attempt: str,
+    *,
+    fetches: bool = False,
+    confines: bool = False,
+    reserved: Set[str] = RESERVED_KEYS,
 ) -> Iterator[StagingArea]:
     """Create the folders of one attempt, and remove them after the block.
 
@@ -53,6 +63,7 @@ def open_staging(
         store: The dataset's store.
         attempt: A unique name of the attempt.
         fetches: True if there are remote inputs.
+        confines: True if the step is confined.
         reserved: The keys that no row may have.
     """
     with ExitStack() as stack:
@@ -60,6 +71,7 @@ def open_staging(
             store=store,
             folder=stack.enter_context(store.staging(attempt)),
             fetched=stack.enter_context(scratch_folder()) if fetches else None,
+            temporary=stack.enter_context(scratch_folder()) if confines else None,
             reserved=reserved,
         )
 

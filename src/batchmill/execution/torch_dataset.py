@@ -9,6 +9,7 @@ from operator import getitem
 from typing import Any
 
 from batchmill.errors import StepError
+from batchmill.execution.run_input import make_dataset
 from batchmill.execution.shard_inputs import ShardInputs
 from batchmill.execution.staging import Input
 from batchmill.ledger.ledger import Ledger
@@ -72,23 +73,6 @@ def create_torch_dataset(
     finally:
         ledger.control.end_creation(shard.run, shard.start, shard.stop, shard.attempt)
     return partial(getitem, torch_dataset), torch_dataset
-
-
-def make_dataset(step: Step, inputs: Sequence[Input]) -> Any:
-    """Create the torch Dataset of a class step, from the inputs' paths as text.
-
-    Raises:
-        StepError: The torch Dataset does not have one item for each input.
-    """
-    labels = {item.path: item.row.get("label") for item in inputs}
-    extra = {"labels": labels} if "labels" in step.given else {}
-    made = step.target([item.path for item in inputs], **extra, **step.params)
-    if len(made) != len(inputs):
-        raise StepError(
-            f"step {step.ref}: the torch Dataset has {len(made)} items for {len(inputs)} inputs. "
-            "It must have one item per input, in the same order."
-        )
-    return made
 
 
 @contextmanager

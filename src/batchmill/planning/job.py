@@ -19,9 +19,10 @@ from batchmill.manifest import Manifest, ManifestLike, load_manifest
 from batchmill.manifest.inputs import MISSING_SIZE
 from batchmill.manifest.listing import is_glob
 from batchmill.manifest.saved import listed_manifest
-from batchmill.options import InputOptions, PartitionOptions
+from batchmill.options import ConfinementOptions, InputOptions, PartitionOptions
 from batchmill.partitioning import Partitioning, make_partitioning
 from batchmill.planning.change_detection import detect_changes
+from batchmill.planning.confinement import Confinement, make_confinement
 from batchmill.planning.partition_assignment import check_rows, divide_manifest
 from batchmill.planning.plan import PLANNED_COLUMNS, Plan, find_records, make_plan
 from batchmill.step.fingerprint import differences, identity_of
@@ -44,6 +45,7 @@ class Job:
         force: True to re-run all inputs.
         partitioning: How to divide the inputs. The published tables then have a column with each
             input's partition. Steps do not receive it.
+        confinement: The rights of the step. None if the step is not confined.
     """
 
     manifest: str
@@ -54,6 +56,7 @@ class Job:
     search: str = ""
     force: bool = False
     partitioning: Partitioning | None = None
+    confinement: Confinement | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +94,13 @@ def make_job(
     params: Mapping[str, Any] | None = None,
     inputs: InputOptions = InputOptions(),
     partitions: PartitionOptions = PartitionOptions(),
+    confinement: ConfinementOptions = ConfinementOptions(),
     force: bool = False,
 ) -> Job:
     """Make a job from a user's values: paths become absolute, `~` becomes the home folder.
 
     Raises:
-        OptionError: A parameter cannot be written as JSON, or the partition options are wrong.
+        OptionError: A parameter cannot be written as JSON, or options do not fit together.
     """
     root = absolute(inputs.root) if inputs.root else ""
     return Job(
@@ -108,6 +112,7 @@ def make_job(
         search=os.getcwd(),
         force=force,
         partitioning=make_partitioning(partitions),
+        confinement=make_confinement(confinement),
     )
 
 
@@ -151,6 +156,11 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
     # The manifest is read before the step, so that a rejected job imports no user code.
     manifest = _read_manifest(job, listed)
     step = load_step(job.step, job.params, search=job.search)
+    if job.confinement and step.is_batched:
+        raise OptionError(
+            f"--confine: step {step.ref} is a batch step, which cannot be confined. Drop the "
+            "option, or use a step that handles one input."
+        )
     return _plan(job, manifest, step, ledger, state)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 from batchmill.errors import OptionError
 from batchmill.failure_policy import FailurePolicy
 from batchmill.options import (
+    ConfinementOptions,
     ExecutionOptions,
     InputOptions,
     Options,
@@ -23,6 +24,7 @@ class OptionGroups:
     inputs: InputOptions = InputOptions()
     partitions: PartitionOptions = PartitionOptions()
     execution: ExecutionOptions = ExecutionOptions()
+    confinement: ConfinementOptions = ConfinementOptions()
     failures: FailurePolicy = FailurePolicy()
     run: RunOptions = RunOptions()
 

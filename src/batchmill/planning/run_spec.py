@@ -19,6 +19,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import Outcome
 from batchmill.partitioning import Partitioning, count_partitions
 from batchmill.planning.batching import Layout
+from batchmill.planning.confinement import Confinement
 from batchmill.planning.job import Prepared
 from batchmill.storage.remote import FileStat
 from batchmill.storage.urls import join
@@ -47,6 +48,7 @@ class RunSpec:
         token: The token of the run's lease.
         partitioning: How the inputs are divided. None without partitions.
         partitions: The number of inputs by partition. Empty without partitions.
+        confinement: The rights of the step. None if the step is not confined.
     """
 
     run: int
@@ -63,6 +65,7 @@ class RunSpec:
     token: str = ""
     partitioning: Partitioning | None = None
     partitions: Mapping[str, int] = field(default_factory=dict)
+    confinement: Confinement | None = None
 
     @property
     def inputs(self) -> int:
@@ -99,6 +102,7 @@ def write_run_plan(
         token=token,
         partitioning=job.partitioning,
         partitions=partitions_of(prepared),
+        confinement=job.confinement,
     )
     order = pa.array(layout.order)
     pending = plan.pending.take(order)
@@ -134,12 +138,13 @@ def read_work(ledger: Ledger, run: int) -> RunSpec:
     """Read the settings that all shards of a run share."""
     with _open(ledger, run) as source:
         values = json.loads((source.schema.metadata or {})[_KEY])
-        how = values.get("partitioning")
+        how, confinement = values.get("partitioning"), values.get("confinement")
         return RunSpec(
             **values
             | {
                 "policy": FailurePolicy(**values["policy"]),
                 "partitioning": how and Partitioning(**how),
+                "confinement": confinement and Confinement(**confinement),
             }
         )
 

@@ -96,9 +96,8 @@ def _main(task_file: str, answer_file: str) -> None:
 def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
     from batchmill.digests import input_id
     from batchmill.errors import BatchmillError
-    from batchmill.execution.run_input import execute
+    from batchmill.execution.run_input import execute, make_dataset
     from batchmill.execution.staging import Input, open_staging
-    from batchmill.execution.torch_dataset import make_dataset
     from batchmill.step.load import load_step
     from batchmill.storage import LocalStore
 

@@ -94,6 +94,10 @@ class Collate:
         return gather_batch(items, collate=self.collate, channel=_worker.channel)
 
 
+class BrokenWorkerError(Exception):
+    """The process cannot be restored after an input."""
+
+
 class _Worker:
     """The state of this worker process."""
 
@@ -121,8 +125,6 @@ class _Worker:
             self._folder = getcwd()
         except FileNotFoundError:
             self._folder = ""  # The working directory was removed, so it cannot be restored.
-        self._environ = os.environ
-        self._environment = dict(raw_environment())
         self._take_streams()
         for logger in [
             logging.getLogger(),
@@ -139,16 +141,34 @@ class _Worker:
         # when the queue to the parent is empty.
         Finalize(None, kill_descendants, (self._pid,), exitpriority=1000)
         Finalize(None, self.end, exitpriority=-1000)
+        self.record_settings()
+
+    def record_settings(self) -> None:
+        """Record the environment and the open files, to restore them after each input."""
+        self._pid = os.getpid()
+        self._environ = os.environ
+        self._environment = dict(raw_environment())
         self._next_descriptor = _next_descriptor()
 
     def restore(self, *, silent: bool) -> None:
         """Restore streams, log, working directory and environment after an input."""
         if not silent:
-            if not self._has_streams():
-                if not self._has_files():
-                    self.exit_broken()
-                self._take_streams()
+            self.restore_streams()
             self._clear_log()
+        self.restore_settings()
+
+    def restore_streams(self) -> None:
+        """Restore the standard streams. Raises BrokenWorkerError if a step closed their files."""
+        if not self._has_streams():
+            if not self._has_files():
+                raise BrokenWorkerError
+            self._take_streams()
+
+    def restore_settings(self) -> None:
+        """Restore the working directory and the environment.
+
+        Raises BrokenWorkerError if steps have left too many files open.
+        """
         try:
             moved = getcwd() != self._folder
         except FileNotFoundError:
@@ -161,7 +181,7 @@ class _Worker:
             os.environb.clear()
             os.environb.update(self._environment)
         if _next_descriptor() > self._next_descriptor + _MAX_LEFT_OPEN:
-            self.exit_broken()  # Soon, no further input could be opened.
+            raise BrokenWorkerError  # Soon, no further input could be opened.
 
     def exit_broken(self) -> None:
         """End this worker, which cannot be restored. Another worker replaces it."""
@@ -183,7 +203,7 @@ class _Worker:
 
     def _clear_log(self) -> None:
         if not self.has_log():
-            self.exit_broken()
+            raise BrokenWorkerError
         ftruncate(self.channel.log, 0)
         lseek(self.channel.log, _MARK, os.SEEK_SET)
 
@@ -260,6 +280,26 @@ def _text_stream(descriptor: int) -> IO[str]:
 
 
 _worker = _Worker()
+
+
+def begin_confined() -> None:
+    """Record the settings of this child process of a worker, to restore them after each input."""
+    _worker.record_settings()
+
+
+def restore_confined() -> bool:
+    """Restore this child process of a worker after an input. Return False if it must end.
+
+    The log keeps its text, because the worker reads and clears it.
+    """
+    try:
+        if not _worker.is_silent():
+            _worker.restore_streams()
+            lseek(_worker.channel.log, 0, os.SEEK_END)
+        _worker.restore_settings()
+    except (BrokenWorkerError, OSError):
+        return False
+    return True
 
 
 def begin_worker(

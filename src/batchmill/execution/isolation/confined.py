@@ -1,0 +1,145 @@
+"""Runs the step in a child process of a worker, which Landlock confines to a few folders.
+
+The worker itself stays free: it fetches the input, and moves the step's files into the dataset. The
+child process only calls the step. It lives as long as its worker, so the step can keep a cache. It
+sends bytes, which the worker must not unpickle. If it dies, the worker dies in the same way, and
+the watchdog and the executor handle this as for any step.
+"""
+
+import faulthandler
+import os
+import signal
+import socket
+import stat
+import struct
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from batchmill.execution.isolation.landlock import restrict
+from batchmill.execution.isolation.processes import (
+    adopt_orphans,
+    end_children,
+    end_with_parent,
+)
+from batchmill.execution.isolation.worker import DUMP_SIGNAL, begin_confined, restore_confined
+
+# Programs open these devices to discard text, and to read zeros and random numbers.
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_REQUEST = struct.Struct("=q")
+# The length of the answer, and whether the child process ends after it.
+_ANSWER = struct.Struct("=q?")
+# The handlers of these signals cannot be set.
+_FIXED = (signal.SIGKILL, signal.SIGSTOP)
+
+
+@dataclass(kw_only=True)
+class ConfinedProcess:
+    """The child process of a worker that runs the step.
+
+    Attributes:
+        run: Runs the step on the input with this index, in the child process. Never raises.
+        folder: The folder for the step's files of all inputs.
+        temporary: The folder for temporary files.
+        writable: Other files and folders that the step may change.
+        network: True if the step may open TCP connections.
+    """
+
+    run: Callable[[int], bytes]
+    folder: Path
+    temporary: Path
+    writable: Sequence[str]
+    network: bool
+    _pid: int = 0
+    _socket: socket.socket = field(default_factory=socket.socket)
+
+    def __call__(self, index: int) -> bytes:
+        """Run the step on an input, and return the answer of the child process.
+
+        If the child process dies, this worker dies with the same signal or exit code.
+        """
+        if not self._pid:
+            self._start()
+        try:
+            self._socket.sendall(_REQUEST.pack(index))
+            size, ends = _ANSWER.unpack(_receive(self._socket, _ANSWER.size))
+            answer = _receive(self._socket, size)
+        except (OSError, EOFError):
+            self._die_like_child()
+        if ends:
+            os.waitpid(self._pid, 0)
+            self._socket.close()
+            self._pid = 0
+        return answer
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        worker = os.getpid()
+        self._pid = os.fork()
+        if not self._pid:
+            try:
+                end_with_parent(worker)
+                ours.close()
+                _close_connections(keep=theirs.fileno())
+                self._serve(theirs)
+            finally:
+                os._exit(1)
+        theirs.close()
+        self._socket = ours
+        # The stack of the child process is of interest, and not that of the worker.
+        faulthandler.unregister(DUMP_SIGNAL)
+        signal.signal(DUMP_SIGNAL, lambda *_: os.kill(self._pid, DUMP_SIGNAL))
+
+    def _serve(self, connection: socket.socket) -> None:
+        """Run the step for each request. This is the child process."""
+        adopt_orphans()
+        self.temporary.mkdir(exist_ok=True)
+        os.environ["TMPDIR"] = tempfile.tempdir = str(self.temporary)
+        begin_confined()
+        restrict(
+            [str(self.folder), str(self.temporary), *_DEVICES, *self.writable],
+            network=self.network,
+        )
+        while True:
+            (index,) = _REQUEST.unpack(_receive(connection, _REQUEST.size))
+            answer = self.run(index)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            end_children()
+            ends = not restore_confined()
+            connection.sendall(_ANSWER.pack(len(answer), ends) + answer)
+            if ends:
+                os._exit(0)
+
+    def _die_like_child(self) -> NoReturn:
+        status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        if status < 0:
+            faulthandler.disable()  # The child process has written its stack.
+            if -status not in _FIXED:
+                signal.signal(-status, signal.SIG_DFL)
+            os.kill(os.getpid(), -status)
+        os._exit(max(status, 0))
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    """Receive exactly `size` bytes. Raises EOFError if the connection ends before."""
+    data = bytearray()
+    while len(data) < size:
+        part = connection.recv(min(size - len(data), 2**20))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
+
+
+def _close_connections(keep: int) -> None:
+    """Close the pipes and sockets that lead to the worker and to other processes."""
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        try:
+            mode = os.fstat(descriptor).st_mode
+        except OSError:
+            continue  # The descriptor of the list itself.
+        if descriptor > 2 and descriptor != keep and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+            os.close(descriptor)
