@@ -47,7 +47,7 @@ def test_a_deployment_runs_the_flow_of_the_command(deployed, shell, api, job, wo
     assert len(pd.read_parquet(work / "out" / "metadata.parquet")) == 31
     code, status = shell.json("status", "out")
     assert (code, status["outcomes"]) == (0, {"ok": 4})
-    assert json.loads((work / "out" / ".batchmill" / "format.json").read_text()) == {"ledger": 2}
+    assert json.loads((work / "out" / ".batchmill" / "format.json").read_text()) == {"ledger": 4}
 
 
 @pytest.mark.long

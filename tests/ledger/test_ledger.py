@@ -94,7 +94,7 @@ def test_the_error_names_a_foreign_part(ledger, tmp_path):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ('{"ledger": 99}', "has version 99, but this batchmill reads version 3"),
+        ('{"ledger": 99}', "has version 99, but this batchmill reads version 4"),
         ("x", "is not a ledger"),
     ],
 )
@@ -110,3 +110,18 @@ def test_a_summary_can_be_written_and_read(ledger):
     assert ledger.runs() == [1]
     assert ledger.read_summary(1) == {"inputs": 4}
     assert ledger.read_summary(2) is None
+
+
+def test_any_flipped_bit_of_a_summary_is_rejected(ledger, tmp_path):
+    ledger.write_summary(1, {"inputs": 4, "partitions": {"größe": 1}, "seconds": 0.25, "at": 1e22})
+    path = tmp_path / ".batchmill/runs/000001/summary.json"
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        for bit in range(8):
+            flipped = bytearray(whole)
+            flipped[position] ^= 1 << bit
+            path.write_bytes(flipped)
+            with pytest.raises(LedgerError, match=r"summary\.json: is damaged.* Move it away"):
+                ledger.read_summary(1)
+    path.write_bytes(whole)
+    assert ledger.read_summary(1)["partitions"] == {"größe": 1}

@@ -9,6 +9,7 @@ from jobs import run_job
 from batchmill.maintenance.verify import examine, verify
 from batchmill.planning.job import make_job, prepare
 from batchmill.publishing.publish import publish_changes
+from batchmill.runs.summary import summarise
 
 STEP = "batchmill.steps.words:split"
 TABLES = ("metadata.parquet", "metadata.csv", "failures.csv")
@@ -114,3 +115,20 @@ def test_an_interrupted_publication_is_repeated(dataset, monkeypatch):
 def test_a_damaged_record_rewrites_the_tables(dataset, text):
     (dataset / "out" / ".batchmill" / "published.json").write_text(text)
     assert "metadata.parquet" in _publish(dataset)
+
+
+@pytest.mark.parametrize("name", ["plan.json", "plan.arrow", "summary.json"])
+def test_verify_reports_a_damaged_plan_or_summary_and_the_next_run_replaces_it(dataset, name):
+    ledger = _prepared(dataset).ledger
+    path = dataset / "out" / ".batchmill" / "runs" / "000001" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    (found,) = verify(ledger)
+    assert (found.kind, found.path) == ("changed", f".batchmill/runs/000001/{name}")
+    examine(ledger, repair=True)
+    assert list(verify(ledger)) == []
+    assert ledger.read_summary(1) is None
+    assert run_job(dataset / "in" / "m.csv", STEP, dataset / "out").executed == 0
+    assert ledger.runs() == [1, 2]
+    assert summarise(ledger, 2).outcomes == {"ok": 2}

@@ -2,11 +2,12 @@
 
     ```
     DATASET/.batchmill/
-      format.json                  {"ledger": 2}
+      format.json                  {"ledger": 4}
       parts/RUN-ATTEMPT-N.parquet  outcomes; never changed after they are written
       parts/upkeep-RUN-ID.parquet  rewritten records: changed times, pruned inputs, merged parts
-      runs/RUN/plan.arrow          the plan of a run
-      runs/RUN/summary.json        how the run ended
+      runs/RUN/plan.arrow          the inputs that a run executes
+      runs/RUN/plan.json           the settings of the run, and the hashes of plan.arrow
+      runs/RUN/summary.json        how the run ended, with a hash
       runs/RUN/stop                requests that the shards of the run end early
       runs/RUN/flow-run            the id of the flow run that executes the run
       runs/RUN/alone/ROW-ATTEMPT   a row of the plan that was executed alone in a shard

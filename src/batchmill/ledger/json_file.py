@@ -1,10 +1,15 @@
 """Read the small JSON files of a ledger."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
+
+import xxhash
 
 from batchmill.errors import LedgerError
 from batchmill.storage import Store
+
+_MOVE_AWAY = "Move it away, and run the same command again."
 
 
 def read_json(store: Store, name: str, *keys: str) -> dict[str, Any]:
@@ -28,7 +33,48 @@ def read_json(store: Store, name: str, *keys: str) -> dict[str, Any]:
             return content
     except ValueError:
         pass
-    raise LedgerError(
-        f"{store.url_of(name)}: is damaged, or is not a file of this ledger. Move it away, and "
-        "run the same command again."
+    raise _damage(store, name, _MOVE_AWAY)
+
+
+def sealed(content: Mapping[str, Any]) -> bytes:
+    """Return a JSON object with one more key, `hash`, that `read_sealed` checks.
+
+    Args:
+        content: JSON values. Other keys than text become text.
+    """
+    content = json.loads(json.dumps(content))
+    seal = xxhash.xxh3_64_hexdigest(json.dumps(content).encode())
+    return json.dumps({**content, "hash": seal}, indent=2).encode()
+
+
+def read_sealed(store: Store, name: str, remedy: str = _MOVE_AWAY) -> dict[str, Any]:
+    """Read a JSON object that `sealed` returned.
+
+    Args:
+        store: The store of the dataset.
+        name: The name of the file in the store.
+        remedy: The advice in the message about a damaged file.
+
+    Returns:
+        The object, without its hash.
+
+    Raises:
+        LedgerError: The file differs from what was written.
+        StoreError: The file cannot be read.
+    """
+    data = store.read(name)
+    try:
+        content: dict[str, Any] = json.loads(data)
+        del content["hash"]
+        # Compare the whole text: a damaged byte is detected even if the values are the same.
+        if sealed(content) == data:
+            return content
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise _damage(store, name, remedy)
+
+
+def _damage(store: Store, name: str, remedy: str) -> LedgerError:
+    return LedgerError(
+        f"{store.url_of(name)}: is damaged, or is not a file of this ledger. {remedy}"
     )

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.errors import LedgerError, StoreError
-from batchmill.ledger.json_file import read_json
+from batchmill.ledger.json_file import read_json, read_sealed, sealed
 from batchmill.ledger.parts import (
     PART_SCHEMA,
     PRUNED,
@@ -28,14 +28,14 @@ from batchmill.storage import Store, in_threads
 FOLDER = ".batchmill"
 _FORMAT = f"{FOLDER}/format.json"
 _PARTS = f"{FOLDER}/parts"
-_RUNS = f"{FOLDER}/runs"
+RUNS = f"{FOLDER}/runs"
 _RELEASED = f"{FOLDER}/released"
 _STEPS = f"{FOLDER}/steps"
 PARTITIONS = f"{FOLDER}/partitions"
 _UPKEEP = "upkeep-"
 # The names that a ledger's folder may contain. Verification reports all others.
 IN_FOLDER = {
-    *(name.rpartition("/")[2] for name in (_FORMAT, _PARTS, _RUNS, _RELEASED, _STEPS, PARTITIONS)),
+    *(name.rpartition("/")[2] for name in (_FORMAT, _PARTS, RUNS, _RELEASED, _STEPS, PARTITIONS)),
     *("staging", "lease", "manifest.parquet", "published.json"),
 }
 
@@ -56,7 +56,7 @@ class Ledger:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.control = RunControl(store, _RUNS)
+        self.control = RunControl(store, RUNS)
         self.steps = StepDescriptions(store, _STEPS)
 
     @property
@@ -111,16 +111,19 @@ class Ledger:
 
     def runs(self) -> list[int]:
         """Return the numbers of the runs that were started, in order."""
-        return sorted(int(name) for name in self.store.names(_RUNS) if name.isdigit())
+        return sorted(int(name) for name in self.store.names(RUNS) if name.isdigit())
 
-    def plan_name(self, run: int) -> str:
-        """Return the name of a run's plan file in the store."""
-        return f"{_RUNS}/{run:06d}/plan.arrow"
+    def run_folder(self, run: int) -> str:
+        """Return the name of a run's folder in the store."""
+        return f"{RUNS}/{run:06d}"
+
+    def summary_name(self, run: int) -> str:
+        """Return the name of a run's summary in the store."""
+        return f"{self.run_folder(run)}/summary.json"
 
     def write_summary(self, run: int, summary: Mapping[str, Any]) -> None:
         """Record how a run ended."""
-        text = json.dumps(summary, indent=2, ensure_ascii=False)
-        self.store.write(_summary_name(run), text.encode())
+        self.store.write(self.summary_name(run), sealed(summary))
 
     def read_summary(self, run: int) -> dict[str, Any] | None:
         """Return how a run ended; None if it is still running, or was killed.
@@ -128,8 +131,8 @@ class Ledger:
         Raises:
             LedgerError: The summary is damaged.
         """
-        name = _summary_name(run)
-        return read_json(self.store, name) if self.store.exists(name) else None
+        name = self.summary_name(run)
+        return read_sealed(self.store, name) if self.store.exists(name) else None
 
     # Inputs to retry
 
@@ -243,7 +246,3 @@ class Ledger:
 
     def _read(self, names: Sequence[str], columns: Sequence[str]) -> list[pa.Table]:
         return in_threads(lambda name: self.read_part(name, columns), names, self.store.threads)
-
-
-def _summary_name(run: int) -> str:
-    return f"{_RUNS}/{run:06d}/summary.json"

@@ -18,7 +18,7 @@ from batchmill.errors import LedgerError
 from batchmill.outcome import Outcome
 from batchmill.storage import FILES, Store
 
-VERSION = 3
+VERSION = 4
 # The outcome of an input that the manifest no longer lists and that was removed on request.
 PRUNED = "pruned"
 _OK = "ok"

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from batchmill.errors import StoreError
+from batchmill.errors import LedgerError, StoreError
 from batchmill.ledger.lease import check_free, lease
-from batchmill.ledger.ledger import FOLDER, IN_FOLDER, Ledger
+from batchmill.ledger.ledger import FOLDER, IN_FOLDER, RUNS, Ledger
 from batchmill.maintenance.leakage import find_duplicates, find_leaks
+from batchmill.planning.plan_file import PlanFile
 from batchmill.storage import FILES, METADATA, Store, in_threads
 
 # The tables, the report and the other entries at the top of a dataset.
@@ -42,10 +43,10 @@ class Difference:
 
 
 def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
-    """Yield the differences between a dataset's files and its ledger.
+    """Yield the differences between a dataset's files and its ledger, and damaged plans.
 
     The sizes of all outputs are compared. With `hash_files`, every output is read, and the contents
-    are compared too.
+    are compared too. If a plan or a summary is damaged, leaks and duplicates are not searched.
     """
     store = ledger.store
     owners = recorded_files(ledger)
@@ -70,10 +71,28 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
     strays += [f"{FOLDER}/{name}" for name in store.names(FOLDER) if name not in IN_FOLDER]
     for name in [*strays, *unreferenced(store, owners)]:
         yield Difference("unreferenced", name)
+    damaged = list(_damaged_files(ledger))
+    for name in damaged:
+        message = "differs from what the run wrote. Run verify --repair, then the job again"
+        yield Difference("changed", name, message=message)
+    if damaged:
+        return  # The partitions depend on the last plan and its summary.
     for message in find_leaks(ledger):
         yield Difference("leak", METADATA, message=message)
     for message in find_duplicates(ledger):
         yield Difference("duplicate", METADATA, message=message)
+
+
+def _damaged_files(ledger: Ledger) -> Iterator[str]:
+    """Yield the names of damaged plans and summaries."""
+    for run in ledger.runs():
+        name = PlanFile(ledger, run).damaged_file()
+        if name:
+            yield name
+        try:
+            ledger.read_summary(run)
+        except LedgerError:
+            yield ledger.summary_name(run)
 
 
 def published_tables(store: Store) -> Mapping[str, Mapping[str, Any]]:
@@ -130,13 +149,20 @@ def examine(ledger: Ledger, *, hash_files: bool = False, repair: bool = False) -
 
 
 def repair_differences(ledger: Ledger, differences: list[Difference]) -> None:
-    """Schedule inputs with missing or changed outputs again, and remove unreferenced files."""
+    """Schedule inputs with missing or changed outputs again, and remove unreferenced files.
+
+    Also remove damaged plans and summaries. Their run then counts as killed.
+    """
     inputs = sorted({found.input for found in differences if found.input})
     if inputs:
         ledger.release(inputs)
     for found in differences:
         if found.kind == "unreferenced":
             ledger.store.remove(found.path)
+        folder, _, _ = found.path.rpartition("/")
+        if found.kind == "changed" and folder.startswith(f"{RUNS}/"):
+            for name in ("summary.json", "plan.json", "plan.arrow"):
+                ledger.store.delete(f"{folder}/{name}")
     if any(found.path in TABLES and found.kind == "changed" for found in differences):
         ledger.store.delete(PUBLISHED)  # The next run then writes the tables again.
 

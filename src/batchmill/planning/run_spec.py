@@ -1,19 +1,17 @@
-"""Write and read a run's plan: one Arrow file, from which each shard reads its own rows.
+"""Write and read a run's plan: the settings of the run, and the inputs to execute.
 
 A task receives a range of rows, not a list of inputs. So its cost does not depend on the number of
-inputs. Processes map the file and do not copy it.
+inputs.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.digests import input_id
-from batchmill.errors import LedgerError, StoreError
 from batchmill.failure_policy import FailurePolicy
 from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import Outcome
@@ -21,12 +19,11 @@ from batchmill.partitioning import Partitioning, count_partitions
 from batchmill.planning.batching import Layout
 from batchmill.planning.confinement import Confinement
 from batchmill.planning.job import Prepared
+from batchmill.planning.plan_file import PlanFile
 from batchmill.storage.remote import FileStat
 from batchmill.storage.urls import join
 
-_KEY = b"batchmill.work"
 _CARRIED = "carried"
-_BATCH_ROWS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,10 +113,8 @@ def write_run_plan(
         table = table.append_column(
             _CARRIED, pa.StructArray.from_arrays(arrays, carried.column_names)
         )
-    table = table.replace_schema_metadata(
-        {_KEY: json.dumps(asdict(work) | {"policy": work.policy.model_dump()})}
-    )
-    ledger.store.write_atomic(ledger.plan_name(run), lambda file: _write_arrow(table, file))
+    settings = asdict(work) | {"policy": work.policy.model_dump()}
+    PlanFile(ledger, run).write(settings, table.replace_schema_metadata())
 
 
 def partitions_of(prepared: Prepared) -> dict[str, int]:
@@ -128,57 +123,42 @@ def partitions_of(prepared: Prepared) -> dict[str, int]:
     return count_partitions(found, how) if how and found is not None else {}
 
 
-def _write_arrow(table: pa.Table, file: BinaryIO) -> None:
-    with pa.ipc.new_file(file, table.schema) as writer:
-        # One chunk becomes batches of exactly _BATCH_ROWS rows, so a row's batch can be computed.
-        writer.write_table(table.combine_chunks(), max_chunksize=_BATCH_ROWS)
-
-
 def read_work(ledger: Ledger, run: int) -> RunSpec:
     """Read the settings that all shards of a run share."""
-    with _open(ledger, run) as source:
-        values = json.loads((source.schema.metadata or {})[_KEY])
-        how, confinement = values.get("partitioning"), values.get("confinement")
-        return RunSpec(
-            **values
-            | {
-                "policy": FailurePolicy(**values["policy"]),
-                "partitioning": how and Partitioning(**how),
-                "confinement": confinement and Confinement(**confinement),
-            }
-        )
+    values = PlanFile(ledger, run).settings()
+    how, confinement = values.get("partitioning"), values.get("confinement")
+    return RunSpec(
+        **values
+        | {
+            "policy": FailurePolicy(**values["policy"]),
+            "partitioning": how and Partitioning(**how),
+            "confinement": confinement and Confinement(**confinement),
+        }
+    )
 
 
 def read_inputs(ledger: Ledger, run: int, start: int, stop: int) -> pa.Table:
     """Read the rows `start` up to `stop` of a run's plan."""
-    with _open(ledger, run) as source:
-        first = start // _BATCH_ROWS
-        batches = [source.get_batch(number) for number in range(first, -(-stop // _BATCH_ROWS))]
-        table = pa.Table.from_batches(batches, source.schema)
-        return table.slice(start - first * _BATCH_ROWS, stop - start)
+    return PlanFile(ledger, run).rows(start, stop)
 
 
 def count_inputs(ledger: Ledger, run: int) -> int:
     """Count the inputs in a run's plan."""
-    with _open(ledger, run) as source:
-        return sum(source.get_batch(i).num_rows for i in range(source.num_record_batches))
+    return PlanFile(ledger, run).count_rows()
 
 
 def planned_names(ledger: Ledger, run: int) -> pa.ChunkedArray:
     """Return the names of the inputs in a run's plan."""
-    with _open(ledger, run) as source:
-        return source.read_all().column("input")
+    return PlanFile(ledger, run).rows().column("input")
 
 
 def first_input(ledger: Ledger, run: int) -> str | None:
     """Return the path or URL of a planned input whose file exists; None without one."""
-    with _open(ledger, run) as source:
-        work = read_work(ledger, run)
-        for number in range(source.num_record_batches):
-            batch = source.get_batch(number)
-            found = batch.filter(pc.greater_equal(batch["size"], 0))
-            if len(found):
-                return join(work.root, found["input"][0].as_py())
+    root = read_work(ledger, run).root
+    for rows in PlanFile(ledger, run).streams():
+        found = rows.filter(pc.greater_equal(rows["size"], 0))
+        if len(found):
+            return join(root, found["input"][0].as_py())
     return None
 
 
@@ -199,14 +179,3 @@ def as_planned(outcome: Outcome, inputs: pa.Table, row: int) -> Outcome:
     """Return an outcome with the size, time and ETag that the input had in the plan."""
     (seen,) = looks_of(inputs.slice(row, 1))
     return outcome._replace(**seen._asdict())
-
-
-def _open(ledger: Ledger, run: int) -> pa.ipc.RecordBatchFileReader:
-    name = ledger.plan_name(run)
-    try:
-        return pa.ipc.open_file(ledger.store.open(name))
-    except (OSError, pa.ArrowException, StoreError) as error:
-        raise LedgerError(
-            f"{ledger.store.url_of(name)}: the plan of run {run} cannot be read ({error}). "
-            "Check that this machine can read the dataset, then run the same command again."
-        ) from error
