@@ -168,3 +168,67 @@ def test_the_deepest_allowed_value_can_be_published(words, tmp_path, monkeypatch
     summary = run_job(words / "manifest.csv", "deep:step", "out")
     assert summary.outcomes == {"ok": 3, "failed": 1}
     assert pq.read_table("out/metadata.parquet")["input"].to_pylist() == ["b.txt", "c.txt", "d.txt"]
+
+
+def test_the_work_depends_on_the_values_and_not_on_rows_times_columns(
+    ledger, tmp_path, monkeypatch
+):
+    converted = []
+    typed = publishing._typed
+
+    def count(values):
+        converted.append(len(values))
+        return typed(values)
+
+    monkeypatch.setattr(publishing, "_typed", count)
+    names = [f"{number:03}" for number in range(300)]
+    commit(ledger, "000001-a-0", **{name: f'[{{"k{name}":{int(name)}}}]' for name in names})
+    publish(ledger, manifest_of(names))
+    assert sum(converted) == 300
+    published = pq.read_table(tmp_path / "metadata.parquet")
+    assert published.column_names == ["input", *(f"k{name}" for name in names)]
+    for row, name in enumerate(names):
+        assert published[f"k{name}"].to_pylist() == [None] * row + [row] + [None] * (299 - row)
+
+
+MANY = {"a": '[{"x":1,"y":2}]', "b": '[{"z":"ä","v":[1]},{"w":null,"x":3}]', "c": '[{"y":4}]'}
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 1000])
+def test_keys_above_the_limit_of_columns_are_kept_in_one_column(
+    ledger, tmp_path, monkeypatch, chunk
+):
+    monkeypatch.setattr(publishing, "_CHUNK", chunk)
+    monkeypatch.setattr(publishing, "MAX_COLUMNS", 2)
+    commit(ledger, "000001-a-0", **MANY)
+    publish(ledger, manifest_of(["a", "b", "c"]))
+    published = pq.read_table(tmp_path / "metadata.parquet").to_pydict()
+    assert published == {
+        "input": ["a", "b", "b", "c"],
+        "x": [1, None, 3, None],
+        "y": [2, None, None, 4],
+        "more_columns": [None, '{"z": "ä", "v": [1]}', '{"w": null}', None],
+    }
+    assert pd.read_csv(tmp_path / "metadata.csv")["more_columns"].notna().sum() == 2
+
+
+def test_outputs_and_columns_of_the_manifest_do_not_count_as_the_steps_columns(
+    ledger, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(publishing, "MAX_COLUMNS", 1)
+    commit(ledger, "000001-a-0", a='[{"x":1,"label":"mine","output":"files/a/1","y":2}]')
+    publish(ledger, manifest_of(["a"], label=["x"]))
+    assert table(tmp_path) == {
+        "input": ["a"],
+        "output": ["files/a/1"],
+        "label": ["mine"],
+        "x": [1],
+        "more_columns": ['{"y": 2}'],
+    }
+
+
+def test_the_column_of_other_keys_replaces_no_column(ledger, tmp_path, monkeypatch):
+    monkeypatch.setattr(publishing, "MAX_COLUMNS", 1)
+    commit(ledger, "000001-a-0", a='[{"more_columns":1,"y":2}]')
+    publish(ledger, manifest_of(["a"]))
+    assert table(tmp_path) == {"input": ["a"], "more_columns": [1], "more_columns_": ['{"y": 2}']}

@@ -1,10 +1,11 @@
 """Publish a dataset's tables: metadata.parquet, metadata.csv and failures.csv."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
@@ -19,6 +20,10 @@ from batchmill.storage.fingerprints import HashingFile
 
 # The rows of this number of inputs are Python objects at a time. It limits the memory.
 _CHUNK = 20_000
+# The step's keys that become columns. Each column takes memory in every row, so a table with more
+# columns than this would soon take more memory than a machine has.
+MAX_COLUMNS = 2000
+_MORE = "more_columns"
 _FAILURE_COLUMNS = (
     "input",
     "outcome",
@@ -32,6 +37,9 @@ _FAILURE_COLUMNS = (
 )
 
 
+_Column: TypeAlias = pa.Array | pa.ChunkedArray
+
+
 class PublishedTable(NamedTuple):
     """The size in bytes and the content hash of a table."""
 
@@ -39,13 +47,43 @@ class PublishedTable(NamedTuple):
     content: str
 
 
+class _Chunk(NamedTuple):
+    """The metadata rows of some records. `more` has the keys above the limit, as JSON objects."""
+
+    columns: dict[str, _Column]
+    more: pa.Array
+
+
+class _StepKeys:
+    """Selects the step's keys that become columns: the first keys in the order of the table.
+
+    Args:
+        others: The columns that do not count. They are always accepted.
+    """
+
+    def __init__(self, others: Iterable[str]) -> None:
+        self._accepted = set(others)
+        self._left = MAX_COLUMNS
+
+    def accept(self, key: str) -> bool:
+        """Return whether a key becomes a column."""
+        if key in self._accepted:
+            return True
+        if not self._left:
+            return False
+        self._left -= 1
+        self._accepted.add(key)
+        return True
+
+
 def publish(ledger: Ledger, manifest: Manifest) -> dict[str, PublishedTable]:
     """Write a dataset's tables, and return them by name. Each file is replaced atomically.
 
     `metadata` has one row per row that the step returned: `input`, `output`, `partition` (with
     partitions only), the manifest's columns and the step's columns. Rows are in the manifest's
-    order. Inputs that the manifest no longer lists come last. `failures.csv` has one row per input
-    that is not ok.
+    order. Inputs that the manifest no longer lists come last. Only the first `MAX_COLUMNS` keys of
+    the step become columns. `more_columns` has the others as JSON. `failures.csv` has one row per
+    input that is not ok.
     """
     records = ledger.records(["input", "outcome", "rows", "carried"])
     position = pc.index_in(records["input"], value_set=manifest.inputs["input"])
@@ -91,20 +129,32 @@ def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
         manifest: The manifest.
     """
     withdrawn = pc.is_null(records["position"])
+    keys = _StepKeys(["output", *manifest.manifest_columns.column_names])
     chunks = [
-        _chunk(part.slice(start, _CHUNK), manifest)
+        _chunk(part.slice(start, _CHUNK), manifest, keys)
         for part in (records.filter(pc.invert(withdrawn)), records.filter(withdrawn))
         for start in range(0, len(part), _CHUNK)
     ]
-    found = [name for chunk in chunks for name in chunk.column_names]
+    found = [name for chunk in chunks for name in chunk.columns]
     names = dict.fromkeys(["input", *(["output"] if "output" in found else [])])
     if manifest.partition is not None and COLUMN not in manifest.manifest_columns.column_names:
         names[COLUMN] = None
     names |= dict.fromkeys([*manifest.manifest_columns.column_names, *found])
-    return pa.table({name: _column(name, chunks) for name in names})
+    columns = {name: _column(name, chunks) for name in names}
+    more = pa.chunked_array([chunk.more for chunk in chunks], pa.string())
+    if more.null_count < len(more):
+        columns[_free_name(columns)] = more
+    return pa.table(columns)
 
 
-def _chunk(records: pa.Table, manifest: Manifest) -> pa.Table:
+def _free_name(names: Container[str]) -> str:
+    name = _MORE
+    while name in names:
+        name += "_"
+    return name
+
+
+def _chunk(records: pa.Table, manifest: Manifest, keys: _StepKeys) -> _Chunk:
     """Return the metadata rows of some records. The column types fit these rows only."""
     rows: list[dict[str, Any]] = []
     owners: list[int] = []
@@ -113,23 +163,60 @@ def _chunk(records: pa.Table, manifest: Manifest) -> pa.Table:
         rows += made
         owners += [index] * len(made)
     owner = pa.array(owners, pa.int64())
-    columns: dict[str, pa.Array | pa.ChunkedArray] = {"input": records["input"].take(owner)}
+    columns: dict[str, _Column] = {"input": records["input"].take(owner)}
     for name, carried in _carried(records, manifest):
         columns[name] = carried.take(owner)
-    for key in dict.fromkeys(key for row in rows for key in row):
-        values = [row.get(key) for row in rows]
+    cells, more = _cells_of(rows, keys)
+    for key, (places, values) in cells.items():
         if key in columns:  # The step's value overrides the manifest's value.
-            kept = columns[key].to_pylist()
-            values = [row.get(key, kept[index]) for index, row in enumerate(rows)]
-        columns[key] = _typed(values)
+            merged = columns[key].to_pylist()
+            for place, value in zip(places, values, strict=True):
+                merged[place] = value
+            columns[key] = _typed(merged)
+        else:
+            columns[key] = _spread(_typed(values), places, len(rows))
     if manifest.partition is not None:  # Withdrawn inputs get null: they are not for training.
         columns[COLUMN] = manifest.partition.take(records["position"]).take(owner)
-    return pa.table(columns)
+    return _Chunk(columns, more)
 
 
-def _carried(
-    records: pa.Table, manifest: Manifest
-) -> Iterator[tuple[str, pa.Array | pa.ChunkedArray]]:
+def _cells_of(
+    rows: Sequence[Mapping[str, Any]], keys: _StepKeys
+) -> tuple[dict[str, tuple[list[int], list[Any]]], pa.Array]:
+    """Divide rows into cells. The time depends on the number of cells, not of rows and columns.
+
+    Returns:
+        The row numbers and the values of each key that becomes a column. For each row, the other
+        keys and their values as a JSON object, null without other keys.
+    """
+    cells: dict[str, tuple[list[int], list[Any]]] = {}
+    more: list[str | None] = [None] * len(rows)
+    for number, row in enumerate(rows):
+        others = {}
+        for key, value in row.items():
+            if key not in cells:
+                if not keys.accept(key):
+                    others[key] = value
+                    continue
+                cells[key] = ([], [])
+            places, values = cells[key]
+            places.append(number)
+            values.append(value)
+        if others:
+            more[number] = _text(others)
+    return cells, pa.array(more, pa.string())
+
+
+def _spread(values: pa.Array, places: Sequence[int], count: int) -> pa.Array:
+    """Return a column of `count` rows, with the values at their places and null elsewhere."""
+    if len(values) == count:
+        return values
+    index = np.full(count, -1)
+    index[places] = np.arange(len(places))
+    return values.take(pa.array(index, mask=index < 0))
+
+
+def _carried(records: pa.Table, manifest: Manifest) -> Iterator[tuple[str, _Column]]:
     """Yield the manifest's columns of some records. For withdrawn inputs, the ledger has them."""
     if records["position"].null_count == 0:
         for name in manifest.manifest_columns.column_names:
@@ -163,10 +250,10 @@ def _text(value: Any) -> str | None:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _column(name: str, chunks: Sequence[pa.Table]) -> pa.ChunkedArray:
+def _column(name: str, chunks: Sequence[_Chunk]) -> pa.ChunkedArray:
     """Join a column of all chunks. If their types differ, use a type that fits all values."""
     arrays = [
-        chunk[name] if name in chunk.column_names else pa.chunked_array([pa.nulls(len(chunk))])
+        chunk.columns[name] if name in chunk.columns else pa.nulls(len(chunk.more))
         for chunk in chunks
     ]
     types = {array.type for array in arrays} - {pa.null()}
@@ -178,5 +265,13 @@ def _column(name: str, chunks: Sequence[pa.Table]) -> pa.ChunkedArray:
     return _joined(arrays, pa.string())
 
 
-def _joined(arrays: Sequence[pa.ChunkedArray], kind: pa.DataType) -> pa.ChunkedArray:
-    return pa.chunked_array([part for array in arrays for part in array.cast(kind).chunks], kind)
+def _joined(arrays: Sequence[_Column], kind: pa.DataType) -> pa.ChunkedArray:
+    parts = [array.cast(kind) for array in arrays]
+    return pa.chunked_array(
+        [
+            chunk
+            for part in parts
+            for chunk in (part.chunks if isinstance(part, pa.ChunkedArray) else [part])
+        ],
+        kind,
+    )
