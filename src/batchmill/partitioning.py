@@ -257,6 +257,28 @@ def count_partitions(partitions: pa.Array, partitioning: Partitioning) -> dict[s
     return {name: counts[name] for name in partitioning.shares}
 
 
+def uneven_partitions(counts: Mapping[str, int], partitioning: Partitioning) -> list[str]:
+    """Return a text for each partition whose size is far from its share.
+
+    A partition is far from its share if it is empty, or if the difference is more than half of the
+    share. Partitions with the share 0 are not reported.
+
+    >>> options = PartitionOptions(partition="train=80,test=20")
+    >>> uneven_partitions({"train": 9, "test": 0}, make_partitioning(options))
+    ["partition 'test' has no inputs, but its share is 20 %"]
+    """
+    total = sum(counts.values())
+    texts = []
+    for name, share in partitioning.shares.items():
+        count = counts.get(name, 0)
+        if not total or abs(count / total - share) <= share / 2 + _NEAR:
+            continue
+        found = f"{100 * count / total:.3g} % of the inputs" if count else "no inputs"
+        if share:
+            texts.append(f"partition {name!r} has {found}, but its share is {100 * share:.3g} %")
+    return texts
+
+
 def count_strata(
     partitions: pa.Array, groups: Groups, partitioning: Partitioning
 ) -> dict[str, dict[str, int]]:

@@ -144,6 +144,20 @@ def test_plan_counts_partitions_and_their_strata(command, words, tmp_path):
     assert not {"partitions", "strata"} & json.loads(out).keys()
 
 
+def test_plan_warns_about_a_partition_without_inputs(command, words, tmp_path):
+    (words / "m.csv").write_text("input,partition\na.txt,train\nb.txt,train\n")
+    job = ("plan", words / "m.csv", "--step", SPLIT, "--output", tmp_path / "out")
+    divided = (*job, "--partition", "train=0.8,test=0.2")
+    _, out, _ = command(*divided)
+    assert "Warning: partition 'test' has no inputs, but its share is 20 %." in out
+    assert "Warning: partition 'train'" not in out
+    _, out, _ = command(*divided, "--json")
+    warnings = ["partition 'test' has no inputs, but its share is 20 %"]
+    assert json.loads(out)["partition_warnings"] == warnings
+    _, out, _ = command(*job, "--json")
+    assert "partition_warnings" not in json.loads(out)
+
+
 def test_plan_reports_that_groups_are_reassigned(command, words, tmp_path):
     divided = {"partition": "a=0.5,b=0.5", "stratify": "input"}
     run_job(words / "manifest.csv", SPLIT, tmp_path / "out", options=divided)

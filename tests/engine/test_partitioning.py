@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from batchmill import ManifestError, OptionError, load_manifest
 from batchmill.options import PartitionOptions
-from batchmill.partitioning import Groups, assign, make_partitioning
+from batchmill.partitioning import Groups, assign, make_partitioning, uneven_partitions
 
 SHARES = "train=0.8,validation=0.1,test=0.1"
 names = st.text("abcdef", min_size=1, max_size=4)
@@ -295,3 +295,28 @@ def test_options_without_partitions_are_rejected(others, name):
     assert make() is None
     with pytest.raises(OptionError, match=name):
         make(**others)
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ({"train": 80, "test": 10, "rest": 10, "held": 0}, []),
+        # Exactly half of the share, or exactly half more, is still close enough.
+        ({"train": 80, "test": 5, "rest": 15, "held": 0}, []),
+        (
+            {"train": 80, "test": 4, "rest": 16, "held": 0},
+            [
+                "partition 'test' has 4 % of the inputs, but its share is 10 %",
+                "partition 'rest' has 16 % of the inputs, but its share is 10 %",
+            ],
+        ),
+        (
+            {"train": 9, "test": 1, "rest": 0, "held": 0},
+            ["partition 'rest' has no inputs, but its share is 10 %"],
+        ),
+        ({"train": 0, "test": 0, "rest": 0, "held": 0}, []),
+    ],
+)
+def test_a_partition_far_from_its_share_is_reported(counts, expected):
+    partitioning = make("train=0.8,test=0.1,rest=0.1,held=0")
+    assert uneven_partitions(counts, partitioning) == expected

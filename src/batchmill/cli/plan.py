@@ -20,7 +20,7 @@ from batchmill.cli.options import (
 )
 from batchmill.errors import OptionError
 from batchmill.flows.run_job import JobRequest, plan_run
-from batchmill.partitioning import count_strata
+from batchmill.partitioning import count_strata, uneven_partitions
 from batchmill.planning.batching import Layout, parallelism
 from batchmill.planning.job import Prepared
 from batchmill.planning.plan import REASONS
@@ -105,25 +105,28 @@ def _as_json(prepared: Prepared, layout: Layout, cores: int) -> dict[str, object
 
 
 def partitions_as_json(prepared: Prepared) -> dict[str, object]:
-    """Return the number of inputs per partition and stratum. Empty without partitions."""
+    """Return the inputs per partition and stratum, and warnings. Empty without partitions."""
     how, manifest = prepared.job.partitioning, prepared.manifest
     if how is None or manifest.groups is None or manifest.partition is None:
         return {}
     strata = count_strata(manifest.partition, manifest.groups, how)
+    counts = partitions_of(prepared)
     return {
-        "partitions": partitions_of(prepared),
+        "partitions": counts,
         **({"strata": strata} if strata else {}),
         "partition_changes": list(prepared.partition_changes),
+        "partition_warnings": uneven_partitions(counts, how),
     }
 
 
 def partition_lines(prepared: Prepared) -> list[str]:
-    """Return lines with the partitions' sizes, and with the reason if groups are re-assigned."""
-    counts = partitions_of(prepared)
+    """Return lines with the partitions' sizes, warnings, and why groups are re-assigned."""
+    counts, how = partitions_of(prepared), prepared.job.partitioning
     listed = ", ".join(f"{name} {count:,}" for name, count in counts.items())
     changes = "; ".join(prepared.partition_changes)
     return [
         *([f"Partitions: {listed}."] if counts else []),
+        *(f"Warning: {text}." for text in (uneven_partitions(counts, how) if how else [])),
         *([f"Re-assigning all groups to partitions: {changes}."] if changes else []),
     ]
 
