@@ -12,11 +12,11 @@ from jobs import job_of, run_job
 
 from batchmill import ManifestError, OptionError
 from batchmill.failure_policy import FailurePolicy
+from batchmill.ledger.assignments import last_assignment
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import verify
 from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.job import prepare
-from batchmill.planning.partition_assignment import last_assignment
 from batchmill.publishing.report import write_report
 from batchmill.runs.run import open_run
 

@@ -8,9 +8,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from batchmill.errors import StoreError
+from batchmill.ledger.assignments import Assignment, last_assignment
 from batchmill.ledger.ledger import Ledger
 from batchmill.partitioning import COLUMN, by_hash, name_of_key
-from batchmill.planning.partition_assignment import Assignment, last_assignment
 from batchmill.planning.run_spec import read_work
 from batchmill.storage import METADATA
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from batchmill.execution.shard import Shard
 from batchmill.failure_policy import FailurePolicy
+from batchmill.ledger.assignments import forget_earlier
 from batchmill.ledger.lease import Lease, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import (
@@ -20,7 +21,7 @@ from batchmill.maintenance.cleanup import (
 from batchmill.maintenance.verify import REPORT
 from batchmill.planning.batching import Batching, Cores, Layout, plan_shards
 from batchmill.planning.job import Prepared, plan_again
-from batchmill.planning.partition_assignment import forget_earlier, record_assignment
+from batchmill.planning.partition_assignment import record_assignment
 from batchmill.planning.run_spec import partitions_of, write_run_plan
 from batchmill.runs.context import report_run
 from batchmill.runs.node_check import Probe
