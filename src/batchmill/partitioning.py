@@ -74,6 +74,15 @@ class Groups:
     strata: pa.Array | None
     given: pa.Array
 
+    def followed_by(self, others: "Groups") -> "Groups":
+        """Return these rows, and then the rows of others."""
+        strata = [part for part in (self.strata, others.strata) if part is not None]
+        return Groups(
+            keys=pa.concat_arrays([self.keys, others.keys]),
+            strata=pa.concat_arrays(strata) if strata else None,
+            given=pa.concat_arrays([self.given, others.given]),
+        )
+
     def only(self, mask: Any) -> "Groups":
         """Return the rows that a mask selects."""
         columns = (self.keys, self.strata, self.given)

@@ -57,6 +57,11 @@ class Job:
         pd.DataFrame(self.rows).to_csv("m.csv", index=False)
         return run_job("m.csv", step, "out", options=options)
 
+    def prune(self, **options):
+        """Run the job, and remove the inputs that the manifest does not list."""
+        pd.DataFrame(self.rows).to_csv("m.csv", index=False)
+        return run_job("m.csv", "dividing:step", "out", prune=True, options=options)
+
     def plan(self, step="dividing:step", **options):
         pd.DataFrame(self.rows).to_csv("m.csv", index=False)
         job = job_of("m.csv", step, "out", **options)
@@ -158,13 +163,77 @@ def test_the_report_is_stale_after_the_partitions_change(job):
     assert is_stale()
 
 
-def test_an_input_that_the_manifest_no_longer_lists_has_no_partition(job):
-    job.run(**SHARES)
-    gone = job.rows.pop()["input"]
-    job.run(**SHARES)
-    table = job.table.set_index("input")
-    assert table.loc[gone, "partition"].isna().all()
-    assert table.drop(gone)["partition"].notna().all()
+def withdraw(job, *names):
+    """Remove inputs from the manifest. Their rows stay in the table."""
+    job.rows = [row for row in job.rows if row["input"] not in names]
+
+
+def partitions(job):
+    """Each input's partition. Every row of the table must have one."""
+    pairs = job.table[["input", "partition"]].drop_duplicates()
+    assert pairs["input"].is_unique
+    assert pairs["partition"].notna().all()
+    return dict(pairs.itertuples(index=False))
+
+
+@pytest.mark.parametrize("options", [SHARES, SHARES | {"group_by": "who"}, STRATIFIED])
+def test_an_input_that_the_manifest_no_longer_lists_keeps_its_partition(job, options):
+    job.run(**options)
+    before = partitions(job)
+    withdraw(job, "in/003-1", "in/004-1", "in/004-2")
+    summary = job.run(**options)
+    assert partitions(job) == before
+    assert sum(summary.partitions.values()) == len(job.rows), "only listed inputs are counted"
+    assert job.found == []
+
+
+@pytest.mark.parametrize("options", [SHARES | {"group_by": "who"}, STRATIFIED])
+def test_other_shares_and_seeds_move_withdrawn_inputs_with_their_group(job, options):
+    job.run(**options)
+    withdraw(job, *(f"in/{number:03d}-1" for number in range(10)), "in/000-2", "in/001-2")
+    for change in ({"seed": 1}, {"seed": 2}, {"partition": "train=0.5,test=0.5"}):
+        job.run(**options | change)
+        assert set(partitions(job).values()) == set(job.by_speaker.values())
+        assert len(job.by_speaker) == 20
+        assert job.found == []
+
+
+def test_a_partition_by_hand_stays_while_its_group_is_withdrawn(job):
+    by_hand = {"in/000-1": "test", "in/001-1": "test", "in/002-1": "train"}
+    for row in job.rows:
+        row["partition"] = by_hand.get(row["input"])
+    options = {"partition": "train=0.5,test=0.5,other=0", "group_by": "who"}
+    job.run(**options)
+    withdraw(job, "in/000-1", "in/000-2", "in/001-1")
+    for row in job.rows:
+        if row["who"] == "speaker 1":
+            row["partition"] = "other"
+    job.run(**options | {"seed": 3})
+    assert job.by_speaker["speaker 0"] == "test"
+    assert job.by_speaker["speaker 1"] == "other", "the listed inputs decide for the group"
+    assert job.found == []
+    job.run(partition="train=1,other=0", group_by="who")
+    assert job.by_speaker["speaker 0"] == "train", "the partition 'test' does not exist any longer"
+    assert job.found == []
+
+
+def test_inputs_that_were_withdrawn_before_the_first_partitions_join_their_group(job):
+    job.run()
+    withdraw(job, *(f"in/{number:03d}-1" for number in range(20)))
+    job.run(**SHARES, group_by="who")
+    assert set(partitions(job).values()) == {"train", "validation", "test"}
+    assert len(job.by_speaker) == 20
+    assert job.found == []
+
+
+def test_the_record_has_no_input_that_was_pruned(job):
+    job.run(**STRATIFIED)
+    withdraw(job, "in/003-1", "in/004-1", "in/004-2")
+    job.run(**STRATIFIED)
+    job.prune(**STRATIFIED)
+    recorded = last_assignment(open_ledger("out"))
+    assert recorded.rows["input"].drop_null().to_pylist() == [row["input"] for row in job.rows]
+    assert "group:speaker 4" in recorded.by_group(), "it may be listed again"
     assert job.found == []
 
 

@@ -18,7 +18,7 @@ _VERSION = "1"
 _VERSION_KEY, _HOW_KEY = b"batchmill.partitions", b"batchmill.partitioning"
 SCHEMA = pa.schema(
     [
-        # Null for a group that the manifest no longer lists. It may be listed again later.
+        # Null for a group without inputs in the dataset. They may be listed again later.
         ("input", pa.string()),
         ("group", pa.string()),
         ("partition", pa.string()),

@@ -52,7 +52,7 @@ def find_duplicates(ledger: Ledger) -> Iterator[str]:
         # Inputs without a recorded content would all seem equal, and empty inputs are equal.
         pc.and_(pc.not_equal(records["content"], ""), pc.greater(records["size"], 0))
     ).select(["input", "content"])
-    frame = contents.to_pandas().merge(_listed(assignment), on="input")
+    frame = contents.to_pandas().merge(_inputs_of(assignment), on="input")
     one_of_each = frame.sort_values("input").drop_duplicates(["content", COLUMN])
     for _, same in _several(one_of_each, "content"):
         yield f"{_where(same)} have the same content"
@@ -68,15 +68,15 @@ def _last_divided(ledger: Ledger) -> int | None:
     return last if last is not None and read_work(ledger, last).partitioning else None
 
 
-def _listed(assignment: Assignment) -> pd.DataFrame:
-    """Return `input`, `group`, `partition` and `given` of the inputs that the manifest listed."""
+def _inputs_of(assignment: Assignment) -> pd.DataFrame:
+    """Return `input`, `group`, `partition` and `given` of each input in the dataset."""
     rows = assignment.rows
     frame: pd.DataFrame = rows.filter(rows["input"].is_valid()).to_pandas()
     return frame
 
 
 def _torn_groups(published: pd.DataFrame, assignment: Assignment) -> Iterator[str]:
-    groups = _listed(assignment)[["input", "group"]]
+    groups = _inputs_of(assignment)[["input", "group"]]
     frame = published.dropna(subset=[COLUMN]).merge(groups, on="input")
     one_of_each = frame.drop_duplicates(["group", COLUMN])
     for key, torn in _several(one_of_each, "group"):
@@ -84,9 +84,9 @@ def _torn_groups(published: pd.DataFrame, assignment: Assignment) -> Iterator[st
 
 
 def _not_as_assigned(published: pd.DataFrame, assignment: Assignment) -> Iterator[str]:
-    expected = _listed(assignment)[["input", COLUMN]]
+    expected = _inputs_of(assignment)[["input", COLUMN]]
     frame = published.merge(expected, on="input", how="left", suffixes=("", "_assigned"))
-    # An input that the manifest no longer lists has no partition.
+    # A null is compared too: each row must have a partition.
     texts = frame.astype(object).where(frame.notna(), "none")
     wrong = texts[texts[COLUMN] != texts[f"{COLUMN}_assigned"]]
     for name, found, assigned in wrong.itertuples(index=False, name=None):
@@ -100,7 +100,7 @@ def _not_as_hashed(assignment: Assignment) -> Iterator[str]:
     """
     if assignment.partitioning.stratify is not None:
         return
-    frame = _listed(assignment).drop_duplicates(["group", COLUMN])
+    frame = _inputs_of(assignment).drop_duplicates(["group", COLUMN])
     frame = frame[~frame["given"]]
     hashed = by_hash(frame["group"], assignment.partitioning)
     for key, found, right in zip(frame["group"], frame[COLUMN], hashed, strict=True):

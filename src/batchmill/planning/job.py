@@ -13,6 +13,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from batchmill.allowlist import check_step
 from batchmill.digests import digest
 from batchmill.errors import ManifestError, OptionError, StepError
+from batchmill.ledger.assignments import Assignment
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_output
 from batchmill.manifest import Manifest, ManifestLike, load_manifest
@@ -23,7 +24,7 @@ from batchmill.options import ConfinementOptions, InputOptions, PartitionOptions
 from batchmill.partitioning import Partitioning, make_partitioning
 from batchmill.planning.change_detection import detect_changes
 from batchmill.planning.confinement import Confinement, make_confinement
-from batchmill.planning.partition_assignment import check_rows, divide_manifest
+from batchmill.planning.partition_assignment import Division, check_rows, divide_manifest
 from batchmill.planning.plan import PLANNED_COLUMNS, Plan, find_records, make_plan
 from batchmill.step.fingerprint import differences, identity_of
 from batchmill.step.load import Step, load_step
@@ -72,6 +73,7 @@ class Prepared:
         ledger_state: The ledger's state before the manifest was read. The plan is based on it.
         forced_after: The last run whose outcomes a forced run ignores. None without `--force`.
         step_changes: The differences from the step of the earlier records, one line each.
+        assignment: The partition of each input, to record. None without partitions.
         partition_changes: The changed partition options, one line each.
     """
 
@@ -83,6 +85,7 @@ class Prepared:
     ledger_state: Sequence[str]
     step_changes: Sequence[str]
     forced_after: int | None = None
+    assignment: Assignment | None = None
     partition_changes: Sequence[str] = ()
 
 
@@ -220,22 +223,23 @@ def _plan(
     )
     if not job.inputs.allow_missing:
         _check_missing(job, manifest, plan)
-    changes: list[str] = []
+    division = Division(manifest)
     if job.partitioning:
         # These recorded rows are replaced or withdrawn, so they need no check.
         unchecked = [*plan.pending["input"].chunks, *plan.withdrawn["input"].chunks]
         check_rows(ledger, pa.chunked_array(unchecked, pa.string()))
-        manifest, changes = divide_manifest(ledger, manifest, job.partitioning)
+        division = divide_manifest(ledger, records, manifest, job.partitioning)
     return Prepared(
         job=job,
-        manifest=manifest,
+        manifest=division.manifest,
         step=step,
         ledger=ledger,
         plan=plan,
         ledger_state=state,
         step_changes=_step_changes(ledger, step, plan),
         forced_after=forced_after,
-        partition_changes=changes,
+        assignment=division.assignment,
+        partition_changes=division.changes,
     )
 
 

@@ -1,69 +1,152 @@
 """Assign the inputs of a job to partitions, with the earlier assignments of its dataset."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.errors import OptionError
-from batchmill.ledger.assignments import (
-    SCHEMA,
-    Assignment,
-    last_assignment,
-    last_with,
-    write_assignment,
-)
+from batchmill.ledger.assignments import SCHEMA, Assignment, last_assignment, last_with
 from batchmill.ledger.ledger import Ledger
 from batchmill.manifest import Manifest
+from batchmill.manifest.groups import read_groups
 from batchmill.partitioning import COLUMN, Groups, Partitioning, assign, given_by_key
 
 
+class Division(NamedTuple):
+    """The manifest with its partitions, the assignment to record, and the changed options."""
+
+    manifest: Manifest
+    assignment: Assignment | None = None
+    changes: Sequence[str] = ()
+
+
+class _Withdrawn(NamedTuple):
+    """The inputs that have a record, but are not in the manifest."""
+
+    names: pa.Array
+    groups: Groups
+
+
 def divide_manifest(
-    ledger: Ledger, manifest: Manifest, partitioning: Partitioning
-) -> tuple[Manifest, list[str]]:
-    """Return the manifest with the partition of each row, and why groups are assigned again."""
-    if manifest.groups is None:
-        return manifest, []
-    known: Mapping[str, str] = {}
-    changes: list[str] = []
-    if partitioning.stratify is not None:
-        last, same = last_assignment(ledger), last_with(ledger, partitioning)
-        known = same.by_group() if same else {}
-        changes = partitioning.changes_since(last.partitioning) if last and not same else []
-    return replace(manifest, partition=assign(manifest.groups, partitioning, known)), changes
+    ledger: Ledger, records: pa.Table, manifest: Manifest, partitioning: Partitioning
+) -> Division:
+    """Assign each row of a manifest to a partition, and each withdrawn input.
 
+    Args:
+        ledger: The ledger of the dataset, with the earlier assignments.
+        records: The ledger's records, with at least `input` and `carried`.
+        manifest: The manifest with its groups.
+        partitioning: The options.
 
-def record_assignment(
-    ledger: Ledger, run: int, manifest: Manifest, partitioning: Partitioning
-) -> None:
-    """Record the partition of each input, unless the ledger already has the same assignment.
+    Returns:
+        The division. Its assignment has the manifest's inputs first, in the same order.
 
-    The caller must hold the dataset's lease.
+    Raises:
+        LedgerError: An earlier assignment cannot be read.
     """
     if manifest.groups is None:
-        return
-    rows = _rows_of(manifest, manifest.groups)
-    same = last_with(ledger, partitioning)
-    if same and partitioning.stratify is not None:
-        rows = pa.concat_tables([rows, _gone(same.rows, rows)])
-    write_assignment(ledger, run, Assignment(partitioning=partitioning, rows=rows))
+        return Division(manifest)
+    last, same = last_assignment(ledger), last_with(ledger, partitioning)
+    withdrawn = _withdrawn(records, manifest, partitioning, same or last)
+    groups = manifest.groups.followed_by(withdrawn.groups)
+    names = pa.chunked_array([*manifest.inputs["input"].chunks, withdrawn.names], pa.string())
+    partition = assign(groups, partitioning, same.by_group() if same else {})
+    given = pc.is_in(groups.keys, value_set=pa.array(list(given_by_key(groups)), pa.string()))
+    rows = pa.table([names.combine_chunks(), groups.keys, partition, given], schema=SCHEMA)
+    changes: list[str] = []
+    if partitioning.stratify is not None:
+        if same:
+            rows = pa.concat_tables([rows, _gone(same.rows, rows)])
+        elif last:
+            changes = partitioning.changes_since(last.partitioning)
+    return Division(
+        manifest=replace(manifest, partition=partition.slice(0, len(manifest))),
+        assignment=Assignment(partitioning=partitioning, rows=rows),
+        changes=changes,
+    )
 
 
-def _rows_of(manifest: Manifest, groups: Groups) -> pa.Table:
-    given = pa.array(list(given_by_key(groups)), pa.string())
-    columns = [
-        manifest.inputs["input"].combine_chunks(),
-        groups.keys,
-        manifest.partition,
-        pc.is_in(groups.keys, value_set=given),
+def _withdrawn(
+    records: pa.Table,
+    manifest: Manifest,
+    partitioning: Partitioning,
+    recorded: Assignment | None,
+) -> _Withdrawn:
+    """Return the groups of inputs that are not in the manifest.
+
+    An input stays in its recorded group. If the group column is another one, or if there is no
+    assignment yet, the columns of the manifest that last listed the input give the group.
+    """
+    is_listed = pc.is_in(records["input"], value_set=manifest.inputs["input"])
+    records = records.filter(pc.invert(is_listed)).sort_by("input")
+    names = records["input"].combine_chunks()
+    carried = [json.loads(text) for text in records["carried"].to_pylist()]
+    wanted = [name for name in (partitioning.group_by, partitioning.stratify) if name]
+    frame = pd.DataFrame(carried, index=range(len(carried)))
+    frame = frame.reindex(columns=list(dict.fromkeys([*frame.columns, *wanted])))
+    groups = read_groups(frame, names, partitioning)
+    keys, given = groups.keys.to_pylist(), groups.given.to_pylist()
+    before = _recorded(recorded, names)
+    has_same_groups = recorded and recorded.partitioning.group_by == partitioning.group_by
+    for row, name in enumerate(names.to_pylist()):
+        if name in before:
+            key, partition, is_given = before[name]
+            keys[row] = key if has_same_groups else keys[row]
+            given[row] = partition if is_given else None
+    return _Withdrawn(names, _without_overruled(keys, given, groups.strata, manifest, partitioning))
+
+
+def _recorded(recorded: Assignment | None, names: pa.Array) -> dict[str, tuple[str, str, bool]]:
+    """Return the recorded group of some inputs, its partition, and whether it was given."""
+    if recorded is None:
+        return {}
+    rows = recorded.rows.filter(pc.is_in(recorded.rows["input"], value_set=names))
+    return {
+        row["input"]: (row["group"], row["partition"], row["given"]) for row in rows.to_pylist()
+    }
+
+
+def _without_overruled(
+    keys: list[str],
+    given: list[str | None],
+    strata: pa.Array | None,
+    manifest: Manifest,
+    partitioning: Partitioning,
+) -> Groups:
+    """Return groups without the given partitions that do not apply any longer.
+
+    The listed inputs decide for their group, and a partition must be one of the options.
+    """
+    keys_of_listed = manifest.groups.keys if manifest.groups else pa.array([], pa.string())
+    is_overruled = pc.is_in(pa.array(keys, pa.string()), value_set=keys_of_listed).to_pylist()
+    valid = [
+        None if overruled or name not in partitioning.shares else name
+        for name, overruled in zip(given, is_overruled, strict=True)
     ]
-    return pa.table(columns, schema=SCHEMA)
+    return Groups(
+        keys=pa.array(keys, pa.string()), strata=strata, given=pa.array(valid, pa.string())
+    )
+
+
+def without_withdrawn(assignment: Assignment, manifest: Manifest) -> Assignment:
+    """Return an assignment after the inputs that the manifest does not list were removed.
+
+    With strata, their groups stay. They may be listed again.
+    """
+    rows = assignment.rows
+    listed = rows.slice(0, len(manifest))
+    if assignment.partitioning.stratify is not None:
+        return replace(assignment, rows=pa.concat_tables([listed, _gone(rows, listed)]))
+    return replace(assignment, rows=listed)
 
 
 def _gone(before: pa.Table, now: pa.Table) -> pa.Table:
-    """Return the recorded groups that are no longer listed, once each, sorted."""
+    """Return the recorded groups that no input has any longer, once each, sorted."""
     gone = before.filter(pc.invert(pc.is_in(before["group"], value_set=now["group"])))
     frame = gone.to_pandas().drop_duplicates("group").sort_values("group")
     return pa.Table.from_pandas(

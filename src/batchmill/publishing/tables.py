@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
+from batchmill.ledger.assignments import last_assignment
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.verify import FAILURES_CSV, METADATA_CSV
 from batchmill.manifest import Manifest
@@ -90,6 +91,8 @@ def publish(ledger: Ledger, manifest: Manifest) -> dict[str, PublishedTable]:
     records = records.append_column("position", position).sort_by(
         [("position", "ascending"), ("input", "ascending")]
     )
+    if manifest.partition is not None:
+        records = records.append_column(COLUMN, _assigned(ledger, records["input"]))
     ok = pc.equal(records["outcome"], "ok")
     metadata = metadata_table(records.filter(ok), manifest)
     failures = failure_records(ledger)
@@ -100,6 +103,14 @@ def publish(ledger: Ledger, manifest: Manifest) -> dict[str, PublishedTable]:
         FAILURES_CSV: lambda file: pcsv.write_csv(failures, file),
     }
     return {name: _write(ledger.store, name, writer) for name, writer in writers.items()}
+
+
+def _assigned(ledger: Ledger, names: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the recorded partition of each input, also of those that the manifest omits."""
+    last = last_assignment(ledger)
+    if last is None:
+        return pa.chunked_array([pa.nulls(len(names), pa.string())])
+    return last.rows[COLUMN].take(pc.index_in(names, value_set=last.rows["input"]))
 
 
 def _write(store: Store, name: str, writer: Callable[[HashingFile], object]) -> PublishedTable:
@@ -126,6 +137,7 @@ def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
     Args:
         records: The records with the outcome `ok`, in the order of the table. `position` is the
             record's row in the manifest, null if the manifest no longer lists the input.
+            `partition` is the input's partition. Without partitions, there is no such column.
         manifest: The manifest.
     """
     withdrawn = pc.is_null(records["position"])
@@ -175,8 +187,8 @@ def _chunk(records: pa.Table, manifest: Manifest, keys: _StepKeys) -> _Chunk:
             columns[key] = _typed(merged)
         else:
             columns[key] = _spread(_typed(values), places, len(rows))
-    if manifest.partition is not None:  # Withdrawn inputs get null: they are not for training.
-        columns[COLUMN] = manifest.partition.take(records["position"]).take(owner)
+    if COLUMN in records.column_names:
+        columns[COLUMN] = records[COLUMN].take(owner)
     return _Chunk(columns, more)
 
 

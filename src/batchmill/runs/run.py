@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from batchmill.execution.shard import Shard
 from batchmill.failure_policy import FailurePolicy
-from batchmill.ledger.assignments import forget_earlier
+from batchmill.ledger.assignments import forget_earlier, write_assignment
 from batchmill.ledger.lease import Lease, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import (
@@ -21,7 +21,7 @@ from batchmill.maintenance.cleanup import (
 from batchmill.maintenance.verify import REPORT
 from batchmill.planning.batching import Batching, Cores, Layout, plan_shards
 from batchmill.planning.job import Prepared, plan_again
-from batchmill.planning.partition_assignment import record_assignment
+from batchmill.planning.partition_assignment import without_withdrawn
 from batchmill.planning.run_spec import partitions_of, write_run_plan
 from batchmill.runs.context import report_run
 from batchmill.runs.node_check import Probe
@@ -102,9 +102,11 @@ class Run:
         self.lease.check()
         # Record the partitions before the tables are published: a published partition never changes
         # without a change of settings.
-        if self.prepared.job.partitioning:
-            manifest, how = self.prepared.manifest, self.prepared.job.partitioning
-            record_assignment(self.ledger, self.number, manifest, how)
+        assignment = self.prepared.assignment
+        if assignment and prune:
+            assignment = without_withdrawn(assignment, self.prepared.manifest)
+        if assignment:
+            write_assignment(self.ledger, self.number, assignment)
         record_touched(self.ledger, self.number, self.prepared.plan, self.prepared.manifest.inputs)
         if self.pending:
             remove_replaced(self.ledger, self.number)
