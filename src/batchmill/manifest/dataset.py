@@ -9,6 +9,8 @@ from batchmill.manifest.source import Source, fits, numbered
 
 # The column of the dataset's own inputs. The column `input` names the outputs.
 MADE_FROM = "made_from"
+# The first input of a chain of datasets. Only a dataset whose own manifest was a dataset has it.
+ORIGINAL = "original_input"
 
 
 def read_dataset(place: str, pattern: str, table: bytes | None) -> Source:
@@ -31,6 +33,8 @@ def read_dataset(place: str, pattern: str, table: bytes | None) -> Source:
             place, ["is a dataset without tables yet. Complete a run that writes it first."]
         )
     frame = read_parquet(place, pa.BufferReader(table)).frame
+    if MADE_FROM in frame.columns:
+        frame[ORIGINAL] = _first_inputs(frame)
     frame = frame.drop(columns=MADE_FROM, errors="ignore").rename(columns={"input": MADE_FROM})
     faults = []
     if "output" not in frame.columns:
@@ -51,3 +55,12 @@ def read_dataset(place: str, pattern: str, table: bytes | None) -> Source:
         locate=numbered("output", len(frame)),
         faults=faults,
     )
+
+
+def _first_inputs(frame: pd.DataFrame) -> pd.Series:
+    """Return the first input of the chain of each row. A row may lack the columns of a chain."""
+    found = frame["input"].astype(object)
+    for name in (MADE_FROM, ORIGINAL):
+        if name in frame.columns:
+            found = frame[name].astype(object).where(frame[name].notna(), found)
+    return found

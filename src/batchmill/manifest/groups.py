@@ -1,12 +1,13 @@
 """Read the groups of a manifest's inputs, and the partitions that the manifest assigns."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 
+from batchmill.manifest.inheritance import inherited_keys
 from batchmill.manifest.inputs import is_missing
 from batchmill.partitioning import COLUMN, Groups, Partitioning, key_of_group, key_of_input
 
@@ -32,13 +33,20 @@ def missing_columns(frame: pd.DataFrame, partitioning: Partitioning) -> list[str
     ]
 
 
-def read_groups(frame: pd.DataFrame, names: pa.ChunkedArray, partitioning: Partitioning) -> Groups:
+def read_groups(
+    frame: pd.DataFrame,
+    names: pa.ChunkedArray,
+    partitioning: Partitioning,
+    inherited: Mapping[str, str] | None = None,
+) -> Groups:
     """Read the groups of a manifest.
 
     Args:
         frame: The manifest's columns, as they were read.
         names: The names of its inputs, row for row.
         partitioning: Its options name the columns.
+        inherited: The groups of the dataset that is the manifest. None for other manifests, and
+            with a group column.
 
     Returns:
         The groups. An input without a value in the group column is a group of its own.
@@ -51,6 +59,9 @@ def read_groups(frame: pd.DataFrame, names: pa.ChunkedArray, partitioning: Parti
             key if text is None else key_of_group(text)
             for key, text in zip(keys, texts, strict=True)
         ]
+    elif inherited is not None:
+        found = inherited_keys(frame, inherited)
+        keys = [key or own for key, own in zip(found, keys, strict=True)]
     strata = None if partitioning.stratify is None else _texts(frame[partitioning.stratify])
     given = _texts(frame[COLUMN]) if COLUMN in frame.columns else [None] * len(frame)
     return Groups(

@@ -14,6 +14,7 @@ from batchmill.manifest.arrow_columns import to_arrow_table
 from batchmill.manifest.delimited import type_columns
 from batchmill.manifest.formats import read_source
 from batchmill.manifest.groups import faults_of_groups, missing_columns, read_groups
+from batchmill.manifest.inheritance import inherited_groups
 from batchmill.manifest.inputs import check_inputs
 from batchmill.manifest.min_age import check_min_age, is_too_young
 from batchmill.manifest.source import ManifestLike, Source
@@ -42,6 +43,7 @@ class Manifest:
             process may still be writing them.
         groups: The groups of the inputs. None without a partitioning.
         partition: The partition of each row, once it is decided.
+        dataset: The folder or URL of the dataset that is the manifest. Empty for other manifests.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Manifest:
     too_young: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
     groups: Groups | None = None
     partition: pa.Array | None = None
+    dataset: str = ""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -116,6 +119,7 @@ def load_manifest(
         inputs=inputs,
         manifest_columns=_read_manifest_columns(table, column),
         groups=groups,
+        dataset=_dataset_of(table),
     )
     # Objects in a bucket appear only when they are complete. A table lists its files on purpose, so
     # their age does not matter.
@@ -182,8 +186,13 @@ def _check_groups(
 ) -> tuple[Groups, list[str]]:
     # The groups are read from the values before type_columns(): a column's type depends on all of
     # its rows, so the text of a number could change when a row is added.
-    groups = read_groups(table.frame, inputs["input"], partitioning)
+    inherited = inherited_groups(_dataset_of(table), partitioning)
+    groups = read_groups(table.frame, inputs["input"], partitioning, inherited)
     return groups, faults_of_groups(groups, partitioning, lambda: table.places)
+
+
+def _dataset_of(table: Source) -> str:
+    return table.folder if table.form == "dataset" else ""
 
 
 def _read_manifest_columns(table: Source, column: str) -> pa.Table:

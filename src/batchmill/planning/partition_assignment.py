@@ -13,7 +13,9 @@ from batchmill.errors import OptionError
 from batchmill.ledger.assignments import SCHEMA, Assignment, last_assignment, last_with
 from batchmill.ledger.ledger import Ledger
 from batchmill.manifest import Manifest
+from batchmill.manifest.dataset import MADE_FROM
 from batchmill.manifest.groups import read_groups
+from batchmill.manifest.inheritance import inherited_groups
 from batchmill.partitioning import COLUMN, Groups, Partitioning, assign, given_by_key
 
 
@@ -79,8 +81,9 @@ def _withdrawn(
 ) -> _Withdrawn:
     """Return the groups of inputs that are not in the manifest.
 
-    An input stays in its recorded group. If the group column is another one, or if there is no
-    assignment yet, the columns of the manifest that last listed the input give the group.
+    An input stays in its recorded group, unless the dataset that is the manifest has another one
+    for it. If the group column is another one, or if there is no assignment yet, the columns of the
+    manifest that last listed the input give the group.
     """
     is_listed = pc.is_in(records["input"], value_set=manifest.inputs["input"])
     records = records.filter(pc.invert(is_listed)).sort_by("input")
@@ -89,15 +92,17 @@ def _withdrawn(
     wanted = [name for name in (partitioning.group_by, partitioning.stratify) if name]
     frame = pd.DataFrame(carried, index=range(len(carried)))
     frame = frame.reindex(columns=list(dict.fromkeys([*frame.columns, *wanted])))
-    groups = read_groups(frame, names, partitioning)
+    inherited = inherited_groups(manifest.dataset if len(names) else "", partitioning)
+    groups = read_groups(frame, names, partitioning, inherited)
     keys, given = groups.keys.to_pylist(), groups.given.to_pylist()
     before = _recorded(recorded, names)
     has_same_groups = recorded and recorded.partitioning.group_by == partitioning.group_by
     for row, name in enumerate(names.to_pylist()):
         if name in before:
             key, partition, is_given = before[name]
-            keys[row] = key if has_same_groups else keys[row]
             given[row] = partition if is_given else None
+            if has_same_groups and carried[row].get(MADE_FROM) not in (inherited or {}):
+                keys[row] = key
     return _Withdrawn(names, _without_overruled(keys, given, groups.strata, manifest, partitioning))
 
 

@@ -1,0 +1,126 @@
+"""Partitions of datasets whose manifest is a dataset: rows made from one input stay together."""
+
+import pandas as pd
+import pytest
+from jobs import job_of, run_job
+
+from batchmill import ManifestError
+from batchmill.ledger.open import open_ledger
+from batchmill.maintenance.verify import verify
+from batchmill.planning.job import prepare
+
+STEP = "steps_under_test:copy"
+SHARES = {"partition": "train=0.6,validation=0.2,test=0.2"}
+BY_SPEAKER = SHARES | {"group_by": "who"}
+
+
+@pytest.fixture(autouse=True)
+def recordings(tmp_path, monkeypatch):
+    """Two recordings of each of 12 speakers."""
+    monkeypatch.chdir(tmp_path)
+    rows = []
+    for number in range(24):
+        (tmp_path / f"{number:02d}").write_text(f"recording {number}")
+        rows.append({"input": f"{number:02d}", "who": f"speaker {number // 2}"})
+    write(rows)
+    return rows
+
+
+def write(rows):
+    pd.DataFrame(rows).to_csv("m.csv", index=False)
+
+
+def run(manifest, output, **options):
+    """Make two clips of each input."""
+    return run_job(manifest, STEP, output, options=options, times=2)
+
+
+def table(dataset):
+    frame = pd.read_parquet(f"{dataset}/metadata.parquet")
+    if "partition" in frame:
+        assert frame["partition"].notna().all()
+    return frame
+
+
+def partition_of_each(column, dataset):
+    """The partition of each value in a column. It must be only one."""
+    pairs = table(dataset)[[column, "partition"]].drop_duplicates()
+    assert pairs[column].is_unique
+    return dict(pairs.itertuples(index=False))
+
+
+def found(dataset):
+    return [(one.kind, one.message) for one in verify(open_ledger(dataset))]
+
+
+def test_rows_made_from_the_same_input_are_one_group():
+    run("m.csv", "clips")
+    run("clips", "parts", **SHARES)
+    parts = partition_of_each("made_from", "parts")
+    assert set(parts.values()) == {"train", "validation", "test"}
+    run("m.csv", "clips", **SHARES)
+    assert parts == partition_of_each("input", "clips"), "the same hash as for the input itself"
+    assert found("parts") == []
+
+
+def test_the_first_input_of_a_longer_chain_is_the_group():
+    for manifest, output in (("m.csv", "1"), ("1", "2"), ("2", "3")):
+        run(manifest, output)
+    run("3", "4", **SHARES)
+    assert "original_input" not in table("2")
+    parts = partition_of_each("original_input", "4")
+    assert parts.keys() == {f"{number:02d}" for number in range(24)}
+    assert set(parts.values()) == {"train", "validation", "test"}
+    run("m.csv", "1", **SHARES)
+    assert parts == partition_of_each("input", "1")
+
+
+def test_groups_are_those_of_the_earlier_dataset():
+    run("m.csv", "clips", **BY_SPEAKER)
+    speakers = partition_of_each("who", "clips")
+    run("clips", "parts", **SHARES)
+    assert partition_of_each("who", "parts") == speakers
+    # The table of the earlier dataset names no partition now, but its ledger has the groups.
+    run("m.csv", "clips")
+    assert "partition" not in table("clips")
+    run("clips", "parts", **SHARES, seed=1)
+    assert len(partition_of_each("who", "parts")) == 12
+    assert found("parts") == []
+
+
+def test_a_withdrawn_recording_stays_with_its_speaker_in_derived_datasets(recordings):
+    run("m.csv", "clips", **BY_SPEAKER)
+    speakers = partition_of_each("who", "clips")
+    write(recordings[1::2])
+    for options in (BY_SPEAKER, BY_SPEAKER | {"seed": 1}):
+        run("m.csv", "clips", **options)
+        run("clips", "parts", **SHARES)
+        assert partition_of_each("who", "parts") == partition_of_each("who", "clips")
+        assert found("parts") == []
+    assert partition_of_each("who", "parts") != speakers
+
+
+def test_withdrawn_rows_of_a_derived_dataset_stay_with_their_group():
+    run("m.csv", "clips")
+    run("clips", "parts")
+    for seed in (1, 2):
+        run("clips", "parts", **SHARES, seed=seed, pattern="*/0.txt")
+        assert len(table("parts")) == 96
+        partition_of_each("made_from", "parts")
+    run("m.csv", "clips", **BY_SPEAKER)
+    run("m.csv", "clips")
+    run("clips", "parts", **SHARES, seed=3, pattern="*/0.txt")
+    assert len(partition_of_each("who", "parts")) == 12, "new groups of the earlier dataset apply"
+    assert found("parts") == []
+
+
+def test_a_group_column_replaces_the_inherited_groups():
+    run("m.csv", "clips")
+    run("clips", "parts", **BY_SPEAKER)
+    assert len(partition_of_each("who", "parts")) == 12
+
+
+def test_an_inherited_partition_must_be_one_of_the_options():
+    run("m.csv", "clips", **SHARES)
+    with pytest.raises(ManifestError, match=r"output \d+: partition 'validation' is not in --part"):
+        prepare(job_of("clips", STEP, "parts", partition="train=0.5,test=0.5"))
