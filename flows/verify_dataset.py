@@ -32,7 +32,8 @@ def verify_dataset(
 ) -> Any:
     """Compare a dataset's files with its ledger. The run fails if there is a difference.
 
-    Inputs with the same content in different partitions cause only a warning.
+    Inputs with the same content in different partitions cause only a warning. So does an earlier
+    dataset that cannot be read.
 
     Args:
         dataset: The folder or URL of the dataset.

@@ -1,5 +1,8 @@
 """Partitions of datasets whose manifest is a dataset: rows made from one input stay together."""
 
+from os.path import abspath as absolute
+from pathlib import Path
+
 import pandas as pd
 import pytest
 from jobs import job_of, run_job
@@ -124,3 +127,97 @@ def test_an_inherited_partition_must_be_one_of_the_options():
     run("m.csv", "clips", **SHARES)
     with pytest.raises(ManifestError, match=r"output \d+: partition 'validation' is not in --part"):
         prepare(job_of("clips", STEP, "parts", partition="train=0.5,test=0.5"))
+
+
+# Verification
+
+
+def other_than(partition):
+    return "test" if partition == "train" else "train"
+
+
+def move(dataset, row):
+    """Put one row into another partition, without batchmill. Return the row as it was."""
+    frame = table(dataset)
+    before = frame.loc[row].copy()
+    frame.loc[row, "partition"] = other_than(before["partition"])
+    frame.to_parquet(f"{dataset}/metadata.parquet", index=False)
+    return before
+
+
+def leaks(dataset):
+    return [message for kind, message in found(dataset) if kind == "leak"]
+
+
+def test_verify_finds_a_first_input_in_several_partitions():
+    for manifest, output in (("m.csv", "1"), ("1", "2")):
+        run(manifest, output)
+    # Each input is a group of its own here, so the ledger of the dataset agrees with its table.
+    frame = table("2").assign(own=lambda rows: rows["output"])
+    frame.to_parquet("2/metadata.parquet", index=False)
+    run("2", "3", **SHARES, group_by="own")
+    first = table("3").groupby("original_input")["partition"].nunique()
+    assert [message.partition("'")[2].partition("'")[0] for message in leaks("3")] == list(
+        first[first > 1].index
+    )
+    assert all(message.startswith("input '") for message in leaks("3"))
+
+
+def test_verify_reports_a_torn_group_once():
+    run("m.csv", "clips", **BY_SPEAKER)
+    run("clips", "parts", **SHARES)
+    before = move("parts", 0)
+    where, other = before["partition"], other_than(before["partition"])
+    torn, assigned, source = leaks("parts")
+    assert torn.startswith("group 'speaker 0' is in several partitions: ")
+    assert assigned == f"{before['input']} is in {other}, but was assigned to {where}"
+    assert source == f"{before['input']} is in {other}, but 00 is in {where} in {absolute('clips')}"
+
+
+def test_verify_finds_rows_that_differ_from_the_earlier_dataset():
+    run("m.csv", "clips", **SHARES)
+    for options in (SHARES, {}):  # Without the option, the column is only copied.
+        run("clips", "parts", **options)
+        assert found("parts") == []
+        run("m.csv", "clips", **SHARES, seed=1)
+        assert leaks("parts")
+        assert all(message.endswith(f"in {absolute('clips')}") for message in leaks("parts"))
+        run("clips", "parts", **options)
+        assert found("parts") == []
+        run("m.csv", "clips", **SHARES)
+
+
+def test_verify_follows_the_groups_that_the_earlier_dataset_has_now():
+    run("m.csv", "clips")
+    run("clips", "parts", **SHARES)
+    assert found("parts") == []
+    run("m.csv", "clips", **BY_SPEAKER)
+    run("m.csv", "clips")
+    assert any(message.startswith("group 'speaker ") for message in leaks("parts"))
+    run("clips", "parts", **SHARES)
+    assert found("parts") == []
+
+
+def test_verify_warns_if_the_earlier_dataset_cannot_be_read():
+    run("m.csv", "clips", **SHARES)
+    run("clips", "parts", **SHARES)
+    Path("clips/metadata.parquet").write_bytes(b"damaged")
+    ((kind, message),) = found("parts")
+    assert kind == "unchecked"
+    assert message.startswith(f"its partitions were not compared with {absolute('clips')}: ")
+    Path("clips").rename("elsewhere")
+    (warning,) = verify(open_ledger("parts"))
+    assert warning.is_warning
+    assert "there is no table" in warning.message
+    run("m.csv", "plain", **SHARES)
+    Path("m.csv").unlink()
+    assert found("plain") == [], "its manifest was not a dataset"
+
+
+def test_partitions_that_are_numbers_are_inherited(recordings):
+    write([row | {"partition": number % 2} for number, row in enumerate(recordings)])
+    run("m.csv", "clips")
+    assert table("clips")["partition"].dtype == int
+    run("clips", "parts", partition="0=0.5,1=0.5")
+    assert partition_of_each("made_from", "parts")["01"] == "1"
+    assert found("parts") == []

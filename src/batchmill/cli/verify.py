@@ -35,7 +35,8 @@ def verify(
     """Compare a dataset's files with its ledger, and list missing, changed and unreferenced files.
 
     Also lists groups of inputs that are in several partitions. Inputs with the same content in
-    different partitions cause a warning. The exit code is 1 if there is a difference. Examples:
+    different partitions cause a warning. If the manifest was a dataset, its partitions are compared
+    too. The exit code is 1 if there is a difference. Examples:
 
     ```
     batchmill verify dataset
@@ -71,7 +72,7 @@ def _show(dataset: str, found: list[Difference], *, repaired: bool) -> None:
         return
     if counts["leak"]:
         out.print("Run the job again to rebuild the tables.")
-        if counts["leak"] + counts["duplicate"] == len(found):
+        if all(difference.kind == "leak" or difference.is_warning for difference in found):
             return
     if repaired:
         if counts["unreferenced"]:

@@ -36,7 +36,8 @@ def find_leaks(ledger: Ledger) -> Iterator[str]:
         yield f"has no column {COLUMN!r}"
         return
     published = table.to_pandas().drop_duplicates()
-    yield from _torn_groups(published, assignment)
+    groups = _inputs_of(assignment)[["input", "group"]]
+    yield from torn_groups(published.merge(groups, on="input"))
     yield from _not_as_assigned(published, assignment)
     yield from _not_as_hashed(assignment)
 
@@ -58,13 +59,18 @@ def find_duplicates(ledger: Ledger) -> Iterator[str]:
         yield f"{_where(same)} have the same content"
 
 
-def _last_divided(ledger: Ledger) -> int | None:
-    """Return the last run that ended, because it wrote the tables; None if it had no partitions.
+def last_ended_run(ledger: Ledger) -> int | None:
+    """Return the last run that ended, because it wrote the tables; None without one.
 
     A run that was killed before it wrote the tables has published nothing.
     """
     runs = reversed(ledger.runs())
-    last = next((run for run in runs if ledger.read_summary(run) is not None), None)
+    return next((run for run in runs if ledger.read_summary(run) is not None), None)
+
+
+def _last_divided(ledger: Ledger) -> int | None:
+    """Return the last run that ended; None if it had no partitions."""
+    last = last_ended_run(ledger)
     return last if last is not None and read_work(ledger, last).partitioning else None
 
 
@@ -75,10 +81,13 @@ def _inputs_of(assignment: Assignment) -> pd.DataFrame:
     return frame
 
 
-def _torn_groups(published: pd.DataFrame, assignment: Assignment) -> Iterator[str]:
-    groups = _inputs_of(assignment)[["input", "group"]]
-    frame = published.dropna(subset=[COLUMN]).merge(groups, on="input")
-    one_of_each = frame.drop_duplicates(["group", COLUMN])
+def torn_groups(rows: pd.DataFrame) -> Iterator[str]:
+    """Yield the groups with rows in several partitions.
+
+    Args:
+        rows: The columns `input`, `group` and `partition`. Rows without a value are ignored.
+    """
+    one_of_each = rows.dropna(subset=["group", COLUMN]).drop_duplicates(["group", COLUMN])
     for key, torn in _several(one_of_each, "group"):
         yield f"{name_of_key(key)} is in several partitions: {_where(torn)}"
 

@@ -11,6 +11,7 @@ from batchmill.errors import LedgerError, StoreError
 from batchmill.ledger.lease import check_free, lease
 from batchmill.ledger.ledger import FOLDER, IN_FOLDER, RUNS, Ledger
 from batchmill.maintenance.leakage import find_duplicates, find_leaks
+from batchmill.maintenance.source_partitions import compare_with_source
 from batchmill.planning.plan_file import PlanFile
 from batchmill.storage import FILES, METADATA, Store, in_threads
 
@@ -27,11 +28,12 @@ _TOP = {FOLDER, FILES, REPORT, *TABLES}
 class Difference:
     """One file that differs from the ledger. If it is an output, `input` is the name of its input.
 
-    A "leak" is in a table: a group in several partitions, or an input in the wrong partition. A
-    "duplicate" is only a warning: inputs with the same content are in different partitions.
+    A "leak" is in a table: a group in several partitions, or an input in the wrong partition. Two
+    kinds are only warnings. A "duplicate" has inputs with the same content in different partitions.
+    "unchecked" is a dataset whose partitions were not compared with the dataset it was made from.
     """
 
-    kind: Literal["missing", "changed", "unreferenced", "leak", "duplicate"]
+    kind: Literal["missing", "changed", "unreferenced", "leak", "duplicate", "unchecked"]
     path: str
     input: str = ""
     message: str = ""
@@ -39,7 +41,7 @@ class Difference:
     @property
     def is_warning(self) -> bool:
         """True if the dataset still agrees with its ledger."""
-        return self.kind == "duplicate"
+        return self.kind in ("duplicate", "unchecked")
 
 
 def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
@@ -77,8 +79,12 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
         yield Difference("changed", name, message=message)
     if damaged:
         return  # The partitions depend on the last plan and its summary.
-    for message in find_leaks(ledger):
+    leaks = list(find_leaks(ledger))
+    for message in leaks:
         yield Difference("leak", METADATA, message=message)
+    for finding in compare_with_source(ledger):
+        if finding.message not in leaks:  # The dataset's own record may show the same leak.
+            yield Difference(finding.kind, METADATA, message=finding.message)
     for message in find_duplicates(ledger):
         yield Difference("duplicate", METADATA, message=message)
 

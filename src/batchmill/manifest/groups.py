@@ -54,7 +54,7 @@ def read_groups(
     names = names.to_pylist()
     keys = [key_of_input(name) for name in names]
     if partitioning.group_by is not None:
-        texts = _texts(frame[partitioning.group_by])
+        texts = texts_of(frame[partitioning.group_by])
         keys = [
             key if text is None else key_of_group(text)
             for key, text in zip(keys, texts, strict=True)
@@ -62,8 +62,8 @@ def read_groups(
     elif inherited is not None:
         found = inherited_keys(frame, inherited)
         keys = [key or own for key, own in zip(found, keys, strict=True)]
-    strata = None if partitioning.stratify is None else _texts(frame[partitioning.stratify])
-    given = _texts(frame[COLUMN]) if COLUMN in frame.columns else [None] * len(frame)
+    strata = None if partitioning.stratify is None else texts_of(frame[partitioning.stratify])
+    given = texts_of(frame[COLUMN]) if COLUMN in frame.columns else [None] * len(frame)
     return Groups(
         keys=pa.array(keys, pa.string()),
         strata=None if strata is None else pa.array(strata, pa.string()),
@@ -108,8 +108,15 @@ def faults_of_groups(
     return faults
 
 
-def _texts(column: pd.Series) -> list[str | None]:
-    """Return a column's values as text, the same for every manifest format; None if empty."""
+def texts_of(column: pd.Series) -> list[str | None]:
+    """Return a column's values as text, the same for every manifest format.
+
+    Args:
+        column: The column of a manifest or table.
+
+    Returns:
+        The texts. None for an empty cell.
+    """
     return [_text(value) for value in column.tolist()]
 
 

@@ -46,6 +46,7 @@ class RunSpec:
         partitioning: How the inputs are divided. None without partitions.
         partitions: The number of inputs by partition. Empty without partitions.
         confinement: The rights of the step. None if the step is not confined.
+        source_dataset: The dataset that is the manifest. Empty for other manifests.
     """
 
     run: int
@@ -63,6 +64,7 @@ class RunSpec:
     partitioning: Partitioning | None = None
     partitions: Mapping[str, int] = field(default_factory=dict)
     confinement: Confinement | None = None
+    source_dataset: str = ""
 
     @property
     def inputs(self) -> int:
@@ -100,6 +102,7 @@ def write_run_plan(
         partitioning=job.partitioning,
         partitions=partitions_of(prepared),
         confinement=job.confinement,
+        source_dataset=manifest.dataset,
     )
     order = pa.array(layout.order)
     pending = plan.pending.take(order)

@@ -1,0 +1,84 @@
+"""Compares the partitions of a dataset with those of the dataset that it was made from."""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchmill.errors import LedgerError, StoreError
+from batchmill.ledger.ledger import Ledger
+from batchmill.maintenance.leakage import last_ended_run, torn_groups
+from batchmill.manifest.dataset import MADE_FROM, ORIGINAL
+from batchmill.manifest.groups import texts_of
+from batchmill.manifest.inheritance import inherited_keys, recorded_groups
+from batchmill.partitioning import COLUMN
+from batchmill.planning.run_spec import read_work
+from batchmill.storage import METADATA, Store, open_store
+
+
+class Finding(NamedTuple):
+    """A leak, or the reason why the partitions were not compared."""
+
+    kind: Literal["leak", "unchecked"]
+    message: str
+
+
+def compare_with_source(ledger: Ledger) -> Iterator[Finding]:
+    """Yield the differences from the partitions of the dataset that was the last run's manifest.
+
+    Yields nothing if the manifest was not a dataset, or if the table has no partitions.
+    """
+    run = last_ended_run(ledger)
+    source = "" if run is None else read_work(ledger, run).source_dataset
+    if not source:
+        return
+    try:
+        rows = _read_columns(ledger.store, ["input", MADE_FROM, ORIGINAL, COLUMN])
+    except (OSError, pa.ArrowException, StoreError):
+        return  # The comparison of the table with its hash has reported it.
+    if not {MADE_FROM, COLUMN} <= {*rows.columns}:
+        return
+    try:
+        groups = recorded_groups(source)
+        table = _read_columns(open_store(source), ["input", COLUMN])
+    except (OSError, pa.ArrowException, LedgerError, StoreError) as error:
+        yield Finding(
+            "unchecked",
+            f"its partitions were not compared with {source}: {error}. Restore that dataset, or "
+            "ignore this warning",
+        )
+        return
+    rows = rows.drop_duplicates()
+    rows["group"] = pd.Series(inherited_keys(rows, groups), rows.index, object)
+    for message in torn_groups(rows):
+        yield Finding("leak", message)
+    if COLUMN in table.columns:
+        for message in _not_as_in_source(rows, table, source):
+            yield Finding("leak", message)
+
+
+def _not_as_in_source(rows: pd.DataFrame, table: pd.DataFrame, source: str) -> Iterator[str]:
+    """Yield the rows in another partition than the input from which they were made."""
+    expected = table.dropna(subset=[COLUMN]).drop_duplicates("input").set_index("input")[COLUMN]
+    wanted = rows[MADE_FROM].map(expected)
+    wrong = rows.assign(wanted=wanted)[wanted.notna() & (wanted != rows[COLUMN])]
+    texts = wrong.astype(object).where(wrong.notna(), "none")
+    for name, made_from, found, right in zip(
+        texts["input"], texts[MADE_FROM], texts[COLUMN], texts["wanted"], strict=True
+    ):
+        yield f"{name} is in {found}, but {made_from} is in {right} in {source}"
+
+
+def _read_columns(store: Store, names: list[str]) -> pd.DataFrame:
+    """Read those columns of a dataset's table that exist. Partitions become text."""
+    if not store.exists(METADATA):
+        raise StoreError(store.url_of(METADATA), "there is no table")
+    file = pq.ParquetFile(store.open(METADATA))
+    known = [name for name in names if name in file.schema_arrow.names]
+    frame: pd.DataFrame = file.read(columns=known).to_pandas()
+    if COLUMN in frame.columns:
+        # A partition from a manifest may be a number.
+        frame[COLUMN] = pd.Series(texts_of(frame[COLUMN]), frame.index, object)
+    return frame
