@@ -117,6 +117,21 @@ def test_an_input_without_a_file_is_missing_and_not_executed(words, tmp_path):
     assert summary.executed == 3
 
 
+def test_a_file_whose_name_is_not_utf8_costs_only_one_input(words, tmp_path):
+    bad = os.fsencode(words) + b"/caf\xe9.txt"
+    with open(bad, "wb"):
+        pass
+    out = tmp_path / "out"
+    summary = run_job(words, "steps_under_test:length", out, options={"pattern": "*.txt"})
+    assert summary.outcomes == {"ok": 4, "missing": 1}
+    failures = pd.read_csv(out / "failures.csv")
+    assert failures["input"].tolist() == ["caf\\xe9.txt"]
+    assert "the file's name is not UTF-8. Rename the file" in failures["message"][0]
+    os.rename(bad, words / "café.txt")
+    summary = run_job(words, "steps_under_test:length", out, options={"pattern": "*.txt"})
+    assert (summary.executed, summary.counts["withdrawn"]) == (1, 1)
+
+
 def test_a_second_run_executes_only_new_and_changed_inputs(words, tmp_path):
     out = tmp_path / "out"
     manifest = words / "manifest.csv"

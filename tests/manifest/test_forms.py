@@ -8,6 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from batchmill import ManifestError, load_manifest
+from batchmill.manifest.inputs import MISSING_SIZE
 from batchmill.manifest.saved import save_manifest
 from batchmill.planning.job import make_job, prepare
 
@@ -110,10 +111,21 @@ def test_a_file_whose_name_looks_like_a_glob_is_a_file(folder):
     assert names(load_manifest(str(path))) == ["a.wav"]
 
 
-def test_a_name_that_is_not_utf8_is_rejected(folder):
+@pytest.mark.parametrize("pattern", ["", "/*.wav"])
+def test_a_name_that_is_not_utf8_is_escaped(folder, pattern):
     with open(os.fsencode(folder) + b"/caf\xe9.wav", "wb"):
         pass
-    with pytest.raises(ManifestError, match="is not UTF-8"):
+    manifest = load_manifest(f"{folder}{pattern}")
+    found = dict(zip(names(manifest), manifest.inputs["size"].to_pylist(), strict=True))
+    assert found.pop("caf\\xe9.wav") == MISSING_SIZE
+    assert found["a.wav"] != MISSING_SIZE
+
+
+def test_a_file_with_the_escaped_name_of_another_file_is_rejected(folder):
+    for name in (b"/caf\xe9.wav", b"/caf\\xe9.wav"):
+        with open(os.fsencode(folder) + name, "wb"):
+            pass
+    with pytest.raises(ManifestError, match="is already listed"):
         load_manifest(str(folder))
 
 

@@ -23,6 +23,7 @@ from batchmill.execution.staging import Input, StagingArea, stage
 from batchmill.outcome import Fault, Outcome
 from batchmill.step.load import Step
 from batchmill.storage import remote
+from batchmill.storage.escaped_names import has_escaped_file
 from batchmill.storage.fingerprints import Fingerprint, fingerprint
 from batchmill.storage.local import remove_folder
 
@@ -279,6 +280,10 @@ def _fetch_and_read(item: Input) -> Fingerprint:
             if item.url.startswith(("http://", "https://")):
                 raise RefusedError(str(error)) from error  # Other inputs may be on other servers.
             raise
+        if not item.url and has_escaped_file(item.path):
+            raise MissingError(
+                f"{item.path}: the file's name is not UTF-8. Rename the file."
+            ) from error
         why = error.reason if isinstance(error, StoreError) else "no such file."
         raise MissingError(
             f"{item.url or item.path}: {why} Create the file, or remove it from the manifest."

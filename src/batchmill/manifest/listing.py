@@ -12,6 +12,7 @@ import pandas as pd
 from batchmill.manifest.dataset import read_dataset
 from batchmill.manifest.source import Source, fits, numbered
 from batchmill.storage import METADATA, is_url, remote
+from batchmill.storage.escaped_names import escape_name
 from batchmill.storage.remote import FileStat
 from batchmill.storage.urls import parent
 
@@ -38,7 +39,7 @@ def read_folder(path: Path, pattern: str) -> Source:
         return read_dataset(os.path.abspath(path), pattern, content)
     names = sorted(name for name in _files_below(path) if fits(name, pattern))
     nothing = f"no file in it matches {pattern!r}"
-    return _listed(str(path), os.path.abspath(path), names, nothing)
+    return _listed(str(path), os.path.abspath(path), _escaped(names), nothing)
 
 
 def read_prefix(url: str, pattern: str) -> Source:
@@ -132,7 +133,7 @@ def read_glob(pattern: str) -> Source:
         if (os.path.isfile(name) or not os.path.exists(name))
         and not _in_dataset(os.path.dirname(os.path.abspath(name)))
     )
-    return _listed(pattern, os.path.abspath(fixed), names, "no file matches it")
+    return _listed(pattern, os.path.abspath(fixed), _escaped(names), "no file matches it")
 
 
 def is_glob(text: str) -> bool:
@@ -146,6 +147,11 @@ def _in_dataset(folder: str) -> bool:
         return True
     parent = os.path.dirname(folder)
     return parent != folder and _in_dataset(parent)
+
+
+def _escaped(names: list[str]) -> list[str]:
+    """Escape names that are not UTF-8. Such a file is an input whose outcome is `missing`."""
+    return [name if name.isascii() else escape_name(name) for name in names]
 
 
 def _listed(
