@@ -1,7 +1,7 @@
 """The part of a flow run that holds the lease: execute shards, publish the dataset, report."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Self
 from uuid import UUID
 
@@ -11,14 +11,15 @@ from batchmill.flows.display.run_reporter import RunReporter
 from batchmill.flows.runners.local import LocalRunner
 from batchmill.flows.runners.runner import ShardRunner
 from batchmill.flows.runners.scheduler import ShardScheduler
-from batchmill.flows.services.api import end_dead_run, record_ends, wait_until_recorded
+from batchmill.flows.services.api import end_flow_run, record_ends, wait_until_recorded
 from batchmill.tasks.local_shard import run_local_shard
 from batchmill.tasks.metadata import write_metadata
 from batchmill.tasks.report import write_report
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Completed, Failed
+from prefect.states import Cancelled, Completed, Crashed, Failed
 from prefect.utilities.annotations import opaque
 
+from batchmill.errors import StoreError
 from batchmill.failure_policy import FailurePolicy
 from batchmill.options import ExecutionOptions
 from batchmill.planning.batching import Batching
@@ -29,10 +30,13 @@ from batchmill.runs.run import Run
 from batchmill.runs.summary import failure_message, summarise
 from batchmill.runs.worker_number import choose_workers
 from batchmill.storage.access import Access
+from batchmill.storage.local import STAGING
 
 # After this many lost shard processes in one run, lost shards are not submitted again.
 _LOSSES_ALLOWED = 50
 _RECORD_SECONDS, _CANCEL_RECORD_SECONDS = 5.0, 1.0
+# After the second signal, killed shards have this long to end.
+_KILL_SECONDS = 3.0
 
 
 class DatasetRun:
@@ -92,6 +96,7 @@ class DatasetRun:
             cancelled=lambda: bool(self._cancellation.reason),
             losses_allowed=_LOSSES_ALLOWED,
         )
+        self._cancellation.at_second_signal(lambda: self._kill_shards(scheduler))
         try:
             scheduler.run(shards)
         finally:
@@ -152,7 +157,13 @@ class DatasetRun:
         before = run.ledger.control.read_flow_run(run.number - 1)
         if before:
             reason = f"The process was killed. Run {run.number} resumes the work."
-            end_dead_run(UUID(before), reason)
+            end_flow_run(UUID(before), Crashed(message=reason))
+
+    def _kill_shards(self, scheduler: ShardScheduler) -> None:
+        """Kill the shards, and remove the files that they had not committed."""
+        scheduler.kill(_KILL_SECONDS)
+        with suppress(StoreError):  # The next run removes the rest.
+            self._run.ledger.store.remove(STAGING)
 
     def _record_shards(self, scheduler: ShardScheduler) -> None:
         """Record in Prefect how the shards ended, before their processes end."""

@@ -5,8 +5,10 @@ from typing import Any
 
 import httpx
 from batchmill.flows.infer import infer
+from batchmill.flows.interrupts import interrupts
 from batchmill.flows.preprocess import preprocess
 from batchmill.flows.services.api import lost_server_message, shared_api, wait_until_recorded
+from prefect.exceptions import TerminationSignal
 
 from batchmill.errors import CancelledError, RunError
 from batchmill.execution.shard_process import shard_processes
@@ -26,13 +28,17 @@ def run_flow(model: str, parameters: dict[str, Any], context: RunContext) -> Non
         RunError: The run did not end as Completed.
     """
     flow = infer if model else preprocess
-    with shard_processes() as processes, ExitStack() as api:
+    with interrupts() as signals, shard_processes() as processes, ExitStack() as api:
         if len(context.prepared.plan.pending) and parameters["cluster"] is None:
             # The shard processes start while the server is still starting.
             processes.warm_up()
         api.enter_context(shared_api())
         try:
+            # An exception of a signal handler could leave the flow run without a final state.
+            signals.defer()
             state: Any = flow(**parameters, return_state=True)
+        except TerminationSignal as error:  # Prefect's handler of SIGTERM raises it.
+            raise CancelledError("The flow run had not begun.") from error
         except httpx.TransportError as error:
             raise RunError(lost_server_message(error)) from error
         ended = context.run and context.prepared.ledger.read_summary(context.run)

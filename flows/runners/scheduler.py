@@ -85,6 +85,20 @@ class ShardScheduler:
                 self.queue.record_end(submitted, Crashed(message=reason))
             raise
 
+    def kill(self, seconds: float) -> None:
+        """Kill the running shards and wait for their ends. `run` must not continue afterwards.
+
+        Args:
+            seconds: The longest time to wait.
+        """
+        running = self.queue.futures
+        for future in running:
+            self._runner.kill(future)
+        deadline = time.monotonic() + seconds
+        while running and time.monotonic() < deadline:
+            ended = self._runner.wait(running, _WAIT_SECONDS)
+            running = [future for future in running if future not in ended]
+
     def _run(self, shards: Sequence[Shard]) -> None:
         queue = self.queue
         queue.waiting = list(reversed(shards))

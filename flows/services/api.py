@@ -24,7 +24,6 @@ from prefect.settings import (
     PREFECT_HOME,
     temporary_settings,
 )
-from prefect.states import Crashed
 
 from batchmill.errors import ServiceError
 from batchmill.storage.urls import hide_secrets
@@ -134,15 +133,15 @@ def wait_until_recorded(flow_run: UUID, task_runs: int, seconds: float = _RECORD
             time.sleep(_POLL_SECONDS)
 
 
-def end_dead_run(flow_run: UUID, reason: str) -> None:
-    """Mark a flow run whose process was killed, and its task runs, as crashed.
+def end_flow_run(flow_run: UUID, end: State[Any]) -> None:
+    """Set the final state of a flow run whose process cannot do it, and of its task runs.
 
     A killed process cannot report its end. Its Prefect worker may have marked the flow run as
     crashed, but not the task runs. A flow run that has ended as Completed or Failed is not changed.
 
     Args:
         flow_run: The id of the flow run.
-        reason: The message of the crashed states.
+        end: The final state, usually Crashed.
     """
     with (
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
@@ -153,11 +152,11 @@ def end_dead_run(flow_run: UUID, reason: str) -> None:
         if state and (state.is_completed() or state.is_failed()):
             return  # The process reported its end.
         if state is None or not state.is_final():
-            client.set_flow_run_state(flow_run, Crashed(message=reason), force=True)
+            client.set_flow_run_state(flow_run, end, force=True)
         # Read all pages first, because a new state may change the order of the pages.
         for run in list(_task_runs_of(client, flow_run)):
             if run.state is None or not run.state.is_final():
-                client.set_task_run_state(run.id, Crashed(message=reason), force=True)
+                client.set_task_run_state(run.id, end, force=True)
 
 
 def _task_runs_of(client: SyncPrefectClient, flow_run: UUID) -> Iterator[TaskRun]:

@@ -216,16 +216,3 @@ def test_a_killed_or_cancelled_run_can_be_completed(shell, api, inputs, work, ru
     of_run = {"flow_runs": {"id": {"any_": [killed["id"]]}}, "limit": 200}
     states = {task["state"]["type"] for task in api("/task_runs/filter", of_run)}
     assert states <= FINAL
-
-
-def test_a_second_ctrl_c_ends_the_run_immediately(shell, inputs, work, runner):
-    inputs(4)
-    run = start(shell, "slow:step", "out", "--param", "seconds=600", *runner)
-    staging = work / "out" / ".batchmill" / "staging"
-    wait_for(lambda: staging.exists() and any(staging.glob("*/*")), "the first execution", 180)
-    os.kill(run.pid, signal.SIGINT)
-    stop = work / "out" / ".batchmill" / "runs" / "000001" / "stop"
-    wait_for(stop.exists, "the response to the first signal")
-    os.kill(run.pid, signal.SIGINT)
-    assert run.wait(timeout=5) == 130
-    run.communicate()

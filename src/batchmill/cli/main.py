@@ -6,15 +6,18 @@ started. 130: cancelled.
 
 import gc
 import sys
+from contextlib import nullcontext
 from typing import NoReturn
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from batchmill.cli.console import console
 from batchmill.errors import BatchmillError, CancelledError, RunError
+from batchmill.flows.interrupts import ignore_ctrl_c, interrupts
 from batchmill.version import VERSION
 
 DONE, INCOMPLETE, NOT_STARTED, CANCELLED = 0, 1, 2, 130
+_RUNS = (["run"], ["infer"])
 _STAYS = " Committed results are kept. Run the same command again to resume."
 
 # A command is imported when it is called, because `try` needs neither Prefect nor Ray. So
@@ -73,10 +76,23 @@ def _reason(error: CycloptsError) -> str:
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and end the process with its exit code."""
-    errors = console(stderr=True)
     called = (sys.argv[1:] if arguments is None else arguments)[:1]
-    app = make_app(*called)
+    with interrupts() if called in _RUNS else nullcontext():
+        code = _call(called, arguments)
+    if arguments is None:
+        ignore_ctrl_c()
+    # This prevents a last garbage collection, which takes half a second with Prefect, Ray and
+    # pandas loaded. The process frees its memory anyway.
+    gc.freeze()
+    sys.exit(code)
+
+
+def _call(called: list[str], arguments: list[str] | None) -> int:
+    """Call the command. Print its error and return the exit code."""
+    errors = console(stderr=True)
+    code: object = DONE
     try:
+        app = make_app(*called)
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         errors.print(f"batchmill: {_reason(error)}", style="red")
@@ -92,13 +108,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         errors.print(f"batchmill: {error}", style="red")
         code = NOT_STARTED
     except KeyboardInterrupt:
-        errors.print("Cancelled." + (_STAYS if called in (["run"], ["infer"]) else ""))
+        errors.print("Cancelled." + (_STAYS if called in _RUNS else ""))
         code = CANCELLED
     except BrokenPipeError:
         # The reader of the output has ended, for example `| head`. This is not an error.
         sys.stderr.close()
         code = DONE
-    # This prevents a last garbage collection, which takes half a second with Prefect, Ray and
-    # pandas loaded. The process frees its memory anyway.
-    gc.freeze()
-    sys.exit(code if isinstance(code, int) else DONE)
+    return code if isinstance(code, int) else DONE

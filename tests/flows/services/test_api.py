@@ -3,7 +3,7 @@
 from uuid import uuid4
 
 import pytest
-from batchmill.flows.services.api import end_dead_run
+from batchmill.flows.services.api import end_flow_run
 from prefect import flow, task
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -46,7 +46,7 @@ def test_a_killed_run_and_its_task_runs_are_ended(client, before, after, of_shar
         for number, state in enumerate(states)
     ]
     client.set_flow_run_state(run.id, before, force=True)
-    end_dead_run(run.id, "killed")
+    end_flow_run(run.id, Crashed(message="killed"))
     shown = client.read_flow_run(run.id).state
     assert (shown.type.value, shown.message) == after
     found = [client.read_task_run(one.id).state.type.value for one in shards]
