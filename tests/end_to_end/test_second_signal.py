@@ -44,7 +44,8 @@ def start(shell, scratch, *options, step="stubborn"):
     (work / "in").mkdir()
     for name in ("a", "b", "c", "d"):
         (work / "in" / name).write_text(name)
-    shell.environment["TMPDIR"] = str(scratch)
+    if "--ray" not in options:  # The sockets of Ray need a short path.
+        shell.environment["TMPDIR"] = str(scratch)
     return shell.start(
         *command(work, *options, step=step),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
@@ -98,11 +99,7 @@ def test_a_second_ctrl_c_ends_the_run_and_marks_it_as_cancelled(shell, api, work
     wait_for(stop.exists, "the response to the first signal")
     os.killpg(run.pid, signal.SIGINT)
     os.killpg(run.pid, signal.SIGINT)
-    if runner:  # Ray has its own files in TMPDIR.
-        assert run.wait(timeout=60) == 130
-        run.communicate()
-    else:
-        check_end(shell, run, scratch)
+    check_end(shell, run, scratch)
     flow_run, _ = flow_run_of(api, work / "out")
     assert flow_run["state"]["type"] == "CANCELLED"
     check_next_run(shell)
