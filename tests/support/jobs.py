@@ -5,6 +5,7 @@ from batchmill.failure_policy import FailurePolicy
 from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.job import make_job, prepare
 from batchmill.planning.option_groups import OptionGroups
+from batchmill.publishing.publish import publish_changes
 from batchmill.publishing.tables import publish
 from batchmill.runs.run import open_run
 
@@ -38,11 +39,13 @@ def run_job(
     force=False,
     prune=False,
     options=None,
+    recorded=False,
     **params,
 ):
     """Run a job and return its summary; outcomes are appended to `seen` when they arrive.
 
-    `before` is called between the plan and the run. `options` are further options of the job.
+    `before` is called between the plan and the run. With `recorded`, the run also writes the record
+    of its tables, as the flow does. `options` are further options of the job.
     """
     job = job_of(manifest, step, output, params=params, force=force, **(options or {}))
     with open_run(prepare(job)) as run:
@@ -54,5 +57,5 @@ def run_job(
         for shard in shards:
             run_shard(shard, seen.append if seen is not None else None)
         run.finalize(prune=prune)
-        publish(run.ledger, run.prepared.manifest)
+        (publish_changes if recorded else publish)(run.ledger, run.prepared.manifest)
         return run.end()

@@ -1,8 +1,6 @@
 """Compares a dataset with its ledger, and repairs the differences."""
 
-import json
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -10,6 +8,7 @@ from typing import Any, Literal
 from batchmill.errors import LedgerError, StoreError
 from batchmill.ledger.lease import check_free, lease
 from batchmill.ledger.ledger import FOLDER, IN_FOLDER, RUNS, Ledger
+from batchmill.ledger.published_record import PUBLISHED, parts_hash, read_published_record
 from batchmill.maintenance.leakage import find_duplicates, find_leaks
 from batchmill.maintenance.source_partitions import compare_with_source
 from batchmill.planning.plan_file import PlanFile
@@ -19,8 +18,6 @@ from batchmill.storage import FILES, METADATA, Store, in_threads
 METADATA_CSV, FAILURES_CSV = "metadata.csv", "failures.csv"
 TABLES = (METADATA, METADATA_CSV, FAILURES_CSV)
 REPORT = "report.html"
-# The size and the content hash of each published table, and a hash of what the tables depend on.
-PUBLISHED = f"{FOLDER}/published.json"
 _TOP = {FOLDER, FILES, REPORT, *TABLES}
 
 
@@ -62,13 +59,17 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
     yield from filter(None, in_threads(compare, names, store.threads))
     tables = TABLES if ledger.runs() else ()
     top = store.names("")
-    published = published_tables(store)
+    record = read_published_record(store)
+    published = record.tables if record else {}
     for table in tables:
         if table not in top:
             yield Difference("missing", table, message="the next run writes it")
         elif table in published and store.content_of(table) != published[table]["content"]:
             message = "differs from the published table. Run verify --repair, then the job again"
             yield Difference("changed", table, message=message)
+    if record and record.parts != parts_hash(ledger):
+        message = f"is of run {record.run}, and older than the ledger. Run the job again"
+        yield Difference("changed", METADATA, message=message)
     strays = [name for name in top if name not in _TOP]
     strays += [f"{FOLDER}/{name}" for name in store.names(FOLDER) if name not in IN_FOLDER]
     for name in [*strays, *unreferenced(store, owners)]:
@@ -99,15 +100,6 @@ def _damaged_files(ledger: Ledger) -> Iterator[str]:
             ledger.read_summary(run)
         except LedgerError:
             yield ledger.summary_name(run)
-
-
-def published_tables(store: Store) -> Mapping[str, Mapping[str, Any]]:
-    """Return the size and the content hash of each published table; empty if unknown."""
-    with suppress(ValueError, KeyError, TypeError):
-        if store.exists(PUBLISHED):
-            tables: Mapping[str, Mapping[str, Any]] = json.loads(store.read(PUBLISHED))["tables"]
-            return tables
-    return {}
 
 
 def recorded_files(ledger: Ledger) -> dict[str, tuple[str, Mapping[str, Any]]]:

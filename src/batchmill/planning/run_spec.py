@@ -155,6 +155,12 @@ def planned_names(ledger: Ledger, run: int) -> pa.ChunkedArray:
     return PlanFile(ledger, run).rows().column("input")
 
 
+def planned_ids(ledger: Ledger, run: int) -> list[str]:
+    """Return the ids of the inputs in a run's plan."""
+    ids: list[str] = PlanFile(ledger, run).rows().column("input_id").to_pylist()
+    return ids
+
+
 def first_input(ledger: Ledger, run: int) -> str | None:
     """Return the path or URL of a planned input whose file exists; None without one."""
     root = read_work(ledger, run).root

@@ -1,14 +1,16 @@
 """Publish a dataset's tables if its records or its manifest changed."""
 
-import json
-from contextlib import suppress
-from typing import Any
-
 import pyarrow as pa
 
 from batchmill.digests import digest
 from batchmill.ledger.ledger import Ledger
-from batchmill.maintenance.verify import PUBLISHED, TABLES, published_tables
+from batchmill.ledger.published_record import (
+    PUBLISHED,
+    PublishedRecord,
+    parts_hash,
+    read_published_record,
+)
+from batchmill.maintenance.verify import TABLES
 from batchmill.manifest import Manifest
 from batchmill.publishing.tables import publish
 from batchmill.storage.fingerprints import HashingFile
@@ -20,17 +22,15 @@ def publish_changes(ledger: Ledger, manifest: Manifest) -> None:
     store = ledger.store
     made_of = _made_of(ledger, manifest)
     sizes = dict(zip(TABLES, store.sizes(TABLES), strict=True))
-    before = {name: table["size"] for name, table in published_tables(store).items()}
-    if before == sizes and _recorded(ledger) == made_of:
+    before = read_published_record(store)
+    recorded = before and {name: table["size"] for name, table in before.tables.items()}
+    if before and before.made_of == made_of and recorded == sizes:
         return
+    run, parts = max(ledger.runs(), default=0), parts_hash(ledger)
     # The record is deleted first. If the process stops now, the next run publishes again.
     store.delete(PUBLISHED)
-    tables = publish(ledger, manifest)
-    record = {
-        "made_of": made_of,
-        "tables": {name: table._asdict() for name, table in tables.items()},
-    }
-    store.write(PUBLISHED, json.dumps(record, indent=2).encode())
+    tables = {name: table._asdict() for name, table in publish(ledger, manifest).items()}
+    PublishedRecord(run=run, parts=parts, made_of=made_of, tables=tables).write(store)
 
 
 def _made_of(ledger: Ledger, manifest: Manifest) -> str:
@@ -49,10 +49,3 @@ def _hash(table: pa.Table) -> str:
         # The chunks are combined, because the hash must not depend on them.
         writer.write_table(table.combine_chunks())
     return file.content
-
-
-def _recorded(ledger: Ledger) -> Any:
-    """Return the hash of everything that the published tables depend on; None if unknown."""
-    with suppress(ValueError, KeyError, TypeError):
-        return json.loads(ledger.store.read(PUBLISHED))["made_of"]
-    return None

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from batchmill.errors import BatchmillError, OptionError
 from batchmill.reading.files import Load, choose_load, one_of_each_suffix, open_place
+from batchmill.reading.generation import Generation
 from batchmill.reading.mapped import MappedTable, map_table
 from batchmill.reading.published import input_root, read_published
 from batchmill.reading.sample import sample_type
@@ -82,7 +83,8 @@ def open_dataset(
     chosen = choose_load(load, names, dataset)
     root = _input_root(dataset, places[0].as_py()) if samples.are_inputs and len(places) else None
     table = map_table(samples.table, partial(_table_again, selection, published.content))
-    return SampleDataset(selection, published.content, table, root, chosen, transform)
+    generation = None if samples.are_inputs else Generation(dataset, published.run)
+    return SampleDataset(selection, published.content, table, root, chosen, transform, generation)
 
 
 def _names(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -120,7 +122,9 @@ class SampleDataset(Dataset[Any]):
         root: str | None,
         load: Load,
         transform: Callable[[Any], Any] | None,
+        generation: Generation | None,
     ) -> None:
+        self._generation = generation
         self._selection = selection
         self._content = content
         self._table = table
@@ -140,22 +144,30 @@ class SampleDataset(Dataset[Any]):
 
         Raises:
             IndexError: There is no sample with this index.
-            StoreError: The file is missing or damaged.
+            StoreError: The file is missing or damaged, or a later run replaces it.
             OptionError: The input may not be read here.
         """
         place, *values = self._table.row(operator.index(index))
         name = values.pop(0) if self._names_ids else place
-        place = join(self._root, place)
+        full = join(self._root, place)
         try:
-            data = open_place(place, self._load, is_input=self._inputs_root is not None)
+            data = open_place(full, self._load, is_input=self._inputs_root is not None)
+            self._check_generation(place)
             if self._transform is not None:
                 data = self._transform(data)
         except BatchmillError:
+            self._check_generation(place)
             raise
         except Exception as error:
-            error.add_note(f"This was raised for sample {index} of {self!r}: {place}")
+            self._check_generation(place)
+            error.add_note(f"This was raised for sample {index} of {self!r}: {full}")
             raise
         return sample_type(self._fields)(name, data, *values)
+
+    def _check_generation(self, place: str) -> None:
+        """Raise StoreError if a later run replaces a file. That may also explain another error."""
+        if self._generation is not None:
+            self._generation.check(place)
 
     def __repr__(self) -> str:
         chosen = self._selection.partitions

@@ -8,7 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchmill.errors import OptionError, StoreError
+from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import last_run, open_ledger
+from batchmill.ledger.published_record import read_published_record
 from batchmill.planning.run_spec import read_work
 from batchmill.storage import METADATA, Store, is_url, remote
 from batchmill.storage.fingerprints import hash_file
@@ -16,11 +18,12 @@ from batchmill.storage.scratch import scratch_folder
 
 
 class Published(NamedTuple):
-    """Some columns of the table, the names of all columns, and the hash of the file."""
+    """Some columns of the table, the names of all columns, the hash of the file, and its run."""
 
     table: pa.Table
     columns: list[str]
     content: str
+    run: int
 
 
 def read_published(
@@ -40,7 +43,9 @@ def read_published(
         OptionError: There is no dataset or no table yet, or the table has another hash.
         StoreError: The table cannot be read.
     """
-    with _opened(open_ledger(dataset).store, dataset) as file:
+    ledger = open_ledger(dataset)
+    store = ledger.store
+    with _opened(store, dataset) as file:
         found = hash_file(file)
         if content and found != content:
             raise OptionError(
@@ -58,7 +63,14 @@ def read_published(
             raise StoreError(
                 f"{dataset}/{METADATA}", f"cannot be read ({error}). Run the same command again."
             ) from error
-    return Published(table, names, found)
+    record = read_published_record(store)
+    return Published(table, names, found, record.run if record else _last_ended(ledger))
+
+
+def _last_ended(ledger: Ledger) -> int:
+    """Return the last run that ended; 0 without one."""
+    runs = reversed(ledger.runs())
+    return next((run for run in runs if ledger.read_summary(run) is not None), 0)
 
 
 def input_root(dataset: str) -> str:

@@ -1,0 +1,49 @@
+"""The record of the published tables: what they were made of, and their hashes."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from batchmill.digests import digest
+from batchmill.errors import LedgerError
+from batchmill.ledger.json_file import read_sealed, sealed
+from batchmill.ledger.ledger import FOLDER, Ledger
+from batchmill.storage import Store
+
+PUBLISHED = f"{FOLDER}/published.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRecord:
+    """The record of the tables that a run has published.
+
+    Attributes:
+        run: The number of the run.
+        parts: A hash of the names of the ledger's parts.
+        made_of: A hash of everything that the tables depend on.
+        tables: The size in bytes and the content hash of each table.
+    """
+
+    run: int
+    parts: str
+    made_of: str
+    tables: Mapping[str, Mapping[str, Any]]
+
+    def write(self, store: Store) -> None:
+        """Write the record to a dataset. Raises StoreError."""
+        store.write(PUBLISHED, sealed(asdict(self)))
+
+
+def read_published_record(store: Store) -> PublishedRecord | None:
+    """Return the record of a dataset's tables; None if it is missing or damaged."""
+    with suppress(LedgerError, TypeError):
+        if store.exists(PUBLISHED):
+            content = read_sealed(store, PUBLISHED, "The next run writes it again.")
+            return PublishedRecord(**content)
+    return None
+
+
+def parts_hash(ledger: Ledger) -> str:
+    """Return a hash of the names of a ledger's parts. Each name contains the part's hash."""
+    return digest("parts", *ledger.part_names())
