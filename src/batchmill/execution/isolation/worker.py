@@ -20,6 +20,7 @@ from batchmill.execution.isolation.allocator import keep_freed_memory
 from batchmill.execution.isolation.batches import Batch, IndexedSample, Sample, gather_batch
 from batchmill.execution.isolation.memory import offer_to_oom_killer
 from batchmill.execution.isolation.private_api import raw_environment, use_socket_folder
+from batchmill.execution.isolation.process_state import ProcessState
 from batchmill.execution.isolation.processes import (
     adopt_orphans,
     end_with_parent,
@@ -114,6 +115,7 @@ class _Worker:
         if sockets:
             use_socket_folder(sockets)
         end_with_parent(parent)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # The handler is that of the shard's process.
         adopt_orphans()
         offer_to_oom_killer()
         if keeps_memory:
@@ -144,11 +146,12 @@ class _Worker:
         self.record_settings()
 
     def record_settings(self) -> None:
-        """Record the environment and the open files, to restore them after each input."""
+        """Record the environment and the settings, to restore them after each input."""
         self._pid = os.getpid()
         self._environ = os.environ
         self._environment = dict(raw_environment())
         self._next_descriptor = _next_descriptor()
+        self._state = ProcessState()
 
     def restore(self, *, silent: bool) -> None:
         """Restore streams, log, working directory and environment after an input."""
@@ -165,9 +168,9 @@ class _Worker:
             self._take_streams()
 
     def restore_settings(self) -> None:
-        """Restore the working directory and the environment.
+        """Restore the working directory, the environment and the settings of the process.
 
-        Raises BrokenWorkerError if steps have left too many files open.
+        Raises BrokenWorkerError if that is impossible, or if steps have left too many files open.
         """
         try:
             moved = getcwd() != self._folder
@@ -182,6 +185,8 @@ class _Worker:
             os.environb.update(self._environment)
         if _next_descriptor() > self._next_descriptor + _MAX_LEFT_OPEN:
             raise BrokenWorkerError  # Soon, no further input could be opened.
+        if not self._state.restore():
+            raise BrokenWorkerError
 
     def exit_broken(self) -> None:
         """End this worker, which cannot be restored. Another worker replaces it."""
