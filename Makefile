@@ -119,7 +119,7 @@ types: setup ## Check types
 
 bench: setup ## Measure the start-up, the overhead per input and the scaling; ten minutes
 	$(BIN)/python -m benchmarks.startup --rounds 3
-	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.overhead --rounds 3
 	$(BIN)/python -m benchmarks.unchanged --inputs 100000 --rounds 3
 	$(BIN)/python -m benchmarks.scaling --rounds 1
 

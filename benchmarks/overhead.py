@@ -128,12 +128,12 @@ def plain_step(step: Callable[..., Any], paths: Sequence[Path], folder: Path) ->
 
 
 def engine_seconds(
-    step: Callable[..., Any], inputs: Path, folder: Path, *, confine: bool = False
+    step: str, inputs: Path, folder: Path, *, workers: int = WORKERS, confine: bool = False
 ) -> float:
     """Time one shard of all inputs, from its plan to the last committed part."""
     job = make_job(
         manifest=str(inputs),
-        step=f"benchmarks.overhead:{step.__name__}",
+        step=step,
         output=str(folder / "dataset"),
         confinement=ConfinementOptions(confine=confine),
     )
@@ -141,8 +141,8 @@ def engine_seconds(
     prepared.ledger.create()
     layout = plan_shards(
         prepared.plan.pending["size"].to_numpy(),
-        Batching(batch_size=BATCH_SIZE, num_workers=WORKERS),
-        Cores(total=WORKERS, node=WORKERS),
+        Batching(batch_size=BATCH_SIZE, num_workers=workers),
+        Cores(total=workers, node=workers),
     )
     write_run_plan(prepared, 1, layout)
     count = layout.bounds[-1]
@@ -209,7 +209,8 @@ def compare_engines(inputs: int, rounds: int) -> None:
                 place = Path(name, str(number))
                 (place / "plain").mkdir(parents=True)
                 plain = plain_seconds(plain_step(step, paths, place / "plain"))
-                seconds.append((plain, engine_seconds(step, folder, place, confine=confine)))
+                ref = f"benchmarks.overhead:{step.__name__}"
+                seconds.append((plain, engine_seconds(ref, folder, place, confine=confine)))
             name_of_row = step.__name__ + (", confined" if confine else "")
             report(name_of_row, BATCH_SIZE, inputs, seconds)
 

@@ -24,9 +24,8 @@ from typing import Any
 from ray.cluster_utils import Cluster
 
 from benchmarks.memory import prefect_server
-from benchmarks.overhead import Items, busy, plain_seconds
+from benchmarks.overhead import Items, busy, engine_seconds, plain_seconds
 from benchmarks.peers.results import loop_seconds
-from benchmarks.startup import environment
 
 BUSY_SECONDS, BUSY_INPUTS = 0.02, 1000
 SLEEP_SECONDS, INPUTS_PER_NODE, NODES = 0.05, 1000, 4
@@ -66,13 +65,15 @@ def by_cores(rounds: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_inputs(folder / "in", BUSY_INPUTS)
-        settings = environment(folder / "prefect")
         seen: dict[str, list[float]] = {}
         for _ in range(rounds):
             for workers in (1, 2):
                 plain = plain_seconds(items, batch_size=1, num_workers=workers)
                 seen.setdefault(f"DataLoader {workers}", []).append(plain)
-                ours = run(folder, "works", settings, "--num-workers", str(workers))
+                place = Path(tempfile.mkdtemp(dir=folder))
+                ours = engine_seconds(
+                    "benchmarks.scaling:works", folder / "in", place, workers=workers
+                )
                 seen.setdefault(f"batchmill {workers}", []).append(ours)
     print("| | one worker, s | two workers, s | speed-up |\n|---|---|---|---|")
     for who in ("DataLoader", "batchmill"):
