@@ -25,7 +25,8 @@ from batchmill.execution.shard import Shard
 from batchmill.options import ConfinementOptions
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Batching, Cores, plan_shards
-from batchmill.planning.job import make_job, prepare
+from batchmill.planning.job import make_job
+from batchmill.planning.prepare import prepare
 from batchmill.planning.run_spec import write_run_plan
 
 BATCH_SIZE = 32

@@ -25,7 +25,8 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
 from batchmill.manifest import load_manifest
 from batchmill.outcome import Outcome
-from batchmill.planning.job import Job, make_job, prepare
+from batchmill.planning.job import Job, make_job
+from batchmill.planning.prepare import prepare
 from batchmill.step.load import load_step
 from batchmill.storage import LocalStore
 from benchmarks.startup import environment, seconds_of

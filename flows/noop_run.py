@@ -6,7 +6,7 @@ To import Prefect takes longer than to detect that a million inputs are unchange
 from typing import Any
 
 from batchmill.failure_policy import FailurePolicy
-from batchmill.planning.job import Prepared
+from batchmill.planning.prepare import Prepared
 from batchmill.publishing.publish import publish_changes
 from batchmill.publishing.report import write_report
 from batchmill.runs.run import open_run

@@ -19,8 +19,9 @@ from batchmill.ledger.lease import check_free
 from batchmill.manifest import ManifestLike
 from batchmill.manifest.saved import listed_manifest, save_manifest
 from batchmill.planning.batching import Batching, Cores, Layout, own_cores, plan_shards
-from batchmill.planning.job import Prepared, check_prune, make_job, prepare
+from batchmill.planning.job import check_prune, make_job
 from batchmill.planning.option_groups import OptionGroups
+from batchmill.planning.prepare import Prepared, prepare
 from batchmill.runs.context import RunContext, handing_over
 from batchmill.runs.summary import Summary, summarise
 from batchmill.runs.worker_number import choose_workers

@@ -4,7 +4,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from batchmill.planning.job import Job, Prepared
+from batchmill.planning.job import Job
+from batchmill.planning.prepare import Prepared
 from batchmill.runs.context import prepare_once
 from batchmill.sizes import list_counts
 

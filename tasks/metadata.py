@@ -3,7 +3,7 @@
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from batchmill.planning.job import Prepared
+from batchmill.planning.prepare import Prepared
 from batchmill.publishing.publish import publish_changes
 
 

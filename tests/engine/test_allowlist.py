@@ -10,7 +10,8 @@ from live import serving
 
 from batchmill.errors import ManifestError, OptionError
 from batchmill.ledger.open import open_ledger
-from batchmill.planning.job import make_job, prepare
+from batchmill.planning.job import make_job
+from batchmill.planning.prepare import prepare
 from batchmill.storage import is_url, remote
 
 SPLIT = "batchmill.steps.words:split"

@@ -31,7 +31,13 @@ def run(tmp_path, monkeypatch):
         (tmp_path / "confined_step.py").write_text(f"{IMPORTS}\n{before}\n{body}\n")
         seen = []
         options = {"confine": True, **options}
-        run_job("in", "confined_step:step", "out", seen=seen, options=options, policy=policy)
+        run_job(
+            *("in", "confined_step:step", "out"),
+            seen=seen,
+            options=options,
+            policy=policy,
+            cores=1,
+        )
         assert len(seen) == 4
         return {outcome.input: outcome for outcome in seen}
 

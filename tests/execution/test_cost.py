@@ -12,7 +12,8 @@ from jobs import run_job
 from batchmill.execution.run_shard import run_shard
 from batchmill.failure_policy import FailurePolicy
 from batchmill.planning.batching import Batching, Cores
-from batchmill.planning.job import make_job, prepare
+from batchmill.planning.job import make_job
+from batchmill.planning.prepare import prepare
 from batchmill.runs.run import open_run
 
 STEPS = """

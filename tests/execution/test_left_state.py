@@ -69,7 +69,7 @@ def test_the_next_input_sees_the_usual_value(tmp_path, monkeypatch, name):
     module = textwrap.dedent(MODULE).format(change=change, read=read)
     (tmp_path / "changing.py").write_text(module)
     seen = []
-    run_job("in", "changing:step", "out", seen=seen, num_workers=1)
+    run_job("in", "changing:step", "out", seen=seen, num_workers=1, cores=1)
     assert {outcome.kind for outcome in seen} == {"ok"}
     assert len({outcome.rows for outcome in seen}) == 1
     assert sorted(outcome.input[0] for outcome in seen) == list("abcdef")

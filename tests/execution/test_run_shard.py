@@ -21,7 +21,8 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Batching, Cores, plan_shards
-from batchmill.planning.job import make_job, prepare
+from batchmill.planning.job import make_job
+from batchmill.planning.prepare import prepare
 from batchmill.planning.run_spec import read_inputs, write_run_plan
 from batchmill.runs.progress import RunWatcher
 from batchmill.runs.run import open_run

@@ -11,7 +11,8 @@ from batchmill import StepError
 from batchmill.execution.shard_process import ShardProcess, ShardProcessDiedError, shard_processes
 from batchmill.failure_policy import FailurePolicy
 from batchmill.planning.batching import Batching, Cores
-from batchmill.planning.job import make_job, prepare
+from batchmill.planning.job import make_job
+from batchmill.planning.prepare import prepare
 from batchmill.runs.run import open_run
 
 pytestmark = pytest.mark.slow

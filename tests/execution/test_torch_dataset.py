@@ -12,7 +12,7 @@ from batchmill.execution.run_shard import run_shard
 from batchmill.failure_policy import FailurePolicy
 from batchmill.ledger.ledger import Ledger
 from batchmill.planning.batching import Batching, Cores
-from batchmill.planning.job import prepare
+from batchmill.planning.prepare import prepare
 from batchmill.runs.run import open_run
 from batchmill.storage import LocalStore
 

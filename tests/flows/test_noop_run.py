@@ -6,7 +6,7 @@ from batchmill.flows.noop_run import finish, is_idle
 from jobs import job_of, run_job
 
 from batchmill.failure_policy import FailurePolicy
-from batchmill.planning.job import prepare
+from batchmill.planning.prepare import prepare
 from batchmill.runs.run import open_run
 
 STEP = "batchmill.steps.words:split"

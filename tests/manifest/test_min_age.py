@@ -12,7 +12,8 @@ from batchmill.arrivals import list_files
 from batchmill.errors import ManifestError, OptionError
 from batchmill.manifest import load_manifest
 from batchmill.manifest.min_age import is_too_young
-from batchmill.planning.job import check_prune, prepare
+from batchmill.planning.job import check_prune
+from batchmill.planning.prepare import prepare
 
 SPLIT = "batchmill.steps.words:split"
 LONG_AGO = 7200

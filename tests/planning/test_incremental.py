@@ -16,7 +16,8 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import compact
 from batchmill.maintenance.verify import repair_differences, verify
 from batchmill.manifest.saved import listed_manifest, save_manifest
-from batchmill.planning.job import make_job, prepare
+from batchmill.planning.job import make_job
+from batchmill.planning.prepare import prepare
 from batchmill.publishing.tables import publish
 from batchmill.runs.run import open_run
 from batchmill.step.fingerprint import differences
@@ -256,7 +257,7 @@ def test_records_written_during_planning_are_not_pruned(job, over_a_folder, monk
         arrive_and_run(job, "later.txt")
         return load_step(*args, **options)
 
-    monkeypatch.setattr("batchmill.planning.job.load_step", load)
+    monkeypatch.setattr("batchmill.planning.prepare.load_step", load)
     plan = prune(over_a_folder())
     assert (len(plan.withdrawn), plan.counts["unchanged"]) == (0, 22)
 

@@ -6,7 +6,7 @@ import pytest
 from jobs import job_of, run_job
 
 from batchmill import ManifestError
-from batchmill.planning.job import prepare
+from batchmill.planning.prepare import prepare
 
 SPLIT = "batchmill.steps.words:split"
 

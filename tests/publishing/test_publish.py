@@ -7,7 +7,8 @@ import pytest
 from jobs import run_job
 
 from batchmill.maintenance.verify import examine, verify
-from batchmill.planning.job import make_job, prepare
+from batchmill.planning.job import make_job
+from batchmill.planning.prepare import prepare
 from batchmill.publishing.publish import publish_changes
 from batchmill.runs.summary import summarise
 

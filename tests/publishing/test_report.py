@@ -12,7 +12,8 @@ from batchmill.failure_policy import FailurePolicy
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import verify
 from batchmill.planning.batching import Batching, Cores
-from batchmill.planning.job import make_job, prepare
+from batchmill.planning.job import make_job
+from batchmill.planning.prepare import prepare
 from batchmill.publishing.report import write_report
 from batchmill.publishing.report.charts import Axis, Chart, Series, as_data_url
 from batchmill.publishing.report.facts import gather

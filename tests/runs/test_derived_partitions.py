@@ -10,7 +10,7 @@ from jobs import job_of, run_job
 from batchmill import ManifestError
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import verify
-from batchmill.planning.job import prepare
+from batchmill.planning.prepare import prepare
 
 STEP = "steps_under_test:copy"
 SHARES = {"partition": "train=0.6,validation=0.2,test=0.2"}

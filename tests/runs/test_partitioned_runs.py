@@ -16,7 +16,7 @@ from batchmill.ledger.assignments import last_assignment
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import verify
 from batchmill.planning.batching import Batching, Cores
-from batchmill.planning.job import prepare
+from batchmill.planning.prepare import prepare
 from batchmill.publishing.report import write_report
 from batchmill.runs.run import open_run
 

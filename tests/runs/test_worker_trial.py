@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from batchmill.planning.job import make_job, prepare
+from batchmill.planning.job import make_job
+from batchmill.planning.prepare import prepare
 from batchmill.runs.worker_trial import choose_workers, measure_workers
 
 STEPS = """

@@ -12,7 +12,8 @@ from jobs import run_job
 from PIL import Image
 
 from batchmill import StepError
-from batchmill.planning.job import make_job, prepare
+from batchmill.planning.job import make_job
+from batchmill.planning.prepare import prepare
 from batchmill.step.load import load_step
 
 HERE = str(Path(__file__).parents[1] / "support")

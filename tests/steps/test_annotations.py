@@ -6,7 +6,8 @@ import soundfile
 from jobs import run_job
 
 from batchmill.errors import OptionError, StepError
-from batchmill.planning.job import make_job, prepare
+from batchmill.planning.job import make_job
+from batchmill.planning.prepare import prepare
 from batchmill.steps.annotation_tables import Annotation, AnnotationError, parse_annotations
 from batchmill.steps.annotations import Labels, read_labels
 from batchmill.steps.audio import split

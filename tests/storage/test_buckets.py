@@ -22,7 +22,8 @@ from batchmill import LedgerError, ManifestError, OptionError, StoreError, load_
 from batchmill.ledger.lease import holder, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_ledger
-from batchmill.planning.job import make_job, prepare
+from batchmill.planning.job import make_job
+from batchmill.planning.prepare import prepare
 from batchmill.storage import open_store, remote
 from batchmill.storage.scratch import scratch_folder
 

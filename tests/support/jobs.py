@@ -3,8 +3,9 @@
 from batchmill.execution.run_shard import run_shard
 from batchmill.failure_policy import FailurePolicy
 from batchmill.planning.batching import Batching, Cores
-from batchmill.planning.job import make_job, prepare
+from batchmill.planning.job import make_job
 from batchmill.planning.option_groups import OptionGroups
+from batchmill.planning.prepare import prepare
 from batchmill.publishing.publish import publish_changes
 from batchmill.publishing.tables import publish
 from batchmill.runs.run import open_run

@@ -22,8 +22,8 @@ from batchmill.errors import OptionError
 from batchmill.flows.run_job import JobRequest, plan_run
 from batchmill.partitioning import count_strata, uneven_partitions
 from batchmill.planning.batching import Layout, parallelism
-from batchmill.planning.job import Prepared
 from batchmill.planning.plan import REASONS
+from batchmill.planning.prepare import Prepared
 from batchmill.planning.run_spec import partitions_of
 from batchmill.sizes import counted
 from batchmill.step.params import parse_params

@@ -15,8 +15,8 @@ from batchmill.flows.run_job import EndedRun, JobRequest, RunObserver, run_job
 from batchmill.ledger.assignments import has_assigned
 from batchmill.maintenance.leakage import find_duplicates
 from batchmill.options import RunOptions
-from batchmill.planning.job import Prepared
 from batchmill.planning.option_groups import OptionGroups
+from batchmill.planning.prepare import Prepared
 from batchmill.runs.summary import failure_message
 from batchmill.sizes import counted, list_counts
 

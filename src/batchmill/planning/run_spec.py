@@ -18,8 +18,8 @@ from batchmill.outcome import Outcome
 from batchmill.partitioning import Partitioning, count_partitions
 from batchmill.planning.batching import Layout
 from batchmill.planning.confinement import Confinement
-from batchmill.planning.job import Prepared
 from batchmill.planning.plan_file import PlanFile
+from batchmill.planning.prepare import Prepared
 from batchmill.storage.remote import FileStat
 from batchmill.storage.urls import join
 

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from batchmill.planning.job import Job, Prepared, prepare
+from batchmill.planning.job import Job
+from batchmill.planning.prepare import Prepared, prepare
 
 
 @dataclass

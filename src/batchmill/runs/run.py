@@ -20,8 +20,8 @@ from batchmill.maintenance.cleanup import (
 )
 from batchmill.maintenance.verify import REPORT
 from batchmill.planning.batching import Batching, Cores, Layout, plan_shards
-from batchmill.planning.job import Prepared, plan_again
 from batchmill.planning.partition_assignment import without_withdrawn
+from batchmill.planning.prepare import Prepared, plan_again
 from batchmill.planning.run_spec import partitions_of, write_run_plan
 from batchmill.runs.context import report_run
 from batchmill.runs.node_check import Probe

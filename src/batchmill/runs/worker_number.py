@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from batchmill.options import ExecutionOptions
-from batchmill.planning.job import Prepared
+from batchmill.planning.prepare import Prepared
 
 AUTO = "auto"
 

@@ -17,7 +17,7 @@ from batchmill.manifest.saved import listed_manifest, save_manifest
 from batchmill.options import InputOptions
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import MAX_AUTO_WORKERS, Batching, Cores
-from batchmill.planning.job import Prepared, prepare
+from batchmill.planning.prepare import Prepared, prepare
 from batchmill.runs.run import open_run
 from batchmill.storage.scratch import scratch_folder
 

@@ -37,14 +37,11 @@ def open_folder(root: str, name: str, *, make: bool = False) -> int:
         The file descriptor.
     """
     parts = parts_of(root, name)
-    for tries_left in reversed(range(_MAKE_TRIES if make else 1)):
-        try:
+    for _ in range(_MAKE_TRIES - 1 if make else 0):
+        # Another process may have removed a folder that was still empty.
+        with suppress(FileNotFoundError):
             return _open_parts(root, parts, make=make)
-        except FileNotFoundError:
-            # Another process may have removed a folder that was still empty.
-            if not tries_left:
-                raise
-    raise AssertionError("the last try returns or raises")
+    return _open_parts(root, parts, make=make)
 
 
 def _open_parts(root: str, parts: list[str], *, make: bool) -> int:

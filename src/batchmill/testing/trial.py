@@ -14,7 +14,8 @@ from batchmill.failure_policy import FailurePolicy
 from batchmill.options import InputOptions
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Batching, Cores
-from batchmill.planning.job import Job, Prepared, make_job, prepare
+from batchmill.planning.job import Job, make_job
+from batchmill.planning.prepare import Prepared, prepare
 from batchmill.publishing.tables import publish
 from batchmill.runs.run import open_run
 from batchmill.storage.fingerprints import Fingerprint, fingerprint

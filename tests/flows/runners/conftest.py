@@ -15,7 +15,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Batching, Cores
-from batchmill.planning.job import prepare
+from batchmill.planning.prepare import prepare
 from batchmill.planning.run_spec import read_inputs
 from batchmill.runs.run import open_run
 from batchmill.storage import open_store

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 from batchmill.execution.isolation.landlock import restrict
@@ -53,7 +54,7 @@ class ConfinedProcess:
     writable: Sequence[str]
     network: bool
     _pid: int = 0
-    _socket: socket.socket = field(default_factory=socket.socket)
+    _socket: socket.socket = field(init=False)
 
     def __call__(self, index: int) -> bytes:
         """Run the step on an input, and return the answer of the child process.
@@ -90,7 +91,11 @@ class ConfinedProcess:
         self._socket = ours
         # The stack of the child process is of interest, and not that of the worker.
         faulthandler.unregister(DUMP_SIGNAL)
-        signal.signal(DUMP_SIGNAL, lambda *_: os.kill(self._pid, DUMP_SIGNAL))
+        signal.signal(DUMP_SIGNAL, self._pass_on)
+
+    def _pass_on(self, number: int, _: FrameType | None) -> None:
+        if self._pid:
+            os.kill(self._pid, number)
 
     def _serve(self, connection: socket.socket) -> None:
         """Run the step for each request. This is the child process."""

@@ -1,0 +1,229 @@
+"""Check a job and plan it, before a run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from batchmill.allowlist import check_step
+from batchmill.digests import digest
+from batchmill.errors import ManifestError, OptionError, StepError
+from batchmill.ledger.assignments import Assignment
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.open import open_output
+from batchmill.manifest import Manifest, ManifestLike, load_manifest
+from batchmill.manifest.inputs import MISSING_SIZE
+from batchmill.manifest.saved import listed_manifest
+from batchmill.planning.change_detection import detect_changes
+from batchmill.planning.job import Job
+from batchmill.planning.partition_assignment import Division, check_rows, divide_manifest
+from batchmill.planning.plan import PLANNED_COLUMNS, Plan, find_records, make_plan
+from batchmill.step.fingerprint import differences, identity_of
+from batchmill.step.load import Step, load_step
+from batchmill.storage.urls import is_web, join, same_place, shown_url
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A checked job and its plan.
+
+    Attributes:
+        job: The job.
+        manifest: Its checked manifest.
+        step: Its step.
+        ledger: The dataset's ledger.
+        plan: The plan.
+        ledger_state: The ledger's state before the manifest was read. The plan is based on it.
+        forced_after: The last run whose outcomes a forced run ignores. None without `--force`.
+        step_changes: The differences from the step of the earlier records, one line each.
+        assignment: The partition of each input, to record. None without partitions.
+        partition_changes: The changed partition options, one line each.
+    """
+
+    job: Job
+    manifest: Manifest
+    step: Step
+    ledger: Ledger
+    plan: Plan
+    ledger_state: Sequence[str]
+    step_changes: Sequence[str]
+    forced_after: int | None = None
+    assignment: Assignment | None = None
+    partition_changes: Sequence[str] = ()
+
+
+def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
+    """Check a job and plan it. Starts nothing and writes nothing.
+
+    An input's content is read only if its time changed and its size did not.
+
+    Args:
+        job: The job.
+        listed: A list or DataFrame that is not saved as the job's manifest yet.
+
+    Returns:
+        The checked job and its plan.
+
+    Raises:
+        ManifestError: The manifest cannot be used.
+        StepError: The step cannot be used.
+        OptionError: An option cannot be used.
+        LedgerError: The ledger cannot be read.
+        StoreError: A store does not respond.
+    """
+    check_step(job.step)
+    if listed is None and same_place(job.manifest, job.output):
+        raise OptionError(
+            f"--output {job.output}: is the same dataset as the manifest. Choose another output."
+        )
+    ledger = open_output(job.output)
+    # The state is read before the manifest. Otherwise another run could record inputs that are
+    # missing in this manifest, and the change of state would not be noticed.
+    state = ledger.state()
+    # The manifest is read before the step, so that a rejected job imports no user code.
+    manifest = _read_manifest(job, listed)
+    step = load_step(job.step, job.params, search=job.search)
+    if job.confinement and step.is_batched:
+        raise OptionError(
+            f"--confine: step {step.ref} is a batch step, which cannot be confined. Drop the "
+            "option, or use a step that handles one input."
+        )
+    return _plan(job, manifest, step, ledger, state)
+
+
+def plan_again(prepared: Prepared) -> Prepared:
+    """Plan again if the ledger changed since `prepared`. Raises the errors of `prepare`.
+
+    Another run changed the ledger, and may have executed new inputs. So the manifest is also read
+    again, unless it was saved from a list.
+    """
+    job, ledger = prepared.job, prepared.ledger
+    state = ledger.state()
+    if state == prepared.ledger_state:
+        return prepared
+    is_list = job.manifest == listed_manifest(job.output)
+    manifest = prepared.manifest if is_list else _read_manifest(job)
+    return _plan(job, manifest, prepared.step, ledger, state)
+
+
+def _read_manifest(job: Job, listed: ManifestLike | None = None) -> Manifest:
+    return load_manifest(
+        job.manifest if listed is None else listed,
+        input_column=job.inputs.input_column,
+        root=job.inputs.root or None,
+        pattern=job.inputs.pattern,
+        min_age=job.inputs.min_age,
+        partitioning=job.partitioning,
+    )
+
+
+def _length(step: Step) -> int:
+    try:
+        return len(step.target)
+    except Exception as error:
+        raise StepError(
+            f"step {step.ref}: its len() raised {type(error).__name__}: {error}. It must return "
+            "the number of items, one per row of the manifest."
+        ) from error
+
+
+def _plan(
+    job: Job, manifest: Manifest, step: Step, ledger: Ledger, state: Sequence[str]
+) -> Prepared:
+    step = _fitted(step, manifest)
+    records = ledger.records(PLANNED_COLUMNS)
+    record_rows = find_records(records, manifest.inputs)
+    file_changes = detect_changes(manifest, records, record_rows, step.identity, ledger.store)
+    forced_after = _forced_after(ledger) if job.force else None
+    plan = make_plan(
+        manifest,
+        records,
+        step.identity,
+        record_rows=record_rows,
+        takes_rows=bool({"row", "labels"} & step.given),
+        released=ledger.released(),
+        changes=file_changes,
+        forced_after=forced_after,
+    )
+    if not job.inputs.allow_missing:
+        _check_missing(job, manifest, plan)
+    division = Division(manifest)
+    if job.partitioning:
+        # These recorded rows are replaced or withdrawn, so they need no check.
+        unchecked = [*plan.pending["input"].chunks, *plan.withdrawn["input"].chunks]
+        check_rows(ledger, pa.chunked_array(unchecked, pa.string()))
+        division = divide_manifest(ledger, records, manifest, job.partitioning)
+    return Prepared(
+        job=job,
+        manifest=division.manifest,
+        step=step,
+        ledger=ledger,
+        plan=plan,
+        ledger_state=state,
+        step_changes=_step_changes(ledger, step, plan),
+        forced_after=forced_after,
+        assignment=division.assignment,
+        partition_changes=division.changes,
+    )
+
+
+def _forced_after(ledger: Ledger) -> int:
+    """Return the last run whose outcomes a forced run ignores.
+
+    If the last run was forced and did not end, this run resumes it.
+    """
+    last = max(ledger.runs(), default=0)
+    before, summary = ledger.control.read_forced(last), ledger.read_summary(last)
+    has_ended = summary is not None and not summary["pending"]
+    return last if before is None or has_ended else before
+
+
+def _check_missing(job: Job, manifest: Manifest, plan: Plan) -> None:
+    """Raise ManifestError if most inputs do not exist, before they all become failed inputs."""
+    is_missing = pc.equal(plan.pending["size"], MISSING_SIZE)
+    # A web server may send a file although it did not report its size.
+    names = [
+        name
+        for name in plan.pending["input"].filter(is_missing).to_pylist()
+        if not is_web(join(manifest.root, name))
+    ]
+    if 2 * len(names) <= len(manifest):
+        return
+    first = shown_url(join(manifest.root, names[0]))
+    fault = (
+        f"{len(names):,} of {len(manifest):,} inputs do not exist. The first one is {first}. Check "
+        "--root and the manifest. To run the job anyway: --allow-missing"
+    )
+    raise ManifestError(job.manifest, [fault])
+
+
+def _fitted(step: Step, manifest: Manifest) -> Step:
+    """Return the step for this manifest. Raises StepError if the step does not fit it."""
+    if "labels" in step.given and "label" not in manifest.manifest_columns.column_names:
+        raise StepError(
+            f"step {step.ref}: takes labels, but the manifest has no column 'label' "
+            f"(found: {', '.join(manifest.manifest_columns.column_names) or 'none'}). "
+            "Add or rename one."
+        )
+    if step.kind != "items":
+        return step
+    items = _length(step)
+    if items != len(manifest):
+        raise StepError(
+            f"step {step.ref}: has {items} items for {len(manifest)} inputs. "
+            "Its item i belongs to row i of the manifest."
+        )
+    # Item i belongs to row i, so other rows or another order make it another step.
+    order = digest("order", *manifest.inputs["input"].to_pylist())
+    description = {**step.description, "order": order}
+    return replace(step, identity=identity_of(description), description=description)
+
+
+def _step_changes(ledger: Ledger, step: Step, plan: Plan) -> list[str]:
+    """Describe the changes since the step that has the most records."""
+    for identity in plan.stale_steps:
+        before = ledger.steps.read(identity)
+        if before:
+            return differences(before, step.description)
+    return []
