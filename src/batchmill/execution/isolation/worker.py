@@ -288,7 +288,11 @@ _worker = _Worker()
 
 
 def begin_confined() -> None:
-    """Record the settings of this child process of a worker, to restore them after each input."""
+    """Record the settings of this child process of a worker, to restore them after each input.
+
+    It loses the memory that it shares with the process of the shard: outcomes are read from there.
+    """
+    _worker.channel.close_memory()
     _worker.record_settings()
 
 
@@ -326,5 +330,8 @@ def begin_worker(
         keeps_memory: True to keep the memory that a step frees for its next arrays.
         sockets: The folder for the sockets that transfer tensors; None for steps without batches.
     """
+    for other in channels:
+        if other is not channels[number]:
+            other.close_memory()
     _worker.begin(channels[number], parent, keeps_memory=keeps_memory, sockets=sockets)
     barrier.wait()

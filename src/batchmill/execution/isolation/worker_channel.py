@@ -5,10 +5,12 @@ watcher can read them even if the worker died right after writing them. The log 
 output. It is in memory, and its size is limited.
 """
 
+import ctypes
 import fcntl
 import mmap
 import os
 import struct
+import sys
 import tempfile
 from dataclasses import dataclass
 
@@ -23,7 +25,10 @@ from batchmill.outcome import Outcome, WrittenFile
 
 LOG_TAIL_BYTES = 16 * 1024
 _LOG_LIMIT_BYTES = 8 * 2**20
-_TAIL_TRIES = 10
+_BLOCK_BYTES = 512  # The unit of `st_blocks`.
+_PUNCH_HOLE = 3  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+# Loaded at import time: after a fork, a thread that no longer exists may hold the loader's lock.
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 _SLOT = struct.Struct("qd")  # Index and start time of the current input.
 _BASELINE = struct.Struct("q")  # Bytes of memory before the first input.
 _LAST = struct.Struct("q")  # Index of the input that was begun last.
@@ -102,27 +107,22 @@ class WorkerChannel:
         return [_unpack(record) for record in self._journal.read()]
 
     def bound_log(self) -> None:
-        """Shorten the log to its tail if the log is too long. The worker does not wait.
+        """Free the memory of a long log, except that of its tail.
 
-        The tail is copied to the beginning before the rest is cut off. So a worker that reads the
-        log at the same moment still finds a tail.
+        The size of the log stays the same. So the step may print at the same moment.
         """
-        size = os.fstat(self.log).st_size
-        if size <= _LOG_LIMIT_BYTES:
-            return
-        # Open the log again, because the first descriptor can only append.
-        with open(f"/proc/self/fd/{self.log}", "r+b", buffering=0) as log:
-            for _ in range(_TAIL_TRIES):  # The step may print during the copy.
-                tail = os.pread(self.log, LOG_TAIL_BYTES, size - LOG_TAIL_BYTES)
-                os.pwrite(log.fileno(), tail, 0)
-                before, size = size, os.fstat(self.log).st_size
-                if size == before:
-                    break
-            os.ftruncate(self.log, len(tail))
+        seen = os.fstat(self.log)
+        if seen.st_blocks * _BLOCK_BYTES > _LOG_LIMIT_BYTES and _libc:
+            length = ctypes.c_long(seen.st_size - LOG_TAIL_BYTES)
+            _libc.fallocate(self.log, _PUNCH_HOLE, ctypes.c_long(0), length)
 
     def close(self) -> None:
         """Release the memory and the file of the watcher's side."""
         os.close(self.log)
+        self.close_memory()
+
+    def close_memory(self) -> None:
+        """Release the memory of this process's side. The log stays open."""
         self._journal.close()
         self._slot.close()
 
