@@ -13,6 +13,18 @@ from batchmill.failure_policy import FailurePolicy
 from batchmill.options import ConfinementOptions
 from batchmill.planning.confinement import make_confinement
 
+# Sends a forged answer to the worker.
+ANSWERS_AND_EXITS = """
+import json, stat, struct
+for name in os.listdir("/proc/self/fd"):
+    try:
+        if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+            data = json.dumps(ANSWER).encode()
+            os.write(int(name), struct.pack("=q?", len(data), False) + data)
+    except OSError:
+        pass
+os._exit(0)
+"""
 HINT = "The step is confined (--confine)."
 IMPORTS = "import os, signal, socket, subprocess, sys, tempfile, time\nfrom pathlib import Path\n"
 needs_landlock = pytest.mark.skipif(not is_supported(), reason="this kernel has no Landlock")
@@ -156,6 +168,36 @@ def test_each_kind_of_outcome_costs_one_input(run, line, kind):
     assert "here" in outcomes["b.txt"].log
     if kind == "timeout":
         assert "confined_step.py" in outcomes["b.txt"].log
+
+
+@needs_landlock
+def test_a_crash_is_seen_while_a_forked_process_lives(run):
+    outcomes = run(
+        """
+        if source.name == "b.txt":
+            if os.fork() == 0:
+                time.sleep(600)
+            os.kill(os.getpid(), signal.SIGKILL)
+    """,
+        policy=FailurePolicy(retries=0, timeout=300),
+    )
+    assert outcomes["b.txt"].kind == "crashed"
+    assert [outcome.kind for outcome in outcomes.values()].count("ok") == 3
+
+
+@needs_landlock
+def test_a_process_that_dies_between_two_inputs_costs_no_input(run):
+    outcomes = run(ANSWERS_AND_EXITS, before="ANSWER = {'rows': '[]'}")
+    assert kinds(outcomes) == {"ok"}
+
+
+@needs_landlock
+def test_the_answer_of_the_process_is_checked(run):
+    forged = {"failure": {"kind": "cancelled", "error": "x", "message": "x", "traceback": ""}}
+    outcomes = run(ANSWERS_AND_EXITS, before=f"ANSWER = {forged}", policy=FailurePolicy(retries=0))
+    assert kinds(outcomes) == {"failed"}
+    outcomes = run(ANSWERS_AND_EXITS, before="ANSWER = {'rows': '[{\"input\": \"x\"}]'}")
+    assert kinds(outcomes) == {"failed"}
 
 
 @needs_landlock

@@ -27,6 +27,12 @@ CHANGES = {
     "priority": ("os.nice(5)", "os.getpriority(os.PRIO_PROCESS, 0)"),
     "socket": ("socket.setdefaulttimeout(0.01)", "socket.getdefaulttimeout()"),
     "locale": ("locale.setlocale(locale.LC_ALL, other())", "locale.setlocale(locale.LC_ALL)"),
+    "decimal traps": (
+        "decimal.getcontext().traps[decimal.Inexact] = True",
+        "decimal.getcontext().traps[decimal.Inexact]",
+    ),
+    "encoding": ("sys.stdout.reconfigure(encoding='ascii')", "sys.stdout.encoding"),
+    "input": ("sys.stdin = sys.stdout", "sys.stdin is sys.stdout"),
     "decimal": ("decimal.getcontext().prec = 3", "decimal.getcontext().prec"),
     "torch type": ("torch.set_default_dtype(torch.float64)", "torch.get_default_dtype()"),
     "gradients": ("torch.set_grad_enabled(False)", "torch.is_grad_enabled()"),

@@ -63,13 +63,16 @@ def failure_of(
         missing = not_ok(item, staging, "missing", "FileNotFoundError", str(error), seconds)
         return missing._replace(attempts=0)
     if isinstance(error, ReportedError):
-        reported = not_ok(item, staging, error.kind, error.error, error.message, seconds)
+        # The process runs the step's code, so the report that the disk is full is checked.
+        is_full = error.kind == "cancelled" and not _have_ample_room(staging)
+        kind: Kind = "cancelled" if is_full else "failed"
+        reported = not_ok(item, staging, kind, error.error, error.message, seconds)
         return reported._replace(traceback=error.traceback)
     if _disk_is_full(item, staging, error):
         return not_ok(item, staging, "cancelled", "StoreError", NO_ROOM, seconds)
     if ours and isinstance(error, StoreError):
         is_general = error.passing or error.general or isinstance(error.__cause__, PermissionError)
-        kind: Kind = "cancelled" if is_general else "failed"
+        kind = "cancelled" if is_general else "failed"
         return not_ok(item, staging, kind, "StoreError", str(error), seconds)
     if isinstance(error, RefusedError):
         return not_ok(item, staging, "failed", "StoreError", str(error), seconds)
@@ -91,7 +94,12 @@ def _disk_is_full(item: Input, staging: StagingArea, error: BaseException | None
     if all(map(has_room, folders)) and not _is_no_room(error):
         return False
     _remove_files(item, staging)
-    return not all(has_room(folder, _AMPLE_BYTES) for folder in folders)
+    return not _have_ample_room(staging)
+
+
+def _have_ample_room(staging: StagingArea) -> bool:
+    folders = [folder for folder in (staging.folder, staging.fetched) if folder]
+    return all(has_room(folder, _AMPLE_BYTES) for folder in folders)
 
 
 def _remove_files(item: Input, staging: StagingArea) -> None:

@@ -78,7 +78,10 @@ def execute(
             staged = stage(staging, item)
         ours = False
         try:
-            rows = read_answer(confined()) if confined else _run(step, item, staging, indexed)
+            if confined:
+                rows = rows_of(read_answer(confined()), staging.reserved)
+            else:
+                rows = _run(step, item, staging, indexed)
         finally:
             _end_if_forked(pid)
             after_step()

@@ -8,6 +8,7 @@ the watchdog and the executor handle this as for any step.
 
 import faulthandler
 import os
+import select
 import signal
 import socket
 import stat
@@ -24,6 +25,7 @@ from batchmill.execution.isolation.processes import (
     adopt_orphans,
     end_children,
     end_with_parent,
+    kill_tree,
 )
 from batchmill.execution.isolation.worker import DUMP_SIGNAL, begin_confined, restore_confined
 
@@ -31,6 +33,7 @@ from batchmill.execution.isolation.worker import DUMP_SIGNAL, begin_confined, re
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _REQUEST = struct.Struct("=q")
 # The length of the answer, and whether the child process ends after it.
+_BEGUN = b"."
 _ANSWER = struct.Struct("=q?")
 # The handlers of these signals cannot be set.
 _FIXED = (signal.SIGKILL, signal.SIGSTOP)
@@ -55,25 +58,54 @@ class ConfinedProcess:
     network: bool
     _pid: int = 0
     _socket: socket.socket = field(init=False)
+    # A file descriptor that is readable when the child process has ended.
+    _alive: int = field(init=False)
 
     def __call__(self, index: int) -> bytes:
         """Run the step on an input, and return the answer of the child process.
 
         If the child process dies, this worker dies with the same signal or exit code.
         """
+        while not self._begins(index):
+            self._forget()  # It died between two inputs, so this input is not at fault.
+        try:
+            size, ends = _ANSWER.unpack(self._receive(_ANSWER.size))
+            answer = self._receive(size)
+        except (OSError, EOFError):
+            self._die_like_child()
+        if ends:
+            self._forget()
+        return answer
+
+    def _begins(self, index: int) -> bool:
+        """Send the request for an input. Return False if the child process did not begin it."""
         if not self._pid:
             self._start()
         try:
             self._socket.sendall(_REQUEST.pack(index))
-            size, ends = _ANSWER.unpack(_receive(self._socket, _ANSWER.size))
-            answer = _receive(self._socket, size)
+            return self._receive(len(_BEGUN)) == _BEGUN
         except (OSError, EOFError):
-            self._die_like_child()
-        if ends:
-            os.waitpid(self._pid, 0)
-            self._socket.close()
-            self._pid = 0
-        return answer
+            return False
+
+    def _receive(self, size: int) -> bytes:
+        """Receive bytes. Raises EOFError if the child process dies before.
+
+        Processes that the child process has started may still hold the other side of the socket.
+        """
+        data = bytearray()
+        while len(data) < size:
+            ready, _, _ = select.select([self._socket.fileno(), self._alive], [], [])
+            if self._socket.fileno() not in ready:
+                raise EOFError
+            data += _receive_some(self._socket, size - len(data))
+        return bytes(data)
+
+    def _forget(self) -> None:
+        kill_tree(self._pid)
+        os.waitpid(self._pid, 0)
+        os.close(self._alive)
+        self._socket.close()
+        self._pid = 0
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
@@ -89,6 +121,7 @@ class ConfinedProcess:
                 os._exit(1)
         theirs.close()
         self._socket = ours
+        self._alive = os.pidfd_open(self._pid)
         # The stack of the child process is of interest, and not that of the worker.
         faulthandler.unregister(DUMP_SIGNAL)
         signal.signal(DUMP_SIGNAL, self._pass_on)
@@ -108,7 +141,8 @@ class ConfinedProcess:
             network=self.network,
         )
         while True:
-            (index,) = _REQUEST.unpack(_receive(connection, _REQUEST.size))
+            (index,) = _REQUEST.unpack(_receive_some(connection, _REQUEST.size))
+            connection.sendall(_BEGUN)
             answer = self.run(index)
             signal.setitimer(signal.ITIMER_REAL, 0)
             end_children()
@@ -127,15 +161,12 @@ class ConfinedProcess:
         os._exit(max(status, 0))
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
-    """Receive exactly `size` bytes. Raises EOFError if the connection ends before."""
-    data = bytearray()
-    while len(data) < size:
-        part = connection.recv(min(size - len(data), 2**20))
-        if not part:
-            raise EOFError
-        data += part
-    return bytes(data)
+def _receive_some(connection: socket.socket, most: int) -> bytes:
+    """Receive at most `most` bytes. Raises EOFError if the connection has ended."""
+    part = connection.recv(min(most, 2**20))
+    if not part:
+        raise EOFError
+    return part
 
 
 def _close_connections(keep: int) -> None:

@@ -23,6 +23,7 @@ _LIMITS = (
     resource.RLIMIT_FSIZE,
     resource.RLIMIT_NOFILE,
 )
+_DECIMAL = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 _TIMERS = (signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
@@ -103,9 +104,12 @@ def _set_timer(which: int, value: tuple[float, float]) -> None:
 
 def _read_decimal() -> tuple[Any, ...]:
     context = decimal.getcontext()
-    return context.prec, context.rounding, context.Emin, context.Emax
+    traps = context.traps.copy()
+    return (*(getattr(context, name) for name in _DECIMAL), traps)
 
 
 def _set_decimal(value: tuple[Any, ...]) -> None:
     context = decimal.getcontext()
-    context.prec, context.rounding, context.Emin, context.Emax = value
+    *settings, context.traps = value
+    for name, setting in zip(_DECIMAL, settings, strict=True):
+        setattr(context, name, setting)

@@ -36,6 +36,7 @@ DUMP_SIGNAL = signal.SIGUSR1
 # another position. Comparing positions takes a quarter of the time of comparing files.
 _MARK = 0x6D696C6C
 _STREAMS = (0, 1, 2)
+_ENCODING, _ERRORS = "utf-8", "backslashreplace"
 # A worker is replaced when its steps have left this many file descriptors open.
 _MAX_LEFT_OPEN = 200
 
@@ -121,6 +122,7 @@ class _Worker:
         if keeps_memory:
             keep_freed_memory()
         channel.enter()
+        self._input = sys.stdin
         self._stdin = anonymous_file("batchmill-stdin")
         os.lseek(self._stdin, _MARK, os.SEEK_SET)
         try:
@@ -235,12 +237,13 @@ class _Worker:
         os.lseek(self.channel.log, _MARK, os.SEEK_SET)
         self._streams = (_text_stream(1), _text_stream(2))
         sys.stdout, sys.stderr = self._streams
+        sys.stdin = self._input
         self._identities = [*map(_identity, _STREAMS)]
 
     def is_silent(self) -> bool:
         """Flush the streams. Return True if they are the worker's own and the log is empty."""
         out, err = self._streams
-        if sys.stdout is not out or sys.stderr is not err:
+        if not self._has_own_streams():
             return False
         try:
             out.flush()
@@ -254,10 +257,21 @@ class _Worker:
         except (ValueError, OSError):
             return False
 
+    def _has_own_streams(self) -> bool:
+        """Return whether the objects of `sys` are the worker's own, with their usual settings."""
+        out, err = self._streams
+        return (
+            sys.stdout is out
+            and sys.stderr is err
+            and sys.stdin is self._input
+            and (out.errors, err.errors) == (_ERRORS, _ERRORS)
+            and (out.encoding, err.encoding) == (_ENCODING, _ENCODING)
+        )
+
     def _has_streams(self) -> bool:
         try:
             return (
-                (sys.stdout, sys.stderr) == self._streams
+                self._has_own_streams()
                 and not any(stream.closed for stream in self._streams)
                 and [*map(_identity, _STREAMS)] == self._identities
             )
@@ -280,7 +294,7 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 def _text_stream(descriptor: int) -> IO[str]:
     return os.fdopen(
-        descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+        descriptor, "w", buffering=1, encoding=_ENCODING, errors=_ERRORS, closefd=False
     )
 
 
@@ -332,6 +346,6 @@ def begin_worker(
     """
     for other in channels:
         if other is not channels[number]:
-            other.close_memory()
+            other.close()
     _worker.begin(channels[number], parent, keeps_memory=keeps_memory, sockets=sockets)
     barrier.wait()
