@@ -1,9 +1,11 @@
 """A dataset that is open returns no files of a later run."""
 
+import os
 import pickle
 from contextlib import suppress
 
 import pytest
+from crashing import in_child
 from jobs import job_of, run_job
 
 from batchmill import StoreError, open_dataset
@@ -67,6 +69,27 @@ def test_inputs_that_the_later_run_does_not_execute_stay_readable(out, words):
     with pytest.raises(StoreError, match=AGAIN):
         [opened[index] for index in range(4)]
     assert versions(opened) == {(1, 1)}
+
+
+def test_files_of_a_killed_run_are_replaced_after_the_step_is_changed_back(
+    out, words, tmp_path, monkeypatch
+):
+    job = job_of(words / "manifest.csv", "marking:mark", out, params={"version": 2})
+
+    def killed():
+        with open_run(prepare(job)) as run:
+            _, (shard,) = run.divide(
+                Batching(num_workers=1), Cores(total=1, node=1), FailurePolicy()
+            )
+            monkeypatch.setattr(Ledger, "commit", lambda *_: os._exit(9))
+            run_shard(shard)
+
+    assert in_child(killed) == 9
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    run_job(words / "manifest.csv", "marking:mark", out, recorded=True, version=1)
+    assert versions(open_dataset(out, columns=["version"])) == {(1, 1)}
+    assert list(verify(Ledger(LocalStore(out)), hash_files=True)) == []
 
 
 def test_a_copy_in_another_process_checks_too(out, words):

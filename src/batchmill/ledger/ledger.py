@@ -188,6 +188,11 @@ class Ledger:
         names = self.store.names(_PARTS)
         return [name for name in names if name.startswith(start) and name.endswith(".parquet")]
 
+    def last_recorded_run(self) -> int:
+        """Return the last run that committed a part; 0 without one."""
+        names = [name.removeprefix(_UPKEEP) for name in self.part_names()]
+        return max((int(name.partition("-")[0]) for name in names), default=0)
+
     def read_part(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
         """Read one part.
 

@@ -5,10 +5,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from batchmill.digests import digest
 from batchmill.errors import LedgerError
 from batchmill.ledger.json_file import read_sealed, sealed
-from batchmill.ledger.ledger import FOLDER, Ledger
+from batchmill.ledger.ledger import FOLDER
 from batchmill.storage import Store
 
 PUBLISHED = f"{FOLDER}/published.json"
@@ -20,13 +19,11 @@ class PublishedRecord:
 
     Attributes:
         run: The number of the run.
-        parts: A hash of the names of the ledger's parts.
         made_of: A hash of everything that the tables depend on.
         tables: The size in bytes and the content hash of each table.
     """
 
     run: int
-    parts: str
     made_of: str
     tables: Mapping[str, Mapping[str, Any]]
 
@@ -42,8 +39,3 @@ def read_published_record(store: Store) -> PublishedRecord | None:
             content = read_sealed(store, PUBLISHED, "The next run writes it again.")
             return PublishedRecord(**content)
     return None
-
-
-def parts_hash(ledger: Ledger) -> str:
-    """Return a hash of the names of a ledger's parts. Each name contains the part's hash."""
-    return digest("parts", *ledger.part_names())

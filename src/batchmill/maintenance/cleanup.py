@@ -1,6 +1,7 @@
 """Removes old files and records from a dataset. Only the holder of its lease may do that."""
 
 import time
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,6 +11,8 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import PRUNED
 from batchmill.maintenance.verify import recorded_files, unreferenced
 from batchmill.planning.plan import Plan
+from batchmill.planning.plan_file import PlanFile
+from batchmill.planning.run_spec import planned_names
 from batchmill.storage import FILES, in_threads
 from batchmill.storage.local import STAGING
 
@@ -26,6 +29,40 @@ def remove_orphans(ledger: Ledger) -> None:
             store.delete(name)
     strays = list(unreferenced(store, recorded_files(ledger)))
     in_threads(store.remove, strays, store.threads)
+
+
+def release_replaced(ledger: Ledger, pending: pa.ChunkedArray) -> bool:
+    """Release inputs whose files a killed run has replaced without a record.
+
+    This happens if the input or the step was changed back after the kill. If the input is pending
+    anyway, its files are not read.
+
+    Args:
+        ledger: The ledger of the dataset.
+        pending: The names of the inputs that the next run executes.
+
+    Returns:
+        True if an input was released.
+    """
+    run = max(ledger.runs(), default=0)
+    if not ledger.store.exists(PlanFile(ledger, run).settings_name):
+        return False
+    planned = planned_names(ledger, run)
+    done = pa.chunked_array([*pending.chunks, *ledger.records(["input"], run=run)["input"].chunks])
+    suspects = planned.filter(pc.invert(pc.is_in(planned, value_set=done)))
+    records = ledger.records(["input", "outputs"])
+    records = records.filter(pc.is_in(records["input"], value_set=suspects))
+
+    def differs(record: dict[str, Any]) -> bool:
+        content_of = ledger.store.content_of
+        return any(content_of(file["path"]) != file["content"] for file in record["outputs"])
+
+    rows = records.to_pylist()
+    flags = in_threads(differs, rows, ledger.store.threads)
+    names = [row["input"] for row, flag in zip(rows, flags, strict=True) if flag]
+    if names:
+        ledger.release(names)
+    return bool(names)
 
 
 def record_touched(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from batchmill.errors import LedgerError, StoreError
 from batchmill.ledger.lease import check_free, lease
 from batchmill.ledger.ledger import FOLDER, IN_FOLDER, RUNS, Ledger
-from batchmill.ledger.published_record import PUBLISHED, parts_hash, read_published_record
+from batchmill.ledger.published_record import PUBLISHED, read_published_record
 from batchmill.maintenance.leakage import find_duplicates, find_leaks
 from batchmill.maintenance.source_partitions import compare_with_source
 from batchmill.planning.plan_file import PlanFile
@@ -67,9 +67,11 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
         elif table in published and store.content_of(table) != published[table]["content"]:
             message = "differs from the published table. Run verify --repair, then the job again"
             yield Difference("changed", table, message=message)
-    if record and record.parts != parts_hash(ledger):
+    if record and record.run < ledger.last_recorded_run():
         message = f"is of run {record.run}, and older than the ledger. Run the job again"
         yield Difference("changed", METADATA, message=message)
+    if record is None and store.exists(PUBLISHED):
+        yield Difference("changed", PUBLISHED, message="is damaged. Run the job again")
     strays = [name for name in top if name not in _TOP]
     strays += [f"{FOLDER}/{name}" for name in store.names(FOLDER) if name not in IN_FOLDER]
     for name in [*strays, *unreferenced(store, owners)]:

@@ -1,5 +1,7 @@
 """Publish a dataset's tables if its records or its manifest changed."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 
 from batchmill.digests import digest
@@ -7,7 +9,6 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.published_record import (
     PUBLISHED,
     PublishedRecord,
-    parts_hash,
     read_published_record,
 )
 from batchmill.maintenance.verify import TABLES
@@ -24,13 +25,15 @@ def publish_changes(ledger: Ledger, manifest: Manifest) -> None:
     sizes = dict(zip(TABLES, store.sizes(TABLES), strict=True))
     before = read_published_record(store)
     recorded = before and {name: table["size"] for name, table in before.tables.items()}
+    run = max(ledger.runs(), default=0)
     if before and before.made_of == made_of and recorded == sizes:
+        if before.run != run:  # An earlier run was killed. This run has checked its files.
+            replace(before, run=run).write(store)
         return
-    run, parts = max(ledger.runs(), default=0), parts_hash(ledger)
     # The record is deleted first. If the process stops now, the next run publishes again.
     store.delete(PUBLISHED)
     tables = {name: table._asdict() for name, table in publish(ledger, manifest).items()}
-    PublishedRecord(run=run, parts=parts, made_of=made_of, tables=tables).write(store)
+    PublishedRecord(run=run, made_of=made_of, tables=tables).write(store)
 
 
 def _made_of(ledger: Ledger, manifest: Manifest) -> str:

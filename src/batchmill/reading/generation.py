@@ -55,7 +55,7 @@ class Generation:
         """
         self._update()
         own = place.removeprefix(f"{FILES}/").partition("/")[0].encode()
-        for run, ids in self._planned.items():
+        for run, ids in list(self._planned.items()):
             at = np.searchsorted(ids, own)
             if at < len(ids) and ids[at] == own:
                 raise StoreError(

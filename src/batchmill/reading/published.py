@@ -45,6 +45,9 @@ def read_published(
     """
     ledger = open_ledger(dataset)
     store = ledger.store
+    # The record is read before the table: if a run publishes in between, its files are rejected.
+    record = read_published_record(store)
+    run = record.run if record else _last_ended(ledger)
     with _opened(store, dataset) as file:
         found = hash_file(file)
         if content and found != content:
@@ -63,8 +66,7 @@ def read_published(
             raise StoreError(
                 f"{dataset}/{METADATA}", f"cannot be read ({error}). Run the same command again."
             ) from error
-    record = read_published_record(store)
-    return Published(table, names, found, record.run if record else _last_ended(ledger))
+    return Published(table, names, found, run)
 
 
 def _last_ended(ledger: Ledger) -> int:

@@ -14,6 +14,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import (
     compact,
     record_touched,
+    release_replaced,
     remove_orphans,
     remove_replaced,
     remove_withdrawn,
@@ -159,6 +160,8 @@ def open_run(prepared: Prepared, *, wait: bool = False) -> Iterator[Run]:
         if not held.clean:
             remove_orphans(ledger)
         prepared = plan_again(prepared)
+        if not held.clean and release_replaced(ledger, prepared.plan.pending["input"]):
+            prepared = plan_again(prepared)
         number = 1 + max(ledger.runs(), default=0)
         report_run(number)
         ledger.steps.record(prepared.step.identity, prepared.step.description)
