@@ -200,12 +200,11 @@ class ExecutionOptions(Options):
     )
 
 
-def as_names(value: object) -> object:
-    """Convert a text with commas, or a list of such texts, to names."""
-    texts = [value] if isinstance(value, str | os.PathLike) else value
-    if not isinstance(texts, list | tuple):
-        return value
-    return tuple(name.strip() for text in texts if text for name in str(text).split(","))
+def _as_list(value: object) -> object:
+    """Convert a list of paths to a text with commas."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(os.fspath, value))
+    return _as_text(value)
 
 
 class ConfinementOptions(Options):
@@ -217,8 +216,9 @@ class ConfinementOptions(Options):
         description="The step may change files only in its output folder and in a temporary "
         "folder, and may not open TCP connections. Needs Linux 6.7 or newer.",
     )
-    allow_write: Annotated[tuple[str, ...], BeforeValidator(as_names)] = Field(
-        default=(),
+    # Prefect's form cannot send an empty list.
+    allow_write: Annotated[str, BeforeValidator(_as_list)] = Field(
+        default="",
         title="Folders that the step may change",
         description="Further folders or files that a confined step may change, separated by "
         "commas.",

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from batchmill.errors import OptionError
-from batchmill.options import Options, Text, as_names
+from batchmill.options import Options, Text
 from batchmill.storage import is_url
 
 # The usual suffixes of files that torch.export and torch.jit save.
@@ -28,6 +28,14 @@ class Inference(NamedTuple):
 def is_model_file(model: str) -> bool:
     """Return whether a model is a file. If not, it is a reference to a function."""
     return model.lower().endswith(_SUFFIXES)
+
+
+def _as_names(value: object) -> object:
+    """Convert a text with commas, or a list of such texts, to names."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple):
+        return value
+    return tuple(name.strip() for text in texts if text for name in str(text).split(","))
 
 
 class ModelOptions(Options):
@@ -56,7 +64,7 @@ class ModelOptions(Options):
         title="Device",
         description="Device that runs the model: auto, cpu, cuda or cuda:1.",
     )
-    classes: Annotated[tuple[str, ...], BeforeValidator(as_names)] = Field(
+    classes: Annotated[tuple[str, ...], BeforeValidator(_as_names)] = Field(
         default=(),
         title="Classes",
         description="Names of the model's outputs, separated by commas. The rows then have the "

@@ -39,6 +39,8 @@ def make_confinement(options: ConfinementOptions) -> Confinement | None:
             raise OptionError(f"{name} needs --confine. Add it, or drop {name}.")
     if not (options.confine or required):
         return None
+    paths = options.allow_write.split(",")
     return Confinement(
-        writable=tuple(map(absolute, options.allow_write)), network=options.allow_network
+        writable=tuple(absolute(path.strip()) for path in paths if path.strip()),
+        network=options.allow_network,
     )

@@ -2,8 +2,8 @@
 
     python orphan_watcher.py PID NAME=VALUE
 
-It kills each process whose environment has this variable. It ends without killing when its standard
-input is closed. Each shard starts this file as a script, so it imports as little as possible.
+It kills each process whose environment has this variable. It ends without killing when it reads a
+byte from its standard input. Each shard starts this file as a script, so it imports as little as possible.
 """
 
 import os
@@ -13,12 +13,14 @@ import sys
 
 
 def wait_for_death(pid: int) -> bool:
-    """Wait for the end of a process or of standard input. Return True if the process ended."""
+    """Wait for the end of a process, or for a byte. Return True if the process ended."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
-    return process in select.select([process, sys.stdin], [], [])[0]
+    ready, _, _ = select.select([process, sys.stdin.fileno()], [], [])
+    # The kernel closes the files of a killed process before it reports its end.
+    return process in ready or not os.read(sys.stdin.fileno(), 1)
 
 
 def kill_marked(mark: bytes) -> None:

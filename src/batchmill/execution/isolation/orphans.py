@@ -39,4 +39,4 @@ def ending_orphans() -> Iterator[None]:
         yield
     finally:
         os.environ.pop(_VARIABLE, None)
-        watcher.communicate()  # Closes the standard input of the watcher, which ends it.
+        watcher.communicate(b".")  # Ends the watcher.
