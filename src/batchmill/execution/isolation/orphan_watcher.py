@@ -3,7 +3,8 @@
     python orphan_watcher.py PID NAME=VALUE
 
 It kills each process whose environment has this variable. It ends without killing when it reads a
-byte from its standard input. Each shard starts this file as a script, so it imports as little as possible.
+byte from its standard input. Each shard starts this file as a script, so it imports as little as
+possible.
 """
 
 import os
