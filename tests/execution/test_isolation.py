@@ -21,11 +21,12 @@ from poison import FILE_POISONS, HOARD_BYTES, POISONS, kind_of
 
 from batchmill.errors import WorkerError
 from batchmill.execution.isolation import IsolatedExecutor, Limits, RetryPolicy, Stop
+from batchmill.execution.isolation.guarded_inputs import SKIPPED, GuardedInputs
 from batchmill.execution.isolation.memory import Headroom, resident_bytes
 from batchmill.execution.isolation.private_api import LoaderIterator
 from batchmill.execution.isolation.processes import descendants
 from batchmill.execution.isolation.shared_flags import DrainFlag, StopIndex
-from batchmill.execution.isolation.worker import SKIPPED, GuardedInputs, begin_worker
+from batchmill.execution.isolation.worker import begin_worker
 from batchmill.execution.isolation.worker_channel import WorkerChannel
 from batchmill.failure_policy import FailurePolicy
 from batchmill.outcome import Outcome
@@ -547,7 +548,7 @@ def test_a_worker_checks_the_drain_flag_again_before_it_begins_an_input(monkeypa
             return self.checks > 1
 
     channel, begun = WorkerChannel(), []
-    worker = "batchmill.execution.isolation.worker._worker"
+    worker = "batchmill.execution.isolation.worker.this_worker"
     monkeypatch.setattr(f"{worker}.channel", channel, raising=False)
     monkeypatch.setattr(f"{worker}.exit_broken", lambda: None)
     inputs = GuardedInputs(run=begun.append, drain=LateDrain(), stop_index=StopIndex(1))

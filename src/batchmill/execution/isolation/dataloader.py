@@ -11,12 +11,12 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from batchmill.execution.isolation.guarded_inputs import GuardedInputs
 from batchmill.execution.isolation.private_api import (
     LoaderIterator,
     WorkerDiedError,
     without_torch_sigchld_handler,
 )
-from batchmill.execution.isolation.worker import GuardedInputs
 from batchmill.execution.isolation.worker_channel import WorkerChannel
 
 __all__ = ["LoaderIterator", "WorkerDiedError", "iterating", "keep_batch", "wait_until_idle"]

@@ -20,13 +20,14 @@ from batchmill.execution.isolation.dataloader import (
     keep_batch,
     wait_until_idle,
 )
+from batchmill.execution.isolation.guarded_inputs import Collate, GuardedInputs
 from batchmill.execution.isolation.input_queue import InputQueue, LoaderPass
 from batchmill.execution.isolation.memory import kernel_oom_kills
 from batchmill.execution.isolation.processes import kill_tree
 from batchmill.execution.isolation.shared_flags import DrainFlag, StartBarrier, StopIndex
 from batchmill.execution.isolation.stop import Stop
 from batchmill.execution.isolation.watchdog import BatchMonitor, Limits, Watchdog
-from batchmill.execution.isolation.worker import Collate, GuardedInputs, begin_worker
+from batchmill.execution.isolation.worker import begin_worker
 from batchmill.execution.isolation.worker_channel import WorkerChannel
 from batchmill.execution.isolation.worker_exit import WorkerExit, exit_of
 from batchmill.outcome import Outcome
