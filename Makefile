@@ -65,16 +65,15 @@ test: setup ## Run all tests except the system tests; needs only Python and pip
 test-fast: setup ## Run the fast tests, which start no server and no command
 	$(BIN)/python -m pytest -m 'not end_to_end and not slow and not system' -n $(WORKERS) --dist worksteal
 
-# The tests run in one process. Ray Client picks ports from 23000 up and binds them seconds later: two
-# clusters would pick the same ports, and a driver could reach the nodes of the other cluster.
+# tests/conftest.py groups the tests: one process runs all tests with Ray clusters.
 test-system: setup ## Run the tests that need root, Chromium, Postgres or network namespaces
 	$(BIN)/python tests/support/system_packages.py
-	$(BIN)/python -m pytest -m system
+	$(BIN)/python -m pytest -m system -n 2 --dist loadgroup
 
 test-all: setup ## Run all tests in their long versions, for hours; needs the packages of test-system
 	$(BIN)/python tests/support/system_packages.py
 	$(BIN)/python -m pytest -m 'not system' -n $(WORKERS) --dist worksteal --long
-	$(BIN)/python -m pytest -m system --long
+	$(BIN)/python -m pytest -m system -n 2 --dist loadgroup --long
 
 system-packages: ## Install the Debian packages for test-system; needs root
 	apt-get install -y --no-install-recommends $(shell $(PYTHON) tests/support/system_packages.py --names)

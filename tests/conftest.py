@@ -18,10 +18,11 @@ from live import (
     end_shared_servers,
     make_home,
     prefect_server_in,
-    shared_prefect_server,
+    shared_server,
     shell_in,
+    start_prefect_server,
 )
-from object_store import forget_connections, make_bucket, s3_server
+from object_store import forget_connections, make_bucket, s3_environment, start_s3_server
 
 # Fixtures that start servers or run the installed command.
 SERVICES = {"prefect_server", "s3", "shell", "bare_shell"}
@@ -63,12 +64,17 @@ def pytest_unconfigure(config):
     shutil.rmtree(config.own_folder, ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # Before xdist reads the groups.
 def pytest_collection_modifyitems(config, items):
     """Mark tests by folder and fixtures; deselect the long versions unless `--long` is given."""
     here = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(here / "system"):
             item.add_marker("system")
+            # Ray Client picks ports from 23000 up and binds them seconds later. Two clusters at
+            # once would pick the same ports, and a driver could reach nodes of the other cluster.
+            clusters = "cluster" in item.path.relative_to(here).as_posix()
+            item.add_marker(pytest.mark.xdist_group("clusters" if clusters else item.path.stem))
         is_outside = item.path.is_relative_to(here / "end_to_end")
         if is_outside or SERVICES & set(getattr(item, "fixturenames", ())):
             item.add_marker("end_to_end")
@@ -121,17 +127,29 @@ def prefect_server(tmp_path_factory, request):
     processes, so each process has its own server.
     """
     if not request.config.getoption("--long"):
-        yield shared_prefect_server()
+        yield shared_server("prefect-server", start_prefect_server)
         return
     with prefect_server_in(tmp_path_factory.mktemp("server-home")) as url:
         yield url
 
 
+@pytest.fixture(scope="module")
+def own_prefect_server(tmp_path_factory, request):
+    """Yield the URL of a server only for this module, whose names would disturb other modules.
+
+    Without the long versions, no other module uses these names, and the server is shared.
+    """
+    if not request.config.getoption("--long"):
+        yield shared_server("prefect-server", start_prefect_server)
+        return
+    with prefect_server_in(tmp_path_factory.mktemp("own-server")) as url:
+        yield url
+
+
 @pytest.fixture(scope="session")
-def s3(tmp_path_factory):
-    """Run an S3 server; yield the environment variables that select it."""
-    with s3_server(tmp_path_factory.mktemp("s3") / "log") as environment:
-        yield environment
+def s3():
+    """Return the environment variables of an S3 server that all processes of a test run share."""
+    return s3_environment(shared_server("s3-server", start_s3_server))
 
 
 @pytest.fixture

@@ -23,10 +23,9 @@ MIN_AGE = 3
 
 
 @pytest.fixture(scope="module")
-def prefect_server(tmp_path_factory):
+def prefect_server(own_prefect_server):
     """A server only for these tests, because other workers must not run their deployments."""
-    with prefect_server_in(tmp_path_factory.mktemp("arrivals-server")) as url:
-        yield url
+    return own_prefect_server
 
 
 @pytest.fixture(scope="module")

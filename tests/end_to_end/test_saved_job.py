@@ -7,7 +7,7 @@ import uuid
 
 import fsspec
 import pytest
-from live import ROOT, clean_environment, flow_run_of, prefect_server_in, shell_in
+from live import ROOT, clean_environment, flow_run_of, shell_in
 from object_store import SECRET, forget_connections, make_bucket, upload
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -37,10 +37,9 @@ def contents_of(bucket, s3):
 
 
 @pytest.fixture(scope="module")
-def prefect_server(tmp_path_factory):
+def prefect_server(own_prefect_server):
     """A server only for these tests, because the names of blocks are unique on a server."""
-    with prefect_server_in(tmp_path_factory.mktemp("server-home")) as url:
-        yield url
+    return own_prefect_server
 
 
 @pytest.fixture(scope="module")

@@ -220,18 +220,19 @@ def prefect_server_in(home, host="127.0.0.1", port=None, environment=None):
         yield url
 
 
-def shared_prefect_server():
-    """Return the URL of the server that all processes of this test run share.
+def shared_server(name, start):
+    """Return the URL of a server that all processes of this test run share.
 
-    The first caller starts the server; `end_shared_servers` ends it.
+    The first caller starts it: `start(folder)` returns its process and its URL.
+    `end_shared_servers` ends it.
     """
 
-    def start(folder):
-        # The home cannot be in `folder`, which is renamed when the server runs.
-        process, url = start_prefect_server(Path(os.environ[RUN_FOLDER]) / "server-home")
+    def start_once(folder):
+        # The server's files cannot be in `folder`, which is renamed when the server runs.
+        process, url = start(Path(os.environ[RUN_FOLDER]) / f"{name}-files")
         (folder / _SERVER).write_text(json.dumps({"pid": process.pid, "url": url}))
 
-    return json.loads((made_once("prefect-server", start) / _SERVER).read_text())["url"]
+    return json.loads((made_once(name, start_once) / _SERVER).read_text())["url"]
 
 
 def end_shared_servers(run_folder):

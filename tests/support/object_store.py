@@ -1,31 +1,34 @@
 """An S3 server for tests: moto's server on this machine, which stores all data in memory."""
 
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
-from live import free_ports, running_server
+from live import free_ports, start_server
 
 SECRET = "open-sesame-0123456789"
 
 
-@contextmanager
-def s3_server(log):
-    """Run a server on a free port; yield the environment variables that select it."""
+def start_s3_server(folder):
+    """Start a server on a free port, with its log in the folder; return its process and its URL."""
+    folder.mkdir()
     (port,) = free_ports()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, str(Path(__file__).parent / "s3_service.py"), str(port)]
-    with running_server(command, f"{url}/moto-api/data.json", log):
-        yield {
-            "AWS_ENDPOINT_URL": url,
-            "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "NO_PROXY": "127.0.0.1",
-            "no_proxy": "127.0.0.1",
-        }
+    return start_server(command, f"{url}/moto-api/data.json", folder / "log"), url
+
+
+def s3_environment(url):
+    """Return the environment variables that select the server at this URL."""
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    }
 
 
 def make_bucket(name):
