@@ -40,6 +40,13 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+def _as_list(value: object) -> object:
+    """Convert a list of names or paths to a text with commas."""
+    if isinstance(value, list | tuple):
+        return ",".join(str(_as_text(item)) for item in value)
+    return _as_text(value)
+
+
 def _as_shares(value: object) -> object:
     """Convert shares in a mapping, for example {"train": 0.8, "test": 0.2}, to text."""
     if isinstance(value, Mapping):
@@ -48,6 +55,8 @@ def _as_shares(value: object) -> object:
 
 
 Text = Annotated[str, BeforeValidator(_as_text)]
+# A list as one text with commas. Prefect's form shows a list as separate fields.
+CommaSeparated = Annotated[str, BeforeValidator(_as_list)]
 
 
 def _for_forms(schema: dict[str, Any]) -> None:
@@ -200,13 +209,6 @@ class ExecutionOptions(Options):
     )
 
 
-def _as_list(value: object) -> object:
-    """Convert a list of paths to a text with commas."""
-    if isinstance(value, list | tuple):
-        return ",".join(map(os.fspath, value))
-    return _as_text(value)
-
-
 class ConfinementOptions(Options):
     """Options that confine the step to a few folders."""
 
@@ -216,8 +218,7 @@ class ConfinementOptions(Options):
         description="The step may change files only in its output folder and in a temporary "
         "folder, and may not open TCP connections. Needs Linux 6.7 or newer.",
     )
-    # Prefect's form cannot send an empty list.
-    allow_write: Annotated[str, BeforeValidator(_as_list)] = Field(
+    allow_write: CommaSeparated = Field(
         default="",
         title="Folders that the step may change",
         description="Further folders or files that a confined step may change, separated by "

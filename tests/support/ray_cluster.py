@@ -62,8 +62,9 @@ class Network:
 @contextmanager
 def network():
     name = f"b{uuid.uuid4().hex[:6]}"
-    # Concurrent test runs need different networks.
-    prefix = f"10.{random.randint(200, 249)}.{random.randint(1, 254)}"
+    # Processes of a test run share the seed of `random`, but need different networks.
+    chance = random.SystemRandom()
+    prefix = f"10.{chance.randint(200, 249)}.{chance.randint(1, 254)}"
     made = Network(name, prefix)
     ip("link", "add", name, "type", "bridge")
     try:

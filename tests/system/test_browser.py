@@ -100,7 +100,9 @@ def fields_of(schema):
             yield label, described
 
 
-@pytest.mark.parametrize("deployment", ["preprocess/manual", "verify-dataset/manual"])
+@pytest.mark.parametrize(
+    "deployment", ["preprocess/manual", "infer/manual", "verify-dataset/manual"]
+)
 def test_the_form_has_a_field_for_each_parameter(ui, api, deployment):
     schema = api(f"/deployments/name/{deployment}")["parameter_openapi_schema"]
     fields = dict(fields_of(schema))

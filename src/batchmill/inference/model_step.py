@@ -2,12 +2,12 @@
 
 import os
 import zipfile
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from batchmill.errors import OptionError
-from batchmill.options import Options, Text
+from batchmill.options import CommaSeparated, Options, Text
 from batchmill.storage import is_url
 
 # The usual suffixes of files that torch.export and torch.jit save.
@@ -28,14 +28,6 @@ class Inference(NamedTuple):
 def is_model_file(model: str) -> bool:
     """Return whether a model is a file. If not, it is a reference to a function."""
     return model.lower().endswith(_SUFFIXES)
-
-
-def _as_names(value: object) -> object:
-    """Convert a text with commas, or a list of such texts, to names."""
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list | tuple):
-        return value
-    return tuple(name.strip() for text in texts if text for name in str(text).split(","))
 
 
 class ModelOptions(Options):
@@ -64,8 +56,8 @@ class ModelOptions(Options):
         title="Device",
         description="Device that runs the model: auto, cpu, cuda or cuda:1.",
     )
-    classes: Annotated[tuple[str, ...], BeforeValidator(_as_names)] = Field(
-        default=(),
+    classes: CommaSeparated = Field(
+        default="",
         title="Classes",
         description="Names of the model's outputs, separated by commas. The rows then have the "
         "columns predicted and probability.",
@@ -78,12 +70,16 @@ class ModelOptions(Options):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not all(self.classes) or len(set(self.classes)) < len(self.classes):
-            listed = ",".join(self.classes)
+        names = _names_in(self.classes)
+        if not all(names) or len(set(names)) < len(names):
             raise OptionError(
-                f"--classes {listed}: a name is empty or listed twice. Name each class once."
+                f"--classes {self.classes}: a name is empty or listed twice. Name each class once."
             )
         return self
+
+
+def _names_in(classes: str) -> list[str]:
+    return [name.strip() for name in classes.split(",")] if classes else []
 
 
 def make_inference(model: str, options: ModelOptions) -> Inference:
@@ -110,7 +106,7 @@ def make_inference(model: str, options: ModelOptions) -> Inference:
         "load": options.load,
         "collate": options.collate,
         "device": options.device,
-        "classes": list(options.classes),
+        "classes": _names_in(options.classes),
     }
     step = _STEPS[options.predictions]
     return Inference(step, {name: value for name, value in given.items() if value})
