@@ -13,6 +13,8 @@ import psutil
 from live import serving
 
 _CHUNK = 65_536
+# The start of the answer when SQLite is locked.
+_BUSY = b"HTTP/1.1 503 "
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}")
 
 
@@ -35,11 +37,16 @@ class CountedApi:
         with self._lock:
             self._calls[call] += 1
 
+    def forget(self, call):
+        """Do not count a call that the server was too busy to answer. The client repeats it."""
+        with self._lock:
+            self._calls[call] -= 1
+
     def take(self):
         """Return the number of each call since the last `take`."""
         with self._lock:
             calls, self._calls = self._calls, Counter()
-        return calls
+        return +calls
 
 
 @contextmanager
@@ -57,7 +64,7 @@ def counted_api(api_url):
                 suppress(OSError),  # A killed client closes no connection.
                 socket.create_connection((target.hostname, target.port)) as server,
             ):
-                answers = threading.Thread(target=_pass_on, args=(server, self.connection))
+                answers = threading.Thread(target=self._pass_answers_on, args=(server,))
                 answers.start()
                 try:
                     while self._pass_request_on(server):
@@ -77,7 +84,8 @@ def counted_api(api_url):
             method, path, _ = head[0].decode().split()
             headers = dict(line.decode().lower().split(":", 1) for line in head[1:])
             route = _ID.sub("ID", urlsplit(path).path.removeprefix(target.path))
-            counted.note(Call(self.caller, f"{method} {route}"))
+            self.call = Call(self.caller, f"{method} {route}")
+            counted.note(self.call)
             if "transfer-encoding" in headers:
                 raise ValueError(f"{method} {path}: the request has no content-length")
             body = self.rfile.read(int(headers.get("content-length", 0)))
@@ -87,6 +95,14 @@ def counted_api(api_url):
             while data := self.rfile.read1(_CHUNK):  # A web socket counts as one call.
                 server.sendall(data)
             return False
+
+        def _pass_answers_on(self, server):
+            with suppress(OSError):
+                while data := server.recv(_CHUNK):
+                    if data.startswith(_BUSY):
+                        counted.forget(self.call)
+                    self.connection.sendall(data)
+                self.connection.shutdown(socket.SHUT_WR)
 
     proxy = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Connection)
     counted = CountedApi(f"http://127.0.0.1:{proxy.server_address[1]}{target.path}")
@@ -101,10 +117,3 @@ def is_ray_worker(port):
             with suppress(psutil.Error):
                 return any("ray::" in part for part in psutil.Process(found.pid).cmdline())
     return False
-
-
-def _pass_on(source, target):
-    with suppress(OSError):
-        while data := source.recv(_CHUNK):
-            target.sendall(data)
-        target.shutdown(socket.SHUT_WR)
