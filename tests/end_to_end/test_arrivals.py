@@ -12,10 +12,7 @@ from batchmill.flows.resources import resource_id
 from deployment import deploy, has_ended, worker_of
 from live import ROOT, ask, clean_environment, free_ports, prefect_server_in, shell_in, wait_for
 from object_store import upload
-from prefect.settings import PREFECT_API_URL, temporary_settings
 from watcher import Watcher
-
-from batchmill.cli.main import main
 
 ON_ARRIVAL = "preprocess/on-arrival"
 LETTERS = {"step": "batchmill.steps.words:split", "params": {"num_chars": 1, "overlap": 0}}
@@ -231,24 +228,3 @@ def test_the_documented_request_starts_a_run(arrivals, shell, work):
     assert done.returncode == 0, done.stderr
     arrivals.completed(1)
     assert arrivals.letters() == {"a.txt": "a"}
-
-
-@pytest.mark.usefixtures("deployments")
-def test_the_error_about_an_unknown_deployment_lists_the_existing_ones(
-    prefect_server, work, monkeypatch, capsys
-):
-    monkeypatch.chdir(work)
-    for arguments, expected in [
-        ((".", "--deployment", "preprocess/nosuch"), ON_ARRIVAL),
-        ((".", "--deployment", "nosuch"), ON_ARRIVAL),
-        (("nosuch", "--deployment", ON_ARRIVAL), "no such folder"),
-    ]:
-        with (
-            temporary_settings({PREFECT_API_URL: prefect_server}),
-            pytest.raises(SystemExit) as ended,
-        ):
-            main(["watch", *arguments])
-        out, err = capsys.readouterr()
-        assert (ended.value.code, out) == (2, "")
-        assert expected in " ".join(err.split())
-        assert "Traceback" not in err

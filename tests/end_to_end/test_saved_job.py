@@ -9,9 +9,6 @@ import fsspec
 import pytest
 from live import ROOT, clean_environment, flow_run_of, shell_in
 from object_store import SECRET, forget_connections, make_bucket, upload
-from prefect.settings import PREFECT_API_URL, temporary_settings
-
-from batchmill.cli.main import main
 
 PAGE = (ROOT / "docs" / "how-to" / "saved-blocks.md").read_text()
 OTHERS = """
@@ -144,37 +141,3 @@ def test_a_relative_output_is_in_the_store(shell, saved, bucket, words, is_long)
     done = shell.batchmill("run", words, *step, "-o", f"{bucket}/other")
     assert done.returncode == 2
     assert f"batchmill: {bucket}" in done.stderr
-
-
-MISTAKES = [
-    (["--job", "none-such"], "--job block:none-such: there is no saved block of this name"),
-    (["--job", "clips", "--batch-size", "3"], "--job clips: the saved job contains all options"),
-    (["--job", "clips", "--max-failures", "0"], "--job clips: the saved job contains all options"),
-    (["--job", "lab/lab"], "--job block:lab/lab: there is no saved block of this name"),
-    (["--job", "batchmill-dataset-store/lab"], "is not a block of type batchmill-saved-job."),
-    (["words", "--job", "clips"], "--job clips: the saved job contains all options"),
-    (["words", "--step", "a:b", "-o", "x", "--store", "lab"], "--store: 'lab' is not a dataset s"),
-    (["words", "--step", "a:b", "-o", "x", "--store", "block:no/no"], "--store block:no/no: "),
-    (["words", "--step", "a:b", "-o", "../x", "--store", "block:lab"], "has '..' in it."),
-    (
-        [],
-        "missing: MANIFEST, --step, --output. Give MANIFEST, --step and --output, or a saved job",
-    ),
-]
-
-
-@pytest.mark.usefixtures("saved")
-def test_mistakes_are_reported_before_the_run(prefect_server, work, monkeypatch, capsys):
-    monkeypatch.chdir(work)
-    monkeypatch.setenv("PREFECT_API_URL", prefect_server)
-    for arguments, expected in MISTAKES:
-        with (
-            temporary_settings({PREFECT_API_URL: prefect_server}),
-            pytest.raises(SystemExit) as ended,
-        ):
-            main(["run", *arguments])
-        out, err = capsys.readouterr()
-        assert (ended.value.code, out) == (2, "")
-        assert expected in " ".join(err.split())
-        assert "Traceback" not in err
-        assert list(work.iterdir()) == []

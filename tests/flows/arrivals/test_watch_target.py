@@ -10,6 +10,7 @@ from live import ask
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchmill import BatchmillError
+from batchmill.cli.main import main
 
 SECRET = "open-sesame"
 
@@ -20,18 +21,19 @@ def api(prefect_server):
         yield partial(ask, prefect_server)
 
 
+def make_deployment(api, **parameters):
+    """Create a deployment with these parameters; return its name."""
+    flow = api("/flows/", {"name": "preprocess"})["id"]
+    name = f"watched-{uuid4().hex}"
+    made = {"name": name, "flow_id": flow, "parameters": parameters}
+    api("/deployments/", made | {"enforce_parameter_schema": False})
+    return f"preprocess/{name}"
+
+
 @pytest.fixture
 def watch(api, tmp_path):
     """Returns a function that creates a deployment and checks it for watching."""
-
-    def watch(**parameters):
-        flow = api("/flows/", {"name": "preprocess"})["id"]
-        name = f"watched-{uuid4().hex}"
-        made = {"name": name, "flow_id": flow, "parameters": parameters}
-        api("/deployments/", made | {"enforce_parameter_schema": False})
-        return watched(str(tmp_path), deployment=f"preprocess/{name}")
-
-    return watch
+    return lambda **given: watched(str(tmp_path), deployment=make_deployment(api, **given))
 
 
 def saved(block):
@@ -85,3 +87,21 @@ def test_the_error_about_an_invalid_block_contains_no_secrets(watch, unfit, tmp_
     assert error.value.__suppress_context__
     with pytest.raises(BatchmillError, match="its job is not a saved job"):
         watch(job=saved(DatasetStore(url=str(tmp_path))))
+
+
+def test_the_error_about_an_unknown_deployment_lists_the_existing_ones(
+    api, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    existing = make_deployment(api, output="ds")
+    for arguments, expected in [
+        ((".", "--deployment", "preprocess/nosuch"), existing),
+        ((".", "--deployment", "nosuch"), existing),
+        (("nosuch", "--deployment", existing), "no such folder"),
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            main(["watch", *arguments])
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out) == (2, "")
+        assert expected in " ".join(err.split())
+        assert "Traceback" not in err
