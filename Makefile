@@ -65,7 +65,7 @@ test: setup ## Run all tests except the system tests; needs only Python and pip
 test-fast: setup ## Run the fast tests, which start no server and no command
 	$(BIN)/python -m pytest -m 'not end_to_end and not slow and not system' -n $(WORKERS) --dist worksteal
 
-# tests/conftest.py groups the tests: one process runs all tests with Ray clusters.
+# tests/conftest.py groups the tests, by file or for one Ray cluster.
 test-system: setup ## Run the tests that need root, Chromium, Postgres or network namespaces
 	$(BIN)/python tests/support/system_packages.py
 	$(BIN)/python -m pytest -m system -n 2 --dist loadgroup

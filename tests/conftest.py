@@ -71,10 +71,9 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.path.is_relative_to(here / "system"):
             item.add_marker("system")
-            # Ray Client picks ports from 23000 up and binds them seconds later. Two clusters at
-            # once would pick the same ports, and a driver could reach nodes of the other cluster.
-            clusters = "cluster" in item.path.relative_to(here).as_posix()
-            item.add_marker(pytest.mark.xdist_group("clusters" if clusters else item.path.stem))
+            # The tests with Ray clusters share one cluster, so they run in one process.
+            is_cluster = item.path.is_relative_to(here / "system" / "cluster")
+            item.add_marker(pytest.mark.xdist_group("cluster" if is_cluster else item.path.stem))
         is_outside = item.path.is_relative_to(here / "end_to_end")
         if is_outside or SERVICES & set(getattr(item, "fixturenames", ())):
             item.add_marker("end_to_end")

@@ -39,8 +39,9 @@ def test_recordings_in_a_bucket_become_clips_in_a_bucket(shell, api, s3, bucket,
     assert "Could not connect" in closed.stderr
     assert "Traceback" not in closed.stderr
     run, tasks = flow_run_of(api, f"{bucket}/clips")
-    logs = api("/logs/filter", {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200})
-    artifacts = api("/artifacts/filter", {"limit": 200})
+    of_run = {"flow_run_id": {"any_": [run["id"]]}}
+    logs = api("/logs/filter", {"logs": of_run, "limit": 200})
+    artifacts = api("/artifacts/filter", {"artifacts": of_run})
     shown = [done.stdout, done.stderr, closed.stdout, closed.stderr]
     kept = json.dumps([run, tasks, logs, artifacts])
     files = fsspec.filesystem("s3", use_listings_cache=False)

@@ -11,6 +11,7 @@ from live import ROOT, clean_environment, flow_run_of, shell_in
 from object_store import SECRET, forget_connections, make_bucket, upload
 
 PAGE = (ROOT / "docs" / "how-to" / "saved-blocks.md").read_text()
+OURS = ["clips", "gpus", "lab"]
 OTHERS = """
 import json, os
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
@@ -86,11 +87,12 @@ def test_a_saved_job_runs_and_its_secrets_stay_secret(shell, bucket, s3, api, tm
     assert (again, summary["executed"]) == (0, 0)
     flow_run, tasks = flow_run_of(api, f"{bucket}/datasets/clips")
     assert flow_run["state"]["type"] == "COMPLETED"
-    logs = api("/logs/filter", {"limit": 200})
-    blocks = api("/block_documents/filter", {"limit": 200})
+    of_run = {"flow_run_id": {"any_": [flow_run["id"]]}}
+    logs = api("/logs/filter", {"logs": of_run, "limit": 200})
+    blocks = api("/block_documents/filter", {"block_documents": {"name": {"any_": OURS}}})
     # Prefect stores the settings of its own RemoteFileSystem as plain text.
     ours = [block for block in blocks if block["block_type"]["slug"].startswith("batchmill-")]
-    assert {block["name"] for block in ours} == {"lab", "gpus", "clips"}
+    assert sorted(block["name"] for block in ours) == OURS
     on_server = json.dumps([flow_run, tasks, logs, ours])
     assert SECRET not in on_server
     assert f"{bucket}/datasets/clips" in on_server

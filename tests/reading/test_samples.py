@@ -230,6 +230,19 @@ def test_without_output_files_the_inputs_are_opened(words, tmp_path):
         open_dataset(tmp_path / "out")
 
 
+def test_a_missing_file_is_reported_for_any_loader(tmp_path):
+    folder = publish_rows(tmp_path / "d", texts(1))
+    datasets = [open_dataset(folder, load=load) for load in ("text", Path.read_text)]
+    (folder / "files" / "0.txt").unlink()
+    for dataset in datasets:
+        with pytest.raises(StoreError, match=r"files/0\.txt: is missing"):
+            dataset[0]
+    (folder / "files" / "0.txt").write_text("")
+    broken = open_dataset(folder, load=lambda _: Path("/nowhere").read_text())
+    with pytest.raises(FileNotFoundError, match="/nowhere"):
+        broken[0]
+
+
 def test_the_allowlist_applies_to_inputs(words, tmp_path, monkeypatch):
     run_job(words / "manifest.csv", "batchmill.steps.words:split", tmp_path / "out")
     monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", str(tmp_path / "elsewhere"))

@@ -65,7 +65,7 @@ def open_by_suffix(path: Path) -> Any:
 def open_place(place: str, load: Load, *, is_input: bool) -> Any:
     """Open a file by its path or URL. A remote file is fetched first.
 
-    Errors of a user's `load` function are not changed.
+    Errors of a user's `load` function are not changed, unless the file is missing.
 
     Args:
         place: The path or URL.
@@ -96,9 +96,11 @@ def _opened(path: Path, place: str, load: Load) -> Any:
     except BatchmillError:
         raise
     except Exception as error:
-        if load is not open_by_suffix and load not in _KINDS.values():
+        is_missing = isinstance(error, FileNotFoundError) and not path.exists()
+        is_ours = load is open_by_suffix or load in _KINDS.values()
+        if not (is_ours or is_missing):
             raise
-        what = "is missing" if isinstance(error, FileNotFoundError) else "cannot be opened"
+        what = "is missing" if is_missing else "cannot be opened"
         reason = str(error).strip().partition("\n")[0]
         raise StoreError(
             place,
