@@ -52,11 +52,16 @@ class Ui:
         self.page.get_by_role("button", name="Submit").click()
 
     def start_run(self):
-        """Submit the form and open the page of the new run; return the run's id."""
+        """Submit the form and open the page of the new run; return the run's id.
+
+        If SQLite is locked, the server answers 503 and the form remains. Then submit it again.
+        """
+        status = 503
+        while status == 503:
+            with self.page.expect_response("**/create_flow_run") as response:
+                self.submit()
+            status = response.value.status
         # The message with the link may have disappeared already on a slow machine.
-        patience = PATIENCE_SECONDS * 1000
-        with self.page.expect_response("**/create_flow_run", timeout=patience) as response:
-            self.submit()
         run = response.value.json()["id"]
         self.open(f"/runs/flow-run/{run}")
         # The tab shows the previous page, with the states of other runs, until this tab exists.
@@ -100,7 +105,12 @@ def ui_of(api_url, folder):
             lambda address: not address.startswith((url, "data:", "blob:")),
             lambda route: route.abort(),
         )
+        # If the test fails, pytest shows these lines.
+        page.on("response", lambda one: one.ok or print(one.status, one.request.method, one.url))
+        page.on("pageerror", lambda error: print("error in the page:", error))
         try:
             yield Ui(page, url, pictures)
         finally:
+            # If the test has failed, this shows why.
+            page.screenshot(path=folder / "last.png", full_page=True)
             browser.close()
