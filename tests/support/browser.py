@@ -111,6 +111,6 @@ def ui_of(api_url, folder):
         try:
             yield Ui(page, url, pictures)
         finally:
-            # If the test has failed, this shows why.
             page.screenshot(path=folder / "last.png", full_page=True)
+            print(f"At the end, the page {page.url} had this text:", page.inner_text("body"))
             browser.close()
