@@ -20,7 +20,7 @@ PACKAGES = {
 
 
 def main():
-    """Return the exit code: 2 if a package is missing, or if the user is not root."""
+    """Return the exit code: 2 if the system tests cannot run here."""
     if "--names" in sys.argv:
         print(*PACKAGES)
         return 0
@@ -29,7 +29,12 @@ def main():
         print(f"Missing Debian packages: {', '.join(missing)}. Run: sudo make system-packages")
     if os.geteuid() != 0:
         print("The cluster tests need root. Run: sudo make test-system")
-    return 2 if missing or os.geteuid() != 0 else 0
+    has_space = " " in sys.prefix
+    if has_space:
+        print(
+            f"Ray Client does not start from {sys.prefix}, because of the space. Move the folder."
+        )
+    return 2 if missing or os.geteuid() != 0 or has_space else 0
 
 
 if __name__ == "__main__":
