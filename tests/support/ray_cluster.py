@@ -4,6 +4,7 @@ A bridge connects the namespaces and the head. A node can be disconnected. Needs
 iproute2.
 """
 
+import ctypes
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import psutil
 from live import MARK, free_ports, processes_marked, wait_for
 
 _START_SECONDS = 120
+_NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 
 
 def ip(*arguments):
@@ -57,6 +59,20 @@ class Network:
 
     def cable(self, number):
         return f"{self.name}c{number}"
+
+
+@contextmanager
+def network_namespace():
+    """Move this thread to a new network namespace until the block ends; new processes follow."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    outside = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    assert libc.unshare(_NEW_NETWORK) == 0, os.strerror(ctypes.get_errno())
+    try:
+        ip("link", "set", "lo", "up")
+        yield
+    finally:
+        assert libc.setns(outside, 0) == 0, os.strerror(ctypes.get_errno())
+        os.close(outside)
 
 
 @contextmanager

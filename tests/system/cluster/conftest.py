@@ -1,31 +1,22 @@
 """A Ray cluster of several machines, and a Prefect server that all machines can reach."""
 
-import socket
 from functools import partial
 
 import pytest
 from gated import command, make_inputs
-from live import ask, clean_environment, prefect_server_in, shell_in, wait_for
-from ray_cluster import ray_cluster
+from live import ask, clean_environment, prefect_server_in, shell_in
+from ray_cluster import network_namespace, ray_cluster
 
 
 @pytest.fixture(scope="session", autouse=True)
-def turn():
-    """Wait until no other test run on this machine has Ray clusters.
+def own_network():
+    """Run the tests, servers and clusters in a network namespace of their own.
 
-    Ray Client picks ports from 23000 up and binds them seconds later. Two clusters at once would
-    pick the same ports, and a driver could reach the nodes of the other cluster.
+    A cluster adds and removes network interfaces. Chromium, which another process of the test run
+    uses, drops its connections at each change. Ray Client picks ports from 23000 up and binds them
+    seconds later, so the clusters of two test runs would disturb each other.
     """
-    with socket.socket(socket.AF_UNIX) as lock:
-
-        def is_free():
-            try:
-                lock.bind("\0batchmill-tests-with-clusters")  # The kernel frees the name.
-            except OSError:
-                return False
-            return True
-
-        wait_for(is_free, "the end of another test run with Ray clusters", 1800)
+    with network_namespace():
         yield
 
 
