@@ -6,7 +6,6 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from uuid import UUID
 
-import batchmill.flows.services.forks  # noqa: F401
 import httpx
 from batchmill.flows.services.embedded_server import embedded_server
 from batchmill.tasks.logs import send_logs

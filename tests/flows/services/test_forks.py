@@ -3,7 +3,6 @@
 import multiprocessing
 import threading
 
-import batchmill.flows.services.api  # noqa: F401  # It installs the fix for forks.
 import pytest
 from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, temporary_settings
