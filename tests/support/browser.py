@@ -10,6 +10,7 @@ from live import ask, clean_environment
 from playwright.sync_api import sync_playwright
 
 PATIENCE_SECONDS = 240
+_SUBMITS = 10
 
 
 class Ui:
@@ -56,11 +57,11 @@ class Ui:
 
         If SQLite is locked, the server answers 503 and the form remains. Then submit it again.
         """
-        status = 503
-        while status == 503:
+        for _ in range(_SUBMITS):
             with self.page.expect_response("**/create_flow_run") as response:
                 self.submit()
-            status = response.value.status
+            if response.value.status != 503:
+                break
         # The message with the link may have disappeared already on a slow machine.
         run = response.value.json()["id"]
         self.open(f"/runs/flow-run/{run}")

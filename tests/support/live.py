@@ -267,13 +267,6 @@ def start_prefect_server(home, host="127.0.0.1", port=None, environment=None):
 
 
 @contextmanager
-def running_server(command, health_url, log, environment=None):
-    """Start a server, wait until it responds, and end it when the block ends."""
-    with ended(start_server(command, health_url, log, environment)) as server:
-        yield server
-
-
-@contextmanager
 def ended(process):
     """End a process when the block ends."""
     try:
