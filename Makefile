@@ -15,7 +15,7 @@ FILES := $(shell find src flows tasks blocks \( -name '*.py' -o -name '*.html' \
 INSTALLED := $(VENV)/.installed-$(FILES)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster test test-fast test-system test-all system-packages \
+.PHONY: help setup demo demo-cluster test test-fast test-system test-long test-all system-packages \
 	soak release-check check lint format types bench bench-full docs clean
 
 help: ## List the targets
@@ -70,6 +70,13 @@ test-system: setup ## Run the tests that need root, Chromium, Postgres or networ
 	$(BIN)/python tests/support/system_packages.py
 	$(BIN)/python -m pytest -m system -n 2 --dist loadgroup
 
+# All parts together are what --long adds, except the tests marked `soak`, which take an hour each.
+PART ?= 1/1
+test-long: setup ## Run a part of what --long adds, such as PART=3/6; needs the packages of test-system
+	$(BIN)/python tests/support/system_packages.py
+	$(BIN)/python -m pytest -m 'not system' -n $(WORKERS) --dist worksteal --part $(PART)
+	$(BIN)/python -m pytest -m system -n 2 --dist loadgroup --part $(PART)
+
 test-all: setup ## Run all tests in their long versions, for hours; needs the packages of test-system
 	$(BIN)/python tests/support/system_packages.py
 	$(BIN)/python -m pytest -m 'not system' -n $(WORKERS) --dist worksteal --long
@@ -94,7 +101,7 @@ release-check: setup ## Build wheel and sdist in dist/, check both, run the demo
 
 soak: setup ## Kill a run's processes 300 times and compare the datasets; an hour
 	BATCHMILL_KILLS=300 $(BIN)/python -m pytest tests/end_to_end/test_kill_loop.py \
-		-k undisturbed -rP --long
+		-k do_not_change -rP --long
 
 check: lint types docs test ## Run lint, types, docs and test
 

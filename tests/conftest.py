@@ -44,13 +44,18 @@ def pytest_addoption(parser):
     parser.addoption(
         "--long", action="store_true", help="also run the long versions: all samples, all variants"
     )
+    parser.addoption(
+        "--part", metavar="K/N", help="run only part K of N of the tests that --long adds"
+    )
 
 
 def pytest_configure(config):
     """Use a temporary folder for Prefect's home, and for the files that torch compiles.
 
-    Otherwise Prefect in this process would use the user's home.
+    Otherwise Prefect in this process would use the user's home. A part implies `--long`.
     """
+    if config.option.part:
+        config.option.long = True
     config.own_folder = tempfile.mkdtemp(prefix="batchmill-tests-")
     # The worker processes of pytest-xdist inherit this variable.
     os.environ.setdefault(RUN_FOLDER, config.own_folder)
@@ -77,10 +82,37 @@ def pytest_collection_modifyitems(config, items):
         is_outside = item.path.is_relative_to(here / "end_to_end")
         if is_outside or SERVICES & set(getattr(item, "fixturenames", ())):
             item.add_marker("end_to_end")
-    if not config.getoption("--long"):
-        left_out = [item for item in items if item.get_closest_marker("long")]
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
-        config.hook.pytest_deselected(items=left_out)
+    if config.option.part:
+        kept = part_of_long(items, *parse_part(config.option.part))
+    elif config.option.long:
+        return
+    else:
+        kept = {item for item in items if not item.get_closest_marker("long")}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+def parse_part(text):
+    """Return the numbers K and N of a part K/N."""
+    number, slash, count = text.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise pytest.UsageError(f"--part {text}: expected K/N, for example 3/6.")
+    return int(number), int(count)
+
+
+def part_of_long(items, number, count):
+    """Return part `number` of `count` of the tests that have a long version.
+
+    The tests of a file are spread over all parts, so that the parts take about the same time. Tests
+    marked `soak` are in no part.
+    """
+    added = [
+        item
+        for item in items
+        if (item.get_closest_marker("long") or "is_long" in item.fixturenames)
+        and not item.get_closest_marker("soak")
+    ]
+    return set(sorted(added, key=lambda item: item.nodeid)[number - 1 :: count])
 
 
 @pytest.fixture(autouse=True)

@@ -198,7 +198,8 @@ def test_an_event_is_sent_again_when_the_server_is_back(bare_shell, work, tmp_pa
 def test_the_scheduled_flow_announces_new_files_in_a_bucket(
     deployments, shell, bucket, words, work
 ):
-    arrivals = Arrivals(deployments, shell, f"{bucket}/in", f"{bucket}/out", pattern="*.txt")
+    inputs = {"min_age": MIN_AGE, "pattern": "*.txt"}  # The folder also has a manifest.csv.
+    arrivals = Arrivals(deployments, shell, f"{bucket}/in", f"{bucket}/out", inputs=inputs)
     look = {"source": arrivals.source, "deployment": ON_ARRIVAL}
     assert deployments("watch-source/manual", **look)["message"] == "nothing new"
     upload(words, arrivals.source)

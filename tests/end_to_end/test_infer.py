@@ -70,7 +70,8 @@ def test_a_deployment_runs_a_model(shell, api, work):
     deployed = deploy(shell, api, work)
     place = {"manifest": str(work / "arrays"), "output": str(work / "out")}
     with worker_of(shell):
-        state = deployed("infer/manual", model="models:mean", predictions="files", **place)
+        options = {"predictions": "files"}
+        state = deployed("infer/manual", model="models:mean", model_options=options, **place)
         assert state["type"] == "COMPLETED", state
         refused = deployed("infer/manual", model="mean.pt2", **place)
     table = pd.read_parquet(work / "out" / "metadata.parquet")

@@ -14,6 +14,8 @@ from jobs import run_job
 
 from batchmill import LedgerError
 
+pytestmark = pytest.mark.soak
+
 INPUTS = 120
 # The number of kills in the long version, which also kills processes of Ray.
 MANY_KILLS = int(os.environ.get("BATCHMILL_KILLS", "40"))

@@ -12,6 +12,7 @@ from comparison import contents
 from jobs import job_of, run_job
 
 from batchmill import ManifestError, StoreError
+from batchmill.failure_policy import FailurePolicy
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import compact
 from batchmill.maintenance.verify import repair_differences, verify
@@ -308,6 +309,17 @@ def test_a_file_changed_after_planning_is_recorded_as_it_was_read(job):
     job.run(before=change)
     assert job.output("00005.txt").read_text() == "later"
     assert job.run() == 0
+
+
+def test_a_run_after_a_kill_that_only_removed_withdrawn_inputs(job):
+    job.run()
+    job.names.pop()
+    job.list()
+    with open_run(prepare(job.job())) as killed:  # It ends without a clean end, like a kill.
+        killed.divide_nothing(FailurePolicy())
+        killed.finalize(prune=True)
+    assert job.run() == 0
+    assert len(pd.read_parquet(job.dataset / "metadata.parquet")) == 19
 
 
 def test_verify_finds_missing_changed_and_unreferenced_files(job):

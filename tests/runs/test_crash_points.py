@@ -28,7 +28,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import compact
 from batchmill.storage import LocalStore, open_store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 STEP = """
 from pathlib import Path

@@ -117,5 +117,6 @@ class TestDatasets(Datasets.TestCase):
 
 
 @pytest.mark.long
+@pytest.mark.soak
 class TestManyDatasets(Datasets.TestCase):
     settings = settings(SETTINGS, max_examples=30, stateful_step_count=20)

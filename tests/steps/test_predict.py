@@ -195,6 +195,33 @@ def test_another_model_of_an_object_is_another_step(saved):
     assert PredictItems([], model="models:mean").version
 
 
+def test_a_model_file_that_changes_later_has_no_effect(tmp_path):
+    weights = tmp_path / "weights.pt"
+    torch.save({"factor": torch.tensor(2.0)}, weights)
+    step = PredictItems([], model="models:scaled", weights=str(weights))
+    assert step.version_files == {"model": str(weights)}
+    batch = torch.ones(2, 3)
+    assert step.process_batch(batch)["prediction"].tolist() == [2, 2]
+    torch.save({"factor": torch.tensor(3.0)}, weights)
+    assert step.process_batch(batch)["prediction"].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("options", [{}, {"classes": ["a", "b", "c"]}, {"predictions": "files"}])
+def test_only_the_input_with_nan_fails(arrays, tmp_path, options):
+    np.save(arrays / "2.npy", np.full((2, 3), -1, np.float32))
+    summary, _ = infer(arrays, tmp_path / "out", batch_size=5, model="models:Logarithm", **options)
+    assert summary.outcomes == {"ok": 4, "failed": 1}
+    assert summary.failures[0][0] == "2.npy"
+    assert "the model returned NaN" in summary.failures[0][1]
+
+
+def test_a_model_can_return_missing_values(arrays, tmp_path):
+    np.save(arrays / "2.npy", np.full((2, 3), -1, np.float32))
+    summary, table = infer(arrays, tmp_path / "out", model="models:Optional")
+    assert summary.outcomes == {"ok": 5}
+    assert table["score"].isna().tolist() == [False, False, True, False, False]
+
+
 @pytest.mark.parametrize("items", ["by_ids", "a_list", "concatenated"])
 def test_any_torch_dataset_has_samples_for_a_model(arrays, tmp_path, items):
     summary = run_job(arrays, f"samples:{items}", tmp_path / "out", batch_size=3)

@@ -30,6 +30,18 @@ def scaled(path):
     return lambda values: factor * values.flatten(1).mean(1)
 
 
+class Logarithm(torch.nn.Module):
+    """Three scores for each sample: NaN for negative values."""
+
+    def forward(self, values):
+        return values.flatten(1)[:, :3].log()
+
+
+class Optional(torch.nn.Module):
+    def forward(self, values):
+        return [{"score": None if float(v.sum()) < 0 else float(v.sum())} for v in values]
+
+
 class Pair(torch.nn.Module):
     def forward(self, values):
         return values.flatten(1).mean(1), values.flatten(1).sum(1)

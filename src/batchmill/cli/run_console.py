@@ -19,6 +19,7 @@ from batchmill.planning.option_groups import OptionGroups
 from batchmill.planning.prepare import Prepared
 from batchmill.runs.summary import failure_message
 from batchmill.sizes import counted, list_counts
+from batchmill.storage.access import access_to
 
 
 class RunConsole(RunObserver):
@@ -78,7 +79,8 @@ def run_and_show(
         found = partitions_as_json(ended.prepared) | ended.summary.as_json()
         print(json_text.dumps(found, ensure_ascii=False))
     else:
-        _show(ended, seconds)
+        with access_to(ended.access):
+            _show(ended, seconds)
         withdrawn = ended.prepared.plan.counts["withdrawn"]
         if withdrawn and request.options.run.prune:
             console().print(f"{counted(withdrawn, 'withdrawn input')} removed from the dataset.")

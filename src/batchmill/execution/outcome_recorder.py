@@ -17,19 +17,24 @@ from batchmill.storage import NO_ROOM
 
 
 class OutcomeRecorder:
-    """Records outcomes. `counts` has the number of inputs by kind of outcome."""
+    """Records outcomes. `counts` has the number of inputs by kind of outcome.
+
+    `check_step` is called before each commit. It raises an error if the step has changed.
+    """
 
     def __init__(
         self,
         ledger: Ledger,
         spec: RunSpec,
         stop: Stop,
+        check_step: Callable[[], None],
         on_outcome: Callable[[Outcome], None] | None,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._ledger = ledger
         self._spec = spec
         self._stop = stop
+        self._check_step = check_step
         self._on_outcome = on_outcome
 
     @contextmanager
@@ -43,7 +48,7 @@ class OutcomeRecorder:
             origins: The origin that the ledger records for each input, by input name.
             on_tick: Called each time the thread wakes up.
         """
-        with Committer(self._ledger, prefix, origins, on_tick) as self._committer:
+        with Committer(self._ledger, prefix, origins, self._check_step, on_tick) as self._committer:
             yield
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
@@ -52,6 +57,7 @@ class OutcomeRecorder:
         Raises:
             StoreError: The store is full, or failed for an input.
             LedgerError: The run has lost its lease, or a commit has failed.
+            StepError: The step has changed since the run was planned.
         """
         if any(outcome.kind != "ok" for outcome in outcomes):
             self._check_writable()

@@ -58,7 +58,9 @@ class ShardExecution:
             check_support(inputs.spec.confinement.writable)
         self._look_up, self._torch_dataset = self._make_look_up()
         self._stop = Stop()
-        self._recorder = OutcomeRecorder(ledger, inputs.spec, self._stop, on_outcome)
+        self._recorder = OutcomeRecorder(
+            ledger, inputs.spec, self._stop, inputs.check_step, on_outcome
+        )
         self._callbacks = self._batch_callbacks()
         self._executor = self._make_executor()
 

@@ -1,7 +1,7 @@
 """Reads the inputs, the step and the settings of a shard from the run's plan."""
 
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any
@@ -27,6 +27,7 @@ from batchmill.planning.run_spec import (
     read_work,
 )
 from batchmill.step.load import Step, load_step
+from batchmill.step.planned import PlannedStep
 from batchmill.storage import is_url
 from batchmill.storage.remote import FileStat
 from batchmill.storage.urls import join, last_part
@@ -38,7 +39,7 @@ class ShardInputs:
 
     The inputs' rows of the plan are in `table`, and their row numbers in `plan_rows`. The other
     columns of the manifest are in `columns`. By input name, `origins` has the origin that the
-    ledger records.
+    ledger records. `check_step` raises StepError if the step is no longer the planned one.
     """
 
     shard: Shard
@@ -48,17 +49,19 @@ class ShardInputs:
     plan_rows: Sequence[int]
     columns: Sequence[Mapping[str, Any]]
     origins: Mapping[str, Origin]
+    check_step: Callable[[], None]
 
     @classmethod
     def read(cls, ledger: Ledger, shard: Shard) -> "ShardInputs":
         """Read a shard's inputs, and load the step.
 
         Raises:
-            StepError: The step cannot be loaded on this machine.
+            StepError: The step cannot be loaded on this machine, or is not the planned one.
             LedgerError: The plan cannot be read.
         """
         spec = read_work(ledger, shard.run)
         step = load_step(spec.step, spec.params, search=spec.search)
+        planned = ledger.steps.read(spec.identity) or step.description
         table = read_inputs(ledger, shard.run, shard.start, shard.stop)
         plan_rows: Sequence[int] = range(shard.start, shard.stop)
         if shard.attempt > 1:
@@ -78,6 +81,7 @@ class ShardInputs:
             plan_rows=plan_rows,
             columns=columns,
             origins=origins,
+            check_step=PlannedStep(step, spec.identity, planned).check,
         )
 
     def __len__(self) -> int:

@@ -25,12 +25,15 @@ class Committer:
         ledger: The ledger to write to.
         prefix: The first part of the names of the parts. No other attempt uses it.
         origins: The origin of each outcome, by the name of the input.
+        before_commit: Called before each commit. If it raises an error, nothing is committed any
+            more.
         on_tick: Called in the thread after each commit, at least every `COMMIT_SECONDS`.
     """
 
     ledger: Ledger
     prefix: str
     origins: Mapping[str, Origin]
+    before_commit: Callable[[], None]
     on_tick: Callable[[], None]
     _waiting: list[Outcome] = field(default_factory=list)
     _bytes: int = 0
@@ -87,6 +90,7 @@ class Committer:
             with self._lock:
                 outcomes, self._waiting, self._bytes = self._waiting, [], 0
             if outcomes:
+                self.before_commit()
                 records = [(outcome, self.origins[outcome.input]) for outcome in outcomes]
                 self.ledger.commit(f"{self.prefix}-{self._parts:05d}", records)
                 self._parts += 1

@@ -48,8 +48,9 @@ def release_replaced(ledger: Ledger, pending: pa.ChunkedArray) -> bool:
     if not ledger.store.exists(PlanFile(ledger, run).settings_name):
         return False
     planned = planned_names(ledger, run)
-    done = pa.chunked_array([*pending.chunks, *ledger.records(["input"], run=run)["input"].chunks])
-    suspects = planned.filter(pc.invert(pc.is_in(planned, value_set=done)))
+    done = [*pending.chunks, *ledger.records(["input"], run=run)["input"].chunks]
+    is_done = pc.is_in(planned, value_set=pa.chunked_array(done, pa.string()))
+    suspects = planned.filter(pc.invert(is_done))
     records = ledger.records(["input", "outputs"])
     records = records.filter(pc.is_in(records["input"], value_set=suspects))
 

@@ -1,6 +1,5 @@
 """Checks that a machine can run shards, before it gets any."""
 
-import sys
 import uuid
 from dataclasses import dataclass
 
@@ -9,6 +8,7 @@ from batchmill.ledger.lease import read_token
 from batchmill.ledger.ledger import Ledger
 from batchmill.planning.run_spec import first_input, read_work
 from batchmill.step.load import load_step
+from batchmill.step.planned import differences_from_plan
 from batchmill.storage import is_url, open_store, remote
 from batchmill.storage.local import STAGING
 
@@ -88,14 +88,10 @@ def _no_step(ledger: Ledger, run: int) -> str:
         step = load_step(work.step, work.params, search=work.search)
     except BatchmillError as error:
         return f"{error} Or let Ray copy it: {_BRING}."
-    here = (ledger.steps.read(work.identity) or {}).get("sources", {})
-    there = step.description["sources"]
-    # Compare only modules that both machines have. The other modules may be optional imports.
-    others = [name for name in there.keys() & here.keys() if there[name] != here[name]]
-    if others:
-        file = getattr(sys.modules.get(others[0]), "__file__", None)
+    texts = differences_from_plan(step, ledger.steps.read(work.identity) or step.description)
+    if texts:
         return (
-            f"the source of {', '.join(others)} differs from the run's version ({file}). Install "
-            f"the same version on all machines, or let Ray copy it: {_BRING}."
+            f"{' and '.join(texts)} differs from the run's version. Install the same version on "
+            f"all machines, or let Ray copy it: {_BRING}."
         )
     return ""

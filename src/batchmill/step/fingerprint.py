@@ -114,17 +114,27 @@ def sources_of(ref: str, target: Any = None) -> dict[str, str]:
     waiting, sources = sorted(own), {}
     while waiting:
         name = waiting.pop()
-        path = _source_file(name)
+        path = source_file(name)
         if name in sources or not path or not (name in own or _is_users(name, path, tops)):
             continue
         with open(path, "rb") as file:
             text = file.read()
-        sources[name] = digest("source", text.decode("utf-8", "surrogateescape"))
+        sources[name] = _digest_of_text(text)
         waiting += _imported(text, name, is_package=path.endswith("__init__.py"))
     return dict(sorted(sources.items()))
 
 
-def _source_file(name: str) -> str | None:
+def digest_of_source(path: str) -> str:
+    """Return the digest of a source file. Raises OSError."""
+    with open(path, "rb") as file:
+        return _digest_of_text(file.read())
+
+
+def _digest_of_text(text: bytes) -> str:
+    return digest("source", text.decode("utf-8", "surrogateescape"))
+
+
+def source_file(name: str) -> str | None:
     """Return the source file of a module without importing it. None if it has none."""
     if name.partition(".")[0] in sys.stdlib_module_names:
         return None

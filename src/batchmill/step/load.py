@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from batchmill.allowlist import check_origin, check_step
 from batchmill.errors import StepError
 from batchmill.step.fingerprint import describe_step, identity_of
 from batchmill.step.params import check_params
-from batchmill.step.tracked_file import take_contents
+from batchmill.step.tracked_file import ContentCounts, TrackedFile, track_files
 
 StepKind = Literal["function", "dataset", "items"]
 
@@ -39,6 +39,7 @@ class Step:
         given: The names of the parameters that batchmill fills in.
         identity: The digest of `description`. Results of another identity are out of date.
         description: The values that identify the step.
+        tracked: The files whose content is part of the identity, by parameter or name.
     """
 
     ref: str
@@ -48,6 +49,7 @@ class Step:
     given: frozenset[str]
     identity: str
     description: Mapping[str, Any]
+    tracked: Mapping[str, TrackedFile] = field(default_factory=dict)
 
     @property
     def is_batched(self) -> bool:
@@ -81,7 +83,7 @@ def load_step(ref: str, params: Mapping[str, Any] | None = None, *, search: str 
                 f"step {ref}: is a {type(target).__name__}, which takes no parameters "
                 f"(got {', '.join(sorted(params))}). Drop them, or name a class or function."
             )
-        return _step(ref, kind, target, {}, _given_to_batch(ref, target), {})
+        return _step(ref, kind, target, {}, _given_to_batch(ref, target), _files_of(ref, target))
     signature = _signature(ref, target)
     takes = _takes_input(ref, signature)
     special = _GIVEN_TO_FUNCTION if kind == "function" else _GIVEN_TO_DATASET
@@ -89,8 +91,8 @@ def load_step(ref: str, params: Mapping[str, Any] | None = None, *, search: str 
     checked = check_params(ref, target, signature, params, filled=given | {takes})
     if kind == "dataset":
         given |= _given_to_batch(ref, target)
-    placed, contents = take_contents(ref, target, checked, search)
-    return _step(ref, kind, target, placed, given, contents)
+    placed, tracked = track_files(ref, target, checked, search)
+    return _step(ref, kind, target, placed, given, tracked)
 
 
 def reference_to(step: str | Callable[..., Any]) -> str:
@@ -127,9 +129,10 @@ def _step(
     target: Any,
     params: Mapping[str, Any],
     given: frozenset[str],
-    contents: Mapping[str, str],
+    tracked: Mapping[str, TrackedFile],
 ) -> Step:
     # For a path marked with ContentCounts, the content identifies the step, not the path.
+    contents = {name: tracked[name].content for name in tracked.keys() & params.keys()}
     description = describe_step(ref, target, {**params, **contents})
     return Step(
         ref=ref,
@@ -139,7 +142,19 @@ def _step(
         given=given,
         identity=identity_of(description),
         description=description,
+        tracked=tracked,
     )
+
+
+def _files_of(ref: str, target: Any) -> dict[str, TrackedFile]:
+    """Return the files that an object's version depends on, by its attribute `version_files`."""
+    try:
+        return {
+            name: TrackedFile.read(path, ContentCounts())
+            for name, path in getattr(target, "version_files", {}).items()
+        }
+    except OSError as error:
+        raise StepError(f"step {ref}: {error.filename}: {error.strerror}.") from error
 
 
 def _resolve(ref: str, search: str) -> Any:

@@ -1,7 +1,8 @@
 """Parameters that name a file or folder whose content is part of the step's identity."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from batchmill.allowlist import refused_inputs
@@ -11,6 +12,8 @@ from batchmill.step.params import hints_of
 from batchmill.storage.fingerprints import content_of
 
 Refused = Callable[[Sequence[str]], Mapping[int, str]]
+# For each file: its path, size, time of modification, time of change, and inode.
+FileState = tuple[tuple[str, int, int, int, int], ...]
 
 
 class ContentCounts:
@@ -48,6 +51,15 @@ class ContentCounts:
         parts = [part for name in names for part in (name, content_of(os.path.join(path, name)))]
         return f"a folder of {len(names)}: {digest('content', *parts)}"
 
+    def state(self, path: str) -> FileState:
+        """Return the state of a file, or of the files in a folder, without reading them.
+
+        Raises OSError.
+        """
+        if not os.path.isdir(path):
+            return state_of([path])
+        return state_of(os.path.join(path, name) for name in sorted(self._names(path)))
+
     def _names(self, folder: str) -> Iterator[str]:
         for place, _, names in os.walk(folder, onerror=_raise):
             for name in names:
@@ -55,9 +67,46 @@ class ContentCounts:
                     yield os.path.relpath(os.path.join(place, name), folder)
 
 
-def take_contents(
+@dataclass(frozen=True)
+class TrackedFile:
+    """A file or folder whose content is part of a step's identity.
+
+    Attributes:
+        path: The absolute path.
+        mark: Says which files of a folder count.
+        state: The sizes and times of the files, before their content was read.
+        content: The digest of the content.
+    """
+
+    path: str
+    mark: ContentCounts
+    state: FileState
+    content: str
+
+    @classmethod
+    def read(cls, path: str, mark: ContentCounts) -> "TrackedFile":
+        """Read a file or folder. Raises OSError."""
+        state = mark.state(path)
+        return cls(path, mark, state, mark.content(path))
+
+    def read_state(self) -> FileState:
+        """Return the state of the files now. Raises OSError."""
+        return self.mark.state(self.path)
+
+    def read_content(self) -> str:
+        """Return the digest of the content now. Raises OSError."""
+        return self.mark.content(self.path)
+
+
+def state_of(paths: Iterable[str]) -> FileState:
+    """Return the state of each file. Raises OSError."""
+    found = ((path, os.stat(path)) for path in paths)
+    return tuple((path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for path, s in found)
+
+
+def track_files(
     ref: str, target: Any, params: Mapping[str, Any], search: str
-) -> tuple[dict[str, Any], dict[str, str]]:
+) -> tuple[dict[str, Any], dict[str, TrackedFile]]:
     """Resolve the paths that ContentCounts marks, and read their contents' digests.
 
     Args:
@@ -67,13 +116,13 @@ def take_contents(
         search: The folder that relative paths are relative to.
 
     Returns:
-        The parameters with absolute paths, and the digests by parameter.
+        The parameters with absolute paths, and the files by parameter.
 
     Raises:
         StepError: A file or folder does not exist.
         OptionError: It may not be read here.
     """
-    placed, contents = dict(params), {}
+    placed, tracked = dict(params), {}
     for name, hint in hints_of(target).items():
         mark = next(
             (m for m in getattr(hint, "__metadata__", ()) if type(m) is ContentCounts), None
@@ -82,15 +131,15 @@ def take_contents(
         if mark and value is not None:
             path = os.path.abspath(os.path.join(search, value))
             placed[name] = type(value)(path)
-            contents[name] = _content(ref, name, path, mark)
-    return placed, contents
+            tracked[name] = _track(ref, name, path, mark)
+    return placed, tracked
 
 
-def _content(ref: str, name: str, path: str, mark: ContentCounts) -> str:
+def _track(ref: str, name: str, path: str, mark: ContentCounts) -> TrackedFile:
     for refused in mark.refused([path]).values():
         raise OptionError(f"step {ref}: parameter {name!r}: {refused}")
     try:
-        return mark.content(path)
+        return TrackedFile.read(path, mark)
     except OSError as error:
         raise StepError(
             f"step {ref}: parameter {name!r}: {error.filename or path}: {error.strerror}. "

@@ -2,7 +2,8 @@
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from batchmill.digests import digest
 from batchmill.errors import StepError
 from batchmill.execution.batch_runner import ResultError, results_of
 from batchmill.inference.model_step import is_model_file
-from batchmill.inference.models import choose_device, load_model
+from batchmill.inference.models import Model, choose_device, load_model
 from batchmill.reading import pad_collate
 from batchmill.reading.files import choose_load, open_by_suffix
 from batchmill.step.fingerprint import sources_of
@@ -34,6 +35,15 @@ def _to_device(value: Any, *, device: torch.device) -> Any:
 def _to_cpu(value: Any) -> Any:
     # Blocking, because the values must be complete when they are read.
     return value.cpu() if isinstance(value, torch.Tensor) else value
+
+
+def _refuse_nan(value: Any) -> None:
+    # `isnan` works for all types of numbers.
+    if isinstance(value, torch.Tensor) and value.isnan().any():
+        raise ValueError(
+            "the model returned NaN, which is not a result. Check the input and the model. For a "
+            "missing value, return a list with a dict per sample, and None as the value."
+        )
 
 
 def _split_batch(output: Any, count: int) -> list[Any]:
@@ -116,7 +126,7 @@ class PredictItems:
     items of a tuple as positional arguments. With `classes`, its output is a score per class
     (logits), and rows have `predicted` (the class with the highest score) and `probability` (by
     softmax). Otherwise rows have `prediction`, or the entries of the dict or NamedTuple that the
-    model returns.
+    model returns. An input fails if the model returns NaN for it.
     """
 
     def __init__(
@@ -150,6 +160,7 @@ class PredictItems:
         self._reference = model or str(weights)
         self._weights = weights if model else None
         self._device = device
+        self._loaded: tuple[torch.device, Model] | None = None
         self._classes = classes
         self.collate_fn = _collate(collate)
         if collate == "default":
@@ -162,9 +173,15 @@ class PredictItems:
         return self._dataset[index]
 
     @property
+    def version_files(self) -> Mapping[str, str]:
+        """The file that `version` depends on, if any. A run ends when it changes."""
+        file = self._reference if is_model_file(self._reference) else self._weights
+        return {"model": os.path.abspath(file)} if file else {}
+
+    @property
     def version(self) -> str:
         """The identity of the model: its file's content, or the sources that make it."""
-        file = self._reference if is_model_file(self._reference) else self._weights
+        file = self.version_files.get("model")
         try:
             content = ContentCounts().content(file) if file else ""
         except OSError as error:
@@ -191,9 +208,10 @@ class PredictItems:
 
         Raises:
             ResultError: The model returned a plain tuple.
+            ValueError: A tensor of the output contains NaN. Each input of the batch is then
+                executed alone, and only those with NaN fail.
         """
-        device = choose_device(self._device)
-        model = load_model(self._reference, device, self._weights)
+        device, model = self.load()
         with torch.inference_mode():
             moved = tree_map(partial(_to_device, device=device), batch)
             if isinstance(moved, dict):
@@ -207,7 +225,22 @@ class PredictItems:
                     f"the model returned a tuple of {len(output)} values without names. "
                     "Return a tensor, a dict or a NamedTuple."
                 )
-            return tree_map(_to_cpu, output)
+            output = tree_map(_to_cpu, output)
+        tree_map(_refuse_nan, output)
+        return output
+
+    def load(self) -> tuple[torch.device, Model]:
+        """Return the device, and the model on it. The model is loaded once.
+
+        A file that changes later has no effect, because results of two models must not be mixed.
+
+        Raises:
+            StepError, OptionError: The model cannot be loaded.
+        """
+        if self._loaded is None:
+            device = choose_device(self._device)
+            self._loaded = device, load_model(self._reference, device, self._weights)
+        return self._loaded
 
     def _classify(self, scores: Any) -> dict[str, Any]:
         classes = self._classes or []
@@ -267,7 +300,7 @@ class Predict(PredictItems):
             classes=classes,
         )
         # Loaded here, because a failure in the first batch would be recorded as its inputs' fault.
-        load_model(self._reference, choose_device(device), self._weights)
+        self.load()
 
 
 class PredictArrays(Predict):
