@@ -152,10 +152,11 @@ class DatasetRun:
 
     def _record_flow_run(self) -> None:
         """Record the id of this flow run. Mark the previous one as crashed if it was killed."""
-        run = self._run
-        run.ledger.control.record_flow_run(run.number, str(flow_run.get_id()))
+        run, own = self._run, str(flow_run.get_id())
+        run.ledger.control.record_flow_run(run.number, own)
         before = run.ledger.control.read_flow_run(run.number - 1)
-        if before:
+        # After Retry in Prefect, the same flow run makes another run over the dataset.
+        if before and before != own:
             reason = f"The process was killed. Run {run.number} resumes the work."
             end_flow_run(UUID(before), Crashed(message=reason))
 

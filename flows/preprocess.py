@@ -38,7 +38,8 @@ def _run_name() -> str:
     return f"{Path(str(parameters['output'])).name}: {step}"
 
 
-@flow(name="preprocess", flow_run_name=_run_name)
+# Inputs have retries of their own. A second run would not execute failed inputs again.
+@flow(name="preprocess", flow_run_name=_run_name, retries=0)
 @titled(run="This run", cluster="Ray cluster")
 def preprocess(
     manifest: str,

@@ -18,7 +18,8 @@ def _run_name() -> str:
     return f"{job.output.rstrip('/').rpartition('/')[2]}: {job.step.rpartition(':')[2]}"
 
 
-@flow(name="saved-job", flow_run_name=_run_name)
+# Inputs have retries of their own. A second run would not execute failed inputs again.
+@flow(name="saved-job", flow_run_name=_run_name, retries=0)
 @titled(job="Saved job", run="This run")
 def run_saved_job(
     job: Annotated[SavedJob, BeforeValidator(as_job)], run: RunOptions = RunOptions()

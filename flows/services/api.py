@@ -137,6 +137,7 @@ def end_flow_run(flow_run: UUID, end: State[Any]) -> None:
 
     A killed process cannot report its end. Its Prefect worker may have marked the flow run as
     crashed, but not the task runs. A flow run that has ended as Completed or Failed is not changed.
+    A flow run that is scheduled, for example for a retry, has no process and is not changed either.
 
     Args:
         flow_run: The id of the flow run.
@@ -150,6 +151,8 @@ def end_flow_run(flow_run: UUID, end: State[Any]) -> None:
         state = client.read_flow_run(flow_run).state
         if state and (state.is_completed() or state.is_failed()):
             return  # The process reported its end.
+        if state and (state.is_scheduled() or state.is_paused()):
+            return
         if state is None or not state.is_final():
             client.set_flow_run_state(flow_run, end, force=True)
         # Read all pages first, because a new state may change the order of the pages.
