@@ -6,6 +6,7 @@ To import Prefect takes longer than to detect that a million inputs are unchange
 from typing import Any
 
 from batchmill.failure_policy import FailurePolicy
+from batchmill.ledger.lease import Wait
 from batchmill.planning.prepare import Prepared
 from batchmill.publishing.publish import publish_changes
 from batchmill.publishing.report import write_report
@@ -41,7 +42,7 @@ def finish(prepared: Prepared, *, prune: bool, wait: bool) -> dict[str, Any] | N
     Raises:
         BatchmillError: See `open_run`.
     """
-    with open_run(prepared, wait=wait) as run:
+    with open_run(prepared, wait=Wait() if wait else None) as run:
         if not _is_done(run.prepared):
             return None
         run.divide_nothing(FailurePolicy())

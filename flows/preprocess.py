@@ -10,9 +10,11 @@ from batchmill.flows.cancellation import Cancellation
 from batchmill.flows.dataset_run import DatasetRun
 from batchmill.flows.deployment_checks import check_blocks, finding_step, refuse_relative
 from batchmill.flows.parameter_schema import JSON_OBJECT, titled
+from batchmill.flows.waiting import SupersededError, WaitingRun
 from batchmill.tasks.manifest import load_manifest
 from prefect import flow
 from prefect.runtime import flow_run
+from prefect.states import Completed
 from pydantic import BeforeValidator
 
 from batchmill.failure_policy import FailurePolicy
@@ -91,12 +93,15 @@ def preprocess(
     check_prune(job, prune=run.prune)
     access = dataset_store.access if dataset_store else []
     cancellation = Cancellation(UUID(flow_run.get_id()))
-    with (
-        access_to(access),
-        cancellation.listening(),
-        finding_step(step),
-        open_run(load_manifest(job), wait=run.wait) as opened,
-        DatasetRun(opened, failures, cancellation) as dataset_run,
-    ):
-        dataset_run.execute(execution, cluster, access)
-        return dataset_run.finish(prune=run.prune)
+    try:
+        with (
+            access_to(access),
+            cancellation.listening(),
+            finding_step(step),
+            open_run(load_manifest(job), wait=WaitingRun() if run.wait else None) as opened,
+            DatasetRun(opened, failures, cancellation) as dataset_run,
+        ):
+            dataset_run.execute(execution, cluster, access)
+            return dataset_run.finish(prune=run.prune)
+    except SupersededError as error:
+        return Completed(name="Skipped", message=str(error))

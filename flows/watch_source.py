@@ -12,6 +12,7 @@ from batchmill.flows.arrivals.event import announce_with_retries, make_payload
 from batchmill.flows.arrivals.watch_target import read_recorded_files, watched
 from batchmill.flows.deployment_checks import refuse_relative
 from batchmill.flows.parameter_schema import in_schema, titled
+from batchmill.flows.waiting import waiting_runs
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
@@ -98,7 +99,9 @@ def _is_waiting(deployment: UUID, source: str) -> bool:
         runs = client.read_flow_runs(
             flow_run_filter=not_begun, sort=FlowRunSort.NEXT_SCHEDULED_START_TIME_ASC
         )
-    return any(run.parameters.get("manifest") == source and _begins_soon(run, soon) for run in runs)
+        waiting = [run for run in runs if _begins_soon(run, soon)]
+        waiting += waiting_runs(client, deployment)
+    return any(run.parameters.get("manifest") == source for run in waiting)
 
 
 def _begins_soon(run: FlowRun, soon: datetime) -> bool:

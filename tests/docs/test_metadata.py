@@ -21,6 +21,16 @@ def test_the_citation_agrees_with_the_package():
     assert CITATION["repository-code"] == PROJECT["urls"]["Repository"]
 
 
+def test_runs_of_deployments_wait_without_slots_of_prefect():
+    """Prefect's server forgets the slots of `concurrency_limit` when it restarts."""
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    assert [made["name"] for made in deployments if "concurrency_limit" in made] == []
+    writing = [made for made in deployments if "verify" not in made["entrypoint"]]
+    writing = [made for made in writing if "watch" not in made["entrypoint"]]
+    assert len(writing) == 5
+    assert all(made["parameters"]["run"] == {"wait": True} for made in writing)
+
+
 def test_the_changelog_and_documentation_links_name_existing_files():
     base = PROJECT["urls"]["Repository"]
     for name in ("Changelog", "Documentation"):

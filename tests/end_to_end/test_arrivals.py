@@ -72,6 +72,10 @@ class Arrivals:
         runs = self.deployments.runs(ON_ARRIVAL)
         return [run for run in runs if run["parameters"]["output"] == self.output]
 
+    def states(self):
+        """Return the names of the states of these runs."""
+        return [run["state"]["name"] for run in self.runs()]
+
     def completed(self, count):
         """Wait until exactly `count` runs are Completed and no run is active; return them."""
 
@@ -162,14 +166,21 @@ def test_files_that_arrive_during_a_run_are_left_to_the_next_run(deployments, sh
     wait_for(lambda: gated.executions(work, "out"), "the first execution", 120)
     (work / "in" / "02.txt").write_text("2")
     assert watcher.wait(2)[1]["first"] == ["02.txt"]
-    wait_for(lambda: len(arrivals.runs()) == 2, "the second run")
-    # The ledger has neither file, but the second run will process both.
+    wait_for(lambda: "Waiting" in arrivals.states(), "the wait of the second run")
+    # The second run reads the source after the wait, so no other run needs to wait.
+    (work / "in" / "03.txt").write_text("3")
+    assert watcher.wait(3)[2]["first"] == ["03.txt"]
+    wait_for(lambda: "Skipped" in arrivals.states(), "the end of the third run", 120)
     look = {"source": arrivals.source, "deployment": ON_ARRIVAL, "min_age": 0}
     state = deployments("watch-source/manual", **look)
-    assert state["message"] == "2 new files; a run that is already scheduled will process them"
+    assert state["message"] == "3 new files; a run that is already scheduled will process them"
     (work / "go").touch()
-    arrivals.completed(2)
-    assert [name for name, _ in gated.executions(work, "out")] == ["01.txt", "02.txt"]
+    arrivals.completed(3)
+    assert sorted(name for name, _ in gated.executions(work, "out")) == [
+        "01.txt",
+        "02.txt",
+        "03.txt",
+    ]
     assert watcher.stop() == 0
 
 

@@ -12,7 +12,7 @@ from contention import FORK, at_once
 
 from batchmill import LedgerError, StoreError
 from batchmill.ledger import lease as leases
-from batchmill.ledger.lease import holder, lease
+from batchmill.ledger.lease import Wait, holder, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.storage import open_store
 
@@ -196,8 +196,9 @@ def test_wait_waits_for_the_end_of_the_lease(ledger, quick, monkeypatch):
             lease_of_another_machine(ledger, age=0.0, ended=True)
             os._exit(0)
         stack.callback(os.waitpid, pid, 0)
-        with lease(ledger, wait=True):
+        with lease(ledger, wait=Wait()) as held:
             assert str(os.getpid()) in holder(ledger)
+            assert held.has_waited
 
 
 def test_the_error_names_a_lease_of_another_version(ledger):

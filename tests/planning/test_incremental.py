@@ -4,6 +4,7 @@ import errno
 import os
 import random
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +14,7 @@ from jobs import job_of, run_job
 
 from batchmill import ManifestError, StoreError
 from batchmill.failure_policy import FailurePolicy
+from batchmill.ledger.lease import Wait, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import compact
 from batchmill.maintenance.verify import repair_differences, verify
@@ -309,6 +311,34 @@ def test_a_file_changed_after_planning_is_recorded_as_it_was_read(job):
     job.run(before=change)
     assert job.output("00005.txt").read_text() == "later"
     assert job.run() == 0
+
+
+class Releases(Wait):
+    """Adds an input and ends the other run, at the first poll."""
+
+    def __init__(self, job, other):
+        self.job, self.other, self.calls = job, other, []
+
+    def begin(self):
+        self.calls.append("begin")
+        self.job.names.append("new.txt")
+        self.job.path("new.txt").write_text("new")
+        self.job.list()
+        self.other.close()
+
+    def end(self):
+        self.calls.append("end")
+
+
+def test_a_run_that_waited_reads_the_manifest_again(job):
+    job.run()
+    prepared = prepare(job.job())
+    with ExitStack() as other:
+        other.enter_context(lease(job.ledger))  # It changes nothing.
+        wait = Releases(job, other)
+        with open_run(prepared, wait=wait) as run:
+            assert run.prepared.plan.counts["new"] == 1
+    assert wait.calls == ["begin", "end"]
 
 
 def test_a_run_after_a_kill_that_only_removed_withdrawn_inputs(job):

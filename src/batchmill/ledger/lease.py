@@ -64,6 +64,16 @@ class Holder:
         return f"process {self.pid} on {self.host}, since {since}"
 
 
+class Wait:
+    """Actions during and after the wait for a lease. The base class does nothing."""
+
+    def begin(self) -> None:
+        """Called every few seconds during the wait. An error ends the wait."""
+
+    def end(self) -> None:
+        """Called once after the wait, when this process holds the lease."""
+
+
 class Lease:
     """The exclusive right to write to a dataset, kept alive by a heartbeat.
 
@@ -71,14 +81,19 @@ class Lease:
         ledger: The ledger of the dataset.
         holder: This process, as the file of the lease describes it.
         clean: True if the previous holder left no work to finish.
+        has_waited: True if another process held the lease before.
 
     Attributes:
         clean: True if the previous holder left no work to finish.
+        has_waited: True if another process held the lease before.
         clean_end: True if this holder leaves no work to finish. Set it before `end`.
     """
 
-    def __init__(self, ledger: Ledger, holder: Holder, *, clean: bool) -> None:
+    def __init__(
+        self, ledger: Ledger, holder: Holder, *, clean: bool, has_waited: bool = False
+    ) -> None:
         self.clean = clean
+        self.has_waited = has_waited
         self.clean_end = False
         self._ledger = ledger
         self._holder = holder
@@ -140,20 +155,21 @@ class Lease:
 
 
 @contextmanager
-def lease(ledger: Ledger, *, wait: bool = False) -> Iterator[Lease]:
+def lease(ledger: Ledger, *, wait: Wait | None = None) -> Iterator[Lease]:
     """Hold the lease of a dataset during the block.
 
     Args:
         ledger: The ledger of the dataset.
-        wait: Wait while another process holds the lease.
+        wait: Wait for another holder, with these actions. None: do not wait.
 
     Yields:
         The lease.
 
     Raises:
-        LedgerError: Another process holds the lease, and `wait` is false.
+        LedgerError: Another process holds the lease. With `wait`, this is not raised.
         StoreError: The dataset cannot be read or written.
     """
+    has_waited = False
     while True:
         before = latest = _latest(ledger)
         if latest is None or _is_over(ledger, latest):
@@ -166,15 +182,19 @@ def lease(ledger: Ledger, *, wait: bool = False) -> Iterator[Lease]:
                 # Later holders had deleted the file of this number, so it could be created again.
                 ledger.store.delete(_name(mine.number))
             continue  # Another contender was faster. Check whether it still holds the lease.
-        if not wait:
+        if wait is None:
             raise LedgerError(_message(ledger.store.url, latest))
+        wait.begin()
+        has_waited = True
         time.sleep(_WAIT_SECONDS)
     _remove_earlier(ledger, mine)
     # The lease has a store of its own, because its files are written without a check of the lease.
     own = Ledger(open_store(ledger.store.url))
-    held = Lease(own, mine, clean=before is not None and before.clean)
+    held = Lease(own, mine, clean=before is not None and before.clean, has_waited=has_waited)
     ledger.store.before_change = held.ensure
     try:
+        if wait and has_waited:
+            wait.end()
         yield held
     finally:
         ledger.store.before_change = no_check

@@ -92,15 +92,15 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
     return _plan(job, manifest, step, ledger, state)
 
 
-def plan_again(prepared: Prepared) -> Prepared:
-    """Plan again if the ledger changed since `prepared`. Raises the errors of `prepare`.
+def plan_again(prepared: Prepared, *, always: bool = False) -> Prepared:
+    """Plan again if the ledger changed since `prepared`, or `always`.
 
     Another run changed the ledger, and may have executed new inputs. So the manifest is also read
-    again, unless it was saved from a list.
+    again, unless it was saved from a list. Raises the errors of `prepare`.
     """
     job, ledger = prepared.job, prepared.ledger
     state = ledger.state()
-    if state == prepared.ledger_state:
+    if state == prepared.ledger_state and not always:
         return prepared
     is_list = job.manifest == listed_manifest(job.output)
     manifest = prepared.manifest if is_list else _read_manifest(job)

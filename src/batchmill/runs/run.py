@@ -9,7 +9,7 @@ from itertools import pairwise
 from batchmill.execution.shard import Shard
 from batchmill.failure_policy import FailurePolicy
 from batchmill.ledger.assignments import forget_earlier, write_assignment
-from batchmill.ledger.lease import Lease, lease
+from batchmill.ledger.lease import Lease, Wait, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import (
     compact,
@@ -140,18 +140,18 @@ class Run:
 
 
 @contextmanager
-def open_run(prepared: Prepared, *, wait: bool = False) -> Iterator[Run]:
+def open_run(prepared: Prepared, *, wait: Wait | None = None) -> Iterator[Run]:
     """Begin a run, and hold the dataset's lease during the block.
 
     Removes the leftovers of a killed run. If the ledger has changed since `prepared` was created,
-    the manifest is read again and the plan is made again.
+    or after a wait, the manifest is read again and the plan is made again.
 
     Args:
         prepared: The prepared job.
-        wait: Wait for the end of another run that holds the lease.
+        wait: Wait for another run, with these actions. None: do not wait.
 
     Raises:
-        LedgerError: Another run holds the lease, and `wait` is False.
+        LedgerError: Another run holds the lease. With `wait`, this is not raised.
         BatchmillError: Any error of `prepare`.
     """
     ledger = prepared.ledger
@@ -159,7 +159,7 @@ def open_run(prepared: Prepared, *, wait: bool = False) -> Iterator[Run]:
     with lease(ledger, wait=wait) as held:
         if not held.clean:
             remove_orphans(ledger)
-        prepared = plan_again(prepared)
+        prepared = plan_again(prepared, always=held.has_waited)
         if not held.clean and release_replaced(ledger, prepared.plan.pending["input"]):
             prepared = plan_again(prepared)
         number = 1 + max(ledger.runs(), default=0)
