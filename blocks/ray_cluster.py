@@ -20,7 +20,7 @@ from batchmill.failure_policy import parse_size
 
 # The address of a Ray that the run starts on its own machine.
 LOCAL = "local"
-_AUTO = "auto"
+AUTO = "auto"
 # The smallest amount of a resource that Ray accepts.
 _LEAST = 1e-4
 _RAYS_OWN = ("num_cpus", "num_gpus", "memory")
@@ -94,7 +94,7 @@ class RayCluster(Block):
     @field_validator("address")
     @classmethod
     def _check_address(cls, address: str) -> str:
-        if address not in (LOCAL, _AUTO):
+        if address not in (LOCAL, AUTO):
             host, port = endpoint(address)
             if not host or not 0 < port < 2**16:
                 raise OptionError(
@@ -138,7 +138,7 @@ class RayCluster(Block):
     @property
     def head(self) -> tuple[str, int] | None:
         """The host and port of the address. None for local and auto."""
-        return None if self.address in (LOCAL, _AUTO) else endpoint(self.address)
+        return None if self.address in (LOCAL, AUTO) else endpoint(self.address)
 
     @property
     def is_local(self) -> bool:

@@ -248,7 +248,7 @@ def _check_cluster(cluster: Any) -> None:
     from batchmill.flows.cluster.token import present_token
 
     present_token(cluster)
-    from batchmill.flows.cluster.connection import check_cluster
+    from batchmill.flows.cluster.address_check import check_cluster
 
     check_cluster(cluster)
 

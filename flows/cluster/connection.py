@@ -2,18 +2,19 @@
 
 import logging
 import os
-import socket
+import threading
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import ray
 from batchmill.blocks.ray_cluster import RayCluster
+from batchmill.flows.cluster.address_check import check_cluster
 from prefect_ray import RayTaskRunner
-from ray.runtime_env import RuntimeEnv
 
 from batchmill.errors import BatchmillError, OptionError, ServiceError
 
@@ -22,33 +23,85 @@ logger = logging.getLogger(__name__)
 # Ray Client raises these errors when its connection is lost or its server process has died.
 LOST_CONNECTION = (ConnectionError, grpc.RpcError)
 
-_CONNECT_SECONDS = 10
 _CONNECT_PAUSES = (1.0, 5.0)
 # Shards pass no data through Ray's object store. Its default size is a third of the memory.
 _OBJECT_STORE_BYTES = 100 * 2**20
 
 
+@dataclass
+class _Connection:
+    """The connection of this process to Ray. Several runs may use it.
+
+    `is_ours` is False if somebody else, for example a notebook, has connected the process.
+    """
+
+    cluster: RayCluster
+    is_ours: bool
+    runs: int = 0
+
+
+# Ray has one connection for each process.
+_lock = threading.Lock()
+_connection: _Connection | None = None
+
+
 @contextmanager
 def ray_runner(cluster: RayCluster) -> Iterator[RayTaskRunner[Any]]:
-    """Yield a task runner that is connected to Ray. A local Ray ends with the block.
+    """Yield a task runner that is connected to Ray.
+
+    A process can be connected to only one Ray. Runs that use it at the same time share the
+    connection, and the last one ends it. A local Ray ends with its connection.
 
     Raises:
-        OptionError: The runtime environment is not valid.
+        OptionError: The runtime environment is not valid, or this process is connected to another
+            Ray.
         ServiceError: Ray cannot be started or reached.
     """
     check_cluster(cluster)  # `run_job` calls it too, but a deployment's run does not.
-    was_there = ray.is_initialized()  # A notebook may have started Ray. The runner then uses it.
+    with _lock:
+        runner = _join(cluster)
+    try:
+        yield runner
+    finally:
+        with _lock:
+            _leave()
+
+
+def _join(cluster: RayCluster) -> RayTaskRunner[Any]:
+    """Connect this process to Ray, or use its connection."""
+    global _connection
+    if _connection and not _is_same(_connection.cluster, cluster):
+        raise OptionError(
+            f"--ray {cluster.address}: another run in this process uses Ray at "
+            f"{_connection.cluster.address}, or another runtime environment or token. Wait until "
+            "it has ended, or start this run in another process."
+        )
+    found = _connection or _Connection(cluster, is_ours=not ray.is_initialized())
     try:
         # The runner's own argument `address` would start a new Ray if "auto" finds no cluster.
         runner = _connect(_settings_for(cluster) | {"address": cluster.address})
     except Exception as error:
         raise _failure(cluster, error) from error
-    try:
-        yield runner
-    finally:
+    _connection = found
+    found.runs += 1
+    return runner
+
+
+def _leave() -> None:
+    global _connection
+    if not _connection:
+        return
+    _connection.runs -= 1
+    if _connection.runs == 0:
+        is_ours, _connection = _connection.is_ours, None
         # The runner's own `__exit__` calls functions that Ray Client does not support.
-        if not was_there:
+        if is_ours:
             ray.shutdown()
+
+
+def _is_same(one: RayCluster, other: RayCluster) -> bool:
+    """Return whether two clusters have the same connection. Each run has its own resources."""
+    return all(getattr(one, n) == getattr(other, n) for n in ("address", "runtime_env", "token"))
 
 
 def _settings_for(cluster: RayCluster) -> dict[str, Any]:
@@ -102,27 +155,3 @@ def _failure(cluster: RayCluster, error: Exception) -> BatchmillError:
         "the token in a Ray cluster block"
     )
     return ServiceError(f"{text.rstrip('.')}. {port} {token}.")
-
-
-def check_cluster(cluster: RayCluster) -> None:
-    """Check a cluster's address and runtime environment. Ray itself would retry for minutes.
-
-    Raises:
-        OptionError: The runtime environment has a field that Ray would ignore.
-        ServiceError: Nothing responds at the address.
-    """
-    known = sorted(name for name in RuntimeEnv.known_fields if name[0] != "_")
-    for name in cluster.runtime_env:
-        if name not in known:
-            raise OptionError(
-                f"--runtime-env: Ray has no field {name!r}. Use one of {', '.join(known)}."
-            )
-    if cluster.head is None:
-        return
-    try:
-        socket.create_connection(cluster.head, timeout=_CONNECT_SECONDS).close()
-    except OSError as error:
-        raise ServiceError(
-            f"--ray {cluster.address}: nothing responds there ({error}). Start the "
-            "cluster, or correct the port."
-        ) from error
