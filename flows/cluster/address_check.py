@@ -110,6 +110,6 @@ def _check_auto() -> None:
             "machine has probably died. Run: ray stop, and start it again."
         )
     if tried.returncode:
-        lines = tried.stderr.decode(errors="replace").split("\n")
-        last = next((line for line in reversed(lines) if line.strip()), "no reason given")
-        raise ServiceError(f"--ray auto: Ray cannot connect: {last.strip()}")
+        # The first lines are a traceback.
+        lines = ["", *tried.stderr.decode(errors="replace").strip().splitlines()]
+        raise ServiceError(f"--ray auto: Ray cannot connect: {lines[-1]}")

@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -17,6 +17,9 @@ from batchmill.planning.batching import Cores
 # Ray kills a driver after its head has been down for a minute, so the run must end earlier. Until
 # then, each process of the cluster uses a whole core to look for the head.
 _HEAD_SECONDS, _HEAD_ANSWER_SECONDS = 15.0, 2.0
+
+# Ray labels each node with its id.
+_NODE_LABEL = "ray.io/node-id"
 
 _RESUME = "Committed results are kept. Run the same command again to complete the dataset."
 
@@ -42,27 +45,21 @@ def nodes() -> list[Node]:
     ]
 
 
-class Capacity:
-    """Counts how many shards a cluster can run at a time, while nodes join and leave.
+class LivingNodes:
+    """Finds the nodes of a cluster, while nodes join and leave.
 
     Args:
         cluster: The cluster.
-        needs: The resources that a shard needs.
-
-    Attributes:
-        alive: The ids of the nodes at the last count.
     """
 
-    def __init__(self, cluster: RayCluster, needs: Mapping[str, float]) -> None:
+    def __init__(self, cluster: RayCluster) -> None:
         self._cluster = cluster
-        self._needs = needs
         self._head = _head_address(cluster)
         self._request: Future[list[Node]] | None = None
         self._silent_since: float | None = None
-        self.alive: frozenset[str] = frozenset()
 
-    def __call__(self) -> int | None:
-        """Return the number of shards. None while the cluster's head does not respond.
+    def __call__(self) -> list[Node] | None:
+        """Return the living nodes. None while the cluster's head does not respond.
 
         Other calls to Ray block during that time.
 
@@ -73,8 +70,7 @@ class Capacity:
         found = self._ask() if self._answers() else None
         if found is not None:
             self._silent_since = None
-            self.alive = frozenset(node.id for node in found)
-            return count_slots(found, self._needs)
+            return found
         now = time.monotonic()
         self._silent_since = self._silent_since or now
         if now - self._silent_since > _HEAD_SECONDS:
@@ -165,13 +161,19 @@ def _slots(cluster: RayCluster, found: list[Node], workers: int) -> int:
     )
 
 
-def remote_options_of(needs: Mapping[str, float]) -> dict[str, Any]:
-    """Return the options of a Ray task that runs a shard with these needs."""
+def remote_options_of(needs: Mapping[str, float], excluded: Collection[str] = ()) -> dict[str, Any]:
+    """Return the options of a Ray task that runs a shard with these needs.
+
+    Args:
+        needs: The amount of each resource.
+        excluded: The ids of the nodes on which the task may not run.
+    """
     own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
     others = {name: amount for name, amount in needs.items() if name not in own}
     return {
         **{option: needs[name] for name, option in own.items() if name in needs},
         **({"resources": others} if others else {}),
+        **({"label_selector": {_NODE_LABEL: f"!in({','.join(excluded)})"}} if excluded else {}),
         # Prefect would not see a shard that Ray retries.
         "max_retries": 0,
     }

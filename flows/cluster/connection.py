@@ -10,18 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
 import ray
 from batchmill.blocks.ray_cluster import RayCluster
 from batchmill.flows.cluster.address_check import check_cluster
+from batchmill.flows.cluster.ray_errors import LOST_CONNECTION, short_reason
 from prefect_ray import RayTaskRunner
 
 from batchmill.errors import BatchmillError, OptionError, ServiceError
 
 logger = logging.getLogger(__name__)
-
-# Ray Client raises these errors when its connection is lost or its server process has died.
-LOST_CONNECTION = (ConnectionError, grpc.RpcError)
 
 _CONNECT_PAUSES = (1.0, 5.0)
 # Shards pass no data through Ray's object store. Its default size is a third of the memory.
@@ -133,9 +130,7 @@ def _connect(settings: dict[str, Any]) -> RayTaskRunner[Any]:
 
 def _failure(cluster: RayCluster, error: Exception) -> BatchmillError:
     """Return an error that describes why Ray cannot be used, and possible fixes."""
-    # The text may contain a traceback from the server. Its last line has the cause.
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = " ".join(dict.fromkeys([lines[0], lines[-1]])) if lines else type(error).__name__
+    reason = short_reason(error)
     if isinstance(error, ValueError | TypeError) and cluster.runtime_env:
         return OptionError(f"--runtime-env: Ray rejected it: {reason}")
     where = "on this machine" if cluster.is_local else f"at {cluster.address}"

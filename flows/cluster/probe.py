@@ -1,13 +1,14 @@
-"""Checks before the first shard that the nodes of a Ray cluster can run the shards."""
+"""Checks that the nodes of a Ray cluster can run the shards of a run."""
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
 import ray
 from batchmill.flows.cluster.capacity import Node
+from batchmill.flows.cluster.ray_errors import short_reason
 from prefect.client.orchestration import get_client
 from prefect.context import SettingsContext, get_settings_context
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
@@ -25,9 +26,47 @@ _WAIT_SECONDS = 0.5
 _MOST_NODES = 64
 
 
+class NodeProbes:
+    """Runs a probe on single nodes of the connected cluster.
+
+    Args:
+        probe: The checks to run on each node.
+        access: The credentials that the shards need.
+    """
+
+    def __init__(self, probe: Probe, access: Sequence[Access]) -> None:
+        self._remote: Any = cast("Any", ray).remote(num_cpus=0, max_retries=0)(_portable_probe())
+        settings = get_settings_context().serialize()
+        stores = [asdict(store) for store in access]
+        self._arguments = (batchmill.__version__, asdict(probe), stores, settings)
+        self._asked: dict[Any, Node] = {}
+
+    @property
+    def waiting(self) -> Collection[Node]:
+        """The nodes whose probe has not ended."""
+        return self._asked.values()
+
+    def start(self, node: Node) -> None:
+        """Start the probe of a node."""
+        only_there = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        options = {"name": "batchmill probe", "scheduling_strategy": only_there}
+        self._asked[self._remote.options(**options).remote(*self._arguments)] = node
+
+    def collect(self, seconds: float) -> list[tuple[Node, list[str]]]:
+        """Return the nodes whose probe has ended, with the reasons why they cannot run shards.
+
+        Args:
+            seconds: The longest time to wait.
+        """
+        if not self._asked:
+            return []
+        references = list(self._asked)
+        ended, _ = ray.wait(references, num_returns=len(references), timeout=seconds)
+        return [(self._asked.pop(reference), _answer(reference)) for reference in ended]
+
+
 def probe_cluster(
-    probe: Probe,
-    access: Sequence[Access],
+    probes: NodeProbes,
     found: Sequence[Node],
     needs: Mapping[str, float],
     cancelled: Callable[[], bool],
@@ -35,8 +74,7 @@ def probe_cluster(
     """Run one probe on each node that has the resources for a shard.
 
     Args:
-        probe: The checks to run on each node.
-        access: The credentials that the shards need.
+        probes: Runs the probes.
         found: The nodes of the cluster.
         needs: The resources that a shard needs.
         cancelled: Returns true after the run is cancelled. Then the probes are not awaited.
@@ -44,31 +82,19 @@ def probe_cluster(
     Raises:
         ServiceError: Nodes cannot run shards. The message has one line for each fault.
     """
-    chosen = [node for node in found if node.room_for(needs)][:_MOST_NODES]
-    remote: Any = cast("Any", ray).remote(num_cpus=0, max_retries=0)(_portable_probe())
-    settings = get_settings_context().serialize()
-    asked = {
-        remote.options(
-            name="batchmill probe",
-            scheduling_strategy=NodeAffinitySchedulingStrategy(m.id, soft=False),
-        ).remote(batchmill.__version__, asdict(probe), [asdict(a) for a in access], settings): m
-        for m in chosen
-    }
-    answered: list[Any] = []
-    silent = list(asked)
+    for node in [node for node in found if node.room_for(needs)][:_MOST_NODES]:
+        probes.start(node)
+    where: dict[str, list[str]] = defaultdict(list)
     deadline = time.monotonic() + _ANSWER_SECONDS
-    while silent and time.monotonic() < deadline:
+    while probes.waiting and time.monotonic() < deadline:
         # The waits are short, because Python runs no signal handler while Ray waits.
-        done, silent = ray.wait(silent, num_returns=len(silent), timeout=_WAIT_SECONDS)
-        answered += done
+        for node, faults in probes.collect(_WAIT_SECONDS):
+            for fault in faults:
+                where[fault].append(node.address)
         if cancelled():
             return
-    where: dict[str, list[str]] = defaultdict(list)
-    for reference in answered:
-        for fault in _answer(reference):
-            where[fault].append(asked[reference].address)
-    for reference in silent:
-        where[f"no response within {_ANSWER_SECONDS:.0f} s."].append(asked[reference].address)
+    for node in probes.waiting:
+        where[f"no response within {_ANSWER_SECONDS:.0f} s."].append(node.address)
     if where:
         lines = [f"  on {', '.join(places)}: {fault}" for fault, places in where.items()]
         raise ServiceError("\n".join(["The Ray cluster cannot run this:", *lines]))
@@ -78,17 +104,12 @@ def _answer(reference: Any) -> list[str]:
     try:
         faults: list[str] = ray.get(reference)
     except ray.exceptions.RuntimeEnvSetupError as error:
-        return [f"its runtime environment cannot be set up: {_last_line(error)}"]
+        return [f"its runtime environment cannot be set up: {short_reason(error)}"]
     except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
         return []  # The node has left the cluster, so it will run no shard.
     except ray.exceptions.RayError as error:
-        return [f"the probe failed: {_last_line(error)}"]
+        return [f"the probe failed: {short_reason(error)}"]
     return faults
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
 
 
 def _portable_probe() -> Callable[..., list[str]]:

@@ -7,18 +7,22 @@ from typing import Any, cast
 import ray
 from batchmill.blocks.ray_cluster import RayCluster
 from batchmill.flows.cluster.capacity import (
-    Capacity,
+    LivingNodes,
     Node,
     cores_for,
+    count_slots,
     lost_head_message,
     nodes,
     remote_options_of,
     shard_needs,
 )
-from batchmill.flows.cluster.connection import LOST_CONNECTION, ray_runner
-from batchmill.flows.cluster.probe import probe_cluster
+from batchmill.flows.cluster.connection import ray_runner
+from batchmill.flows.cluster.late_nodes import LateNodes
+from batchmill.flows.cluster.probe import NodeProbes, probe_cluster
+from batchmill.flows.cluster.ray_errors import LOST_CONNECTION
 from batchmill.flows.runners.runner import ShardFuture, ShardRunner
-from batchmill.tasks.ray_shard import run_ray_shard
+from batchmill.tasks.ray_shard import refusing_node, run_ray_shard
+from prefect.client.schemas.objects import State
 from prefect_ray.context import remote_options
 from prefect_ray.task_runners import PrefectRayFuture, RayTaskRunner
 
@@ -59,6 +63,8 @@ class RayRunner(ShardRunner):
         self._held = ExitStack()
         self._found: list[Node] = []
         self._needs: Mapping[str, float] = {}
+        self._late: LateNodes | None = None  # A local Ray has only one node.
+        self._shard_probe: Probe | None = None
 
     def __enter__(self) -> "RayRunner":
         self._tasks: RayTaskRunner[Any] = self._held.enter_context(ray_runner(self._cluster))
@@ -76,26 +82,30 @@ class RayRunner(ShardRunner):
     def prepare(self, num_workers: int) -> None:
         """Check that each node of a cluster can run a shard. A local Ray is not checked."""
         self._needs = shard_needs(self._cluster, self._found, num_workers)
-        self._capacity = Capacity(self._cluster, self._needs)
+        self._living = LivingNodes(self._cluster)
         if not self._cluster.is_local:
-            probe_cluster(self._probe(), self._access, self._found, self._needs, self._cancelled)
+            self._shard_probe = self._probe()
+            probes = NodeProbes(self._shard_probe, self._access)
+            probe_cluster(probes, self._found, self._needs, self._cancelled)
+            self._late = LateNodes(probes, self._found)
 
     def slots(self) -> int | None:
         """Return how many shards the nodes can run now. None while the head does not respond."""
         with self._lost_connection_is_lost_head():
-            slots = self._capacity()
-        self.nodes = self._capacity.alive
-        return slots
+            found = self._living()
+            if found is None:
+                return None
+            self.nodes = frozenset(node.id for node in found)
+            usable = self._late.usable(found) if self._late else found
+        return count_slots(usable, self._needs)
 
     def submit(self, shard: Shard) -> ShardFuture:
         """Submit a shard to Ray, with the resources that it needs."""
-        with (
-            self._lost_connection_is_lost_head(),
-            remote_options(**remote_options_of(self._needs)),
-        ):
-            future: ShardFuture = self._tasks.submit(
-                run_ray_shard, {"shard": shard, "access": self._access}
-            )
+        excluded = self._late.excluded if self._late else ()
+        options = remote_options_of(self._needs, excluded)
+        parameters = {"shard": shard, "access": self._access, "probe": self._shard_probe}
+        with self._lost_connection_is_lost_head(), remote_options(**options):
+            future: ShardFuture = self._tasks.submit(run_ray_shard, parameters)
             return future
 
     def wait(self, futures: Sequence[ShardFuture], seconds: float) -> Collection[ShardFuture]:
@@ -116,6 +126,13 @@ class RayRunner(ShardRunner):
     def is_lost(self, reason: str) -> bool:
         """Return whether the raylet on this machine has died. Ray then accepts no task."""
         return _LOCAL_RAY_IS_GONE in reason
+
+    def leave_out(self, state: State[Any]) -> bool:
+        """Stop giving shards to a node that could not run one. Return whether there is one."""
+        node, reason = refusing_node(state)
+        if self._late and node:
+            self._late.leave_out(node, reason)
+        return bool(node)
 
     @contextmanager
     def _lost_connection_is_lost_head(self) -> Iterator[None]:

@@ -7,11 +7,13 @@ alone in its shard. That input is recorded as crashed once its retries are used 
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 from batchmill.flows.runners.rebalancing import Rebalancer
 from batchmill.flows.runners.runner import ShardRunner
 from batchmill.flows.runners.shard_queue import ShardQueue, SubmittedShard
+from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Crashed
 
@@ -79,6 +81,17 @@ class LossPolicy:
             logger.info("submitted again: %s", again.title)
             self._queue.waiting.append(again)
 
+    def resubmit(self, submitted: SubmittedShard, state: State[Any]) -> None:
+        """Submit a shard that has not begun as a new task run. This is not counted as a loss.
+
+        Args:
+            submitted: The shard, which is no longer among the running ones.
+            state: How its task run ended.
+        """
+        self._queue.record_end(submitted, state)
+        shard = submitted.shard
+        self._queue.waiting.append(replace(shard, attempt=shard.attempt + 1, left=shard.inputs))
+
     def fail_lost_nodes(self, now: float) -> None:
         """End the task runs of nodes that have been missing for too long.
 
@@ -98,7 +111,7 @@ class LossPolicy:
                 if begun_on == node:
                     self.handle_loss(self._rebalancer.remove(task_run), "its node was lost")
                 elif begun_on is None:
-                    self._resubmit(task_run)
+                    self._move(task_run)
 
     def end_without_nodes(self, slots: int | None, now: float) -> bool:
         """Kill all shards if there has been no node for a shard for too long.
@@ -139,16 +152,14 @@ class LossPolicy:
         self._known_nodes -= set(lost)
         return lost
 
-    def _resubmit(self, task_run: UUID) -> None:
+    def _move(self, task_run: UUID) -> None:
         """Submit a shard that has not begun as a new task run.
 
         Ray may have requested a worker from the lost node, and would wait for the response.
         """
         submitted = self._rebalancer.remove(task_run)
         self._runner.kill(submitted.future)
-        self._queue.record_end(submitted, Crashed(message="a node was lost before the shard began"))
-        shard = submitted.shard
-        self._queue.waiting.append(replace(shard, attempt=shard.attempt + 1, left=shard.inputs))
+        self.resubmit(submitted, Crashed(message="a node was lost before the shard began"))
 
     def _add_ended_early(self, reason: str) -> None:
         if reason not in self._queue.ended_early:

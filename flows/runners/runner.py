@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 
 from batchmill.execution.shard import Shard
@@ -77,6 +78,17 @@ class ShardRunner(AbstractContextManager["ShardRunner"], ABC):
     @abstractmethod
     def release(self) -> None:
         """Begin to free the resources of the shards. No shard is submitted afterwards."""
+
+    def leave_out(self, state: State[Any]) -> bool:  # noqa: ARG002
+        """Stop giving shards to a node that could not run one.
+
+        Args:
+            state: The final state of a task run.
+
+        Returns:
+            True if the node of the task run cannot run shards. The shard has not begun.
+        """
+        return False
 
     @abstractmethod
     def is_lost(self, reason: str) -> bool:

@@ -156,6 +156,9 @@ class ShardScheduler:
             ended = state if state.is_completed() else Cancelled(message=reason)
             self.queue.record_end(submitted, ended)
             return
+        if self._runner.leave_out(state):
+            self._loss_policy.resubmit(submitted, state)
+            return
         if state.is_crashed():
             self._loss_policy.handle_loss(submitted, reason)
             return

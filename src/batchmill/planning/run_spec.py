@@ -161,14 +161,15 @@ def planned_ids(ledger: Ledger, run: int) -> list[str]:
     return ids
 
 
-def first_input(ledger: Ledger, run: int) -> str | None:
-    """Return the path or URL of a planned input whose file exists; None without one."""
+def some_inputs(ledger: Ledger, run: int, count: int) -> list[str]:
+    """Return the paths or URLs of a few planned inputs whose files existed at planning."""
     root = read_work(ledger, run).root
     for rows in PlanFile(ledger, run).streams():
-        found = rows.filter(pc.greater_equal(rows["size"], 0))
+        found = rows.filter(pc.greater_equal(rows["size"], 0))["input"]
         if len(found):
-            return join(root, found["input"][0].as_py())
-    return None
+            step = -(-len(found) // count)
+            return [join(root, name) for name in found.to_pylist()[::step]]
+    return []
 
 
 def carried_rows(inputs: pa.Table) -> list[dict[str, Any]]:

@@ -1,12 +1,13 @@
 """Checks that a machine can run shards, before it gets any."""
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batchmill.errors import BatchmillError, StoreError
 from batchmill.ledger.lease import read_token
 from batchmill.ledger.ledger import Ledger
-from batchmill.planning.run_spec import first_input, read_work
+from batchmill.planning.run_spec import read_work, some_inputs
 from batchmill.step.load import load_step
 from batchmill.step.planned import differences_from_plan
 from batchmill.storage import is_url, open_store, remote
@@ -18,6 +19,7 @@ _SHARED = (
     "All machines must have access to the same dataset. Put it on a shared file system, or give a "
     "URL such as s3://bucket/dataset."
 )
+_INPUTS = 8
 _REACHABLE = "Put the inputs on a shared file system, or give them as URLs."
 
 
@@ -46,8 +48,27 @@ def faults_here(probe: Probe) -> list[str]:
         return [f"the dataset cannot be reached: {error}"]
     if token != probe.token:
         return [f"the dataset {probe.dataset} is missing, or is a different one. {_SHARED}"]
-    faults = [_cannot_write(ledger), _cannot_open(ledger, probe.run), _no_step(ledger, probe.run)]
+    inputs = some_inputs(ledger, probe.run, _INPUTS)
+    faults = [_cannot_write(ledger), _cannot_open(inputs), _no_step(ledger, probe.run)]
     return [fault for fault in faults if fault]
+
+
+def first_fault(probe: Probe) -> str:
+    """Return a reason why this machine cannot run shards; "" if it can.
+
+    A machine that joins during a run may get a shard before it is probed. So each process that
+    runs shards calls this function. It remembers a probe that it has passed.
+    """
+    if probe not in _passed:
+        faults = faults_here(probe)
+        if faults:
+            return faults[0]
+        _passed.add(probe)
+    return ""
+
+
+# The probes that this process has passed.
+_passed: set[Probe] = set()
 
 
 def _cannot_write(ledger: Ledger) -> str:
@@ -60,21 +81,29 @@ def _cannot_write(ledger: Ledger) -> str:
     return ""
 
 
-def _cannot_open(ledger: Ledger, run: int) -> str:
-    """Return why the first input that existed at planning cannot be opened; "" if it can."""
-    place = first_input(ledger, run)
-    if place is None:
-        return ""
+def _cannot_open(places: Sequence[str]) -> str:
+    """Return why none of some inputs can be opened; "" if one can, or without inputs.
+
+    One of them may have been deleted since the run was planned. That is not the machine's fault.
+    """
+    faults = []
+    for place in places:
+        fault = _fault_of(place)
+        if not fault:
+            return ""
+        faults.append(fault)
+    return f"the input {places[0]} {faults[0]}. {_REACHABLE}" if faults else ""
+
+
+def _fault_of(place: str) -> str:
     try:
         if is_url(place):
-            found = remote.stat(place) is not None
-        else:
-            with open(place, "rb") as file:
-                file.read(1)
-            found = True
+            return "" if remote.stat(place) is not None else "does not exist"
+        with open(place, "rb") as file:
+            file.read(1)
     except (OSError, StoreError) as error:
-        return f"the input {place} cannot be opened: {_reason(error)}. {_REACHABLE}"
-    return "" if found else f"the input {place} does not exist. {_REACHABLE}"
+        return f"cannot be opened: {_reason(error)}"
+    return ""
 
 
 def _reason(error: OSError | StoreError) -> str:

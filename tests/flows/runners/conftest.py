@@ -71,6 +71,9 @@ class ManualRunner(ShardRunner):
     def release(self):
         pass
 
+    def leave_out(self, state):
+        return state.name == "UnfitNode"
+
     def is_lost(self, reason):
         return reason == "lost"
 

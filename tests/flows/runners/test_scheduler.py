@@ -85,6 +85,16 @@ def test_the_reason_why_a_shard_failed_is_kept(make_runner):
     assert types_of(scheduler) == ["FAILED"]
 
 
+def test_a_shard_that_a_node_refused_runs_on_another_one(make_runner):
+    states = iter([Crashed(name="UnfitNode", message="no step"), Completed()])
+    runner = make_runner(lambda shard: next(states))
+    scheduler = scheduler_of(runner, losses_allowed=0)
+    scheduler.run(shards_of(1))
+    assert [shard.attempt for shard in runner.submitted] == [1, 2]
+    assert types_of(scheduler) == ["CRASHED", "COMPLETED"]
+    assert (scheduler.losses, scheduler.queue.ended_early) == (0, [])
+
+
 def test_once_on_tick_returns_true_nothing_is_submitted(make_runner):
     runner = make_runner(lambda shard: Completed())
     scheduler = scheduler_of(runner, on_tick=lambda: True)
