@@ -55,7 +55,7 @@ class Peaks(threading.Thread):
         server = psutil.Process(self._server)
         self._note("server", sum(map(mib, [server, *server.children(recursive=True)])))
         for process in psutil.Process(self._driver).children():
-            if "batchmill.execution.shard_process" in process.cmdline():
+            if "batchmill.shards.process" in process.cmdline():
                 self._note("shard", mib(process))
 
     def _note(self, kind: str, found: float) -> None:

@@ -19,15 +19,15 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from batchmill.execution.isolation import IsolatedExecutor, Limits, RetryPolicy
-from batchmill.execution.run_shard import run_shard
-from batchmill.execution.shard import Shard
-from batchmill.options import ConfinementOptions
+from batchmill.options.groups import ConfinementOptions
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Batching, Cores, plan_shards
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.planning.run_spec import write_run_plan
+from batchmill.shards.run_shard import run_shard
+from batchmill.shards.shard import Shard
+from batchmill.workers import IsolatedExecutor, Limits, RetryPolicy
 
 BATCH_SIZE = 32
 WORKERS = 2

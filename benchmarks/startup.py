@@ -86,8 +86,8 @@ def name_of(process: psutil.Process) -> str:
     if process.name().startswith("pt_data_worker"):
         return "DataLoader worker"
     for module, name in (
-        ("batchmill.flows.services.server_process", "Prefect server"),
-        ("batchmill.execution.shard_process", "process of the shard"),
+        ("batchmill.orchestration.server.server_process", "Prefect server"),
+        ("batchmill.shards.process", "process of the shard"),
         ("batchmill", "`batchmill run`"),
     ):
         if module in command:

@@ -3,15 +3,15 @@
 import os
 from typing import Annotated, Any
 
-from batchmill.blocks.saved import load_saved, saved_name
+from batchmill.blocks.saved_block import load_saved, saved_name
 from prefect.blocks.core import Block
 from prefect.blocks.fields import SecretDict
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, HttpUrl, field_validator
 
 from batchmill.errors import OptionError
-from batchmill.storage.access import Access
-from batchmill.storage.urls import is_url, join, shown_url, url_fault, without_file_scheme
+from batchmill.security.credentials import Access
+from batchmill.urls import is_url, join, shown_url, url_fault, without_file_scheme
 
 # With these options, fsspec would open another place than the URL.
 _NOT_OURS = ("protocol", "fo", "target_protocol", "target_options", "remote_protocol")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from batchmill.blocks.saved import load_saved, saved_name
+from batchmill.blocks.saved_block import load_saved, saved_name
 from prefect.blocks.core import Block
 from pydantic import (
     ConfigDict,
@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from batchmill.errors import OptionError
-from batchmill.failure_policy import parse_size
+from batchmill.options.failure_policy import parse_size
 
 # The address of a Ray that the run starts on its own machine.
 LOCAL = "local"

@@ -4,19 +4,19 @@ from typing import Any, Self
 
 from batchmill.blocks.dataset_store import Store
 from batchmill.blocks.ray_cluster import RayCluster
-from batchmill.blocks.saved import load_saved, saved_name
+from batchmill.blocks.saved_block import load_saved, saved_name
 from prefect.blocks.core import Block
 from pydantic import ConfigDict, Field, HttpUrl, model_validator
 
 from batchmill.errors import OptionError
-from batchmill.failure_policy import FailurePolicy
-from batchmill.options import (
+from batchmill.options.failure_policy import FailurePolicy
+from batchmill.options.groups import (
     ConfinementOptions,
     ExecutionOptions,
     InputOptions,
     PartitionOptions,
 )
-from batchmill.partitioning import make_partitioning
+from batchmill.partitions.partitioning import make_partitioning
 
 
 class SavedJob(Block):

@@ -1,1 +1,1 @@
-"""Prefect flows, one per file. The subpackages hold the code that the flows use."""
+"""Prefect flows, one per file, with the checks and the form that only flows need."""

@@ -12,15 +12,16 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import BeforeValidator
 
-from batchmill.failure_policy import FailurePolicy
-from batchmill.inference.model_step import ModelOptions, is_model_file, make_inference
-from batchmill.options import (
+from batchmill.inference.model_step import is_model_file, make_inference
+from batchmill.options.failure_policy import FailurePolicy
+from batchmill.options.groups import (
     ConfinementOptions,
     ExecutionOptions,
     InputOptions,
     PartitionOptions,
     RunOptions,
 )
+from batchmill.options.model_options import ModelOptions
 
 
 def _run_name() -> str:

@@ -6,28 +6,28 @@ from uuid import UUID
 
 from batchmill.blocks.dataset_store import Store, as_store, place_of_dataset
 from batchmill.blocks.ray_cluster import RayCluster, as_cluster
-from batchmill.flows.cancellation import Cancellation
-from batchmill.flows.dataset_run import DatasetRun
 from batchmill.flows.deployment_checks import check_blocks, finding_step, refuse_relative
 from batchmill.flows.parameter_schema import JSON_OBJECT, titled
-from batchmill.flows.waiting import SupersededError, WaitingRun
 from batchmill.tasks.manifest import load_manifest
 from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Completed
 from pydantic import BeforeValidator
 
-from batchmill.failure_policy import FailurePolicy
-from batchmill.options import (
+from batchmill.options.failure_policy import FailurePolicy
+from batchmill.options.groups import (
     ConfinementOptions,
     ExecutionOptions,
     InputOptions,
     PartitionOptions,
     RunOptions,
 )
+from batchmill.orchestration.cancellation import Cancellation
+from batchmill.orchestration.dataset_run import DatasetRun
+from batchmill.orchestration.waiting import SupersededError, WaitingRun
 from batchmill.planning.job import check_prune, make_job
 from batchmill.runs.run import open_run
-from batchmill.storage.access import access_to
+from batchmill.security.credentials import access_to
 
 # The initial value in the form. No code changes it.
 _NO_PARAMS: dict[str, Any] = {}

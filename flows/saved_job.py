@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from batchmill.blocks.saved import check_saved
+from batchmill.blocks.saved_block import check_saved
 from batchmill.blocks.saved_job import SavedJob, as_job
 from batchmill.flows.parameter_schema import titled
 from batchmill.flows.preprocess import preprocess
@@ -10,7 +10,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import BeforeValidator
 
-from batchmill.options import RunOptions
+from batchmill.options.groups import RunOptions
 
 
 def _run_name() -> str:

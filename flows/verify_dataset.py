@@ -5,7 +5,6 @@ from dataclasses import asdict
 from typing import Any
 
 from batchmill.flows.deployment_checks import refuse_relative
-from batchmill.flows.display.live_artifact import LiveArtifact, artifact_key
 from batchmill.flows.parameter_schema import titled
 from prefect import flow
 from prefect.artifacts import TableArtifact
@@ -14,6 +13,7 @@ from prefect.states import Completed, Failed
 
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import examine
+from batchmill.orchestration.display.live_artifact import LiveArtifact, artifact_key
 from batchmill.sizes import list_counts
 
 _SHOWN = 1000

@@ -8,11 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 from uuid import UUID
 
-from batchmill.flows.arrivals.event import announce_with_retries, make_payload
-from batchmill.flows.arrivals.watch_target import read_recorded_files, watched
 from batchmill.flows.deployment_checks import refuse_relative
 from batchmill.flows.parameter_schema import in_schema, titled
-from batchmill.flows.waiting import waiting_runs
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
@@ -27,8 +24,11 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from batchmill.arrivals import complete_files, new_or_changed
 from batchmill.errors import OptionError
+from batchmill.orchestration.arrivals.detection import complete_files, new_or_changed
+from batchmill.orchestration.arrivals.event import announce_with_retries, make_payload
+from batchmill.orchestration.arrivals.watch_target import read_recorded_files, watched
+from batchmill.orchestration.waiting import waiting_runs
 from batchmill.sizes import counted
 from batchmill.storage import is_url
 

@@ -11,10 +11,10 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
 from prefect.states import Cancelled, Crashed
 
-from batchmill.execution.run_shard import ShardResult
-from batchmill.execution.shard import Shard
-from batchmill.execution.shard_process import ShardProcess, ShardProcessDiedError, ShardProcesses
-from batchmill.storage.access import Access
+from batchmill.security.credentials import Access
+from batchmill.shards.process import ShardProcess, ShardProcessDiedError, ShardProcesses
+from batchmill.shards.run_shard import ShardResult
+from batchmill.shards.shard import Shard
 
 
 class RunningShards:

@@ -10,12 +10,12 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Crashed
 
-from batchmill.execution.run_shard import ShardResult
-from batchmill.execution.run_shard import run_shard as run
-from batchmill.execution.shard import Shard
 from batchmill.outcome import Outcome
 from batchmill.runs.node_check import Probe, first_fault
-from batchmill.storage.access import Access, access_to
+from batchmill.security.credentials import Access, access_to
+from batchmill.shards.run_shard import ShardResult
+from batchmill.shards.run_shard import run_shard as run
+from batchmill.shards.shard import Shard
 
 _UNFIT = "UnfitNode"
 

@@ -9,10 +9,10 @@ import pytest
 
 import batchmill
 from batchmill.api.keywords import InferKeywords, JobKeywords
-from batchmill.inference.model_step import ModelOptions
-from batchmill.planning.option_groups import OptionGroups
+from batchmill.options.job_settings import JobSettings
+from batchmill.options.model_options import ModelOptions
 
-GROUPS = [type(group) for group in OptionGroups().parameters().values()]
+GROUPS = [type(group) for group in JobSettings().parameters().values()]
 
 
 def fields_of(*groups):

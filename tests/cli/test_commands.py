@@ -12,7 +12,7 @@ import pytest
 from jobs import run_job
 
 from batchmill.cli.main import main, make_app
-from batchmill.failure_policy import FailurePolicy
+from batchmill.options.failure_policy import FailurePolicy
 
 SPLIT = "batchmill.steps.words:split"
 STEPS = Path(__file__).parents[1] / "support"

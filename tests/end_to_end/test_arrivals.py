@@ -8,11 +8,12 @@ from functools import partial
 import gated
 import pandas as pd
 import pytest
-from batchmill.flows.resources import resource_id
 from deployment import deploy, has_ended, worker_of
 from live import ROOT, ask, clean_environment, free_ports, prefect_server_in, shell_in, wait_for
 from object_store import upload
 from watcher import Watcher
+
+from batchmill.orchestration.resource_ids import resource_id
 
 ON_ARRIVAL = "preprocess/on-arrival"
 LETTERS = {"step": "batchmill.steps.words:split", "params": {"num_chars": 1, "overlap": 0}}

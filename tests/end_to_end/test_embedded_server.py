@@ -19,7 +19,7 @@ def servers(shell):
     found = set()
     for process in shell.leftovers():
         with suppress(psutil.Error):  # The process has just ended.
-            is_one = "batchmill.flows.services.server_process" in process.cmdline()
+            is_one = "batchmill.orchestration.server.server_process" in process.cmdline()
             # A second server process ends before it listens, because one server is enough.
             if is_one and any(c.status == "LISTEN" for c in process.net_connections("tcp")):
                 found.add(process.pid)

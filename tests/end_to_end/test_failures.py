@@ -56,7 +56,7 @@ def logs_of(api, run):
     [("local", 0), ("local", 1), ("local", 4), ("ray", 1)],
     indirect=["runner"],
 )
-@pytest.mark.long  # tests/execution/test_isolation.py runs the same poisons in this process.
+@pytest.mark.long  # tests/workers/test_isolation.py runs the same poisons in this process.
 def test_every_poison_has_its_outcome(shell, work, runner, num_workers, is_long):
     # The tests of the engine cover all kinds, in this process.
     kinds = [kind for kind in POISONS if (kind != "huge" if is_long else kind in A_DOZEN)]

@@ -72,7 +72,7 @@ def name_of(process):
         if title == "raylet":
             return "raylet"
         command = process.cmdline()
-        if title.startswith("ray::") or "batchmill.execution.shard_process" in command:
+        if title.startswith("ray::") or "batchmill.shards.process" in command:
             return "shard process"
         return "driver" if "batchmill" in command else None
     except (psutil.NoSuchProcess, psutil.AccessDenied):

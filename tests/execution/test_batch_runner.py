@@ -14,7 +14,7 @@ from jobs import run_job
 import batchmill
 from batchmill.errors import StepError
 from batchmill.execution.batch_runner import ResultError, results_of
-from batchmill.failure_policy import FailurePolicy
+from batchmill.options.failure_policy import FailurePolicy
 from batchmill.step.load import load_step
 
 

@@ -9,12 +9,12 @@ import pytest
 from counting import assert_within, bytes_of, calls_of, for_each_input
 from jobs import run_job
 
-from batchmill.execution.run_shard import run_shard
-from batchmill.failure_policy import FailurePolicy
+from batchmill.options.failure_policy import FailurePolicy
 from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.runs.run import open_run
+from batchmill.shards.run_shard import run_shard
 
 STEPS = """
 import resource

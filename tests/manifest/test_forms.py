@@ -9,7 +9,7 @@ import pytest
 
 from batchmill import ManifestError, load_manifest
 from batchmill.manifest.inputs import MISSING_SIZE
-from batchmill.manifest.saved import save_manifest
+from batchmill.manifest.saved_list import save_manifest
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 

@@ -8,10 +8,10 @@ import pytest
 from jobs import job_of, run_job
 from object_store import upload
 
-from batchmill.arrivals import list_files
 from batchmill.errors import ManifestError, OptionError
 from batchmill.manifest import load_manifest
 from batchmill.manifest.min_age import is_too_young
+from batchmill.orchestration.arrivals.detection import list_files
 from batchmill.planning.job import check_prune
 from batchmill.planning.prepare import prepare
 

@@ -10,10 +10,10 @@ from batchmill.planning.batching import (
     Batching,
     Cores,
     input_weights,
-    make_batches,
     own_cores,
     plan_shards,
 )
+from batchmill.workers.batching import make_batches
 
 sizes = st.lists(st.integers(-1, 10**9), min_size=1, max_size=300)
 

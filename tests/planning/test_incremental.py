@@ -13,12 +13,12 @@ from comparison import contents
 from jobs import job_of, run_job
 
 from batchmill import ManifestError, StoreError
-from batchmill.failure_policy import FailurePolicy
 from batchmill.ledger.lease import Wait, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import compact
 from batchmill.maintenance.verify import repair_differences, verify
-from batchmill.manifest.saved import listed_manifest, save_manifest
+from batchmill.manifest.saved_list import listed_manifest, save_manifest
+from batchmill.options.failure_policy import FailurePolicy
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.publishing.tables import publish

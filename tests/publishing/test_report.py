@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jobs import run_job
 
-from batchmill.failure_policy import FailurePolicy
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import verify
+from batchmill.options.failure_policy import FailurePolicy
 from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare

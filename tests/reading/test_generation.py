@@ -9,14 +9,14 @@ from crashing import in_child
 from jobs import job_of, run_job
 
 from batchmill import StoreError, open_dataset
-from batchmill.execution.run_shard import run_shard
-from batchmill.failure_policy import FailurePolicy
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.verify import verify
+from batchmill.options.failure_policy import FailurePolicy
 from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.prepare import prepare
 from batchmill.publishing.publish import publish_changes
 from batchmill.runs.run import open_run
+from batchmill.shards.run_shard import run_shard
 from batchmill.storage import LocalStore
 
 STEP = """

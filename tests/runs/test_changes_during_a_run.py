@@ -12,13 +12,13 @@ import pytest
 from jobs import job_of, run_job
 
 from batchmill import StepError
-from batchmill.execution.run_shard import run_shard
-from batchmill.execution.shard_process import ShardProcess
-from batchmill.failure_policy import FailurePolicy
+from batchmill.options.failure_policy import FailurePolicy
 from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.prepare import prepare
 from batchmill.runs.run import open_run
 from batchmill.runs.summary import summarise
+from batchmill.shards.process import ShardProcess
+from batchmill.shards.run_shard import run_shard
 
 pytestmark = pytest.mark.slow
 

@@ -20,10 +20,8 @@ import batchmill.runs.run
 
 # Imported once here, so that the child processes need not import it.
 from batchmill import LedgerError
-from batchmill.execution import (
-    isolation,  # noqa: F401
-    outputs,  # noqa: F401
-)
+from batchmill import workers as isolation  # noqa: F401
+from batchmill.execution import outputs  # noqa: F401
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import compact
 from batchmill.storage import LocalStore, open_store

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from jobs import run_job
 
-from batchmill.execution import isolation  # noqa: F401  # Children need not import it.
+from batchmill import workers as isolation  # noqa: F401  # Children need not import it.
 
 STEP = """
 def step(source, out):

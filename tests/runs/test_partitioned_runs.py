@@ -11,10 +11,10 @@ from comparison import contents
 from jobs import job_of, run_job
 
 from batchmill import ManifestError, OptionError
-from batchmill.failure_policy import FailurePolicy
-from batchmill.ledger.assignments import last_assignment
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import verify
+from batchmill.options.failure_policy import FailurePolicy
+from batchmill.partitions.record import last_assignment
 from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.prepare import prepare
 from batchmill.publishing.report import write_report

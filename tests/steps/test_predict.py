@@ -9,8 +9,9 @@ from jobs import run_job
 from models import Mean
 
 from batchmill.errors import OptionError, StepError
-from batchmill.inference.model_step import ModelOptions, make_inference
+from batchmill.inference.model_step import make_inference
 from batchmill.inference.models import choose_device, load_model
+from batchmill.options.model_options import ModelOptions
 from batchmill.steps.predict import PredictItems
 
 CPU = torch.device("cpu")

@@ -11,8 +11,8 @@ import pytest
 from contention import at_once
 
 from batchmill import StoreError
+from batchmill.security.credentials import Access, access_to, options_for
 from batchmill.storage import LocalStore, remote
-from batchmill.storage.access import Access, access_to, options_for
 from batchmill.storage.connection import connected
 
 

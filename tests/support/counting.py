@@ -19,8 +19,8 @@ from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple
 from unittest import mock
 
-from batchmill.execution.isolation.ring_buffer import RingBuffer
-from batchmill.execution.isolation.worker_channel import anonymous_file
+from batchmill.workers.ring_buffer import RingBuffer
+from batchmill.workers.worker_channel import anonymous_file
 
 WATCHED = {
     io.open: "open",
@@ -51,9 +51,9 @@ WATCHED = {
 }
 # These functions run at intervals: their calls do not depend on the number of inputs.
 _BY_TIME = (
-    "execution.isolation.memory.",
-    "execution.isolation.processes.",
-    "execution.isolation.worker_channel.bound_log",
+    "workers.memory.",
+    "workers.processes.",
+    "workers.worker_channel.bound_log",
 )
 # The DataLoader's last message to its workers. A worker may end before it arrives.
 _GOODBYE = ForkingPickler.dumps(None)
@@ -144,7 +144,7 @@ def bytes_of(job):
         sent(connection, data)
 
     def write(journal, record):
-        tally.note("journal", "execution.isolation.worker_channel.finish", len(record))
+        tally.note("journal", "workers.worker_channel.finish", len(record))
         written(journal, record)
 
     sent, written = Connection._send_bytes, RingBuffer.write

@@ -1,19 +1,19 @@
 """Run a whole job in this process as the flow does, without Prefect and Ray."""
 
-from batchmill.execution.run_shard import run_shard
-from batchmill.failure_policy import FailurePolicy
+from batchmill.options.failure_policy import FailurePolicy
+from batchmill.options.job_settings import JobSettings
 from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.job import make_job
-from batchmill.planning.option_groups import OptionGroups
 from batchmill.planning.prepare import prepare
 from batchmill.publishing.publish import publish_changes
 from batchmill.publishing.tables import publish
 from batchmill.runs.run import open_run
+from batchmill.shards.run_shard import run_shard
 
 
 def job_of(manifest, step, output, *, params=None, **options):
     """Return a job; `options` are flat options, as on the command line."""
-    groups = OptionGroups.from_flat(options)
+    groups = JobSettings.from_flat(options)
     return make_job(
         manifest=str(manifest),
         step=step,

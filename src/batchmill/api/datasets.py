@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 
 from batchmill.execution.single_input import run_single_input
+from batchmill.jobs.failed_inputs import failure_table, release_failures
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import Difference, examine
 from batchmill.outcome import Outcome
-from batchmill.publishing.failed_inputs import failure_table, release_failures
 from batchmill.step.load import load_step, reference_to
 
 _DIFFERENCE_COLUMNS = ["kind", "path", "input", "message"]

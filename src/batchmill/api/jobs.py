@@ -8,17 +8,17 @@ from typing import Any, Unpack
 import pandas as pd
 
 from batchmill.api.keywords import InferKeywords, JobKeywords, with_options
-from batchmill.flows.run_job import EndedRun, JobRequest, PlannedRun, plan_run, run_job
-from batchmill.inference.model_step import ModelOptions
+from batchmill.jobs.failed_inputs import failure_table
+from batchmill.jobs.run_job import EndedRun, JobRequest, PlannedRun, plan_run, run_job
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_ledger
 from batchmill.manifest import ManifestLike
-from batchmill.planning.option_groups import OptionGroups
-from batchmill.publishing.failed_inputs import failure_table
+from batchmill.options.job_settings import JobSettings
+from batchmill.options.model_options import ModelOptions
 from batchmill.reading.published import read_published
 from batchmill.runs.summary import Summary, failure_message
+from batchmill.security.credentials import Access, access_to
 from batchmill.sizes import counted, list_counts
-from batchmill.storage.access import Access, access_to
 
 Step = str | Callable[..., Any]
 Place = str | os.PathLike[str]
@@ -172,7 +172,7 @@ def run(
         step=step,
         output=output,
         params=params or {},
-        options=OptionGroups.from_flat(options),
+        options=JobSettings.from_flat(options),
         cluster=cluster,
         store=store,
     )
@@ -213,7 +213,7 @@ def infer(
         model=os.fspath(model),
         model_options=ModelOptions(**own),  # type: ignore[arg-type]
         output=output,
-        options=OptionGroups.from_flat(given),
+        options=JobSettings.from_flat(given),
         cluster=cluster,
         store=store,
     )
@@ -253,7 +253,7 @@ def plan(
         step=step,
         output=output,
         params=params or {},
-        options=OptionGroups.from_flat(options),
+        options=JobSettings.from_flat(options),
         store=store,
     )
     return PlanResult(plan_run(request, cores))

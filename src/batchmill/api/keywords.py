@@ -11,8 +11,8 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, TypeVar, get_type_hints
 
-from batchmill.options import Options
-from batchmill.planning.option_groups import OptionGroups
+from batchmill.options.groups import Options
+from batchmill.options.job_settings import JobSettings
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
@@ -58,7 +58,7 @@ class InferKeywords(JobKeywords, total=False):
 
 def with_options(*more: type[Options]) -> Callable[[_Call], _Call]:
     """Return a decorator that adds the options of the models to a signature and a docstring."""
-    groups = [type(group) for group in OptionGroups().parameters().values()]
+    groups = [type(group) for group in JobSettings().parameters().values()]
 
     def describe(call: _Call) -> _Call:
         fields = {

@@ -8,9 +8,9 @@ from cyclopts import Parameter
 from batchmill.cli.console import console
 from batchmill.cli.options import Dataset, Json
 from batchmill.errors import OptionError
+from batchmill.jobs.failed_inputs import failure_table
 from batchmill.ledger.open import open_ledger
 from batchmill.outcome import one_line, visible
-from batchmill.publishing.failed_inputs import failure_table
 from batchmill.sizes import counted
 
 Inputs = Annotated[str, Parameter(help="Only these inputs. Use the names in the manifest.")]

@@ -16,8 +16,8 @@ from batchmill.cli.options import (
     check_given,
 )
 from batchmill.cli.run_console import run_and_show
-from batchmill.flows.run_job import JobRequest
-from batchmill.inference.model_step import ModelOptions
+from batchmill.jobs.run_job import JobRequest
+from batchmill.options.model_options import ModelOptions
 
 
 def infer(

@@ -13,7 +13,7 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from batchmill.cli.console import console
 from batchmill.errors import BatchmillError, CancelledError, RunError
-from batchmill.flows.interrupts import ignore_ctrl_c, interrupts
+from batchmill.orchestration.interrupts import ignore_ctrl_c, interrupts
 from batchmill.version import VERSION
 
 DONE, INCOMPLETE, NOT_STARTED, CANCELLED = 0, 1, 2, 130

@@ -7,16 +7,16 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter
 
 from batchmill.errors import OptionError
-from batchmill.failure_policy import FailurePolicy
-from batchmill.inference.model_step import ModelOptions
-from batchmill.options import (
+from batchmill.options.failure_policy import FailurePolicy
+from batchmill.options.groups import (
     ConfinementOptions,
     ExecutionOptions,
     InputOptions,
     PartitionOptions,
     RunOptions,
 )
-from batchmill.planning.option_groups import OptionGroups
+from batchmill.options.job_settings import JobSettings
+from batchmill.options.model_options import ModelOptions
 from batchmill.step.params import parse_pairs, read_object
 
 WORK = Group("Job", sort_key=1)
@@ -81,7 +81,7 @@ Model = Annotated[ModelOptions, _group("Model", 0)]
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class JobOptions(OptionGroups):
+class JobOptions(JobSettings):
     """The engine's option groups. Their models define the names, defaults and help texts."""
 
     inputs: Annotated[InputOptions, _group("Inputs", 2)] = InputOptions()

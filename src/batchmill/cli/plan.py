@@ -19,8 +19,8 @@ from batchmill.cli.options import (
     check_given,
 )
 from batchmill.errors import OptionError
-from batchmill.flows.run_job import JobRequest, plan_run
-from batchmill.partitioning import count_strata, uneven_partitions
+from batchmill.jobs.run_job import JobRequest, plan_run
+from batchmill.partitions.partitioning import count_strata, uneven_partitions
 from batchmill.planning.batching import Layout, parallelism
 from batchmill.planning.plan import REASONS
 from batchmill.planning.prepare import Prepared

@@ -2,9 +2,9 @@
 
 from batchmill.cli.console import console
 from batchmill.cli.options import Dataset
+from batchmill.layout import REPORT
 from batchmill.ledger.lease import check_free
 from batchmill.ledger.open import last_run, open_ledger
-from batchmill.maintenance.verify import REPORT
 from batchmill.publishing.report import write_report
 
 

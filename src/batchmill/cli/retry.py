@@ -5,7 +5,7 @@ import json as json_text
 from batchmill.cli.console import console
 from batchmill.cli.failures import FailureKinds, Inputs
 from batchmill.cli.options import Dataset, Json
-from batchmill.publishing.failed_inputs import release_failures
+from batchmill.jobs.failed_inputs import release_failures
 from batchmill.sizes import counted
 
 

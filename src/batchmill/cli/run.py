@@ -20,7 +20,7 @@ from batchmill.cli.options import (
 )
 from batchmill.cli.run_console import run_and_show
 from batchmill.errors import OptionError
-from batchmill.flows.run_job import JobRequest
+from batchmill.jobs.run_job import JobRequest
 from batchmill.step.params import parse_params
 
 

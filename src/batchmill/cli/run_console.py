@@ -11,15 +11,15 @@ from batchmill.cli.console import console
 from batchmill.cli.plan import partition_lines, partitions_as_json
 from batchmill.cli.progress import showing_progress
 from batchmill.errors import RunError
-from batchmill.flows.run_job import EndedRun, JobRequest, RunObserver, run_job
-from batchmill.ledger.assignments import has_assigned
+from batchmill.jobs.run_job import EndedRun, JobRequest, RunObserver, run_job
 from batchmill.maintenance.leakage import find_duplicates
-from batchmill.options import RunOptions
-from batchmill.planning.option_groups import OptionGroups
+from batchmill.options.groups import RunOptions
+from batchmill.options.job_settings import JobSettings
+from batchmill.partitions.record import has_assigned
 from batchmill.planning.prepare import Prepared
 from batchmill.runs.summary import failure_message
+from batchmill.security.credentials import access_to
 from batchmill.sizes import counted, list_counts
-from batchmill.storage.access import access_to
 
 
 class RunConsole(RunObserver):
@@ -93,12 +93,12 @@ def run_and_show(
 def _saved_request(name: str, run_options: RunOptions, held: ExitStack) -> JobRequest:
     """Return the request of a saved job. The Prefect API stays open until `held` is closed."""
     from batchmill.blocks.saved_job import as_job
-    from batchmill.flows.services.api import shared_api
+    from batchmill.orchestration.server.api import shared_api
 
     held.enter_context(shared_api())
     saved = as_job(name).parameters()
-    groups = {group: saved.pop(group) for group in OptionGroups().parameters() if group in saved}
-    return JobRequest(**saved, options=OptionGroups(**groups, run=run_options))
+    groups = {group: saved.pop(group) for group in JobSettings().parameters() if group in saved}
+    return JobRequest(**saved, options=JobSettings(**groups, run=run_options))
 
 
 def _to_do(prepared: Prepared) -> str:

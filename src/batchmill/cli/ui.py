@@ -32,7 +32,7 @@ def ui(
     told = console(stderr=True)
     told.print("starting Prefect ...")
     # Imported here because it imports Prefect, which takes a second or two.
-    from batchmill.flows.services.ui import configured_ui, serving_ui
+    from batchmill.orchestration.server.ui import configured_ui, serving_ui
 
     out = console()
     configured = configured_ui()

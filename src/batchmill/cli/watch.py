@@ -62,7 +62,7 @@ def watch(
     os.environ.setdefault("DO_NOT_TRACK", "1")
     # Imported here because they import Prefect, which takes a second or two.
     from batchmill.cli.watch_session import WatchSession
-    from batchmill.flows.arrivals.watch_target import check_server, watched
+    from batchmill.orchestration.arrivals.watch_target import check_server, watched
 
     check_server()
     target = watched(source, deployment=deployment, pattern=pattern, min_age=min_age)

@@ -6,14 +6,14 @@ import time
 from types import FrameType
 from typing import Any
 
-from batchmill.arrivals import FileVersion
 from batchmill.cli.console import console
 from batchmill.errors import BatchmillError
-from batchmill.flows.arrivals.event import ARRIVED
-from batchmill.flows.arrivals.folder_watcher import FolderWatcher
-from batchmill.flows.arrivals.watch_target import WatchTarget, read_recorded_files
-from batchmill.flows.arrivals.watching import SourceWatcher
-from batchmill.flows.resources import resource_id
+from batchmill.orchestration.arrivals.detection import FileVersion
+from batchmill.orchestration.arrivals.event import ARRIVED
+from batchmill.orchestration.arrivals.folder_watcher import FolderWatcher
+from batchmill.orchestration.arrivals.watch_target import WatchTarget, read_recorded_files
+from batchmill.orchestration.arrivals.watching import SourceWatcher
+from batchmill.orchestration.resource_ids import resource_id
 from batchmill.outcome import visible
 from batchmill.sizes import counted, readable_size
 from batchmill.storage import is_url

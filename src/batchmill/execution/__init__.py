@@ -1,1 +1,1 @@
-"""Executes the inputs of one shard in DataLoader workers, isolated from each other."""
+"""One input: staging, the call of the step, its rows and files, its outcome."""

@@ -5,13 +5,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from batchmill.execution.isolation import Batch, BatchError, BrokenDeviceError
-from batchmill.execution.isolation.batches import is_broken_device, is_out_of_memory
 from batchmill.execution.rows import fields_of, is_record
 from batchmill.execution.run_input import Loaded, conclude, fail
 from batchmill.execution.staging import Input, StagingArea, stage
 from batchmill.outcome import Fault, Outcome
 from batchmill.step.load import Step
+from batchmill.workers import Batch, BatchError, BrokenDeviceError
+from batchmill.workers.batches import is_broken_device, is_out_of_memory
 
 _WHOLE_RESULT = "the result"
 

@@ -11,9 +11,9 @@ from batchmill.errors import StoreError
 from batchmill.execution.outputs import OutputError
 from batchmill.execution.staging import CONFINED_FOLDERS, Input, StagingArea
 from batchmill.outcome import Kind, Outcome
+from batchmill.security.redaction import without_secrets
 from batchmill.storage import NO_ROOM
 from batchmill.storage.local import has_room, remove_folder
-from batchmill.storage.secrets import without_secrets
 
 _ENGINE = os.path.dirname(os.path.abspath(__file__))
 _MAX_TEXT = 64 * 1024

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from batchmill.execution.rows import Row
+from batchmill.layout import FILES
 from batchmill.outcome import WrittenFile
-from batchmill.storage import FILES, Store
+from batchmill.storage import Store
 from batchmill.storage.fingerprints import fingerprint
 
 

@@ -13,17 +13,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from batchmill.allowlist import refused_inputs
 from batchmill.digests import input_id
 from batchmill.errors import OptionError
 from batchmill.execution.failures import hide_in
 from batchmill.execution.run_input import execute, make_dataset
 from batchmill.execution.staging import Input, StagingArea, open_staging
+from batchmill.layout import FILES
 from batchmill.outcome import Outcome
+from batchmill.security.allowlist import refused_inputs
 from batchmill.step.load import Step
-from batchmill.storage import FILES, LocalStore, is_url, remote
+from batchmill.storage import LocalStore, is_url, remote
 from batchmill.storage.remote import FileStat
-from batchmill.storage.urls import last_part
+from batchmill.urls import last_part
 
 
 def run_single_input(step: Step, place: str, row: dict[str, Any], keep: Path | None) -> Outcome:

@@ -2,12 +2,10 @@
 
 import os
 import zipfile
-from typing import Any, Literal, NamedTuple, Self
-
-from pydantic import Field, model_validator
+from typing import Any, NamedTuple
 
 from batchmill.errors import OptionError
-from batchmill.options import CommaSeparated, Options, Text
+from batchmill.options.model_options import ModelOptions, names_in
 from batchmill.storage import is_url
 
 # The usual suffixes of files that torch.export and torch.jit save.
@@ -28,58 +26,6 @@ class Inference(NamedTuple):
 def is_model_file(model: str) -> bool:
     """Return whether a model is a file. If not, it is a reference to a function."""
     return model.lower().endswith(_SUFFIXES)
-
-
-class ModelOptions(Options):
-    """Options that load and apply a model."""
-
-    weights: Text = Field(
-        default="",
-        title="Weights",
-        description="File that is passed to the function that makes the model. If its content "
-        "changes, all inputs are executed again.",
-    )
-    load: Text = Field(
-        default="",
-        title="Load",
-        description="How inputs are opened: tensor, array, audio, image, text, json, or "
-        "package.module:function, which receives the path. Default: chosen by the file's suffix.",
-    )
-    collate: Text = Field(
-        default="default",
-        title="Collate",
-        description="How samples are combined into a batch: default (torch), pad (to the longest "
-        "sample), or package.module:function.",
-    )
-    device: Text = Field(
-        default="auto",
-        title="Device",
-        description="Device that runs the model: auto, cpu, cuda or cuda:1.",
-    )
-    classes: CommaSeparated = Field(
-        default="",
-        title="Classes",
-        description="Names of the model's outputs, separated by commas. The rows then have the "
-        "columns predicted and probability.",
-    )
-    predictions: Literal["rows", "files"] = Field(
-        default="rows",
-        title="Predictions",
-        description="Write predictions as rows of the table, or as one file per input (.npy, .pt).",
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        names = _names_in(self.classes)
-        if not all(names) or len(set(names)) < len(names):
-            raise OptionError(
-                f"--classes {self.classes}: a name is empty or listed twice. Name each class once."
-            )
-        return self
-
-
-def _names_in(classes: str) -> list[str]:
-    return [name.strip() for name in classes.split(",")] if classes else []
 
 
 def make_inference(model: str, options: ModelOptions) -> Inference:
@@ -106,7 +52,7 @@ def make_inference(model: str, options: ModelOptions) -> Inference:
         "load": options.load,
         "collate": options.collate,
         "device": options.device,
-        "classes": _names_in(options.classes),
+        "classes": names_in(options.classes),
     }
     step = _STEPS[options.predictions]
     return Inference(step, {name: value for name, value in given.items() if value})

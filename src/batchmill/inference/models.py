@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from batchmill.allowlist import refused_models
 from batchmill.errors import OptionError, StepError
 from batchmill.inference.model_step import is_model_file
+from batchmill.security.allowlist import refused_models
 from batchmill.step.import_reference import resolve_reference
 
 _EXPORTED = ".pt2"

@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from batchmill.errors import LedgerError, StoreError
-from batchmill.ledger.ledger import FOLDER, Ledger
+from batchmill.layout import LEASES
+from batchmill.ledger.ledger import Ledger
 from batchmill.storage import open_store
 from batchmill.storage.store import no_check
 
@@ -28,7 +29,6 @@ BEAT_SECONDS = 5.0
 LAPSE_SECONDS = 20.0
 _WAIT_SECONDS = 2.0
 _POLL_SECONDS = 1.0
-LEASES = f"{FOLDER}/lease"
 
 
 @dataclass(frozen=True, kw_only=True)

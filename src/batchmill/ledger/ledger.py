@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.errors import LedgerError, StoreError
+from batchmill.layout import FORMAT, PARTITIONS, PARTS, RELEASED, RUNS, STEPS
 from batchmill.ledger.json_file import read_json, read_sealed, sealed
 from batchmill.ledger.parts import (
     PART_SCHEMA,
@@ -25,19 +26,7 @@ from batchmill.ledger.step_descriptions import StepDescriptions
 from batchmill.outcome import Outcome
 from batchmill.storage import Store, in_threads
 
-FOLDER = ".batchmill"
-_FORMAT = f"{FOLDER}/format.json"
-_PARTS = f"{FOLDER}/parts"
-RUNS = f"{FOLDER}/runs"
-_RELEASED = f"{FOLDER}/released"
-_STEPS = f"{FOLDER}/steps"
-PARTITIONS = f"{FOLDER}/partitions"
 _UPKEEP = "upkeep-"
-# The names that a ledger's folder may contain. Verification reports all others.
-IN_FOLDER = {
-    *(name.rpartition("/")[2] for name in (_FORMAT, _PARTS, RUNS, _RELEASED, _STEPS, PARTITIONS)),
-    *("staging", "lease", "manifest.parquet", "published.json"),
-}
 
 
 class Ledger:
@@ -57,12 +46,12 @@ class Ledger:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.control = RunControl(store, RUNS)
-        self.steps = StepDescriptions(store, _STEPS)
+        self.steps = StepDescriptions(store, STEPS)
 
     @property
     def exists(self) -> bool:
         """Return whether the store contains a dataset."""
-        return self.store.exists(_FORMAT)
+        return self.store.exists(FORMAT)
 
     def create(self) -> None:
         """Make the folder a dataset. If it is one already, check its version.
@@ -76,8 +65,8 @@ class Ledger:
             return
         data = json.dumps({"ledger": VERSION}).encode()
         # A lease needs a store that refuses to create an existing file. The second call checks it.
-        self.store.create(_FORMAT, data)
-        if self.store.create(_FORMAT, data):
+        self.store.create(FORMAT, data)
+        if self.store.create(FORMAT, data):
             raise StoreError(
                 self.store.url,
                 "this store cannot refuse to overwrite a file, so it cannot prevent two concurrent "
@@ -91,10 +80,10 @@ class Ledger:
             LedgerError: The version is unknown, or the format file is damaged.
         """
         try:
-            version = json.loads(self.store.read(_FORMAT))["ledger"]
+            version = json.loads(self.store.read(FORMAT))["ledger"]
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerError(
-                f"{self.store.url_of(_FORMAT)}: is not a ledger's format file. "
+                f"{self.store.url_of(FORMAT)}: is not a ledger's format file. "
                 "Check that the folder is a dataset, or choose another one."
             ) from error
         if version != VERSION:
@@ -105,7 +94,7 @@ class Ledger:
 
     def state(self) -> list[str]:
         """Return a list of file names that is different after each change of the ledger."""
-        return self.part_names() + self.store.names(_RELEASED) + self.store.names(PARTITIONS)
+        return self.part_names() + self.store.names(RELEASED) + self.store.names(PARTITIONS)
 
     # Runs
 
@@ -140,7 +129,7 @@ class Ledger:
         """Request a retry of inputs: their outcomes up to the last run no longer count."""
         run = max(self.runs(), default=0)
         text = json.dumps({"run": run, "inputs": list(inputs)}, ensure_ascii=False)
-        self.store.write(f"{_RELEASED}/{run:06d}-{uuid.uuid4().hex[:12]}.json", text.encode())
+        self.store.write(f"{RELEASED}/{run:06d}-{uuid.uuid4().hex[:12]}.json", text.encode())
 
     def released(self) -> dict[str, int]:
         """Return the released inputs, each with the last run whose outcome does not count.
@@ -149,8 +138,8 @@ class Ledger:
             LedgerError: A file of released inputs is damaged.
         """
         released: dict[str, int] = {}
-        for name in self.store.names(_RELEASED):
-            content = read_json(self.store, f"{_RELEASED}/{name}", "run", "inputs")
+        for name in self.store.names(RELEASED):
+            content = read_json(self.store, f"{RELEASED}/{name}", "run", "inputs")
             released |= dict.fromkeys(content["inputs"], content["run"])
         return released
 
@@ -163,7 +152,7 @@ class Ledger:
             part: The name of the part, without the hash of its content and the suffix.
             records: The outcomes, each with its origin.
         """
-        write_part(self.store, f"{_PARTS}/{part}", as_part(records))
+        write_part(self.store, f"{PARTS}/{part}", as_part(records))
 
     def rewrite_records(self, run: int, records: pa.Table) -> None:
         """Write records of earlier runs again, with changes or in fewer parts.
@@ -174,18 +163,18 @@ class Ledger:
             run: The number of the run that rewrites them.
             records: The records, with all columns of `PART_SCHEMA`.
         """
-        name = f"{_PARTS}/{_UPKEEP}{run:06d}-{uuid.uuid4().hex[:12]}"
+        name = f"{PARTS}/{_UPKEEP}{run:06d}-{uuid.uuid4().hex[:12]}"
         write_part(self.store, name, records.select(PART_SCHEMA.names).cast(PART_SCHEMA))
 
     def delete_parts(self, names: Iterable[str]) -> None:
         """Delete parts whose records are in another part."""
         for name in names:
-            self.store.delete(f"{_PARTS}/{name}")
+            self.store.delete(f"{PARTS}/{name}")
 
     def part_names(self, run: int | None = None) -> list[str]:
         """Return the names of the parts that a run, or any run, has committed."""
         start = "" if run is None else f"{run:06d}-"
-        names = self.store.names(_PARTS)
+        names = self.store.names(PARTS)
         return [name for name in names if name.startswith(start) and name.endswith(".parquet")]
 
     def last_recorded_run(self) -> int:
@@ -203,7 +192,7 @@ class Ledger:
         Raises:
             LedgerError: The part is damaged or foreign. The message names it.
         """
-        return read_part(self.store, f"{_PARTS}/{name}", columns)
+        return read_part(self.store, f"{PARTS}/{name}", columns)
 
     def records(
         self,

@@ -3,12 +3,13 @@
 import os
 from pathlib import Path
 
-from batchmill.allowlist import check_dataset
 from batchmill.errors import OptionError
-from batchmill.ledger.ledger import FOLDER, Ledger
+from batchmill.layout import LEDGER_FOLDER
+from batchmill.ledger.ledger import Ledger
+from batchmill.security.allowlist import check_dataset
 from batchmill.storage import is_url, open_store, remote
 from batchmill.storage.objects import unwritable
-from batchmill.storage.urls import absolute, parent, shown_url
+from batchmill.urls import absolute, parent, shown_url
 
 
 def open_output(output: str) -> Ledger:
@@ -38,7 +39,7 @@ def open_output(output: str) -> Ledger:
     else:
         _check_folder(output)
     _check_not_inside(output)
-    if any(name != FOLDER for name in ledger.store.names("")):
+    if any(name != LEDGER_FOLDER for name in ledger.store.names("")):
         raise OptionError(
             f"--output {output}: contains files, but is not a dataset. Name a new or empty folder."
         )
@@ -47,7 +48,7 @@ def open_output(output: str) -> Ledger:
 
 def _check_links(ledger: Ledger) -> None:
     """Raise OptionError if an entry of the dataset's top folder or of its ledger is a link."""
-    for folder in ("", FOLDER):
+    for folder in ("", LEDGER_FOLDER):
         for name in ledger.store.links(folder):
             place = ledger.store.url_of(f"{folder}/{name}" if folder else name)
             raise OptionError(
@@ -63,7 +64,7 @@ def _check_not_inside(output: str) -> None:
     """
     above = parent(output)
     while above and above != parent(above):
-        if not is_url(above) and os.path.isdir(os.path.join(above, FOLDER)):
+        if not is_url(above) and os.path.isdir(os.path.join(above, LEDGER_FOLDER)):
             raise OptionError(
                 f"--output {output}: is inside the dataset {above}. A dataset contains only the "
                 "files of its own runs. Name another folder."
@@ -106,7 +107,7 @@ def open_ledger(dataset: str) -> Ledger:
         raise OptionError(f"{dataset}: there is no such folder. Check the path.")
     if not ledger.exists:
         raise OptionError(
-            f"{dataset}: is not a dataset (it has no {FOLDER} folder). Check the path."
+            f"{dataset}: is not a dataset (it has no {LEDGER_FOLDER} folder). Check the path."
         )
     _check_links(ledger)
     ledger.check_version()

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import xxhash
 
 from batchmill.errors import LedgerError
+from batchmill.layout import FILES
 from batchmill.outcome import Outcome
-from batchmill.storage import FILES, Store
+from batchmill.storage import Store
 
 VERSION = 4
 # The outcome of an input that the manifest no longer lists and that was removed on request.

@@ -6,11 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from batchmill.errors import LedgerError
+from batchmill.layout import PUBLISHED
 from batchmill.ledger.json_file import read_sealed, sealed
-from batchmill.ledger.ledger import FOLDER
 from batchmill.storage import Store
-
-PUBLISHED = f"{FOLDER}/published.json"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,15 +6,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.ledger.lease import LEASES
+from batchmill.layout import FILES, LEASES, STAGING
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import PRUNED
 from batchmill.maintenance.verify import recorded_files, unreferenced
 from batchmill.planning.plan import Plan
 from batchmill.planning.plan_file import PlanFile
 from batchmill.planning.run_spec import planned_names
-from batchmill.storage import FILES, in_threads
-from batchmill.storage.local import STAGING
+from batchmill.storage import in_threads
 
 # Reading a part takes a millisecond, so a dataset with this number opens in half a second.
 MANY_PARTS = 500

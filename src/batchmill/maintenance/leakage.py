@@ -8,11 +8,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from batchmill.errors import StoreError
-from batchmill.ledger.assignments import Assignment, last_assignment
+from batchmill.layout import METADATA, PARTITION_COLUMN
 from batchmill.ledger.ledger import Ledger
-from batchmill.partitioning import COLUMN, by_hash, name_of_key
+from batchmill.partitions.assign import by_hash
+from batchmill.partitions.partitioning import name_of_key
+from batchmill.partitions.record import Assignment, last_assignment
 from batchmill.planning.run_spec import read_work
-from batchmill.storage import METADATA
 
 
 def find_leaks(ledger: Ledger) -> Iterator[str]:
@@ -28,12 +29,14 @@ def find_leaks(ledger: Ledger) -> Iterator[str]:
         yield "the ledger's record of the partitions is missing; the next run writes it"
         return
     try:
-        table = pq.ParquetFile(ledger.store.open(METADATA)).read(columns=["input", COLUMN])
+        table = pq.ParquetFile(ledger.store.open(METADATA)).read(
+            columns=["input", PARTITION_COLUMN]
+        )
     except (OSError, pa.ArrowException, StoreError) as error:
         yield f"cannot be read: {error}"
         return
-    if set(table.column_names) != {"input", COLUMN}:
-        yield f"has no column {COLUMN!r}"
+    if set(table.column_names) != {"input", PARTITION_COLUMN}:
+        yield f"has no column {PARTITION_COLUMN!r}"
         return
     published = table.to_pandas().drop_duplicates()
     groups = _inputs_of(assignment)[["input", "group"]]
@@ -54,7 +57,7 @@ def find_duplicates(ledger: Ledger) -> Iterator[str]:
         pc.and_(pc.not_equal(records["content"], ""), pc.greater(records["size"], 0))
     ).select(["input", "content"])
     frame = contents.to_pandas().merge(_inputs_of(assignment), on="input")
-    one_of_each = frame.sort_values("input").drop_duplicates(["content", COLUMN])
+    one_of_each = frame.sort_values("input").drop_duplicates(["content", PARTITION_COLUMN])
     for _, same in _several(one_of_each, "content"):
         yield f"{_where(same)} have the same content"
 
@@ -87,17 +90,19 @@ def torn_groups(rows: pd.DataFrame) -> Iterator[str]:
     Args:
         rows: The columns `input`, `group` and `partition`. Rows without a value are ignored.
     """
-    one_of_each = rows.dropna(subset=["group", COLUMN]).drop_duplicates(["group", COLUMN])
+    one_of_each = rows.dropna(subset=["group", PARTITION_COLUMN]).drop_duplicates(
+        ["group", PARTITION_COLUMN]
+    )
     for key, torn in _several(one_of_each, "group"):
         yield f"{name_of_key(key)} is in several partitions: {_where(torn)}"
 
 
 def _not_as_assigned(published: pd.DataFrame, assignment: Assignment) -> Iterator[str]:
-    expected = _inputs_of(assignment)[["input", COLUMN]]
+    expected = _inputs_of(assignment)[["input", PARTITION_COLUMN]]
     frame = published.merge(expected, on="input", how="left", suffixes=("", "_assigned"))
     # A null is compared too: each row must have a partition.
     texts = frame.astype(object).where(frame.notna(), "none")
-    wrong = texts[texts[COLUMN] != texts[f"{COLUMN}_assigned"]]
+    wrong = texts[texts[PARTITION_COLUMN] != texts[f"{PARTITION_COLUMN}_assigned"]]
     for name, found, assigned in wrong.itertuples(index=False, name=None):
         yield f"{name} is in {found}, but was assigned to {assigned}"
 
@@ -109,10 +114,10 @@ def _not_as_hashed(assignment: Assignment) -> Iterator[str]:
     """
     if assignment.partitioning.stratify is not None:
         return
-    frame = _inputs_of(assignment).drop_duplicates(["group", COLUMN])
+    frame = _inputs_of(assignment).drop_duplicates(["group", PARTITION_COLUMN])
     frame = frame[~frame["given"]]
     hashed = by_hash(frame["group"], assignment.partitioning)
-    for key, found, right in zip(frame["group"], frame[COLUMN], hashed, strict=True):
+    for key, found, right in zip(frame["group"], frame[PARTITION_COLUMN], hashed, strict=True):
         if found != right:
             yield f"{name_of_key(key)} was assigned to {found}, but its hash gives {right}"
 
@@ -124,5 +129,5 @@ def _several(frame: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFra
 
 
 def _where(rows: pd.DataFrame) -> str:
-    pairs = zip(rows["input"], rows[COLUMN], strict=True)
+    pairs = zip(rows["input"], rows[PARTITION_COLUMN], strict=True)
     return " and ".join(f"{name} ({partition})" for name, partition in pairs)

@@ -6,19 +6,23 @@ from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from batchmill.errors import LedgerError, StoreError
+from batchmill.layout import (
+    FILES,
+    LEDGER_FOLDER,
+    LEDGER_NAMES,
+    METADATA,
+    PUBLISHED,
+    RUNS,
+    TABLES,
+    TOP_NAMES,
+)
 from batchmill.ledger.lease import check_free, lease
-from batchmill.ledger.ledger import FOLDER, IN_FOLDER, RUNS, Ledger
-from batchmill.ledger.published_record import PUBLISHED, read_published_record
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.published_record import read_published_record
 from batchmill.maintenance.leakage import find_duplicates, find_leaks
 from batchmill.maintenance.source_partitions import compare_with_source
 from batchmill.planning.plan_file import PlanFile
-from batchmill.storage import FILES, METADATA, Store, in_threads
-
-# The tables, the report and the other entries at the top of a dataset.
-METADATA_CSV, FAILURES_CSV = "metadata.csv", "failures.csv"
-TABLES = (METADATA, METADATA_CSV, FAILURES_CSV)
-REPORT = "report.html"
-_TOP = {FOLDER, FILES, REPORT, *TABLES}
+from batchmill.storage import Store, in_threads
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,10 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
         yield Difference("changed", METADATA, message=message)
     if record is None and store.exists(PUBLISHED):
         yield Difference("changed", PUBLISHED, message="is damaged. Run the job again")
-    strays = [name for name in top if name not in _TOP]
-    strays += [f"{FOLDER}/{name}" for name in store.names(FOLDER) if name not in IN_FOLDER]
+    strays = [name for name in top if name not in TOP_NAMES]
+    strays += [
+        f"{LEDGER_FOLDER}/{name}" for name in store.names(LEDGER_FOLDER) if name not in LEDGER_NAMES
+    ]
     for name in [*strays, *unreferenced(store, owners)]:
         yield Difference("unreferenced", name)
     damaged = list(_damaged_files(ledger))

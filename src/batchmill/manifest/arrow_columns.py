@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from batchmill.manifest.inputs import is_missing
+from batchmill.cells import is_missing
 
 
 def to_arrow_table(frame: pd.DataFrame) -> pa.Table:

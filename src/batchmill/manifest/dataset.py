@@ -4,13 +4,9 @@ import pandas as pd
 import pyarrow as pa
 
 from batchmill.errors import ManifestError
+from batchmill.layout import MADE_FROM, ORIGINAL_INPUT
 from batchmill.manifest.records import read_parquet
 from batchmill.manifest.source import Source, fits, numbered
-
-# The column of the dataset's own inputs. The column `input` names the outputs.
-MADE_FROM = "made_from"
-# The first input of a chain of datasets. Only a dataset whose own manifest was a dataset has it.
-ORIGINAL = "original_input"
 
 
 def read_dataset(place: str, pattern: str, table: bytes | None) -> Source:
@@ -34,7 +30,7 @@ def read_dataset(place: str, pattern: str, table: bytes | None) -> Source:
         )
     frame = read_parquet(place, pa.BufferReader(table)).frame
     if MADE_FROM in frame.columns:
-        frame[ORIGINAL] = _first_inputs(frame)
+        frame[ORIGINAL_INPUT] = _first_inputs(frame)
     frame = frame.drop(columns=MADE_FROM, errors="ignore").rename(columns={"input": MADE_FROM})
     faults = []
     if "output" not in frame.columns:
@@ -60,7 +56,7 @@ def read_dataset(place: str, pattern: str, table: bytes | None) -> Source:
 def _first_inputs(frame: pd.DataFrame) -> pd.Series:
     """Return the first input of the chain of each row. A row may lack the columns of a chain."""
     found = frame["input"].astype(object)
-    for name in (MADE_FROM, ORIGINAL):
+    for name in (MADE_FROM, ORIGINAL_INPUT):
         if name in frame.columns:
             found = frame[name].astype(object).where(frame[name].notna(), found)
     return found

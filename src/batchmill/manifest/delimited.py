@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from batchmill.manifest.source import Source, duplicate_column_faults
-from batchmill.storage.urls import parent
+from batchmill.urls import parent
 
 _BYTE_ORDER_MARKS = {
     b"\xef\xbb\xbf": "UTF-8",

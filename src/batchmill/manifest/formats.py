@@ -7,14 +7,14 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 
-from batchmill.allowlist import refused_inputs, restricts_inputs
 from batchmill.errors import ManifestError, StoreError
 from batchmill.manifest.delimited import read_delimited
 from batchmill.manifest.listing import is_glob, read_folder, read_glob, read_prefix, read_url_glob
 from batchmill.manifest.records import flat, read_json_lines, read_parquet
 from batchmill.manifest.source import ManifestLike, Source, duplicate_column_faults, numbered
+from batchmill.security.allowlist import refused_inputs, restricts_inputs
 from batchmill.storage import is_url, remote
-from batchmill.storage.urls import is_web, last_part, without_file_scheme
+from batchmill.urls import is_web, last_part, without_file_scheme
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 _JSON_LINES = {".jsonl", ".ndjson"}

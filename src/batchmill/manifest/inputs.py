@@ -15,11 +15,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchmill.cells import is_missing
 from batchmill.manifest.source import Source
 from batchmill.storage import is_url, remote
 from batchmill.storage.fingerprints import recordable
 from batchmill.storage.remote import FileStat
-from batchmill.storage.urls import (
+from batchmill.urls import (
     control_fault,
     is_web,
     join,
@@ -296,8 +297,3 @@ def _stat_urls(places: Mapping[int, str], faults: dict[int, str]) -> list[FileSt
     if any(unusable.values()):
         return [None] * len(places)
     return remote.stat_many(list(places.values()))
-
-
-def is_missing(value: object) -> bool:
-    """Return whether a cell is empty: None, NA or NaN."""
-    return value is None or value is pd.NA or (isinstance(value, float) and value != value)

@@ -9,12 +9,13 @@ from pathlib import Path, PurePosixPath
 
 import pandas as pd
 
+from batchmill.layout import METADATA
 from batchmill.manifest.dataset import read_dataset
 from batchmill.manifest.source import Source, fits, numbered
-from batchmill.storage import METADATA, is_url, remote
+from batchmill.storage import is_url, remote
 from batchmill.storage.escaped_names import escape_name
 from batchmill.storage.remote import FileStat
-from batchmill.storage.urls import parent
+from batchmill.urls import parent
 
 # A folder with this subfolder is a dataset. Its files are outputs, so a listing skips them.
 _DATASET_MARK = ".batchmill"

@@ -8,20 +8,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.allowlist import refused_inputs, restricts_inputs
 from batchmill.errors import ManifestError
 from batchmill.manifest.arrow_columns import to_arrow_table
 from batchmill.manifest.delimited import type_columns
 from batchmill.manifest.formats import read_source
-from batchmill.manifest.groups import faults_of_groups, missing_columns, read_groups
-from batchmill.manifest.inheritance import inherited_groups
 from batchmill.manifest.inputs import check_inputs
 from batchmill.manifest.min_age import check_min_age, is_too_young
 from batchmill.manifest.source import ManifestLike, Source
-from batchmill.partitioning import Groups, Partitioning
+from batchmill.partitions.groups import faults_of_groups, missing_columns, read_groups
+from batchmill.partitions.inheritance import inherited_groups
+from batchmill.partitions.partitioning import Groups, Partitioning
+from batchmill.security.allowlist import refused_inputs, restricts_inputs
 from batchmill.sizes import counted
 from batchmill.storage import is_url
-from batchmill.storage.urls import join, shown_url, url_fault, without_file_scheme
+from batchmill.urls import join, shown_url, url_fault, without_file_scheme
 
 # A run writes these columns to the table that it publishes.
 RESERVED_COLUMNS = frozenset({"output"})

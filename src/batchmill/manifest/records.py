@@ -9,7 +9,7 @@ import pyarrow as pa
 from batchmill.errors import ManifestError
 from batchmill.manifest.delimited import encoding_faults
 from batchmill.manifest.source import Source, numbered
-from batchmill.storage.urls import parent
+from batchmill.urls import parent
 
 # pandas stores `attrs` in a Parquet file. This attribute is the folder of a saved list's inputs.
 ROOT_ATTRIBUTE = "batchmill.root"

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmill.options import ExecutionOptions
+from batchmill.options.groups import ExecutionOptions
 
 # Each Prefect task run costs about a tenth of a second and a row in Prefect's database.
 MAX_SHARDS = 512
@@ -28,8 +28,6 @@ WHOLE_BATCHES_PER_CORE = 4
 # A shard takes half a second to start and stop. It needs at least this number of rounds to be worth
 # that. In a round, each worker of the shard processes up to _INPUTS_PER_ROUND inputs.
 _ROUNDS_PER_SHARD, _INPUTS_PER_ROUND = 4, 32
-# No batch is heavier than this fraction of a worker's load, unless a single input is.
-_PARTS = 32
 # The cost of an empty input, in bytes.
 _INPUT_BYTES = 100_000
 # The largest inputs are assigned one by one, this number per shard. The others follow in blocks.
@@ -145,34 +143,6 @@ def input_weights(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     [100000, 100000, 100005]
     """
     return np.maximum(sizes, 0) + _INPUT_BYTES
-
-
-def make_batches(
-    weights: NDArray[np.int64], batch_size: int, workers: int, *, even: bool = True
-) -> list[range]:
-    """Divide inputs into batches.
-
-    Args:
-        weights: The weight of each input.
-        batch_size: The maximum number of inputs per batch.
-        workers: The number of workers that share the batches.
-        even: True to make batches of heavy inputs smaller.
-
-    Returns:
-        The range of inputs of each batch.
-
-    >>> make_batches(np.array([50, 30, 10, 5, 5] + [1] * 60), batch_size=20, workers=1)[:4]
-    [range(0, 1), range(1, 2), range(2, 3), range(3, 4)]
-    """
-    heaviest = weights.sum() / (max(1, workers) * _PARTS) if even else np.inf
-    batches = []
-    start, load = 0, 0
-    for index, weight in enumerate(weights.tolist()):
-        if index > start and (index - start == batch_size or load + weight > heaviest):
-            batches.append(range(start, index))
-            start, load = index, 0
-        load += weight
-    return [*batches, range(start, len(weights))] if len(weights) else []
 
 
 def plan_shards(

@@ -10,7 +10,7 @@ from batchmill.errors import StoreError
 from batchmill.manifest import Manifest
 from batchmill.storage import Store, in_threads, is_url, remote
 from batchmill.storage.fingerprints import content_of
-from batchmill.storage.urls import join
+from batchmill.urls import join
 
 _THREADS = 8
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batchmill.allowlist import CONFINE, confinement_is_required
 from batchmill.errors import OptionError
-from batchmill.options import ConfinementOptions
-from batchmill.storage.urls import absolute
+from batchmill.options.groups import ConfinementOptions
+from batchmill.security.allowlist import CONFINE, confinement_is_required
+from batchmill.urls import absolute
 
 
 @dataclass(frozen=True, kw_only=True)

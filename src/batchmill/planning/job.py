@@ -10,11 +10,11 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from batchmill.errors import OptionError
 from batchmill.manifest.listing import is_glob
-from batchmill.options import ConfinementOptions, InputOptions, PartitionOptions
-from batchmill.partitioning import Partitioning, make_partitioning
+from batchmill.options.groups import ConfinementOptions, InputOptions, PartitionOptions
+from batchmill.partitions.partitioning import Partitioning, make_partitioning
 from batchmill.planning.confinement import Confinement, make_confinement
 from batchmill.storage import is_url
-from batchmill.storage.urls import absolute
+from batchmill.urls import absolute
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,13 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.errors import OptionError
-from batchmill.ledger.assignments import SCHEMA, Assignment, last_assignment, last_with
+from batchmill.layout import MADE_FROM, PARTITION_COLUMN
 from batchmill.ledger.ledger import Ledger
 from batchmill.manifest import Manifest
-from batchmill.manifest.dataset import MADE_FROM
-from batchmill.manifest.groups import read_groups
-from batchmill.manifest.inheritance import inherited_groups
-from batchmill.partitioning import COLUMN, Groups, Partitioning, assign, given_by_key
+from batchmill.partitions.assign import assign, given_by_key
+from batchmill.partitions.groups import read_groups
+from batchmill.partitions.inheritance import inherited_groups
+from batchmill.partitions.partitioning import Groups, Partitioning
+from batchmill.partitions.record import SCHEMA, Assignment, last_assignment, last_with
 
 
 class Division(NamedTuple):
@@ -165,12 +166,15 @@ def check_rows(ledger: Ledger, unchecked: pa.ChunkedArray) -> None:
     Inputs in `unchecked` are not checked, because their rows are replaced and checked then.
     """
     records = ledger.records(["input", "rows"])
-    suspects = records.filter(pc.match_substring(records["rows"], json.dumps(COLUMN) + ":"))
+    suspects = records.filter(
+        pc.match_substring(records["rows"], json.dumps(PARTITION_COLUMN) + ":")
+    )
     suspects = suspects.filter(pc.invert(pc.is_in(suspects["input"], value_set=unchecked)))
     for record in suspects.sort_by("input").to_pylist():
         # The match may be a nested key or a value.
-        if any(COLUMN in row for row in json.loads(record["rows"])):
+        if any(PARTITION_COLUMN in row for row in json.loads(record["rows"])):
             raise OptionError(
-                f"--partition: the step returned the key {COLUMN!r} for {record['input']}, but "
-                "batchmill writes this column. Rename the key in the step, or drop --partition."
+                f"--partition: the step returned the key {PARTITION_COLUMN!r} "
+                f"for {record['input']}, but batchmill writes this column. Rename the key in the "
+                "step, or drop --partition."
             )

@@ -6,22 +6,22 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.allowlist import check_step
 from batchmill.digests import digest
 from batchmill.errors import ManifestError, OptionError, StepError
-from batchmill.ledger.assignments import Assignment
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_output
 from batchmill.manifest import Manifest, ManifestLike, load_manifest
 from batchmill.manifest.inputs import MISSING_SIZE
-from batchmill.manifest.saved import listed_manifest
+from batchmill.manifest.saved_list import listed_manifest
+from batchmill.partitions.record import Assignment
 from batchmill.planning.change_detection import detect_changes
 from batchmill.planning.job import Job
 from batchmill.planning.partition_assignment import Division, check_rows, divide_manifest
 from batchmill.planning.plan import PLANNED_COLUMNS, Plan, find_records, make_plan
+from batchmill.security.allowlist import check_step
 from batchmill.step.fingerprint import differences, identity_of
 from batchmill.step.load import Step, load_step
-from batchmill.storage.urls import is_web, join, same_place, shown_url
+from batchmill.urls import is_web, join, same_place, shown_url
 
 
 @dataclass(frozen=True, kw_only=True)

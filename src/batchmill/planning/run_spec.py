@@ -12,16 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.digests import input_id
-from batchmill.failure_policy import FailurePolicy
 from batchmill.ledger.ledger import Ledger
+from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import Outcome
-from batchmill.partitioning import Partitioning, count_partitions
+from batchmill.partitions.partitioning import Partitioning, count_partitions
 from batchmill.planning.batching import Layout
 from batchmill.planning.confinement import Confinement
 from batchmill.planning.plan_file import PlanFile
 from batchmill.planning.prepare import Prepared
 from batchmill.storage.remote import FileStat
-from batchmill.storage.urls import join
+from batchmill.urls import join
 
 _CARRIED = "carried"
 

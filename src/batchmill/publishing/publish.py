@@ -5,13 +5,9 @@ from dataclasses import replace
 import pyarrow as pa
 
 from batchmill.digests import digest
+from batchmill.layout import PUBLISHED, TABLES
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.published_record import (
-    PUBLISHED,
-    PublishedRecord,
-    read_published_record,
-)
-from batchmill.maintenance.verify import TABLES
+from batchmill.ledger.published_record import PublishedRecord, read_published_record
 from batchmill.manifest import Manifest
 from batchmill.publishing.tables import publish
 from batchmill.storage.fingerprints import HashingFile

@@ -11,12 +11,11 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
-from batchmill.ledger.assignments import last_assignment
+from batchmill.layout import FAILURES_CSV, METADATA, METADATA_CSV, PARTITION_COLUMN
 from batchmill.ledger.ledger import Ledger
-from batchmill.maintenance.verify import FAILURES_CSV, METADATA_CSV
 from batchmill.manifest import Manifest
-from batchmill.partitioning import COLUMN
-from batchmill.storage import METADATA, Store
+from batchmill.partitions.record import last_assignment
+from batchmill.storage import Store
 from batchmill.storage.fingerprints import HashingFile
 
 # The rows of this number of inputs are Python objects at a time. It limits the memory.
@@ -92,7 +91,7 @@ def publish(ledger: Ledger, manifest: Manifest) -> dict[str, PublishedTable]:
         [("position", "ascending"), ("input", "ascending")]
     )
     if manifest.partition is not None:
-        records = records.append_column(COLUMN, _assigned(ledger, records["input"]))
+        records = records.append_column(PARTITION_COLUMN, _assigned(ledger, records["input"]))
     ok = pc.equal(records["outcome"], "ok")
     metadata = metadata_table(records.filter(ok), manifest)
     failures = failure_records(ledger)
@@ -110,7 +109,7 @@ def _assigned(ledger: Ledger, names: pa.ChunkedArray) -> pa.ChunkedArray:
     last = last_assignment(ledger)
     if last is None:
         return pa.chunked_array([pa.nulls(len(names), pa.string())])
-    return last.rows[COLUMN].take(pc.index_in(names, value_set=last.rows["input"]))
+    return last.rows[PARTITION_COLUMN].take(pc.index_in(names, value_set=last.rows["input"]))
 
 
 def _write(store: Store, name: str, writer: Callable[[HashingFile], object]) -> PublishedTable:
@@ -149,8 +148,11 @@ def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
     ]
     found = [name for chunk in chunks for name in chunk.columns]
     names = dict.fromkeys(["input", *(["output"] if "output" in found else [])])
-    if manifest.partition is not None and COLUMN not in manifest.manifest_columns.column_names:
-        names[COLUMN] = None
+    if (
+        manifest.partition is not None
+        and PARTITION_COLUMN not in manifest.manifest_columns.column_names
+    ):
+        names[PARTITION_COLUMN] = None
     names |= dict.fromkeys([*manifest.manifest_columns.column_names, *found])
     columns = {name: _column(name, chunks) for name in names}
     more = pa.chunked_array([chunk.more for chunk in chunks], pa.string())
@@ -187,8 +189,8 @@ def _chunk(records: pa.Table, manifest: Manifest, keys: _StepKeys) -> _Chunk:
             columns[key] = _typed(merged)
         else:
             columns[key] = _spread(_typed(values), places, len(rows))
-    if COLUMN in records.column_names:
-        columns[COLUMN] = records[COLUMN].take(owner)
+    if PARTITION_COLUMN in records.column_names:
+        columns[PARTITION_COLUMN] = records[PARTITION_COLUMN].take(owner)
     return _Chunk(columns, more)
 
 

@@ -31,7 +31,7 @@ from batchmill.reading.selection import (
     partition_column,
 )
 from batchmill.storage import is_url, remote
-from batchmill.storage.urls import absolute, join
+from batchmill.urls import absolute, join
 
 
 def open_dataset(

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from batchmill.allowlist import refused_inputs
 from batchmill.errors import BatchmillError, OptionError, StoreError
+from batchmill.security.allowlist import refused_inputs
 from batchmill.storage import is_url, remote
 from batchmill.storage.scratch import scratch_folder
-from batchmill.storage.urls import last_part
+from batchmill.urls import last_part
 
 Load = Callable[[Path], Any]
 

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from batchmill.errors import StoreError
-from batchmill.ledger.ledger import RUNS, Ledger
+from batchmill.layout import FILES, RUNS
+from batchmill.ledger.ledger import Ledger
 from batchmill.planning.plan_file import PlanFile
 from batchmill.planning.run_spec import planned_ids
-from batchmill.storage import FILES, is_url, open_store
+from batchmill.storage import is_url, open_store
 
 # A request to an object store takes about as long as fetching a sample.
 _REMOTE_SECONDS = 5.0

@@ -8,11 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchmill.errors import OptionError, StoreError
+from batchmill.layout import METADATA
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import last_run, open_ledger
 from batchmill.ledger.published_record import read_published_record
 from batchmill.planning.run_spec import read_work
-from batchmill.storage import METADATA, Store, is_url, remote
+from batchmill.storage import Store, is_url, remote
 from batchmill.storage.fingerprints import hash_file
 from batchmill.storage.scratch import scratch_folder
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.errors import OptionError
+from batchmill.layout import FILES
 from batchmill.reading.sample import check_fields
-from batchmill.storage import FILES
 
 LABEL, PARTITION = "label", "partition"
 _INPUT, _OUTPUT = "input", "output"

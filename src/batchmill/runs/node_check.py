@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batchmill.errors import BatchmillError, StoreError
+from batchmill.layout import STAGING
 from batchmill.ledger.lease import read_token
 from batchmill.ledger.ledger import Ledger
 from batchmill.planning.run_spec import read_work, some_inputs
 from batchmill.step.load import load_step
 from batchmill.step.planned import differences_from_plan
 from batchmill.storage import is_url, open_store, remote
-from batchmill.storage.local import STAGING
 
 # Ray copies a user's own modules to all machines with this option.
 _BRING = '--runtime-env \'{"working_dir": "."}\''

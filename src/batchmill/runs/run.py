@@ -6,9 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from batchmill.execution.shard import Shard
-from batchmill.failure_policy import FailurePolicy
-from batchmill.ledger.assignments import forget_earlier, write_assignment
+from batchmill.layout import REPORT, STAGING
 from batchmill.ledger.lease import Lease, Wait, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import (
@@ -19,7 +17,8 @@ from batchmill.maintenance.cleanup import (
     remove_replaced,
     remove_withdrawn,
 )
-from batchmill.maintenance.verify import REPORT
+from batchmill.options.failure_policy import FailurePolicy
+from batchmill.partitions.record import forget_earlier, write_assignment
 from batchmill.planning.batching import Batching, Cores, Layout, plan_shards
 from batchmill.planning.partition_assignment import without_withdrawn
 from batchmill.planning.prepare import Prepared, plan_again
@@ -27,7 +26,7 @@ from batchmill.planning.run_spec import partitions_of, write_run_plan
 from batchmill.runs.context import report_run
 from batchmill.runs.node_check import Probe
 from batchmill.runs.summary import Summary, summarise
-from batchmill.storage.local import STAGING
+from batchmill.shards.shard import Shard
 
 
 @dataclass(kw_only=True)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pyarrow.compute as pc
 
-from batchmill.failure_policy import FailurePolicy
 from batchmill.ledger.ledger import Ledger
+from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import KINDS, one_line
 from batchmill.planning.run_spec import planned_names, read_work
 from batchmill.sizes import counted, list_counts

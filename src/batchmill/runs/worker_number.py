@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from batchmill.options import ExecutionOptions
+from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.prepare import Prepared
 
 AUTO = "auto"

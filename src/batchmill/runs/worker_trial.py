@@ -10,15 +10,15 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from batchmill.allowlist import restrictions
-from batchmill.execution.run_shard import run_shard
-from batchmill.failure_policy import FailurePolicy
-from batchmill.manifest.saved import listed_manifest, save_manifest
-from batchmill.options import InputOptions
+from batchmill.manifest.saved_list import listed_manifest, save_manifest
+from batchmill.options.failure_policy import FailurePolicy
+from batchmill.options.groups import InputOptions
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import MAX_AUTO_WORKERS, Batching, Cores
 from batchmill.planning.prepare import Prepared, prepare
 from batchmill.runs.run import open_run
+from batchmill.security.allowlist import restrictions
+from batchmill.shards.run_shard import run_shard
 from batchmill.storage.scratch import scratch_folder
 
 # The trial runs at most this number of inputs, and begins none after `_SECONDS`. Each input may

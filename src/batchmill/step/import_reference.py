@@ -4,8 +4,8 @@ import re
 from pkgutil import resolve_name
 from typing import Any
 
-from batchmill.allowlist import check_origin, check_step
 from batchmill.errors import BatchmillError, StepError
+from batchmill.security.allowlist import check_origin, check_step
 
 _REFERENCE = re.compile(r"[\w.]+:[\w.]+")
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal
 
-from batchmill.allowlist import check_origin, check_step
 from batchmill.errors import StepError
+from batchmill.security.allowlist import check_origin, check_step
 from batchmill.step.fingerprint import describe_step, identity_of
 from batchmill.step.params import check_params
 from batchmill.step.tracked_file import ContentCounts, TrackedFile, track_files

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batchmill.allowlist import refused_inputs
 from batchmill.digests import digest
 from batchmill.errors import OptionError, StepError
+from batchmill.security.allowlist import refused_inputs
 from batchmill.step.params import hints_of
 from batchmill.storage.fingerprints import content_of
 

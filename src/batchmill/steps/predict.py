@@ -13,7 +13,6 @@ import torch
 from pydantic import AfterValidator
 from torch.utils._pytree import tree_map
 
-from batchmill.allowlist import refused_models
 from batchmill.digests import digest
 from batchmill.errors import StepError
 from batchmill.execution.batch_runner import ResultError, results_of
@@ -21,6 +20,7 @@ from batchmill.inference.model_step import is_model_file
 from batchmill.inference.models import Model, choose_device, load_model
 from batchmill.reading import pad_collate
 from batchmill.reading.files import choose_load, open_by_suffix
+from batchmill.security.allowlist import refused_models
 from batchmill.step.fingerprint import sources_of
 from batchmill.step.import_reference import is_reference, resolve_reference
 from batchmill.step.tracked_file import ContentCounts

@@ -2,12 +2,10 @@
 
 from batchmill.storage.local import LocalStore
 from batchmill.storage.objects import ObjectStore
-from batchmill.storage.store import FILES, METADATA, NO_ROOM, Store, in_threads
-from batchmill.storage.urls import is_url
+from batchmill.storage.store import NO_ROOM, Store, in_threads
+from batchmill.urls import is_url
 
 __all__ = [
-    "FILES",
-    "METADATA",
     "NO_ROOM",
     "LocalStore",
     "ObjectStore",

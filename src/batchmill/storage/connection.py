@@ -8,10 +8,10 @@ from typing import Any
 import fsspec
 
 from batchmill.errors import StoreError
-from batchmill.storage.access import options_for
-from batchmill.storage.allowed_places import INPUTS, listed_in
-from batchmill.storage.secrets import without_secrets
-from batchmill.storage.urls import hide_secrets, is_web
+from batchmill.security.allowed_places import INPUTS, listed_in
+from batchmill.security.credentials import options_for
+from batchmill.security.redaction import without_secrets
+from batchmill.urls import hide_secrets, is_web
 
 _FINAL = (
     FileNotFoundError,
@@ -70,7 +70,7 @@ def _locate(url: str) -> tuple[Any, str]:
     host = f"{scheme}://{rest.partition('/')[0]}"
     options = {"use_listings_cache": False} | options_for(url)
     if is_web(url) and listed_in(INPUTS) is not None:
-        from batchmill.storage.confined import confined_client
+        from batchmill.security.web_client import confined_client
 
         options["get_client"] = confined_client
     files, _ = fsspec.core.url_to_fs(host, **options)

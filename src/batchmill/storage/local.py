@@ -14,6 +14,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from batchmill.errors import StoreError
+from batchmill.layout import FILES, STAGING
 from batchmill.storage.beneath import (
     folder_of,
     link_file,
@@ -26,10 +27,9 @@ from batchmill.storage.beneath import (
 )
 from batchmill.storage.fingerprints import hash_file
 from batchmill.storage.retries import retry_local
-from batchmill.storage.store import FILES, NO_ROOM, no_check
+from batchmill.storage.store import NO_ROOM, no_check
 
 _TEMPORARY = re.compile(r"\..+\.part-[0-9a-f]{32}")
-STAGING = ".batchmill/staging"
 # With less free space than this, even a small write may fail.
 _ROOM_BYTES = 2**20
 # Errors of a busy or remote file system. A retry may succeed.

@@ -8,9 +8,10 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from batchmill.errors import StoreError
+from batchmill.layout import FILES
 from batchmill.storage import remote
 from batchmill.storage.scratch import scratch_folder
-from batchmill.storage.store import FILES, in_threads, no_check, parts_of
+from batchmill.storage.store import in_threads, no_check, parts_of
 
 # A PUT replaces an object atomically, and can be made to fail if the object exists.
 WRITABLE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az")

@@ -14,7 +14,7 @@ from batchmill.storage.connection import connected
 from batchmill.storage.fingerprints import hash_file, recordable
 from batchmill.storage.retries import retry_remote
 from batchmill.storage.store import in_threads
-from batchmill.storage.urls import is_url, shown_url, url_fault
+from batchmill.urls import is_url, shown_url, url_fault
 
 # The number of concurrent requests.
 THREADS = 16

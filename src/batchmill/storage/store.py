@@ -13,9 +13,6 @@ from batchmill.errors import StoreError
 NO_ROOM = (
     "No space left on device. Free some space, and run the same command again. It resumes the run."
 )
-# The folder of the outputs.
-FILES = "files"
-METADATA = "metadata.parquet"
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from batchmill.execution.run_shard import run_shard
 from batchmill.execution.single_input import relative_to_own_folder
-from batchmill.failure_policy import FailurePolicy
-from batchmill.options import InputOptions
+from batchmill.options.failure_policy import FailurePolicy
+from batchmill.options.groups import InputOptions
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.job import Job, make_job
 from batchmill.planning.prepare import Prepared, prepare
 from batchmill.publishing.tables import publish
 from batchmill.runs.run import open_run
+from batchmill.shards.run_shard import run_shard
 from batchmill.storage.fingerprints import Fingerprint, fingerprint
 
 # A step that hangs fails its test after this time.

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import jinja2
 
+from batchmill.layout import REPORT
 from batchmill.ledger.ledger import Ledger
-from batchmill.maintenance.verify import REPORT
 from batchmill.publishing.report.facts import SHOWN_FAILURES, Facts, gather
 from batchmill.publishing.report.figures import figures
 from batchmill.sizes import readable_size

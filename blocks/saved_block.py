@@ -1,0 +1,60 @@
+"""Load blocks that are saved in the Prefect API: block:NAME."""
+
+from typing import Any
+
+from prefect.blocks.core import Block
+
+from batchmill.errors import OptionError
+from batchmill.security.allowlist import restrictions
+
+_SAVED = "block:"
+
+
+def saved_name(given: object) -> str | None:
+    """Return the NAME of block:NAME; None for anything else."""
+    is_name = isinstance(given, str) and given.startswith(_SAVED)
+    return str(given).removeprefix(_SAVED) if is_name else None
+
+
+def load_saved(option: str, name: str, *kinds: type[Block]) -> Any:
+    """Fetch a saved block from the Prefect API.
+
+    Args:
+        option: The option that error messages name.
+        name: NAME of a block of the first kind, or TYPE/NAME of a block of any kind.
+        *kinds: The accepted kinds.
+
+    Raises:
+        OptionError: The block does not exist, or is of another kind.
+    """
+    asked: type[Block] = Block if "/" in name else kinds[0]
+    try:
+        saved = asked.load(name, _sync=True)  # type: ignore[call-arg]
+    except ValueError as error:
+        called = kinds[0].get_block_type_slug()
+        raise OptionError(
+            f"{option} {_SAVED}{name}: there is no saved block of this name (of type {called}). "
+            "To list the saved blocks: prefect block ls"
+        ) from error
+    except RuntimeError:
+        # The text of this error contains all saved values, including secrets.
+        raise OptionError(
+            f"{option} {_SAVED}{name}: the saved block does not fit this version of batchmill. "
+            "Save it again."
+        ) from None
+    if not isinstance(saved, kinds):
+        wanted = " or ".join(kind.get_block_type_slug() for kind in kinds)
+        raise OptionError(f"{option} {_SAVED}{name}: is not a block of type {wanted}.")
+    return saved
+
+
+def check_saved(block: Block | None, option: str) -> None:
+    """Raise OptionError for a block that is not saved, if a restriction is set.
+
+    An unsaved block could be a cluster that runs any code, or a store that opens any place.
+    """
+    limits = restrictions()
+    if limits and block is not None and block._block_document_id is None:
+        raise OptionError(
+            f"{option}: must be a saved block ({_SAVED}NAME), because {limits[0]} is set."
+        )

@@ -1,0 +1,1 @@
+"""A job from request to summary: plan it, run it, retry its failures."""

@@ -1,0 +1,282 @@
+"""Run a job from request to summary, for the command line and the Python API.
+
+All checks run before a server, a process or a folder exists. Prefect is imported only if the job
+has something to execute or to report, or names a saved block.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from batchmill.errors import CancelledError, RunError
+from batchmill.inference.model_step import make_inference
+from batchmill.jobs.noop_run import finish, is_idle
+from batchmill.ledger.lease import check_free
+from batchmill.manifest import ManifestLike
+from batchmill.manifest.saved_list import listed_manifest, save_manifest
+from batchmill.options.job_settings import JobSettings
+from batchmill.options.model_options import ModelOptions
+from batchmill.orchestration.server.embedded_server import starting_server
+from batchmill.planning.batching import Batching, Cores, Layout, own_cores, plan_shards
+from batchmill.planning.job import check_prune, make_job
+from batchmill.planning.prepare import Prepared, prepare
+from batchmill.runs.context import RunContext, handing_over
+from batchmill.runs.summary import Summary, summarise
+from batchmill.runs.worker_number import choose_workers
+from batchmill.security.credentials import Access, access_to
+from batchmill.step.load import reference_to, refuse_nested_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """The arguments of a job, before any check.
+
+    Attributes:
+        manifest: A path, a URL, a list of paths or a DataFrame.
+        output: The path or URL of the dataset.
+        step: A reference, or a function or class that other processes can import. Ignored if there
+            is a model.
+        params: The keyword arguments of the step.
+        model: A model file, or a reference to the function that makes the model.
+        model_options: How the model is loaded and applied.
+        options: The option groups of the flow.
+        cluster: An address, block:NAME, or a `RayCluster`. None: this machine, without Ray.
+        store: block:NAME or a `DatasetStore`.
+    """
+
+    manifest: ManifestLike
+    output: str | os.PathLike[str]
+    step: str | Callable[..., Any] = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+    model_options: ModelOptions = ModelOptions()
+    options: JobSettings = JobSettings()
+    cluster: Any = None
+    store: Any = None
+
+
+class RunObserver:
+    """Base class for the display of a run. Its methods show nothing."""
+
+    def show_plan(self, prepared: Prepared) -> None:
+        """Show what the run will do."""
+
+    def show_trial(self) -> None:
+        """Show that a few inputs are measured to choose the number of workers."""
+
+    def show_workers(self, number: int, reason: str) -> None:
+        """Show the number of workers, and why it was chosen."""
+
+    def follow(self, prepared: Prepared) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Show progress while the block runs."""
+        return nullcontext()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedRun:
+    """A run that has ended.
+
+    Attributes:
+        prepared: The job and its plan.
+        number: The number of the run.
+        summary: The counts of outcomes.
+        access: The credentials of the store that contains the dataset.
+        error: The error that ended the run, for example too many failed inputs.
+    """
+
+    prepared: Prepared
+    number: int
+    summary: Summary
+    access: Sequence[Access] = ()
+    error: RunError | None = None
+
+
+def run_job(request: JobRequest, observer: RunObserver | None = None) -> EndedRun:
+    """Run a job and wait for its end.
+
+    Args:
+        request: The job.
+        observer: Shows the plan and the progress. Default: nothing is shown.
+
+    Returns:
+        The run. If more inputs failed than allowed, its `error` is set, and nothing is raised.
+
+    Raises:
+        ManifestError, StepError, OptionError, LedgerError, StoreError: A check failed. Nothing was
+            started.
+        ServiceError: Prefect or Ray cannot be used.
+        CancelledError: The run was cancelled.
+        RunError: The run ended before it was recorded in the ledger.
+    """
+    observer = observer or RunObserver()
+    refuse_nested_run()
+    with ExitStack() as held:
+        request, prepared, is_listed = _prepare(request, held)
+        options = request.options
+        observer.show_plan(prepared)
+        execution, reason = choose_workers(
+            options.execution, prepared, own_cores(), observer.show_trial
+        )
+        if reason:
+            observer.show_workers(int(execution.num_workers or 0), reason)
+        request = replace(request, options=replace(options, execution=execution))
+        if not options.run.wait:
+            check_free(prepared.ledger)
+        _check_cluster(request.cluster)
+        if is_listed:
+            job = prepared.job
+            save_manifest(prepared.manifest, job.manifest, job.inputs.input_column)
+        context = held.enter_context(handing_over(prepared))
+        error = None
+        with observer.follow(prepared):
+            try:
+                _execute(request, context)
+            except CancelledError:
+                raise
+            except RunError as failed:
+                if not context.run:
+                    raise
+                error = failed
+        return EndedRun(
+            prepared=prepared,
+            number=context.run,
+            summary=summarise(prepared.ledger, context.run),
+            access=request.store.access if request.store else (),
+            error=error,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """The plan of a run that has not started.
+
+    Attributes:
+        prepared: The job and its plan.
+        layout: How the inputs are divided into shards and batches.
+        cores: The number of cores that the layout is made for.
+    """
+
+    prepared: Prepared
+    layout: Layout
+    cores: int
+
+
+def plan_run(
+    request: JobRequest, cores: int = 0, on_trial: Callable[[], None] = lambda: None
+) -> PlannedRun:
+    """Check a request and plan its job. Starts nothing and writes nothing.
+
+    Args:
+        request: The job.
+        cores: The number of cores to plan for. 0: the cores of this machine.
+        on_trial: Called before a few inputs are measured to choose the number of workers.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ManifestError, StepError, OptionError, LedgerError, StoreError: A check failed.
+    """
+    available = cores or own_cores()
+    with ExitStack() as held:
+        request, prepared, _ = _prepare(request, held)
+        execution, reason = choose_workers(request.options.execution, prepared, available, on_trial)
+    layout = plan_shards(
+        prepared.plan.pending["size"].to_numpy(),
+        Batching.from_options(execution, reason),
+        Cores(total=available, node=available),
+        whole_batches=prepared.step.is_batched,
+    )
+    return PlannedRun(prepared=prepared, layout=layout, cores=available)
+
+
+def _prepare(request: JobRequest, held: ExitStack) -> tuple[JobRequest, Prepared, bool]:
+    """Check a request and plan its job. Also return whether the manifest is a list or table."""
+    request = _with_blocks(request, held)
+    output, options = os.fspath(request.output), request.options
+    if isinstance(request.manifest, str | os.PathLike):
+        manifest, listed = os.fspath(request.manifest), None
+    else:
+        manifest, listed = listed_manifest(output), request.manifest
+    step, params = request.step, request.params
+    if request.model:
+        step, params = make_inference(request.model, request.model_options)
+    job = make_job(
+        manifest=manifest,
+        step=reference_to(step),
+        output=output,
+        params=params,
+        inputs=options.inputs,
+        partitions=options.partitions,
+        confinement=options.confinement,
+        force=options.run.force,
+    )
+    check_prune(job, prune=options.run.prune)
+    if job.confinement and request.cluster is None:
+        from batchmill.workers.landlock import check_support  # Imports torch.
+
+        check_support(job.confinement.writable)
+    return request, prepare(job, listed), listed is not None
+
+
+def _with_blocks(request: JobRequest, held: ExitStack) -> JobRequest:
+    """Replace the names of saved blocks by the blocks. Open the store until `held` is closed."""
+    if request.cluster is None and request.store is None:
+        return request
+    from batchmill.blocks.dataset_store import as_store, place_of_dataset
+    from batchmill.blocks.ray_cluster import as_cluster
+    from batchmill.blocks.saved_block import saved_name
+    from batchmill.flows.deployment_checks import check_blocks
+
+    if any(saved_name(given) is not None for given in (request.cluster, request.store)):
+        from batchmill.orchestration.server.api import shared_api
+
+        held.enter_context(shared_api())
+    cluster, store = as_cluster(request.cluster), as_store(request.store)
+    check_blocks(store, cluster)
+    held.enter_context(access_to(store.access if store else []))
+    output = place_of_dataset(store, request.output)
+    return replace(request, cluster=cluster, store=store, output=output)
+
+
+def _check_cluster(cluster: Any) -> None:
+    """Raise OptionError or ServiceError if a cluster obviously cannot be used."""
+    if cluster is None:
+        return
+    from batchmill.orchestration.cluster.token import present_token
+
+    present_token(cluster)
+    from batchmill.orchestration.cluster.address_check import check_cluster
+
+    check_cluster(cluster)
+
+
+def _execute(request: JobRequest, context: RunContext) -> None:
+    """Run the flow, or finish an idle run without Prefect."""
+    how = request.options.run
+    # Only the flow can check a cluster.
+    can_skip = request.cluster is None and is_idle(context.prepared)
+    if can_skip and finish(context.prepared, prune=how.prune, wait=how.wait):
+        return
+    # The server starts while this process imports Prefect, which takes one or two seconds.
+    with starting_server():
+        from batchmill.jobs.flow_run import run_flow
+
+        run_flow(request.model, _parameters(request, context.prepared), context)
+
+
+def _parameters(request: JobRequest, prepared: Prepared) -> dict[str, Any]:
+    """Return the parameters of the flow."""
+    own: dict[str, Any] = {"step": prepared.job.step, "params": dict(request.params)}
+    if request.model:
+        own = {"model": request.model, "model_options": request.model_options}
+    return {
+        "manifest": prepared.job.manifest,
+        "output": prepared.job.output,
+        **own,
+        **request.options.parameters(),
+        "cluster": request.cluster,
+        "store": request.store,
+    }

@@ -1,0 +1,31 @@
+"""The names of a dataset's files and folders, and of the columns that batchmill writes."""
+
+LEDGER_FOLDER = ".batchmill"
+FORMAT = f"{LEDGER_FOLDER}/format.json"
+PARTS = f"{LEDGER_FOLDER}/parts"
+RUNS = f"{LEDGER_FOLDER}/runs"
+RELEASED = f"{LEDGER_FOLDER}/released"
+STEPS = f"{LEDGER_FOLDER}/steps"
+PARTITIONS = f"{LEDGER_FOLDER}/partitions"
+# The names that a ledger's folder may contain. Verification reports all others.
+LEDGER_NAMES = {
+    *(name.rpartition("/")[2] for name in (FORMAT, PARTS, RUNS, RELEASED, STEPS, PARTITIONS)),
+    *("staging", "lease", "manifest.parquet", "published.json"),
+}
+LEASES = f"{LEDGER_FOLDER}/lease"
+PUBLISHED = f"{LEDGER_FOLDER}/published.json"
+STAGING = f"{LEDGER_FOLDER}/staging"
+# The folder of the outputs.
+FILES = "files"
+METADATA = "metadata.parquet"
+# The tables, the report and the other entries at the top of a dataset.
+METADATA_CSV, FAILURES_CSV = "metadata.csv", "failures.csv"
+TABLES = (METADATA, METADATA_CSV, FAILURES_CSV)
+REPORT = "report.html"
+TOP_NAMES = {LEDGER_FOLDER, FILES, REPORT, *TABLES}
+# The column of the dataset's own inputs. The column `input` names the outputs.
+MADE_FROM = "made_from"
+# The first input of a chain of datasets. Only a dataset whose own manifest was a dataset has it.
+ORIGINAL_INPUT = "original_input"
+# The column that names the partition, in manifests and in published tables.
+PARTITION_COLUMN = "partition"

@@ -1,0 +1,116 @@
+"""The failure policy of a run: time limit, memory limit, retries and allowed failures."""
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from batchmill.errors import OptionError
+from batchmill.options.groups import Options, Text
+
+# A run must end even if no user watches it. Steps of healthy jobs take less than an hour.
+DEFAULT_TIMEOUT_SECONDS = 3600.0
+
+# The patterns have no backslashes, because Prefect's messages print backslashes doubled.
+_SIZE_PATTERN = "^ *([0-9]+([.][0-9]+)? *[KMGTkmgt]?[Ii]?[Bb]?)? *$"
+_SHARE_PATTERN = "^ *([0-9]+|[0-9]+([.][0-9]+)?%) *$"
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", re.IGNORECASE)
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class FailurePolicy(Options):
+    """Limits per input, retries and allowed failures.
+
+    If an input fails because of the step or the file, it is executed at most 1 + `retries` times.
+    Raises OptionError.
+    """
+
+    retries: int = Field(
+        default=1,
+        ge=0,
+        title="Retries",
+        description="Number of times that a failed input is executed again in the same run.",
+    )
+    timeout: Annotated[float, BeforeValidator(lambda value: 0 if value is None else value)] = Field(
+        default=DEFAULT_TIMEOUT_SECONDS,
+        ge=0,
+        allow_inf_nan=False,
+        title="Time limit in seconds",
+        description="Maximum number of seconds for one input. After that, its worker process is "
+        "killed. 0: no limit.",
+    )
+    memory_limit: Text = Field(
+        default="",
+        title="Memory limit",
+        description="Maximum memory for one input, for example 2G or 500M. Above that, its worker "
+        "process is killed. Default: the machine's memory.",
+        json_schema_extra={"pattern": _SIZE_PATTERN},
+    )
+    max_failures: Text = Field(
+        default="0",
+        title="Failures allowed",
+        description="Number or percentage of inputs that may fail, for example 3 or 2%. If more "
+        "inputs fail, the run counts as failed.",
+        json_schema_extra={"pattern": _SHARE_PATTERN},
+    )
+    known_failures: Literal["failed", "ok"] = Field(
+        default="failed",
+        title="Known failures",
+        description="How inputs that failed in an earlier run count. With ok, they do not make "
+        "this run fail. New failures do.",
+    )
+    fail_fast: bool = Field(
+        default=False,
+        title="Fail fast",
+        description="Stop the run as soon as more inputs have failed than allowed. The remaining "
+        "inputs stay pending.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.memory_bytes is not None and self.memory_bytes < 2**20:
+            raise OptionError(
+                f"--memory-limit: {self.memory_bytes} bytes is less than any step needs. "
+                "Give a size such as 2G or 500M."
+            )
+        self.failures_allowed(1)
+        return self
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        """The time limit in seconds; None for no limit."""
+        return self.timeout or None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory limit in bytes; None for no limit."""
+        return parse_size(self.memory_limit) if self.memory_limit.strip() else None
+
+    def failures_allowed(self, inputs: int) -> int:
+        """Return how many of `inputs` inputs may fail.
+
+        >>> [FailurePolicy(max_failures=text).failures_allowed(250) for text in ("0", "3", "2%")]
+        [0, 3, 5]
+        """
+        text = self.max_failures.strip()
+        share = _SHARE.fullmatch(text)
+        if share and float(share[1]) <= 100:
+            return int(inputs * float(share[1]) / 100)
+        if text.isdigit():
+            return int(text)
+        raise OptionError(
+            f"--max-failures {text}: expected a number such as 3, or a percentage up to 100%."
+        )
+
+
+def parse_size(text: str, option: str = "--memory-limit") -> int:
+    """Convert a size with a unit to bytes. Raises OptionError, which names the option.
+
+    >>> [parse_size(text) for text in ("500M", "2G", "1.5 GiB", "1048576")]
+    [524288000, 2147483648, 1610612736, 1048576]
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise OptionError(f"{option} {text}: expected a size such as 2G or 500M.")
+    return int(float(match[1]) * _UNITS[match[2].upper()])

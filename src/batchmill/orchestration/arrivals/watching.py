@@ -1,0 +1,151 @@
+"""Watch a source, and announce the files that arrive in it, until the watcher is stopped."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from batchmill.errors import BatchmillError, ServiceError
+from batchmill.orchestration.arrivals.detection import Arrivals, FileVersion
+from batchmill.orchestration.arrivals.event import announce, make_payload, retry_pauses
+from batchmill.orchestration.arrivals.folder_watcher import FolderWatcher
+from batchmill.orchestration.arrivals.watch_target import WatchTarget
+from batchmill.storage import is_url
+
+# File-system events can be lost, so the source is also listed at this interval.
+_LONGEST_PAUSE_SECONDS = 300.0
+_SHORTEST_PAUSE_SECONDS = 0.5
+# While files are incomplete, the source is listed this many times per `min_age`.
+_LISTINGS_PER_MIN_AGE = 8
+# Seconds to pause per second of listing. So listings take at most a fifth of the time.
+_PAUSE_PER_LISTING = 4
+# The keys of `_problems`.
+_SERVER, _SOURCE = "server", "source"
+
+
+class SourceWatcher:
+    """Lists a source repeatedly, and announces the files that arrive in it."""
+
+    def __init__(
+        self,
+        target: WatchTarget,
+        *,
+        every_seconds: float,
+        folder_watcher: FolderWatcher | None,
+        known: Mapping[str, FileVersion],
+        report: Callable[[dict[str, Any]], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        """Prepare to watch. Nothing is listed yet.
+
+        Args:
+            target: The source, and the deployment to run.
+            every_seconds: The pause between two listings without file-system events.
+            folder_watcher: Reports file-system events. None: list at regular intervals.
+            known: Files that need no announcement.
+            report: Called with the payload of each announcement.
+            warn: Called once with each problem, and when the source can be read again.
+        """
+        self._target = target
+        self._every = every_seconds
+        self._folder_watcher = folder_watcher
+        self._report = report
+        self._warn = warn
+        self._problems: dict[str, str] = {}
+        self._arrivals = Arrivals(target.min_age, local=not is_url(target.source), known=known)
+        self._listed_at = self._listing_took = 0.0
+        self._pauses = retry_pauses()
+        self._retry_at = 0.0
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """List the source for the first time.
+
+        Raises:
+            BatchmillError: The source cannot be read.
+        """
+        self._list_files(is_first=True)
+
+    def run(self) -> None:
+        """Watch until `stop` is called."""
+        while not self._stopped.is_set():
+            self._announce_due_files()
+            self._wait()
+            if not self._stopped.is_set():
+                self._list_files()
+
+    def stop(self) -> None:
+        """Make `run` return after its current action. A signal handler may call this."""
+        self._stopped.set()
+        if self._folder_watcher:
+            self._folder_watcher.wake()
+
+    def _announce_due_files(self) -> None:
+        now = time.monotonic()
+        batch = self._arrivals.due(now)
+        if not batch or now < self._retry_at:
+            return
+        payload = make_payload(self._target, batch)
+        try:
+            announce(self._target, payload)
+        except ServiceError as error:
+            self._retry_at = time.monotonic() + next(self._pauses)
+            self._set_problem(_SERVER, f"{error} Retrying until the server accepts it.")
+            return
+        self._arrivals.mark_announced(batch)
+        self._pauses, self._retry_at = retry_pauses(), 0.0
+        self._problems.pop(_SERVER, None)
+        self._report(payload)
+
+    def _list_files(self, *, is_first: bool = False) -> None:
+        started, wall = time.monotonic(), time.time()
+        try:
+            files = self._target.list_files()
+        except BatchmillError as error:
+            if is_first:
+                raise
+            if self._folder_watcher:
+                # The folder may be renamed or mounted again. Then the old watch is useless.
+                self._folder_watcher.close()
+            self._set_problem(_SOURCE, f"{error}\nWaiting until it can be read again.")
+            return
+        finally:
+            self._listed_at = time.monotonic()
+            self._listing_took = self._listed_at - started
+        if self._problems.pop(_SOURCE, None):
+            self._warn(f"{self._target.source}: can be read again.")
+        self._arrivals.update(files, started, wall)
+
+    def _wait(self) -> None:
+        """Wait until the source should be listed again."""
+        if self._folder_watcher is None or self._arrivals.waiting or self._problems:
+            pause = self._every
+            if self._arrivals.waiting:
+                pause = min(pause, self._target.min_age / _LISTINGS_PER_MIN_AGE)
+            self._stopped.wait(max(pause, self._shortest_pause()))
+        else:
+            self._wait_for_events(self._folder_watcher)
+
+    def _wait_for_events(self, folder_watcher: FolderWatcher) -> None:
+        while not folder_watcher.wait(self._every) and not folder_watcher.failure:
+            if time.monotonic() - self._listed_at > _LONGEST_PAUSE_SECONDS:
+                return
+        if folder_watcher.failure:
+            self._warn(
+                f"{self._target.source}: no file-system events ({folder_watcher.failure}). "
+                f"The folder is listed every {self._every:g} seconds instead."
+            )
+            folder_watcher.close()
+            self._folder_watcher = None
+            return
+        # More files usually follow the first one.
+        self._stopped.wait(self._shortest_pause())
+
+    def _shortest_pause(self) -> float:
+        return max(_SHORTEST_PAUSE_SECONDS, _PAUSE_PER_LISTING * self._listing_took)
+
+    def _set_problem(self, about: str, text: str) -> None:
+        """Record a problem, and warn about it unless the previous warning was the same."""
+        if self._problems.get(about) != text:
+            self._warn(text)
+        self._problems[about] = text

@@ -1,0 +1,174 @@
+"""Checks that the nodes of a Ray cluster can run the shards of a run."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, cast
+
+import ray
+from prefect.client.orchestration import get_client
+from prefect.context import SettingsContext, get_settings_context
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import batchmill
+from batchmill.errors import ServiceError
+from batchmill.orchestration.cluster.capacity import Node
+from batchmill.orchestration.cluster.ray_errors import short_reason
+from batchmill.runs.node_check import Probe, faults_here
+from batchmill.security.credentials import Access, access_to
+
+# Ray may have to set up a runtime environment first. The installation of packages takes minutes.
+_ANSWER_SECONDS = 600.0
+_WAIT_SECONDS = 0.5
+# The number of nodes that are checked. A check of thousands of nodes would take too long.
+_MOST_NODES = 64
+
+
+class NodeProbes:
+    """Runs a probe on single nodes of the connected cluster.
+
+    Args:
+        probe: The checks to run on each node.
+        access: The credentials that the shards need.
+    """
+
+    def __init__(self, probe: Probe, access: Sequence[Access]) -> None:
+        self._remote: Any = cast("Any", ray).remote(num_cpus=0, max_retries=0)(_portable_probe())
+        settings = get_settings_context().serialize()
+        stores = [asdict(store) for store in access]
+        self._arguments = (batchmill.__version__, asdict(probe), stores, settings)
+        self._asked: dict[Any, Node] = {}
+
+    @property
+    def waiting(self) -> Collection[Node]:
+        """The nodes whose probe has not ended."""
+        return self._asked.values()
+
+    def start(self, node: Node) -> None:
+        """Start the probe of a node."""
+        only_there = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        options = {"name": "batchmill probe", "scheduling_strategy": only_there}
+        self._asked[self._remote.options(**options).remote(*self._arguments)] = node
+
+    def collect(self, seconds: float) -> list[tuple[Node, list[str]]]:
+        """Return the nodes whose probe has ended, with the reasons why they cannot run shards.
+
+        Args:
+            seconds: The longest time to wait.
+        """
+        if not self._asked:
+            return []
+        references = list(self._asked)
+        ended, _ = ray.wait(references, num_returns=len(references), timeout=seconds)
+        return [(self._asked.pop(reference), _answer(reference)) for reference in ended]
+
+
+def probe_cluster(
+    probes: NodeProbes,
+    found: Sequence[Node],
+    needs: Mapping[str, float],
+    cancelled: Callable[[], bool],
+) -> None:
+    """Run one probe on each node that has the resources for a shard.
+
+    Args:
+        probes: Runs the probes.
+        found: The nodes of the cluster.
+        needs: The resources that a shard needs.
+        cancelled: Returns true after the run is cancelled. Then the probes are not awaited.
+
+    Raises:
+        ServiceError: Nodes cannot run shards. The message has one line for each fault.
+    """
+    for node in [node for node in found if node.room_for(needs)][:_MOST_NODES]:
+        probes.start(node)
+    where: dict[str, list[str]] = defaultdict(list)
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    while probes.waiting and time.monotonic() < deadline:
+        # The waits are short, because Python runs no signal handler while Ray waits.
+        for node, faults in probes.collect(_WAIT_SECONDS):
+            for fault in faults:
+                where[fault].append(node.address)
+        if cancelled():
+            return
+    for node in probes.waiting:
+        where[f"no response within {_ANSWER_SECONDS:.0f} s."].append(node.address)
+    if where:
+        lines = [f"  on {', '.join(places)}: {fault}" for fault, places in where.items()]
+        raise ServiceError("\n".join(["The Ray cluster cannot run this:", *lines]))
+
+
+def _answer(reference: Any) -> list[str]:
+    try:
+        faults: list[str] = ray.get(reference)
+    except ray.exceptions.RuntimeEnvSetupError as error:
+        return [f"its runtime environment cannot be set up: {short_reason(error)}"]
+    except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
+        return []  # The node has left the cluster, so it will run no shard.
+    except ray.exceptions.RayError as error:
+        return [f"the probe failed: {short_reason(error)}"]
+    return faults
+
+
+def _portable_probe() -> Callable[..., list[str]]:
+    """Return a function that returns why the node that executes it cannot run shards.
+
+    Ray pickles the function by value. The node may have no batchmill, or another version.
+    """
+
+    def probe(
+        version: str, about: dict[str, Any], access: list[Any], settings: dict[str, Any]
+    ) -> list[str]:
+        import sys
+
+        try:
+            import batchmill
+        except ImportError:
+            where = f"for {sys.executable}"
+            remedy = f"Install the same version as here: pip install batchmill=={version}"
+            return [f"batchmill is not installed there ({where}). {remedy}"]
+        if batchmill.__version__ != version:
+            versions = f"batchmill is {batchmill.__version__} there, and {version} here"
+            return [f"{versions}. Install the same version on all nodes."]
+        from batchmill.orchestration.cluster.probe import faults_on_this_node
+
+        return faults_on_this_node(about, access, settings)
+
+    return probe
+
+
+def faults_on_this_node(
+    about: Mapping[str, Any],
+    access: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+) -> list[str]:
+    """Return why this machine cannot run shards.
+
+    Args:
+        about: The fields of a `Probe`.
+        access: The fields of each `Access` that the shards need.
+        settings: The serialized settings of Prefect.
+
+    Returns:
+        One text for each fault. Empty if the machine can run shards.
+    """
+    with access_to([Access(**store) for store in access]):
+        faults = [*faults_here(Probe(**about)), _api_fault(settings)]
+    return [fault for fault in faults if fault]
+
+
+def _api_fault(settings: Mapping[str, Any]) -> str:
+    """Return why this machine cannot use the Prefect API of these settings. Empty if it can."""
+    with SettingsContext(**settings), temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+        url = PREFECT_API_URL.value()
+        with get_client(sync_client=True) as client:
+            trouble = client.api_healthcheck()
+    if not trouble:
+        return ""
+    return (
+        f"the Prefect API at {url} does not respond there ({trouble}). Start a server that all "
+        "nodes can reach (prefect server start --host 0.0.0.0), and set PREFECT_API_URL to its "
+        "address. An address such as 127.0.0.1 works only on one machine."
+    )

@@ -1,0 +1,146 @@
+"""The runner for a Ray cluster or a local Ray, based on prefect-ray's task runner."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
+
+import ray
+from prefect.client.schemas.objects import State
+from prefect_ray.context import remote_options
+from prefect_ray.task_runners import PrefectRayFuture, RayTaskRunner
+
+from batchmill.blocks.ray_cluster import RayCluster
+from batchmill.errors import RunError
+from batchmill.orchestration.cluster.capacity import (
+    LivingNodes,
+    Node,
+    cores_for,
+    count_slots,
+    lost_head_message,
+    nodes,
+    remote_options_of,
+    shard_needs,
+)
+from batchmill.orchestration.cluster.connection import ray_runner
+from batchmill.orchestration.cluster.late_nodes import LateNodes
+from batchmill.orchestration.cluster.probe import NodeProbes, probe_cluster
+from batchmill.orchestration.cluster.ray_errors import LOST_CONNECTION
+from batchmill.orchestration.runners.runner import ShardFuture, ShardRunner
+from batchmill.planning.batching import Cores
+from batchmill.runs.node_check import Probe
+from batchmill.security.credentials import Access
+from batchmill.shards.shard import Shard
+from batchmill.tasks.ray_shard import refusing_node, run_ray_shard
+
+# Ray's name for the end of the raylet that the driver itself is connected to.
+_LOCAL_RAY_IS_GONE = "LocalRayletDiedError"
+
+
+class RayRunner(ShardRunner):
+    """Runs each shard as a Prefect task run in a Ray task.
+
+    Args:
+        cluster: The Ray cluster, or a local Ray.
+        access: The credentials that the shards need.
+        probe: Returns what the nodes of a cluster have to check before the first shard.
+        cancelled: Returns true after the run is cancelled.
+    """
+
+    lost_message = "Ray on the machine of the flow run has died, so no other shard was submitted."
+
+    def __init__(
+        self,
+        cluster: RayCluster,
+        access: Sequence[Access],
+        probe: Callable[[], Probe],
+        cancelled: Callable[[], bool],
+    ) -> None:
+        self.is_elastic = not cluster.is_local
+        self._cluster = cluster
+        self._access = access
+        self._probe = probe
+        self._cancelled = cancelled
+        self._held = ExitStack()
+        self._found: list[Node] = []
+        self._needs: Mapping[str, float] = {}
+        self._late: LateNodes | None = None  # A local Ray has only one node.
+        self._shard_probe: Probe | None = None
+
+    def __enter__(self) -> "RayRunner":
+        self._tasks: RayTaskRunner[Any] = self._held.enter_context(ray_runner(self._cluster))
+        self._found = nodes()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._held.close()
+
+    @property
+    def cores(self) -> Cores:
+        """The cores of the cluster's nodes, and how many shards the nodes can run at a time."""
+        return cores_for(self._cluster, self._found)
+
+    def prepare(self, num_workers: int) -> None:
+        """Check that each node of a cluster can run a shard. A local Ray is not checked."""
+        self._needs = shard_needs(self._cluster, self._found, num_workers)
+        self._living = LivingNodes(self._cluster)
+        if not self._cluster.is_local:
+            self._shard_probe = self._probe()
+            probes = NodeProbes(self._shard_probe, self._access)
+            probe_cluster(probes, self._found, self._needs, self._cancelled)
+            self._late = LateNodes(probes, self._found)
+
+    def slots(self) -> int | None:
+        """Return how many shards the nodes can run now. None while the head does not respond."""
+        with self._lost_connection_is_lost_head():
+            found = self._living()
+            if found is None:
+                return None
+            self.nodes = frozenset(node.id for node in found)
+            usable = self._late.usable(found) if self._late else found
+        return count_slots(usable, self._needs)
+
+    def submit(self, shard: Shard) -> ShardFuture:
+        """Submit a shard to Ray, with the resources that it needs."""
+        excluded = self._late.excluded if self._late else ()
+        options = remote_options_of(self._needs, excluded)
+        parameters = {"shard": shard, "access": self._access, "probe": self._shard_probe}
+        with self._lost_connection_is_lost_head(), remote_options(**options):
+            future: ShardFuture = self._tasks.submit(run_ray_shard, parameters)
+            return future
+
+    def wait(self, futures: Sequence[ShardFuture], seconds: float) -> Collection[ShardFuture]:
+        """Wait until one of the task runs has ended."""
+        by_reference = {_reference_of(future): future for future in futures}
+        with self._lost_connection_is_lost_head():
+            ended, _ = ray.wait(list(by_reference), num_returns=1, timeout=seconds)
+        return [by_reference[reference] for reference in ended]
+
+    def kill(self, future: ShardFuture) -> None:
+        """Kill the Ray worker of a task run."""
+        with self._lost_connection_is_lost_head():
+            ray.cancel(_reference_of(future), force=True)
+
+    def release(self) -> None:
+        """Do nothing. Ray ends with the block, after Prefect has recorded the task runs."""
+
+    def is_lost(self, reason: str) -> bool:
+        """Return whether the raylet on this machine has died. Ray then accepts no task."""
+        return _LOCAL_RAY_IS_GONE in reason
+
+    def leave_out(self, state: State[Any]) -> bool:
+        """Stop giving shards to a node that could not run one. Return whether there is one."""
+        node, reason = refusing_node(state)
+        if self._late and node:
+            self._late.leave_out(node, reason)
+        return bool(node)
+
+    @contextmanager
+    def _lost_connection_is_lost_head(self) -> Iterator[None]:
+        try:
+            yield
+        except LOST_CONNECTION as error:
+            raise RunError(lost_head_message(self._cluster)) from error
+
+
+def _reference_of(future: ShardFuture) -> Any:
+    return cast("PrefectRayFuture[Any]", future).wrapped_future

@@ -1,0 +1,102 @@
+"""Sends a run's progress, failures, summary and events to Prefect."""
+
+import json
+
+from prefect.artifacts import MarkdownArtifact, ProgressArtifact, TableArtifact
+from prefect.events import emit_event
+
+from batchmill.orchestration.display.live_artifact import LiveArtifact, artifact_key
+from batchmill.orchestration.display.summary_text import summary_text
+from batchmill.orchestration.resource_ids import resource_id
+from batchmill.publishing.report import Report
+from batchmill.runs.progress import Progress
+from batchmill.runs.summary import Summary, failure_message
+
+STARTED, FINISHED = "batchmill.run.started", "batchmill.run.finished"
+INPUT_FAILED = "batchmill.input.failed"
+
+
+class RunReporter:
+    """Sends artifacts and events about one run to Prefect, during the run and at its end."""
+
+    def __init__(self, dataset: str, run: int) -> None:
+        self._dataset = dataset
+        self._run = run
+        self._progress, self._failures, self._summary = (LiveArtifact() for _ in range(3))
+        self._done = -1
+        self._failed = 0
+        self._told = 0
+
+    def begin(self, *, inputs: int, pending: int, step: str) -> None:
+        """Send the event that the run has started, with the number of inputs."""
+        self._emit(STARTED, {"inputs": inputs, "pending": pending, "step": step})
+
+    def show(self, progress: Progress) -> None:
+        """Send the new failures, and update the artifacts that have changed."""
+        for failure in progress.failures[self._told :]:
+            self._emit(INPUT_FAILED, failure._asdict())
+        self._told = len(progress.failures)
+        if progress.done != self._done and self._show_progress(progress):
+            self._done = progress.done
+        if progress.failed != self._failed and self._show_failures(progress):
+            self._failed = progress.failed
+
+    def end(self, summary: Summary, state: str) -> None:
+        """Send the event that the run has ended.
+
+        Args:
+            summary: The counts of outcomes.
+            state: The name of the flow run's final state.
+        """
+        message = failure_message(summary, self._dataset)
+        self._emit(
+            FINISHED,
+            summary.as_json() | {"state": state, "message": message},
+            # A trigger can match labels, but not the payload.
+            {"batchmill.state": state, "batchmill.not-ok": str(summary.failed)},
+        )
+
+    def sum_up(self, report: Report) -> None:
+        """Show the summary page of the dataset and the run."""
+        text = summary_text(report)
+        artifact = MarkdownArtifact(
+            key=artifact_key("summary", self._dataset),
+            markdown=text,
+            description=f"{report.facts.summary.sentence()}. Dataset: `{self._dataset}`",
+        )
+        self._summary.show(artifact, text)
+
+    def _show_progress(self, progress: Progress) -> bool:
+        share = 100.0 * progress.done / progress.total if progress.total else 100.0
+        failed = f", {progress.failed:,} not ok" if progress.failed else ""
+        artifact = ProgressArtifact(
+            key=artifact_key("progress", self._dataset),
+            progress=share,
+            description=f"{progress.done:,} of {progress.total:,} inputs{failed}",
+        )
+        return self._progress.show(artifact, share)
+
+    def _show_failures(self, progress: Progress) -> bool:
+        rows = [failure._asdict() for failure in progress.failures]
+        cut = f". The first {len(rows):,} are shown" if progress.failed > len(rows) else ""
+        artifact = TableArtifact(
+            key=artifact_key("failures", self._dataset),
+            table=rows,
+            description=f"{progress.failed:,} not ok in run {self._run} of `{self._dataset}`{cut}. "
+            f"For tracebacks: `batchmill failures {self._dataset}`",
+        )
+        return self._failures.show(artifact, json.dumps(rows))
+
+    def _emit(
+        self, event: str, payload: dict[str, object], labels: dict[str, str] | None = None
+    ) -> None:
+        # Prefect sends the event from another thread, and adds the id of the flow run.
+        emit_event(
+            event,
+            resource={
+                "prefect.resource.id": resource_id("dataset", self._dataset),
+                "prefect.resource.name": self._dataset,
+                **(labels or {}),
+            },
+            payload={"dataset": self._dataset, "run": self._run} | payload,
+        )

@@ -1,0 +1,84 @@
+"""Runs each shard in a separate process on this machine, without Ray."""
+
+import concurrent.futures
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from typing import Any, cast
+
+from prefect.futures import PrefectConcurrentFuture
+from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.utilities.annotations import opaque
+
+from batchmill.orchestration.runners.runner import ShardFuture, ShardRunner
+from batchmill.planning.batching import Cores, own_cores
+from batchmill.security.credentials import Access
+from batchmill.shards.process import shard_processes
+from batchmill.shards.shard import Shard
+from batchmill.tasks.local_shard import RunningShards, run_local_shard
+
+
+class LocalRunner(ShardRunner):
+    """Runs a Prefect task in a thread for each shard. The task waits for the shard's process.
+
+    Args:
+        access: The credentials that the shards need.
+    """
+
+    def __init__(self, access: Sequence[Access]) -> None:
+        self._access = access
+        self._held = ExitStack()
+        self._submitted: list[ShardFuture] = []
+        self._slots = 1
+
+    def __enter__(self) -> "LocalRunner":
+        self._running = RunningShards(self._held.enter_context(shard_processes()))
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        for future in self._submitted:
+            # After an error, shard processes may still be running.
+            self.kill(future)
+        self._held.close()
+
+    @property
+    def cores(self) -> Cores:
+        """The cores that this process may use."""
+        return Cores(total=own_cores(), node=own_cores())
+
+    def prepare(self, num_workers: int) -> None:
+        """Limit the number of shards that run at a time: each DataLoader worker gets a core."""
+        self._slots = self.cores.slots_for(num_workers)
+        tasks: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=self._slots)
+        self._tasks = self._held.enter_context(tasks)
+
+    def slots(self) -> int:
+        """Return how many shards can run at a time. The number is constant."""
+        return self._slots
+
+    def submit(self, shard: Shard) -> ShardFuture:
+        """Run the shard's task in the next free thread."""
+        running: Any = opaque(self._running)  # Keeps Prefect from searching it for futures.
+        parameters = {"shard": shard, "access": self._access, "running": running}
+        future = self._tasks.submit(run_local_shard, parameters)
+        self._submitted.append(future)
+        return future
+
+    def wait(self, futures: Sequence[ShardFuture], seconds: float) -> Collection[ShardFuture]:
+        """Wait until the thread of one of the task runs has ended."""
+        threads = {cast("PrefectConcurrentFuture[Any]", f).wrapped_future: f for f in futures}
+        ended, _ = concurrent.futures.wait(
+            threads, seconds, return_when=concurrent.futures.FIRST_COMPLETED
+        )
+        return [threads[thread] for thread in ended]
+
+    def release(self) -> None:
+        """Begin to end the processes. The call returns before they have ended."""
+        self._running.processes.release()
+
+    def kill(self, future: ShardFuture) -> None:
+        """Kill the shard's process. A shard that has no process yet does not begin."""
+        self._running.kill(future.task_run_id)
+
+    def is_lost(self, reason: str) -> bool:  # noqa: ARG002
+        """Return False: this machine exists as long as this process runs."""
+        return False

@@ -1,0 +1,220 @@
+"""The loss policy: what happens when a shard loses its process or its node.
+
+A shard that loses its process is submitted again with its unfinished inputs. A shard that loses two
+processes in a row and finishes no input in between is halved. The halving ends when one input is
+alone in its shard. That input is recorded as crashed once its retries are used up.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from prefect.client.schemas.objects import State
+from prefect.logging import get_run_logger
+from prefect.states import Crashed
+
+from batchmill.orchestration.runners.rebalancing import Rebalancer
+from batchmill.orchestration.runners.runner import ShardRunner
+from batchmill.orchestration.runners.shard_queue import ShardQueue, SubmittedShard
+from batchmill.shards.shard import Shard, give_up, place_of, unfinished
+
+# Ray usually reports the shards of a lost node within this time.
+_LOST_NODE_SECONDS = 5.0
+# An autoscaler needs minutes to replace the nodes of a cluster.
+_NO_NODE_SECONDS = 300.0
+_NO_NODE = f"No node of the Ray cluster could run a shard for {_NO_NODE_SECONDS / 60:.0f} min."
+
+
+class LossPolicy:
+    """Counts the losses of one run and resubmits what the lost shards have not finished.
+
+    Args:
+        runner: Runs the shards.
+        queue: The shards of the run.
+        rebalancer: Removes a lost shard from the running ones.
+        losses_allowed: After this many lost processes, no lost shard is submitted again.
+
+    Attributes:
+        losses: The number of lost shard processes.
+    """
+
+    def __init__(
+        self, runner: ShardRunner, queue: ShardQueue, rebalancer: Rebalancer, losses_allowed: int
+    ) -> None:
+        self.losses = 0
+        self._runner = runner
+        self._queue = queue
+        self._rebalancer = rebalancer
+        self._losses_allowed = losses_allowed
+        self._known_nodes: frozenset[str] = frozenset()
+        self._missing_since: dict[str, float] = {}
+        self._no_node_since: float | None = None
+
+    def handle_loss(self, submitted: SubmittedShard, reason: str) -> None:
+        """Record that a shard lost its process, and resubmit its unfinished inputs.
+
+        Args:
+            submitted: The lost shard, which is no longer among the running ones.
+            reason: Why the process is gone, in one line.
+
+        Raises:
+            LedgerError: The ledger has a damaged part.
+            StoreError: The dataset cannot be read or written.
+        """
+        shard = submitted.shard
+        self._queue.record_end(submitted, Crashed(message=reason))
+        logger = get_run_logger()
+        logger.error("%s ended early: %s", shard.title, reason)
+        if self._runner.is_lost(reason):
+            self._add_ended_early(self._runner.lost_message)
+            self._queue.waiting.clear()
+            return
+        self.losses += 1
+        if self.losses > self._losses_allowed:
+            self._add_ended_early(
+                f"{shard.title} lost its process ({reason}). After {self._losses_allowed} losses "
+                "in one run, lost shards are not submitted again."
+            )
+            return
+        for again in _remaining(shard, reason):
+            logger.info("submitted again: %s", again.title)
+            self._queue.waiting.append(again)
+
+    def resubmit(self, submitted: SubmittedShard, state: State[Any]) -> None:
+        """Submit a shard that has not begun as a new task run. This is not counted as a loss.
+
+        Args:
+            submitted: The shard, which is no longer among the running ones.
+            state: How its task run ended.
+        """
+        self._queue.record_end(submitted, state)
+        shard = submitted.shard
+        self._queue.waiting.append(replace(shard, attempt=shard.attempt + 1, left=shard.inputs))
+
+    def fail_lost_nodes(self, now: float) -> None:
+        """End the task runs of nodes that have been missing for too long.
+
+        Ray waits for a silent node until the kernel closes the connection, which takes a quarter of
+        an hour.
+
+        Args:
+            now: The time of a monotonic clock, in seconds.
+
+        Raises:
+            LedgerError: The ledger has a damaged part.
+            StoreError: The dataset cannot be read or written.
+        """
+        for node in self._find_lost_nodes(now):
+            for task_run, (shard, _) in list(self._queue.running.items()):
+                begun_on = place_of(shard)
+                if begun_on == node:
+                    self.handle_loss(self._rebalancer.remove(task_run), "its node was lost")
+                elif begun_on is None:
+                    self._move(task_run)
+
+    def end_without_nodes(self, slots: int | None, now: float) -> bool:
+        """Kill all shards if there has been no node for a shard for too long.
+
+        Args:
+            slots: The number of shards that can run at a time. None if it is unknown.
+            now: The time of a monotonic clock, in seconds.
+
+        Returns:
+            True if the run ends for this reason.
+        """
+        if slots != 0:
+            self._no_node_since = None
+            return False
+        if self._no_node_since is None:
+            self._no_node_since = now
+            get_run_logger().warning(
+                "no node of the Ray cluster can run a shard now. Waiting for a node."
+            )
+        is_elastic = self._runner.is_elastic
+        if now - self._no_node_since < (_NO_NODE_SECONDS if is_elastic else _LOST_NODE_SECONDS):
+            return False
+        self._add_ended_early(_NO_NODE if is_elastic else self._runner.lost_message)
+        for future in self._queue.futures:
+            self._runner.kill(future)
+        return True
+
+    def _find_lost_nodes(self, now: float) -> list[str]:
+        """Return the nodes that have been missing for too long. Each node is returned once."""
+        missing = self._known_nodes - self._runner.nodes
+        self._known_nodes |= self._runner.nodes
+        # A node that has just disappeared is left to Ray, which usually reports the reason.
+        lost = [
+            node
+            for node in missing
+            if now - self._missing_since.setdefault(node, now) >= _LOST_NODE_SECONDS
+        ]
+        self._known_nodes -= set(lost)
+        return lost
+
+    def _move(self, task_run: UUID) -> None:
+        """Submit a shard that has not begun as a new task run.
+
+        Ray may have requested a worker from the lost node, and would wait for the response.
+        """
+        submitted = self._rebalancer.remove(task_run)
+        self._runner.kill(submitted.future)
+        self.resubmit(submitted, Crashed(message="a node was lost before the shard began"))
+
+    def _add_ended_early(self, reason: str) -> None:
+        if reason not in self._queue.ended_early:
+            self._queue.ended_early.append(reason)
+
+
+def _remaining(shard: Shard, reason: str) -> list[Shard]:
+    """Return the shards to submit again after a loss.
+
+    Records the outcome `crashed` for an input that has used up its retries.
+    """
+    (rows,) = unfinished([shard])
+    parts = split_lost(shard, rows)
+    if len(rows) != 1 or _is_inconclusive(shard, rows):
+        return parts
+    name = give_up(parts[0], reason)
+    if name is None:
+        return parts
+    get_run_logger().error("%s: crashed: the input killed the process of its shard", name)
+    return []
+
+
+def split_lost(shard: Shard, rows: Sequence[int]) -> list[Shard]:
+    """Return the next attempts at a shard that lost its process.
+
+    Args:
+        shard: The lost shard.
+        rows: Its unfinished rows in the run's plan, in order.
+
+    Returns:
+        Nothing if no row is left, two halves if an input may have killed the process, else one
+        shard with all rows.
+    """
+    if not rows:
+        return []
+    if len(rows) == 1 or _is_inconclusive(shard, rows):
+        return [_next_attempt(shard, rows)]
+    middle = len(rows) // 2
+    return [_next_attempt(shard, rows[:middle]), _next_attempt(shard, rows[middle:])]
+
+
+def _is_inconclusive(shard: Shard, rows: Sequence[int]) -> bool:
+    """Return whether there is no evidence yet that an input kills the process.
+
+    A first loss can have any cause. A shard that finished inputs makes progress.
+    """
+    return shard.attempt == 1 or len(rows) < shard.inputs
+
+
+def _next_attempt(shard: Shard, rows: Sequence[int]) -> Shard:
+    return replace(
+        shard,
+        start=rows[0],
+        stop=rows[-1] + 1,
+        attempt=shard.attempt + 1,
+        left=len(rows),
+        given=-1,
+    )

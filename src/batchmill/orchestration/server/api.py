@@ -1,0 +1,212 @@
+"""Choose the Prefect API of a run, and complete its records when the run ends."""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import httpx
+from prefect import Task
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import FlowRunContext
+from prefect.exceptions import ObjectNotFound, PrefectException
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_URL,
+    PREFECT_CLIENT_MAX_RETRIES,
+    PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+    PREFECT_HOME,
+    temporary_settings,
+)
+
+from batchmill.errors import ServiceError
+from batchmill.orchestration.server.embedded_server import embedded_server
+from batchmill.tasks.logs import send_logs
+from batchmill.urls import hide_secrets
+
+_RECORD_SECONDS = 20.0
+_POLL_SECONDS = 0.2
+_PAGE = 200
+_MOST_TASK_RUNS = 5000
+
+
+@contextmanager
+def shared_api() -> Iterator[None]:
+    """Select one Prefect API for the block and for every Ray worker that it starts.
+
+    The API is the configured one, else the API of the enclosing flow run, else a temporary server.
+
+    Raises:
+        ServiceError: The configured server cannot be used, or the temporary one did not start.
+    """
+    if PREFECT_API_URL.value():
+        _check_configured()
+        yield
+        return
+    around = FlowRunContext.get()
+    if around:
+        with temporary_settings({PREFECT_API_URL: str(around.client.api_url)}):
+            yield
+        return
+    with (
+        embedded_server(PREFECT_HOME.value()) as server,
+        # The temporary server ends with the flow, so heartbeats have no use. Prefect would wait up
+        # to a second for the thread that sends them.
+        temporary_settings(
+            {PREFECT_API_URL: server.url, PREFECT_API_AUTH_STRING: server.auth},
+            set_defaults={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None},
+        ),
+    ):
+        try:
+            yield
+        finally:
+            # The logs must be sent before the server ends.
+            send_logs()
+
+
+def lost_server_message(error: Exception) -> str:
+    """Return the message for a Prefect server that stopped responding during a run."""
+    return (
+        f"The Prefect server at {_shown_api()} stopped responding. Committed "
+        f"results are kept. Run the same command again to complete the dataset. ({error})"
+    )
+
+
+def _shown_api() -> str:
+    return hide_secrets(str(PREFECT_API_URL.value()))
+
+
+def _check_configured() -> None:
+    """Raise ServiceError if the configured server does not respond or rejects the credentials."""
+    with get_client(sync_client=True) as client:
+        trouble = client.api_healthcheck()
+        if trouble is None:
+            try:
+                client.read_flows(limit=1)  # The health check works without credentials.
+            except httpx.HTTPError as error:
+                trouble = error
+    if trouble is None:
+        return
+    what, remedy = trouble_with_server(trouble)
+    raise ServiceError(
+        f"The Prefect server at PREFECT_API_URL={_shown_api()} {what}. "
+        f"{remedy}, or unset PREFECT_API_URL to use a temporary server."
+    )
+
+
+def trouble_with_server(error: Exception) -> tuple[str, str]:
+    """Return two parts of a message for an error of Prefect's client: the problem and the fix."""
+    if not isinstance(error, httpx.HTTPStatusError):
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        return f"does not respond ({reason})", "Start it or correct its address"
+    status = error.response.status_code
+    answer = f"({status} {error.response.reason_phrase})"
+    if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        remedy = "Set PREFECT_API_AUTH_STRING=USER:PASSWORD, or for Prefect Cloud PREFECT_API_KEY"
+        return f"rejected the credentials {answer}", remedy
+    if httpx.codes.is_client_error(status):
+        return f"has no API there {answer}", "Give its API's address, which ends in /api"
+    return f"responded with an error {answer}", "See its log, or try again later"
+
+
+def wait_until_recorded(flow_run: UUID, task_runs: int, seconds: float = _RECORD_SECONDS) -> None:
+    """Wait until the API has recorded the ends of a flow run's task runs.
+
+    The events about the ends arrive with a delay, and a server that stops earlier loses them. After
+    `seconds`, the wait ends without an error, because the history in Prefect is not essential.
+
+    Args:
+        flow_run: The id of the flow run.
+        task_runs: The number of ended task runs to wait for.
+        seconds: The longest time to wait.
+    """
+    deadline = time.monotonic() + seconds
+    with get_client(sync_client=True) as client:
+        while time.monotonic() < deadline:
+            states = [run.state for run in _task_runs_of(client, flow_run)]
+            if sum(1 for state in states if state and state.is_final()) >= task_runs:
+                return
+            time.sleep(_POLL_SECONDS)
+
+
+def end_flow_run(flow_run: UUID, end: State[Any]) -> None:
+    """Set the final state of a flow run whose process cannot do it, and of its task runs.
+
+    A killed process cannot report its end. Its Prefect worker may have marked the flow run as
+    crashed, but not the task runs. A flow run that has ended as Completed or Failed is not changed.
+    A flow run that is scheduled, for example for a retry, has no process and is not changed either.
+
+    Args:
+        flow_run: The id of the flow run.
+        end: The final state, usually Crashed.
+    """
+    with (
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        suppress(httpx.HTTPError, PrefectException),  # The run may be on another server.
+        get_client(sync_client=True) as client,
+    ):
+        state = client.read_flow_run(flow_run).state
+        if state and (state.is_completed() or state.is_failed()):
+            return  # The process reported its end.
+        if state and (state.is_scheduled() or state.is_paused()):
+            return
+        if state is None or not state.is_final():
+            client.set_flow_run_state(flow_run, end, force=True)
+        # Read all pages first, because a new state may change the order of the pages.
+        for run in list(_task_runs_of(client, flow_run)):
+            if run.state is None or not run.state.is_final():
+                client.set_task_run_state(run.id, end, force=True)
+
+
+def _task_runs_of(client: SyncPrefectClient, flow_run: UUID) -> Iterator[TaskRun]:
+    """Yield the task runs of a flow run, at most `_MOST_TASK_RUNS`."""
+    this_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
+    for offset in range(0, _MOST_TASK_RUNS, _PAGE):
+        page = client.read_task_runs(flow_run_filter=this_run, limit=_PAGE, offset=offset)
+        yield from page
+        if len(page) < _PAGE:
+            return
+
+
+class TaskRunEnd(NamedTuple):
+    """How a task run ended, according to its flow run."""
+
+    id: UUID
+    name: str
+    state: State[Any]
+
+
+def record_ends(flow_run: UUID, task: Task[..., Any], ends: Iterable[TaskRunEnd]) -> None:
+    """Record in Prefect how task runs ended, if their own events are missing.
+
+    A killed process does not send the event about its end. The events that it sent before may also
+    be lost.
+
+    Args:
+        flow_run: The id of the flow run.
+        task: The task of the task runs.
+        ends: How each task run ended.
+    """
+    with get_client(sync_client=True) as client:
+        known = {run.id: run.state for run in _task_runs_of(client, flow_run)}
+        for end in ends:
+            try:
+                # Look again: the event may have arrived since, and Prefect rejects duplicates.
+                recorded = known[end.id] if end.id in known else client.read_task_run(end.id).state
+            except ObjectNotFound:
+                client.create_task_run(
+                    task,
+                    flow_run_id=flow_run,
+                    dynamic_key=str(end.id),
+                    id=end.id,
+                    name=end.name,
+                    state=end.state,
+                )
+                continue
+            # A task run that was killed for a cancellation is recorded as crashed.
+            is_misnamed = recorded and recorded.is_crashed() and end.state.is_cancelled()
+            if recorded is None or not recorded.is_final() or is_misnamed:
+                client.set_task_run_state(end.id, end.state, force=True)

@@ -1,0 +1,181 @@
+"""One temporary Prefect server for all runs on this machine, if no server is configured.
+
+Prefect would start a server in every process. This server is shared by all processes, keeps its
+history in the user's Prefect database, and stops when the last run has ended.
+"""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from batchmill.errors import ServiceError
+from batchmill.orchestration.server.server_process import (
+    ANY_PORT,
+    LOG,
+    NOT_NEEDED,
+    RECORD,
+    SERVER_LOCK,
+    USERS_LOCK,
+    auth_string,
+    folder_in,
+    try_lock,
+)
+
+# The first start on a machine creates the database. This took 13 to 19 s on two cores.
+_START_SECONDS = 180
+_STOP_SECONDS = 20
+_POLL_SECONDS = 0.05
+
+# The server processes that `starting_server` has started.
+_begun: list[subprocess.Popen[bytes]] = []
+
+
+class TemporaryServer(NamedTuple):
+    """The running temporary server.
+
+    Attributes:
+        url: The URL of its API.
+        auth: The credentials that its API requires, as USER:PASSWORD.
+    """
+
+    url: str
+    auth: str
+
+
+@contextmanager
+def starting_server() -> Iterator[None]:
+    """Start the temporary server in the background, before this process imports Prefect.
+
+    The start takes seconds. `embedded_server` in the block waits for this server and uses it. If
+    the environment names a server, nothing is started. If a settings file names a server, the
+    started process detects it and ends.
+    """
+    if os.environ.get("PREFECT_API_URL"):
+        yield
+        return
+    process = _start_process(ANY_PORT)
+    _begun.append(process)
+    try:
+        yield
+    finally:
+        _begun.remove(process)
+        _let_go(process)
+
+
+@contextmanager
+def embedded_server(home: Path, port: int = ANY_PORT) -> Iterator[TemporaryServer]:
+    """Yield a server that runs at least until the block ends.
+
+    Args:
+        home: Prefect's folder (PREFECT_HOME), which contains the database.
+        port: The port of the server, if one has to be started.
+
+    Raises:
+        ServiceError: The server did not start.
+    """
+    folder = folder_in(home)
+    with (folder / USERS_LOCK).open("a+") as users:
+        # If a server is about to end, this call waits until it has ended.
+        fcntl.flock(users, fcntl.LOCK_SH)
+        for process in _begun:
+            _let_go(process)  # From now on, the lock keeps the server running.
+        url = _find(folder) or _start(folder, port)
+        yield TemporaryServer(url, auth_string(folder))
+    # The next command may be `prefect server start`. Two servers on one database lose records.
+    _wait_for_end(folder)
+
+
+def find_server(home: Path) -> str | None:
+    """Return the API URL of the running temporary server. None if no server is running."""
+    return _find(folder_in(home))
+
+
+def _find(folder: Path) -> str | None:
+    try:
+        url: str = json.loads((folder / RECORD).read_text())["url"]
+    except (OSError, ValueError):
+        return None
+    return url if _is_healthy(url) else None
+
+
+def _start(folder: Path, port: int) -> str:
+    """Start a server, unless one is starting already. Wait for it and return its URL."""
+    deadline = time.monotonic() + _START_SECONDS
+    process = _begun[-1] if _begun else None
+    try:
+        while not (url := _find(folder)):
+            failed = process is not None and process.poll() not in (None, NOT_NEEDED)
+            if failed or time.monotonic() > deadline:
+                raise ServiceError(_start_failure(folder))
+            if (process is None or process.poll() is not None) and not _is_locked(folder):
+                process = _start_process(port)
+            time.sleep(_POLL_SECONDS)
+    finally:
+        if process:
+            _let_go(process)
+    return url
+
+
+def _start_process(port: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "batchmill.orchestration.server.server_process", str(port)],
+        # The server detects the end of this process when the pipe is closed.
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # Ctrl-C in the terminal must not end the server: the run still needs it.
+        start_new_session=True,
+    )
+
+
+def _let_go(process: subprocess.Popen[bytes]) -> None:
+    """Stop using a server process. It ends when no other process uses it."""
+    if process.stdin:
+        process.stdin.close()
+    process.poll()
+
+
+def _start_failure(folder: Path) -> str:
+    log = folder / LOG
+    last = log.read_text(errors="replace").strip().splitlines()[-5:] if log.exists() else []
+    return (
+        f"The temporary Prefect server did not start. The last lines of its log {log}:\n  "
+        + "\n  ".join(last or ["(empty)"])
+        + "\nFix the cause, or run `prefect server start` and set PREFECT_API_URL to its address."
+    )
+
+
+def _wait_for_end(folder: Path) -> None:
+    """Wait for the end of the server, unless another process uses it."""
+    deadline = time.monotonic() + _STOP_SECONDS
+    with (folder / USERS_LOCK).open("a+") as users:
+        while _is_locked(folder) and time.monotonic() < deadline:
+            # The lock is held only briefly: the server ends once it gets the exclusive lock.
+            if not try_lock(users) and try_lock(users, fcntl.LOCK_SH):
+                return
+            fcntl.flock(users, fcntl.LOCK_UN)
+            time.sleep(_POLL_SECONDS)
+
+
+def _is_locked(folder: Path) -> bool:
+    """Return whether a server process exists. It may still be starting, or be about to end."""
+    with (folder / SERVER_LOCK).open("a+") as server:
+        return not try_lock(server)
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        # The server is on this machine, so the request must not use a configured proxy.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"{url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False

@@ -1,0 +1,90 @@
+"""Prefect's UI on the temporary server."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, PREFECT_UI_URL
+
+from batchmill.errors import OptionError, ServiceError
+from batchmill.orchestration.server.embedded_server import embedded_server, find_server
+from batchmill.orchestration.server.server_process import HOST
+from batchmill.urls import hide_secrets
+
+_LOOK_SECONDS = 2.0
+_POLL_SECONDS = 0.1
+_HIGHEST_PORT = 65535
+
+
+class ServedUI(NamedTuple):
+    """The UI of a running server.
+
+    Attributes:
+        address: The URL of the UI.
+        auth: The credentials that the UI requests, as USER:PASSWORD.
+        home: Prefect's folder (PREFECT_HOME).
+    """
+
+    address: str
+    auth: str
+    home: Path
+
+    def wait(self, stopped: Callable[[], bool]) -> None:
+        """Wait until `stopped` returns true.
+
+        Raises:
+            ServiceError: The server ended before.
+        """
+        while find_server(self.home):
+            next_look = time.monotonic() + _LOOK_SECONDS
+            while time.monotonic() < next_look:
+                if stopped():
+                    return
+                time.sleep(_POLL_SECONDS)
+        raise ServiceError(
+            f"The Prefect server at {self.address} has stopped. Start it again: batchmill ui"
+        )
+
+
+def configured_ui() -> str | None:
+    """Return the URL of the UI of the configured server. None if no server is configured."""
+    if not PREFECT_API_URL.value():
+        return None
+    return hide_secrets(str(PREFECT_UI_URL.value()))
+
+
+@contextmanager
+def serving_ui(port: int) -> Iterator[ServedUI]:
+    """Serve the UI until the block ends.
+
+    Args:
+        port: The port of the server. Ignored if a temporary server is running already.
+
+    Raises:
+        OptionError: The port cannot be used.
+        ServiceError: The server did not start.
+    """
+    home = PREFECT_HOME.value()
+    if not 0 < port <= _HIGHEST_PORT:
+        raise OptionError(f"--port {port}: expected a number from 1 to {_HIGHEST_PORT}.")
+    if not find_server(home):
+        _check_is_free(port)
+    with embedded_server(home, port) as server:
+        yield ServedUI(server.url.removesuffix("/api"), server.auth, home)
+
+
+def _check_is_free(port: int) -> None:
+    with socket.socket() as probe:
+        # The server sets this option too. Without it, a connection that just ended blocks the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise OptionError(
+                f"--port {port}: cannot be used ({error.strerror}). If your own Prefect server "
+                f"runs there, open http://{HOST}:{port}. Otherwise use another port: "
+                f"batchmill ui --port {port % _HIGHEST_PORT + 1}"
+            ) from error

@@ -1,0 +1,1 @@
+"""Partitions: settings, groups, assignment by hash and strata, record."""

@@ -1,0 +1,109 @@
+"""Read the groups of a manifest's inputs, and the partitions that the manifest assigns."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pandas as pd
+import pyarrow as pa
+
+from batchmill.cells import texts_of
+from batchmill.layout import PARTITION_COLUMN
+from batchmill.partitions.inheritance import inherited_keys
+from batchmill.partitions.partitioning import Groups, Partitioning, key_of_group, key_of_input
+
+
+def missing_columns(frame: pd.DataFrame, partitioning: Partitioning) -> list[str]:
+    """Return a fault for each column that a partitioning needs and the manifest lacks.
+
+    Args:
+        frame: The manifest's columns.
+        partitioning: Its options name the columns.
+
+    Returns:
+        The faults.
+    """
+    wanted = {"--group-by": partitioning.group_by, "--stratify": partitioning.stratify}
+    found = ", ".join(repr(str(name)) for name in frame.columns) or "none"
+    return [
+        f"line 1: no column {column!r} for {option} (found: {found}). Add it, or name another."
+        for option, column in wanted.items()
+        if column is not None and column not in frame.columns
+    ]
+
+
+def read_groups(
+    frame: pd.DataFrame,
+    names: pa.ChunkedArray,
+    partitioning: Partitioning,
+    inherited: Mapping[str, str] | None = None,
+) -> Groups:
+    """Read the groups of a manifest.
+
+    Args:
+        frame: The manifest's columns, as they were read.
+        names: The names of its inputs, row for row.
+        partitioning: Its options name the columns.
+        inherited: The groups of the dataset that is the manifest. None for other manifests, and
+            with a group column.
+
+    Returns:
+        The groups. An input without a value in the group column is a group of its own.
+    """
+    names = names.to_pylist()
+    keys = [key_of_input(name) for name in names]
+    if partitioning.group_by is not None:
+        texts = texts_of(frame[partitioning.group_by])
+        keys = [
+            key if text is None else key_of_group(text)
+            for key, text in zip(keys, texts, strict=True)
+        ]
+    elif inherited is not None:
+        found = inherited_keys(frame, inherited)
+        keys = [key or own for key, own in zip(found, keys, strict=True)]
+    strata = None if partitioning.stratify is None else texts_of(frame[partitioning.stratify])
+    given = (
+        texts_of(frame[PARTITION_COLUMN])
+        if PARTITION_COLUMN in frame.columns
+        else [None] * len(frame)
+    )
+    return Groups(
+        keys=pa.array(keys, pa.string()),
+        strata=None if strata is None else pa.array(strata, pa.string()),
+        given=pa.array(given, pa.string()),
+    )
+
+
+def faults_of_groups(
+    groups: Groups, partitioning: Partitioning, places: Callable[[], Sequence[str]]
+) -> list[str]:
+    """Return a fault for each unknown partition, and for each group in two partitions.
+
+    Args:
+        groups: The manifest's groups.
+        partitioning: Its shares name the known partitions.
+        places: Returns the place of each row, such as "line 7".
+
+    Returns:
+        The faults, each with its line.
+    """
+    faults = []
+    first: dict[str, int] = {}
+    given = groups.given.to_pylist()
+    for row, name in enumerate(given):
+        if name is None:
+            continue
+        if name not in partitioning.shares:
+            known = ", ".join(partitioning.shares)
+            faults.append(
+                f"{places()[row]}: {PARTITION_COLUMN} {name!r} is not in --partition ({known}). "
+                f"Correct it, or add {name}=0 to --partition."
+            )
+            continue
+        key = groups.keys[row].as_py()
+        earlier = first.setdefault(key, row)
+        if given[earlier] != name:
+            faults.append(
+                f"{places()[row]}: has the {PARTITION_COLUMN} {name!r}, but {places()[earlier]} "
+                f"of the same group {key.partition(':')[2]!r} has {given[earlier]!r}. "
+                f"Give all rows of a group the same {PARTITION_COLUMN}."
+            )
+    return faults

@@ -1,0 +1,1 @@
+"""Allowlists and credentials: which steps may run, and which places they may use."""

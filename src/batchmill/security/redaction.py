@@ -1,0 +1,61 @@
+"""Finds credentials in texts, and replaces them."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+
+import fsspec
+
+from batchmill.security.credentials import granted_options
+from batchmill.urls import hide_secrets
+
+# The names of variables and options that may hold a credential.
+_SECRET_NAME = re.compile(r"secret|token|passw|access_?key|account_?key|_key$|^key$|sas", re.I)
+# A shorter value could be a part of any word.
+_SHORTEST_SECRET = 6
+_NO_SECRETS = ("region_name", "profile", "username", "account_name", "project")
+
+
+def without_secrets(text: str) -> str:
+    """Replace the credentials of this process in a text.
+
+    These are the environment's variables whose names suggest a credential, the options of fsspec
+    and of the stores in use, and the passwords and queries of URLs.
+    """
+    # Replace the longest first, because a secret may be a part of another one.
+    for secret in sorted(set(_secrets()), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return hide_secrets(text)
+
+
+def _secrets() -> Iterator[str]:
+    pairs: list[tuple[str, object]] = [*os.environ.items()]
+    for options in fsspec.config.conf.values():
+        pairs += options.items()
+    for name, value in pairs:
+        if isinstance(value, str) and len(value) >= _SHORTEST_SECRET and _SECRET_NAME.search(name):
+            yield value
+    for options in granted_options():
+        yield from _texts(options)
+
+
+def _texts(options: object) -> Iterator[str]:
+    """Yield the option values of a store that may be secret: all except those in _NO_SECRETS."""
+    if isinstance(options, str) and len(options) >= _SHORTEST_SECRET:
+        yield options
+    elif isinstance(options, Mapping):
+        for name, value in options.items():
+            if name == "endpoint_url":
+                yield from _inside_endpoint(str(value))
+            elif name not in _NO_SECRETS:
+                yield from _texts(value)
+    elif isinstance(options, list | tuple):
+        for value in options:
+            yield from _texts(value)
+
+
+def _inside_endpoint(url: str) -> Iterator[str]:
+    """Yield the parts of an endpoint URL that may be secret: the password and the path's parts."""
+    rest = url.partition("://")[2]
+    parts = [rest.rpartition("@")[0].partition(":")[2], *rest.split("/")[1:]]
+    yield from (part for part in parts if len(part) >= _SHORTEST_SECRET)

@@ -1,0 +1,1 @@
+"""One shard: its inputs, its process, its records."""

@@ -1,0 +1,199 @@
+"""Executes the inputs of one shard in DataLoader workers, and records their outcomes."""
+
+import faulthandler
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from batchmill.execution.batch_runner import BatchRunner
+from batchmill.execution.failures import lost
+from batchmill.execution.run_input import answer, execute, load
+from batchmill.execution.staging import CONFINED_FOLDERS, StagingArea
+from batchmill.ledger.ledger import Ledger
+from batchmill.outcome import Outcome
+from batchmill.planning.confinement import Confinement
+from batchmill.shards.inputs import ShardInputs
+from batchmill.shards.monitor import ShardMonitor
+from batchmill.shards.outcome_recorder import OutcomeRecorder
+from batchmill.shards.torch_dataset import create_torch_dataset
+from batchmill.step.load import Step
+from batchmill.workers import (
+    BatchCallbacks,
+    IsolatedExecutor,
+    Limits,
+    RetryPolicy,
+    Sample,
+    Stop,
+    WorkerExit,
+)
+from batchmill.workers.confined import ConfinedProcess
+from batchmill.workers.landlock import check_support
+from batchmill.workers.processes import end_children
+
+logger = logging.getLogger(__name__)
+
+
+class ShardExecution:
+    """One attempt at a shard, with its own staging area."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        inputs: ShardInputs,
+        staging: StagingArea,
+        on_outcome: Callable[[Outcome], None] | None,
+    ) -> None:
+        self._ledger = ledger
+        self._inputs = inputs
+        self._staging = staging
+        self._step = inputs.step
+        self._items = inputs.items(staging)
+        self._confined: ConfinedProcess | None = None
+        if inputs.spec.confinement:
+            check_support(inputs.spec.confinement.writable)
+        self._look_up, self._torch_dataset = self._make_look_up()
+        self._stop = Stop()
+        self._recorder = OutcomeRecorder(
+            ledger, inputs.spec, self._stop, inputs.check_step, on_outcome
+        )
+        self._callbacks = self._batch_callbacks()
+        self._executor = self._make_executor()
+
+    def run(self, prefix: str) -> Mapping[str, int]:
+        """Execute all inputs, and commit their outcomes in parts whose names begin with `prefix`.
+
+        Returns:
+            The number of inputs by kind of outcome.
+        """
+        shard, spec = self._inputs.shard, self._inputs.spec
+        if shard.left == 1:
+            self._ledger.control.record_lone_attempt(shard.run, shard.start, shard.attempt)
+        monitor = ShardMonitor(self._ledger, self._inputs, self._stop, self._executor)
+        with self._recorder.committing(prefix, self._inputs.origins, monitor.on_tick):
+            self._executor.execute(
+                batch_size=self._inputs.batch_size(step_is_batched=self._callbacks is not None),
+                num_workers=spec.num_workers,
+            )
+        return dict(self._recorder.counts)
+
+    def _make_look_up(self) -> tuple[Callable[[int], Any], Any]:
+        """Return the function that looks up an item by its index, and the torch Dataset or None."""
+        if self._step.kind == "items":
+            positions = self._inputs.positions
+            return partial(_look_up_position, self._step, positions), self._step.target
+        if self._step.kind == "dataset":
+            return create_torch_dataset(self._ledger, self._inputs, self._items)
+        return _no_item, None
+
+    def _make_executor(self) -> IsolatedExecutor:
+        policy = self._inputs.spec.policy
+        return IsolatedExecutor(
+            count=len(self._inputs),
+            run=self._load_one if self._callbacks else self._execute_one,
+            lost=self._lost,
+            deliver=self._recorder.record,
+            limits=Limits(timeout_seconds=policy.timeout_seconds, memory_bytes=policy.memory_bytes),
+            retry=RetryPolicy(retries=policy.retries),
+            stop=self._stop,
+            processing=self._callbacks,
+            weights=self._inputs.weights,
+        )
+
+    def _batch_callbacks(self) -> BatchCallbacks | None:
+        """Return the functions that process batches; None if the step is not a batch step."""
+        if not self._step.is_batched or self._torch_dataset is None:
+            return None
+        runner = BatchRunner(
+            step=self._step,
+            torch_dataset=self._torch_dataset,
+            inputs=self._items,
+            staging=self._staging,
+        )
+        return BatchCallbacks(
+            collate=runner.collate,
+            process=runner.process,
+            overdue=self._end_overdue,
+            end=self._end_process,
+        )
+
+    def _execute_one(self, index: int) -> Outcome:
+        if self._inputs.spec.confinement:
+            return self._execute_confined(index, self._inputs.spec.confinement)
+        look_up = partial(self._look_up, index)
+        # Processes that the step left behind could still write to its files.
+        return execute(self._step, self._items[index], self._staging, look_up, end_children)
+
+    def _execute_confined(self, index: int, confinement: Confinement) -> Outcome:
+        if not self._confined:  # This is the first input of this worker.
+            name = CONFINED_FOLDERS.replace("*", str(os.getpid()))
+            folder = self._staging.folder / name
+            folder.mkdir()
+            self._staging = replace(self._staging, folder=folder)
+            self._confined = ConfinedProcess(
+                run=self._answer,
+                folder=folder,
+                temporary=Path(self._staging.temporary or folder, name),
+                writable=confinement.writable,
+                network=confinement.network,
+            )
+        item, look_up = self._items[index], partial(self._look_up, index)
+        run = partial(self._confined, index)
+        return execute(self._step, item, self._staging, look_up, confined=run)
+
+    def _answer(self, index: int) -> bytes:
+        """Run the step on one input in the confined process of this worker."""
+        return answer(self._step, self._items[index], self._staging, partial(self._look_up, index))
+
+    def _load_one(self, index: int) -> Outcome | Sample:
+        look_up = partial(self._look_up, index)
+        loaded = load(self._items[index], self._staging, look_up, end_children)
+        return loaded if isinstance(loaded, Outcome) else Sample(*loaded)
+
+    def _lost(self, index: int, worker_exit: WorkerExit) -> Outcome:
+        """Return the outcome of an input whose process died."""
+        outcome = lost(
+            self._items[index],
+            self._staging,
+            kind=worker_exit.kind,
+            error=worker_exit.error,
+            message=worker_exit.message,
+            log=worker_exit.log,
+            seconds=worker_exit.seconds,
+        )
+        return self._inputs.as_planned(outcome, index)
+
+    def _end_overdue(self, indices: Sequence[int]) -> None:
+        """End this process because its batch exceeds the timeout.
+
+        If the batch has only one input, that input gets the outcome `timeout`.
+        """
+        seconds = self._inputs.spec.policy.timeout_seconds or 0.0
+        message = f"the batch was still running after {seconds:g} s (--timeout)"
+        try:
+            faulthandler.dump_traceback(all_threads=True)
+            if len(indices) == 1:
+                timeout = WorkerExit(indices[0], "timeout", "Timeout", message, "", seconds)
+                self._recorder.record([self._lost(indices[0], timeout)])
+        finally:
+            self._end_process(f"{len(indices)} inputs: {message}")
+
+    def _end_process(self, reason: str) -> None:
+        """Commit all outcomes and kill this process. The driver retries the other inputs."""
+        try:
+            logger.error("%s: %s", self._inputs.shard.title, reason)
+            self._recorder.flush()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _look_up_position(step: Step, positions: Sequence[int], index: int) -> Any:
+    return step.target[positions[index]]
+
+
+def _no_item(_: int) -> None:
+    """Return None, because a function step has no items."""

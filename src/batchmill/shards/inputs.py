@@ -1,0 +1,160 @@
+"""Reads the inputs, the step and the settings of a shard from the run's plan."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from batchmill.execution.rows import RESERVED_KEYS, RESERVED_WITH_PARTITIONS
+from batchmill.execution.staging import Input, StagingArea
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import Origin
+from batchmill.outcome import Outcome
+from batchmill.planning.batching import input_weights
+from batchmill.planning.plan import encode_manifest_columns
+from batchmill.planning.run_spec import (
+    RunSpec,
+    as_planned,
+    carried_rows,
+    looks_of,
+    read_inputs,
+    read_work,
+)
+from batchmill.shards.shard import Shard, is_left, recorded_in
+from batchmill.step.load import Step, load_step
+from batchmill.step.planned import PlannedStep
+from batchmill.storage import is_url
+from batchmill.storage.remote import FileStat
+from batchmill.urls import join, last_part
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardInputs:
+    """The inputs of a shard that have no outcome yet, with the data needed to execute them.
+
+    The inputs' rows of the plan are in `table`, and their row numbers in `plan_rows`. The other
+    columns of the manifest are in `columns`. By input name, `origins` has the origin that the
+    ledger records. `check_step` raises StepError if the step is no longer the planned one.
+    """
+
+    shard: Shard
+    spec: RunSpec
+    step: Step
+    table: pa.Table
+    plan_rows: Sequence[int]
+    columns: Sequence[Mapping[str, Any]]
+    origins: Mapping[str, Origin]
+    check_step: Callable[[], None]
+
+    @classmethod
+    def read(cls, ledger: Ledger, shard: Shard) -> "ShardInputs":
+        """Read a shard's inputs, and load the step.
+
+        Raises:
+            StepError: The step cannot be loaded on this machine, or is not the planned one.
+            LedgerError: The plan cannot be read.
+        """
+        spec = read_work(ledger, shard.run)
+        step = load_step(spec.step, spec.params, search=spec.search)
+        planned = ledger.steps.read(spec.identity) or step.description
+        table = read_inputs(ledger, shard.run, shard.start, shard.stop)
+        plan_rows: Sequence[int] = range(shard.start, shard.stop)
+        if shard.attempt > 1:
+            left = is_left(table, recorded_in(ledger, shard.run))
+            table = table.filter(left)
+            plan_rows = list(compress(plan_rows, left.to_pylist()))
+        columns = carried_rows(table)
+        origins = {
+            name: Origin(encode_manifest_columns(row), spec.identity, spec.run)
+            for name, row in zip(table["input"].to_pylist(), columns, strict=True)
+        }
+        return cls(
+            shard=shard,
+            spec=spec,
+            step=step,
+            table=table,
+            plan_rows=plan_rows,
+            columns=columns,
+            origins=origins,
+            check_step=PlannedStep(step, spec.identity, planned).check,
+        )
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def are_remote(self) -> bool:
+        """True if some inputs must be fetched."""
+        return is_url(self.spec.root) or any(
+            "://" in name and is_url(name) for name in self.origins
+        )
+
+    @property
+    def reserved_keys(self) -> Set[str]:
+        """The keys that no row of the metadata may have."""
+        return RESERVED_WITH_PARTITIONS if self.spec.partitioning else RESERVED_KEYS
+
+    @property
+    def weights(self) -> NDArray[np.int64]:
+        """The weight of each input, for dividing inputs into batches."""
+        return input_weights(self.table["size"].to_numpy())
+
+    @property
+    def positions(self) -> list[int]:
+        """The row number of each input in the manifest."""
+        positions: list[int] = self.table["position"].to_pylist()
+        return positions
+
+    def batch_size(self, *, step_is_batched: bool) -> int:
+        """Return the batch size.
+
+        A later attempt at a batch step uses 1 if only a few inputs are left. One of these inputs
+        probably killed the process, and only an input alone in its batch can be identified.
+        """
+        largest = self.spec.batch_size
+        if step_is_batched and self.shard.attempt > 1 and len(self) <= 2 * largest:
+            return 1
+        return largest
+
+    def plan_row(self, index: int) -> int:
+        """Return the row number in the plan of the input `index`; `stop` if it is past the end."""
+        return self.plan_rows[index] if index < len(self.plan_rows) else self.shard.stop
+
+    def as_planned(self, outcome: Outcome, index: int) -> Outcome:
+        """Return the outcome of a lost input with the input's fingerprint from the plan."""
+        return as_planned(outcome, self.table, index)
+
+    def items(self, staging: StagingArea) -> list[Input]:
+        """Return the inputs, as passed to the step."""
+        return [
+            self._item(staging, *values)
+            for values in zip(
+                self.origins,
+                self.table["input_id"].to_pylist(),
+                self.columns,
+                looks_of(self.table),
+                strict=True,
+            )
+        ]
+
+    def _item(
+        self,
+        staging: StagingArea,
+        name: str,
+        identifier: str,
+        row: Mapping[str, Any],
+        planned: FileStat,
+    ) -> Input:
+        root = self.spec.root
+        if staging.fetched is None:  # All inputs are local files.
+            return Input(name, identifier, os.path.join(root, name), row)
+        url = join(root, name)
+        if not is_url(url):
+            return Input(name, identifier, url, row)
+        path = f"{staging.fetched}/{identifier}/{last_part(url)}"
+        return Input(name, identifier, path, row, url, planned)

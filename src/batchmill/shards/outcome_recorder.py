@@ -1,0 +1,98 @@
+"""Records the outcomes of a shard: counts them, commits them, and reports them."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from batchmill.errors import LedgerError, StoreError
+from batchmill.execution.failures import hide_in
+from batchmill.ledger.committer import Committer
+from batchmill.ledger.lease import is_held
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import Origin
+from batchmill.outcome import Outcome
+from batchmill.planning.run_spec import RunSpec
+from batchmill.storage import NO_ROOM
+from batchmill.workers import Stop
+
+
+class OutcomeRecorder:
+    """Records outcomes. `counts` has the number of inputs by kind of outcome.
+
+    `check_step` is called before each commit. It raises an error if the step has changed.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        spec: RunSpec,
+        stop: Stop,
+        check_step: Callable[[], None],
+        on_outcome: Callable[[Outcome], None] | None,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self._ledger = ledger
+        self._spec = spec
+        self._stop = stop
+        self._check_step = check_step
+        self._on_outcome = on_outcome
+
+    @contextmanager
+    def committing(
+        self, prefix: str, origins: Mapping[str, Origin], on_tick: Callable[[], None]
+    ) -> Iterator[None]:
+        """Commit outcomes in a thread during the block, and the remaining ones at its end.
+
+        Args:
+            prefix: The beginning of the names of the ledger's parts.
+            origins: The origin that the ledger records for each input, by input name.
+            on_tick: Called each time the thread wakes up.
+        """
+        with Committer(self._ledger, prefix, origins, self._check_step, on_tick) as self._committer:
+            yield
+
+    def record(self, outcomes: Sequence[Outcome]) -> None:
+        """Record final outcomes.
+
+        Raises:
+            StoreError: The store is full, or failed for an input.
+            LedgerError: The run has lost its lease, or a commit has failed.
+            StepError: The step has changed since the run was planned.
+        """
+        if any(outcome.kind != "ok" for outcome in outcomes):
+            self._check_writable()
+            outcomes = [hide_in(outcome) for outcome in outcomes]
+        cancelled = [outcome for outcome in outcomes if outcome.kind == "cancelled"]
+        outcomes = [outcome for outcome in outcomes if outcome.kind != "cancelled"]
+        self.counts.update(outcome.kind for outcome in outcomes)
+        self._committer.add(outcomes)
+        self._check_failures()
+        if self._on_outcome:
+            for outcome in outcomes:
+                self._on_outcome(outcome)
+        if cancelled:
+            raise StoreError(f"input {cancelled[0].input}", cancelled[0].message)
+
+    def flush(self) -> None:
+        """Commit all recorded outcomes now."""
+        self._committer.flush()
+
+    def _check_writable(self) -> None:
+        """Raise an error if the store is full, or if another run has taken the lease.
+
+        Another run removes the unfinished files of this run, so inputs may fail. Such a failure
+        must not become an outcome.
+        """
+        store, spec = self._ledger.store, self._spec
+        if store.is_full:
+            raise StoreError(store.url, NO_ROOM)
+        if spec.token and not is_held(self._ledger, spec.token):
+            raise LedgerError(f"{store.url}: run {spec.run} no longer holds the lease.")
+
+    def _check_failures(self) -> None:
+        """Stop the whole run if more inputs have failed than its policy allows."""
+        allowed = self._spec.enough_failures
+        failed = self.counts.total() - self.counts["ok"]
+        if allowed is not None and failed > allowed and not self._stop.requested:
+            self._stop.request()
+            self._ledger.control.request_stop(self._spec.run)

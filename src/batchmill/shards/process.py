@@ -1,0 +1,255 @@
+"""Processes on this machine that run shards. Each process runs one shard at a time.
+
+A process is started with exec, not with fork. The parent may have threads, locks and Prefect
+services, and these do not work after a fork. Parent and child exchange pickled messages over a
+private socket.
+"""
+
+import gc
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from batchmill.outcome import Outcome
+from batchmill.security.credentials import Access, access_to
+from batchmill.shards.run_shard import ShardResult, run_shard
+from batchmill.shards.shard import Shard
+
+logger = logging.getLogger(__name__)
+
+_END_SECONDS = 10
+_SHOWN_BYTES = 4096
+
+
+class ShardProcessDiedError(Exception):
+    """A process died while it ran a shard. The first line of the message has the reason."""
+
+
+class Failure(NamedTuple):
+    """An input of a running shard that is not ok, and the reason."""
+
+    input: str
+    kind: str
+    reason: str
+
+
+class ShardProcess:
+    """A handle to one process that runs shards. The parent uses it."""
+
+    def __init__(self) -> None:
+        """Start the process. If batchmill's log level is DEBUG, the process prints to stderr.
+
+        The kernel kills the process when the thread that started it ends.
+        """
+        verbose = logger.isEnabledFor(logging.DEBUG)
+        ours, theirs = socket.socketpair()
+        # A file without a name for the output of the process. It is shown if the process dies.
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115  # Closed by `end`.
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    *[sys.executable, "-P", "-m", "batchmill.shards.process"],
+                    *[str(theirs.fileno()), str(os.getpid())],
+                ],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno() if verbose else self._printed,
+                stderr=None if verbose else self._printed,
+                # Ctrl-C in a terminal must reach only the parent, which then stops the shard.
+                start_new_session=True,
+            )
+        self._socket = ours
+        self._channel = ours.makefile("rwb")
+        threading.Thread(target=self._close_when_dead, name="shard-process", daemon=True).start()
+
+    def run(
+        self, shard: Shard, access: Sequence[Access], on_failure: Callable[[Failure], None]
+    ) -> ShardResult:
+        """Run a shard in the process.
+
+        Args:
+            shard: The shard.
+            access: The credentials of the stores.
+            on_failure: Called with each input that is not ok.
+
+        Returns:
+            The result of `run_shard`.
+
+        Raises:
+            ShardProcessDiedError: The process died.
+            Exception: Any error that `run_shard` raised.
+        """
+        try:
+            _send(self._channel, (shard, list(access), sys.path))
+            while True:
+                answer = pickle.load(self._channel)  # noqa: S301  # From our own child.
+                if isinstance(answer, Failure):
+                    on_failure(answer)
+                elif isinstance(answer, BaseException):
+                    raise answer
+                else:
+                    return ShardResult(*answer)
+        except (EOFError, BrokenPipeError, ConnectionError) as error:
+            self._process.wait()
+            raise ShardProcessDiedError(self._describe_end()) from error
+
+    def kill(self) -> None:
+        """Kill the process. Its DataLoader workers die with it."""
+        self._process.kill()
+
+    def release(self) -> None:
+        """Request that the process ends when it is idle. Does not wait."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """End the process, and close its socket and file. Kill the process if it does not end."""
+        self.release()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        with suppress(OSError):
+            self._channel.close()
+        self._socket.close()
+        self._printed.close()
+
+    def _close_when_dead(self) -> None:
+        """Close the connection when the process is dead.
+
+        A process that the dead process started may still hold the other side open.
+        """
+        self._process.wait()
+        self.release()
+
+    def _describe_end(self) -> str:
+        """Return how the process ended, and the end of its output."""
+        code = self._process.returncode
+        how = f"exit code {code}"
+        if code < 0:
+            with suppress(ValueError):
+                how = signal.Signals(-code).name
+        # The child shares the position in this file. `pread` does not change it.
+        size = os.fstat(self._printed.fileno()).st_size
+        start = max(0, size - _SHOWN_BYTES)
+        printed = os.pread(self._printed.fileno(), _SHOWN_BYTES, start).decode(errors="replace")
+        return "\n".join([f"the shard's process died ({how})", *printed.splitlines()])
+
+
+class ShardProcesses:
+    """The shard processes of one run. An idle process is reused for the next shard."""
+
+    def __init__(self) -> None:
+        self._idle: list[ShardProcess] = []
+        self._lock = threading.Lock()
+
+    def warm_up(self) -> None:
+        """Start a process for the first shard now, because importing torch takes a second."""
+        self._idle.append(ShardProcess())
+
+    @contextmanager
+    def one(self) -> Iterator[ShardProcess]:
+        """Yield a process for this block. If the block raises an error, the process is killed."""
+        with self._lock:
+            process = self._idle.pop() if self._idle else None
+        process = process or ShardProcess()
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            process.end()
+            raise
+        with self._lock:
+            self._idle.append(process)
+
+    def release(self) -> None:
+        """Request that idle processes end. Does not wait."""
+        for process in self._idle:
+            process.release()
+
+    def end(self) -> None:
+        """End idle processes, and wait for them."""
+        self.release()
+        while self._idle:
+            self._idle.pop().end()
+
+
+_shared: ContextVar[ShardProcesses | None] = ContextVar("shard_processes", default=None)
+
+
+@contextmanager
+def shard_processes() -> Iterator[ShardProcesses]:
+    """Yield the processes of the surrounding block, or new processes that end with this block."""
+    around = _shared.get()
+    if around:
+        yield around
+        return
+    own = ShardProcesses()
+    token = _shared.set(own)
+    try:
+        yield own
+    finally:
+        _shared.reset(token)
+        own.end()
+
+
+def serve(descriptor: int, parent: int) -> None:
+    """Run the shards that the parent sends over a socket, until the parent closes the socket."""
+    # Import torch now, while the parent prepares a shard. The import takes a second.
+    import batchmill.shards.execution  # noqa: F401
+    from batchmill.workers.processes import end_with_parent
+
+    end_with_parent(parent)
+
+    with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as channel:
+        while True:
+            try:
+                shard, access, sys.path[:] = pickle.load(channel)  # noqa: S301  # From our parent.
+            except (EOFError, ConnectionError):
+                return
+            _send(channel, _answer(shard, access, channel))
+
+
+def _answer(shard: Shard, access: Sequence[Access], channel: Any) -> Any:
+    """Run a shard. Return its result as a plain tuple, or the exception that it raised."""
+
+    def report(outcome: Outcome) -> None:
+        if outcome.kind != "ok":
+            _send(channel, Failure(outcome.input, outcome.kind, outcome.reason))
+
+    try:
+        with access_to(access):
+            return tuple(run_shard(shard, report))
+    except BaseException as error:  # noqa: BLE001  # The parent raises it.
+        return error
+
+
+def _send(channel: Any, message: Any) -> None:
+    try:
+        data = pickle.dumps(message)
+    except Exception:
+        if not isinstance(message, BaseException):
+            raise
+        data = pickle.dumps(RuntimeError(f"{type(message).__name__}: {message}"))
+    channel.write(data)
+    channel.flush()
+
+
+if __name__ == "__main__":
+    # Import this module under its own name, because pickle looks up classes by that name.
+    from batchmill.shards import process as shard_process
+
+    shard_process.serve(int(sys.argv[1]), int(sys.argv[2]))
+    # Without `freeze`, garbage collection at exit visits all objects of torch for half a second.
+    gc.freeze()

@@ -1,0 +1,100 @@
+"""Creates the torch Dataset of a class step, even if its `__init__` fails, hangs or crashes."""
+
+import faulthandler
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from operator import getitem
+from typing import Any
+
+from batchmill.errors import StepError
+from batchmill.execution.run_input import make_dataset
+from batchmill.execution.staging import Input
+from batchmill.ledger.ledger import Ledger
+from batchmill.shards.inputs import ShardInputs
+from batchmill.step.load import Step
+
+logger = logging.getLogger(__name__)
+
+# A batch step has one torch Dataset for all inputs of a shard. After this number of attempts that
+# did not end, the step is at fault, and not a lost node.
+_MAX_ATTEMPTS = 3
+
+
+def create_torch_dataset(
+    ledger: Ledger, inputs: ShardInputs, items: Sequence[Input]
+) -> tuple[Callable[[int], Any], Any]:
+    """Create the torch Dataset of a shard's class step.
+
+    The time limit of one input also limits the creation. When it expires, this process ends, and
+    the next attempt at the inputs finds a mark in the ledger. If the class fails for all inputs
+    together, each input gets a torch Dataset of its own, in its worker. So one bad file costs one
+    input. This does not apply to batch steps.
+
+    Args:
+        ledger: The ledger of the dataset.
+        inputs: The inputs of the shard.
+        items: The same inputs, as passed to the step.
+
+    Returns:
+        The function that looks up an item by its index, and the torch Dataset. The torch
+        Dataset equals None if each input gets one of its own.
+
+    Raises:
+        StepError: The step is a batch step, and its torch Dataset cannot be created.
+    """
+    step, shard = inputs.step, inputs.shard
+    one_each = partial(_look_up_alone, step, items)
+    begun = ledger.control.creations(shard.run) if shard.attempt > 1 else []
+    unfinished = sum(start < shard.stop and shard.start < stop for start, stop in begun)
+    if unfinished and not step.is_batched:
+        return one_each, None
+    if unfinished >= _MAX_ATTEMPTS:
+        raise StepError(
+            f"step {step.ref}: its torch Dataset was not created: __init__ took longer than "
+            "--timeout, or its process died. Make __init__ faster, or increase --timeout."
+        )
+    ledger.control.begin_creation(shard.run, shard.start, shard.stop, shard.attempt)
+    try:
+        with _ending_this_process_after(inputs.spec.policy.timeout_seconds):
+            torch_dataset = make_dataset(step, items)
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        if step.is_batched:
+            if isinstance(error, StepError):
+                raise  # For example, the model is missing. The inputs must not fail for that.
+            return partial(_raise, error), None
+        logger.warning(
+            "The torch Dataset of step %s cannot be created for %d inputs together (%s: %s). It is "
+            "created for each input.",
+            *(step.ref, len(items), type(error).__name__, error),
+        )
+        return one_each, None
+    finally:
+        ledger.control.end_creation(shard.run, shard.start, shard.stop, shard.attempt)
+    return partial(getitem, torch_dataset), torch_dataset
+
+
+@contextmanager
+def _ending_this_process_after(seconds: float | None) -> Iterator[None]:
+    """Write the stack and end this process if the block takes longer than `seconds`.
+
+    The timer is a thread in C. It ends the process even if the block never releases the
+    interpreter's lock.
+    """
+    if seconds is None:
+        yield
+        return
+    faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _look_up_alone(step: Step, items: Sequence[Input], index: int) -> Any:
+    return make_dataset(step, [items[index]])[0]
+
+
+def _raise(error: BaseException, _: int) -> Any:
+    raise error

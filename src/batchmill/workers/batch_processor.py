@@ -1,0 +1,82 @@
+"""Processes batches of samples in the shard's own process, and divides batches that fail."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from batchmill.outcome import Outcome
+from batchmill.workers.batches import (
+    Batch,
+    BatchCallbacks,
+    BatchError,
+    BrokenDeviceError,
+    free_device_memory,
+)
+from batchmill.workers.input_queue import InputQueue
+from batchmill.workers.processes import children
+from batchmill.workers.shared_flags import DrainFlag
+from batchmill.workers.stop import Stop
+from batchmill.workers.watchdog import BatchMonitor
+
+
+@dataclass(kw_only=True)
+class BatchProcessor:
+    """Processes the batches of all DataLoaders of a shard.
+
+    `resolve` receives the outcomes of a batch, each with its input's index. `model_processes` has
+    the pids of the processes that the model started. The model may need them for later batches.
+    """
+
+    callbacks: BatchCallbacks
+    queue: InputQueue
+    stop: Stop
+    monitor: BatchMonitor
+    resolve: Callable[[Iterable[tuple[int, Outcome]]], None]
+    model_processes: frozenset[int] = frozenset()
+    _has_succeeded: bool = False
+
+    def process(self, batch: Batch, drain: DrainFlag) -> None:
+        """Process a batch. If the batch fails, schedule its inputs again in smaller batches.
+
+        Sets `drain` to stop the current DataLoader from loading further inputs.
+        """
+        if self.stop.requested or len(batch.indices) > self.queue.largest:
+            return
+        out_of_memory = False
+        with self.monitor.working_on(batch.indices), self._recording_processes():
+            try:
+                outcomes = self.callbacks.process(batch)
+                self.resolve(zip(batch.indices, outcomes, strict=True))
+                self._has_succeeded = self._has_succeeded or any(
+                    outcome.kind == "ok" for outcome in outcomes
+                )
+                return
+            except BrokenDeviceError as error:
+                self.callbacks.end(str(error))
+            except BatchError as error:
+                out_of_memory = error.out_of_memory
+        self._divide(batch, drain, out_of_memory=out_of_memory)
+
+    def _divide(self, batch: Batch, drain: DrainFlag, *, out_of_memory: bool) -> None:
+        half = max(1, len(batch.indices) // 2)
+        if out_of_memory:
+            # Batches that are already loaded have the same size. Their inputs must also be loaded
+            # again, in smaller batches.
+            self.queue.limit_batches(half)
+            drain.set()
+            free_device_memory()
+            return
+        self.queue.divide(batch.indices, half)
+        if not self._has_succeeded:
+            # The model may fail on every input. Find out before all inputs are loaded.
+            drain.set()
+
+    @contextmanager
+    def _recording_processes(self) -> Iterator[None]:
+        """Add the processes that start during the block to `model_processes`."""
+        before = children(os.getpid())
+        try:
+            yield
+        finally:
+            self.model_processes |= set(children(os.getpid())) - set(before)

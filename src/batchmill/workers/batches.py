@@ -1,0 +1,160 @@
+"""Batches of samples. DataLoader workers load them, and the shard's process processes them.
+
+A sample is the data that a worker has loaded for one input. If a batch fails, its inputs are loaded
+again in two halves. This repeats until the faulty input is alone in its batch.
+"""
+
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from batchmill.outcome import Fault, Outcome
+from batchmill.storage.scratch import FOR_SOCKETS, scratch_folder, short_base
+from batchmill.workers.worker_channel import WorkerChannel
+
+# A socket's path has at most 107 bytes. The folder's name takes 22, and multiprocessing adds 18.
+_LONGEST_FOLDER = 67
+# torch's allocators raise some errors without a special class. These texts identify the errors.
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+class Sample(NamedTuple):
+    """The data that a worker has loaded for an input, and a note about the input."""
+
+    value: Any
+    note: Any
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedSample:
+    """A sample and the index of its input."""
+
+    index: int
+    sample: Sample
+
+
+class Batch(NamedTuple):
+    """The samples of some inputs, collated and pickled. `fault` is the error of the collation."""
+
+    indices: list[int]
+    notes: list[Any]
+    pickled: bytes = b""
+    fault: Fault | None = None
+
+    @property
+    def data(self) -> Any:
+        """The collated samples. Read it only once, because tensors are in shared memory."""
+        return ForkingPickler.loads(self.pickled)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchCallbacks:
+    """The functions that process samples.
+
+    Attributes:
+        collate: Collates samples into a batch. Runs in a worker.
+        process: Returns the outcomes of a batch, in the batch's order. Runs in this process. Raises
+            BatchError if the batch failed and the faulty input is unknown, and BrokenDeviceError.
+        overdue: Commits the outcomes so far and ends this process, after a batch exceeds the
+            timeout. Receives the indices of the batch's inputs.
+        end: Commits the outcomes so far and ends this process, for another reason.
+    """
+
+    collate: Callable[[list[Any]], Any]
+    process: Callable[[Batch], Sequence[Outcome]]
+    overdue: Callable[[Sequence[int]], None]
+    end: Callable[[str], None]
+
+
+def socket_folder() -> AbstractContextManager[Path]:
+    """Create a folder for the sockets that transfer tensors, and remove it after the block.
+
+    Without it, each worker would create its own folder, and a killed worker would not remove it.
+
+    Raises:
+        StoreError: No folder for temporary files can be created.
+    """
+    return scratch_folder(FOR_SOCKETS, short_base(_LONGEST_FOLDER))
+
+
+class BatchError(Exception):
+    """A batch failed, and the faulty input is unknown.
+
+    If `out_of_memory` is set, a smaller batch may succeed.
+    """
+
+    def __init__(self, message: str, *, out_of_memory: bool = False) -> None:
+        super().__init__(message)
+        self.out_of_memory = out_of_memory
+
+
+class BrokenDeviceError(Exception):
+    """The device will return only errors to this process from now on."""
+
+
+def gather_batch(
+    items: Sequence[int | IndexedSample],
+    *,
+    collate: Callable[[list[Any]], Any],
+    channel: WorkerChannel,
+) -> Batch:
+    """Collate the samples among a worker's items.
+
+    Args:
+        items: Samples, and the indices of inputs that already have an outcome.
+        collate: Collates samples into a batch.
+        channel: The worker's channel.
+    """
+    loaded = [item for item in items if isinstance(item, IndexedSample)]
+    indices = [item.index for item in loaded]
+    notes = [item.sample.note for item in loaded]
+    if not loaded:
+        return Batch([], [])
+    if len(loaded) == 1:
+        # The channel shows the input, so it is known if `collate` kills the worker.
+        channel.resume(indices[0])
+    try:
+        # Pickled here, because the queue to the parent silently drops what it cannot pickle.
+        pickled = bytes(ForkingPickler.dumps(collate([item.sample.value for item in loaded])))
+        return Batch(indices, notes, pickled)
+    except Exception as error:  # noqa: BLE001  # The user's code may raise anything; it is reported.
+        return Batch(indices, notes, fault=fault_of(error))
+    finally:
+        channel.leave()
+
+
+def fault_of(error: BaseException) -> Fault:
+    """Convert an exception to text, without the engine's frame that caught it."""
+    frames = error.__traceback__.tb_next if error.__traceback__ else None
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    return Fault(type(error).__name__, str(error), text)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether the memory of the device or machine is full. A smaller batch may succeed."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in _OUT_OF_MEMORY)
+
+
+def is_broken_device(error: BaseException) -> bool:
+    """Return whether a GPU will return only errors from now on.
+
+    An index out of range in a kernel has this effect, for example.
+    """
+    if is_out_of_memory(error):
+        return False
+    return isinstance(error, torch.AcceleratorError) or "CUDA error:" in str(error)
+
+
+def free_device_memory() -> None:
+    """Release the GPU memory that torch caches."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()

@@ -1,0 +1,215 @@
+"""Drives torch's DataLoaders so that each input gets one outcome, even if it kills its worker.
+
+If a worker dies, a plain DataLoader loses all results and does not name the input. Here, a worker
+writes each outcome to its channel at once, and its slot shows the current input. When a worker
+dies, the other workers finish their current inputs. The slot of the dead worker names the faulty
+input. A new DataLoader executes the rest. The faulty input is retried alone, within its retries.
+"""
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmill.errors import WorkerError
+from batchmill.options.retry_policy import RetryPolicy
+from batchmill.outcome import RETRIED_KINDS, Outcome
+from batchmill.workers.batch_processor import BatchProcessor
+from batchmill.workers.batches import BatchCallbacks, Sample, socket_folder
+from batchmill.workers.input_queue import InputQueue, LoaderPass
+from batchmill.workers.loader_driver import LoaderDriver
+from batchmill.workers.processes import (
+    adopt_orphans,
+    children,
+    kill_descendants,
+    reap,
+)
+from batchmill.workers.shared_flags import StopIndex
+from batchmill.workers.stop import Stop
+from batchmill.workers.watchdog import BatchMonitor, Limits
+from batchmill.workers.worker_channel import WorkerChannel
+from batchmill.workers.worker_exit import WorkerExit
+
+# If a worker dies between inputs, no input caused it. After this number of DataLoaders in a row
+# without an outcome, the executor raises WorkerError.
+_MAX_IDLE_PASSES = 5
+
+
+@dataclass
+class IsolatedExecutor:
+    """Executes inputs, each identified by its index, in DataLoader workers.
+
+    Attributes:
+        count: The number of inputs.
+        run: Executes one input in a worker, and never raises. With `processing`, it may return a
+            sample instead of an outcome.
+        lost: Returns the outcome of an input whose worker died.
+        deliver: Receives each final outcome once, several at a time, also from other threads.
+        limits: The limits of one input.
+        retry: How often and when an input is retried.
+        stop: The request to stop. After it, inputs without an outcome stay without one.
+        processing: The functions that process samples; None if `run` returns only outcomes.
+        weights: The weight of each input. Batches then have about the same weight, and heavy inputs
+            are in smaller batches.
+    """
+
+    count: int
+    run: Callable[[int], Outcome | Sample]
+    lost: Callable[[int, WorkerExit], Outcome]
+    deliver: Callable[[Sequence[Outcome]], None]
+    limits: Limits
+    retry: RetryPolicy
+    stop: Stop = field(default_factory=Stop)
+    processing: BatchCallbacks | None = None
+    weights: NDArray[np.int64] | None = None
+    _channels: Sequence[WorkerChannel] = ()
+    _furthest: int = -1
+    _sockets: Path | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _delivering: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._queue = InputQueue(self.count, self.retry, self.stop.wait)
+        self._stop_index = StopIndex(self.count)
+        self._monitor = BatchMonitor(
+            self.processing.overdue if self.processing else None, self.limits.timeout_seconds
+        )
+        self._processor: BatchProcessor | None = None
+        if self.processing:
+            self._processor = BatchProcessor(
+                callbacks=self.processing,
+                queue=self._queue,
+                stop=self.stop,
+                monitor=self._monitor,
+                resolve=self._resolve,
+            )
+
+    def shorten(self) -> int:
+        """Leave out the inputs that have not begun. Any thread may call this method.
+
+        Returns:
+            The first index that is left out. All inputs before it will be executed.
+        """
+        with self._lock:
+            # First stop all workers, so that no worker begins an input while `last` is read.
+            self._stop_index.set(0)
+            boundary = 1 + max([0, self._furthest, *(channel.last for channel in self._channels)])
+            self._stop_index.set(boundary)
+            self._queue.leave_out(range(boundary, self.count))
+        return boundary
+
+    def execute(self, *, batch_size: int, num_workers: int) -> None:
+        """Execute all inputs. Return when each has its final outcome, or `stop` was requested.
+
+        Args:
+            batch_size: The size of the largest batch.
+            num_workers: The number of DataLoader workers. 0 means one.
+
+        Raises:
+            WorkerError: Workers keep dying without an outcome.
+            StoreError: No folder for temporary files can be created.
+            Exception: Any error that `deliver` raises.
+        """
+        self._queue.begin(batch_size)
+        adopt_orphans()
+        # torch creates half a million objects. Without `freeze`, a worker's garbage collector would
+        # visit them, and the kernel would copy their memory for each worker.
+        gc.freeze()
+        try:
+            with socket_folder() if self.processing else nullcontext() as self._sockets:
+                self._run_passes(num_workers)
+        finally:
+            gc.unfreeze()
+            adopt_orphans(False)
+
+    def _run_passes(self, num_workers: int) -> None:
+        """Run one DataLoader after another until no input is left or `stop` was requested."""
+        queue = self._queue
+        idle_passes = 0
+        while queue and not self.stop.requested:
+            work = queue.next(num_workers)
+            before = queue.progress
+            exits = self._run_pass(work)
+            if self.stop.requested:
+                break  # The watchdog may have killed the workers because of the request.
+            for worker_exit in exits:
+                self._resolve_lost(worker_exit)
+            idle_passes = idle_passes + 1 if queue.progress == before else 0
+            if idle_passes and self.processing and queue.largest > 1:
+                queue.largest //= 2  # In a batch of one, the input that kills workers is known.
+                idle_passes = 0
+            if idle_passes > _MAX_IDLE_PASSES:
+                raise WorkerError(exits[0].message if exits else "all outcomes were lost")
+            queue.reschedule(work)
+
+    def _run_pass(self, work: LoaderPass) -> list[WorkerExit]:
+        """Run one DataLoader until it is exhausted or a worker has died. Return dead workers."""
+        workers = max(1, min(work.num_workers, -(-len(work.indices) // work.batch_size)))
+        before = frozenset(children(os.getpid()))
+        channels = [WorkerChannel() for _ in range(workers)]
+        self._channels = channels
+        try:
+            return self._driver(work, channels).drive()
+        finally:
+            with self._lock:
+                self._furthest = max(self._furthest, *(channel.last for channel in channels))
+                self._channels = ()
+            self._end_processes(before)
+            for channel in channels:
+                channel.close()
+
+    def _driver(self, work: LoaderPass, channels: Sequence[WorkerChannel]) -> LoaderDriver:
+        return LoaderDriver(
+            work=work,
+            channels=channels,
+            run=self.run,
+            receive=self._resolve,
+            queue=self._queue,
+            limits=self.limits,
+            stop=self.stop,
+            stop_index=self._stop_index,
+            monitor=self._monitor,
+            processor=self._processor,
+            weights=None if self.processing else self.weights,
+            sockets=self._sockets,
+        )
+
+    def _end_processes(self, before: frozenset[int]) -> None:
+        """Kill all child processes that are not in `before`, except the model's processes."""
+        spare = before | (self._processor.model_processes if self._processor else frozenset())
+        kill_descendants(os.getpid(), spare=spare)
+        for pid in set(children(os.getpid())) - spare:
+            reap(pid)
+
+    def _resolve(self, outcomes: Iterable[tuple[int, Outcome]]) -> None:
+        """Record outcomes of attempts, and deliver the final ones. Several threads call this."""
+        resolve = self._queue.resolve
+        self._deliver(
+            [
+                final
+                for index, outcome in outcomes
+                if (final := resolve(index, outcome, again=outcome.kind in RETRIED_KINDS))
+            ]
+        )
+
+    def _resolve_lost(self, worker_exit: WorkerExit) -> None:
+        """Record the outcome of the input that a dead worker was executing."""
+        index = worker_exit.index
+        if index is None or index not in self._queue:
+            return
+        again = worker_exit.kind in RETRIED_KINDS
+        outcome = self.lost(index, worker_exit)
+        final = self._queue.resolve(index, outcome, again=again, alone=True)
+        if final:
+            self._deliver([final])
+
+    def _deliver(self, outcomes: Sequence[Outcome]) -> None:
+        # The watchdog's thread delivers outcomes of workers while this thread processes batches.
+        with self._delivering:
+            self.deliver(outcomes)

@@ -1,0 +1,150 @@
+"""Schedules the inputs without a final outcome, and their retries."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from batchmill.options.retry_policy import RetryPolicy
+from batchmill.outcome import Outcome
+
+
+class LoaderPass(NamedTuple):
+    """The work of one DataLoader. If it is `alone`, no retry may run beside it."""
+
+    indices: Sequence[int]
+    batch_size: int
+    num_workers: int
+    alone: bool = False
+
+
+class _Retry(NamedTuple):
+    due: float
+    alone: bool
+
+
+class InputQueue:
+    """The inputs without a final outcome, each identified by its index.
+
+    `largest` is the size of the largest batch. `progress` counts outcomes, final or not, and
+    divided batches. Any thread may call `resolve` and `leave_out`. Only one thread may call the
+    other methods.
+    """
+
+    def __init__(self, count: int, retry: RetryPolicy, wait: Callable[[float], object]) -> None:
+        self.largest = 0
+        self.progress = 0
+        self._retry = retry
+        self._wait = wait
+        self._open = set(range(count))
+        self._attempts: dict[int, int] = {}
+        self._retries: dict[int, _Retry] = {}
+        # Inputs of batches that failed as a whole, with the size of their next batch.
+        self._divided: dict[int, int] = {}
+        self._waiting: list[int] = []
+        # Retries that were added to the current pass.
+        self._added: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._open
+
+    def leave_out(self, indices: Iterable[int]) -> None:
+        """Remove inputs. They get no outcome."""
+        self._open.difference_update(indices)
+
+    def begin(self, batch_size: int) -> None:
+        """Schedule all inputs, in batches of this size."""
+        self._waiting = sorted(self._open)
+        self.largest = batch_size
+
+    def next(self, num_workers: int) -> LoaderPass:
+        """Return the next work: divided batches first, then new inputs, then retries.
+
+        Waits until a retry is due if there is no other work.
+        """
+        if self._divided:
+            size = max(self._divided.values())
+            indices = sorted(i for i in self._divided if self._divided[i] == size)
+            for index in indices:
+                del self._divided[index]
+            return LoaderPass(indices, min(size, self.largest), num_workers)
+        if self._waiting:
+            return LoaderPass(self._waiting, self.largest, num_workers)
+        indices, alone = self._due()
+        if alone:
+            return LoaderPass(indices, 1, 1, alone=True)
+        return LoaderPass(indices, self.largest, num_workers)
+
+    def add_due(self) -> list[int]:
+        """Return the inputs whose retry is due now, to run them in the current pass."""
+        due = self._due_together(time.monotonic()) if self._retries else []
+        for index in due:
+            del self._retries[index]
+        self._added.update(due)
+        return due
+
+    def reschedule(self, work: LoaderPass) -> None:
+        """Schedule a pass's inputs again, if they have no outcome and are not scheduled yet."""
+        again = {*self._waiting, *work.indices, *self._added}
+        self._added.clear()
+        self._waiting = sorted(i for i in again if self._is_unscheduled(i))
+
+    def divide(self, indices: Sequence[int], batch_size: int) -> None:
+        """Schedule the inputs of a failed batch again, in smaller batches."""
+        self.progress += 1
+        self._divided |= dict.fromkeys(indices, batch_size)
+
+    def limit_batches(self, batch_size: int) -> None:
+        """Limit the size of all batches from now on."""
+        self.progress += 1
+        self.largest = batch_size
+
+    def resolve(
+        self, index: int, outcome: Outcome, *, again: bool, alone: bool = False
+    ) -> Outcome | None:
+        """Record the outcome of one attempt at an input.
+
+        Args:
+            index: The input.
+            outcome: The outcome of this attempt.
+            again: True if the input may be retried, within its retries.
+            alone: True if the retry must run without other inputs.
+
+        Returns:
+            The input's final outcome; None if it already has one, or will be retried.
+        """
+        if index not in self._open or index in self._retries:
+            return None
+        self.progress += 1
+        attempts = self._attempts.get(index, 0) + 1
+        if again and attempts <= self._retry.retries:
+            self._attempts[index] = attempts
+            due = time.monotonic() + self._retry.pause(attempts)
+            self._retries[index] = _Retry(due, alone)
+            return None
+        self._open.discard(index)
+        if outcome.attempts in (0, attempts):
+            return outcome  # 0 means that the input is missing, and the step was not called.
+        return outcome._replace(attempts=attempts)
+
+    def _is_unscheduled(self, index: int) -> bool:
+        """Return whether an input has no outcome, no planned retry and no planned smaller batch."""
+        return index in self._open and index not in self._retries and index not in self._divided
+
+    def _due(self) -> tuple[list[int], bool]:
+        """Wait for the next retry. Return the inputs to run now, and whether they run alone."""
+        first = min(self._retries, key=lambda index: self._retries[index].due)
+        self._wait(self._retries[first].due - time.monotonic())
+        alone = self._retries[first].alone
+        now = time.monotonic()
+        chosen = [first] if alone else self._due_together(now)
+        for index in chosen:
+            del self._retries[index]
+        return chosen, alone
+
+    def _due_together(self, now: float) -> list[int]:
+        # A copy, because another thread may add a retry.
+        retries = list(self._retries.items())
+        return [index for index, retry in retries if retry.due <= now and not retry.alone]

@@ -1,0 +1,163 @@
+"""Drives one DataLoader: starts its workers, receives their batches, and reports dead workers."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmill.outcome import Outcome
+from batchmill.workers.batch_processor import BatchProcessor
+from batchmill.workers.batches import Sample
+from batchmill.workers.batching import make_batches
+from batchmill.workers.dataloader import (
+    LoaderIterator,
+    WorkerDiedError,
+    iterating,
+    keep_batch,
+    wait_until_idle,
+)
+from batchmill.workers.guarded_inputs import Collate, GuardedInputs
+from batchmill.workers.input_queue import InputQueue, LoaderPass
+from batchmill.workers.memory import kernel_oom_kills
+from batchmill.workers.processes import kill_tree
+from batchmill.workers.shared_flags import DrainFlag, StartBarrier, StopIndex
+from batchmill.workers.stop import Stop
+from batchmill.workers.watchdog import BatchMonitor, Limits, Watchdog
+from batchmill.workers.worker import begin_worker
+from batchmill.workers.worker_channel import WorkerChannel
+from batchmill.workers.worker_exit import WorkerExit, exit_of
+
+
+@dataclass(kw_only=True)
+class LoaderDriver:
+    """One DataLoader, from its start to its end. There is one worker for each channel.
+
+    `run` executes one input in a worker. The watchdog's thread calls `receive` with outcomes. The
+    driver takes due retries from `queue`, which has the inputs without a final outcome. With
+    `weights`, each input of the shard has a weight; None gives batches of equal length.
+    """
+
+    work: LoaderPass
+    channels: Sequence[WorkerChannel]
+    run: Callable[[int], Outcome | Sample]
+    receive: Callable[[Sequence[tuple[int, Outcome]]], None]
+    queue: InputQueue
+    limits: Limits
+    stop: Stop
+    stop_index: StopIndex
+    monitor: BatchMonitor
+    processor: BatchProcessor | None
+    weights: NDArray[np.int64] | None
+    sockets: Path | None
+    _drain: DrainFlag = field(default_factory=DrainFlag)
+    _barrier: StartBarrier = field(default_factory=StartBarrier)
+    _worker_died: bool = False
+
+    def drive(self) -> list[WorkerExit]:
+        """Run the DataLoader until it is exhausted or a worker has died.
+
+        Returns:
+            The workers that died during an input, or whose death ended the DataLoader.
+        """
+        oom_kills = kernel_oom_kills()
+        with self._start_workers() as batches:
+            processes = list(batches.workers)
+            watchdog = Watchdog(
+                self.channels,
+                [process.pid for process in processes],
+                self.limits,
+                self._drain,
+                self.stop,
+                self.receive,
+                self.monitor,
+            )
+            watchdog.start()
+            try:
+                self._receive_batches(batches)
+            except WorkerDiedError:
+                self._worker_died = True
+            except BaseException:  # The run was cancelled, or `deliver` failed.
+                for process in processes:
+                    kill_tree(process.pid)
+                batches.abandon()
+                raise
+            finally:
+                self._end_workers(batches, processes, watchdog)
+        return self._exits(processes, watchdog, lambda: kernel_oom_kills() > oom_kills)
+
+    def _start_workers(self) -> AbstractContextManager[LoaderIterator]:
+        indices = self.work.indices
+        weights = (
+            np.ones(len(indices), np.int64) if self.weights is None else self.weights[list(indices)]
+        )
+        return iterating(
+            GuardedInputs(run=self.run, drain=self._drain, stop_index=self.stop_index),
+            self._with_retries(
+                make_batches(
+                    weights, self.work.batch_size, len(self.channels), even=self.weights is not None
+                )
+            ),
+            len(self.channels),
+            Collate(self.processor.callbacks.collate) if self.processor else keep_batch,
+            partial(
+                begin_worker,
+                channels=self.channels,
+                barrier=self._barrier,
+                parent=os.getpid(),
+                # With a memory limit, memory that the worker keeps would count for its next input.
+                keeps_memory=self.limits.memory_bytes is None,
+                sockets=self.sockets,
+            ),
+        )
+
+    def _with_retries(self, batches: Sequence[range]) -> Iterator[Sequence[int]]:
+        """Yield the inputs of each batch. Retries that are due come first.
+
+        Each input of a batch step belongs to one batch, so its retries run after all batches.
+        """
+        adds_retries = self.processor is None and not self.work.alone
+        indices = self.work.indices
+        for batch in batches:
+            if adds_retries and (due := self.queue.add_due()):
+                yield due
+            first, last = indices[batch[0]], indices[batch[-1]]
+            # A worker receives a range in fewer bytes than a list.
+            is_range = last - first == len(batch) - 1
+            yield range(first, last + 1) if is_range else [indices[place] for place in batch]
+
+    def _receive_batches(self, batches: LoaderIterator) -> None:
+        """Start the workers, and process their batches. Raises WorkerDiedError."""
+        self._barrier.open(len(self.channels))
+        for batch in batches:
+            if self.processor and batch.indices:
+                self.processor.process(batch, self._drain)
+
+    def _end_workers(
+        self, batches: LoaderIterator, processes: Sequence[Any], watchdog: Watchdog
+    ) -> None:
+        """Wait until the workers finish their current inputs. End them and the watchdog."""
+        self._drain.set()
+        wait_until_idle(self.channels, processes)
+        batches.end()
+        watchdog.stop()
+        for process in processes:  # A worker may not have received the message to end.
+            kill_tree(process.pid)
+            process.join()
+
+    def _exits(
+        self, processes: Sequence[Any], watchdog: Watchdog, killed_by_kernel: Callable[[], bool]
+    ) -> list[WorkerExit]:
+        reasons = watchdog.kill_reasons
+        return [
+            exit_of(channel, process.exitcode, reasons.get(number), killed_by_kernel)
+            for number, (channel, process) in enumerate(zip(self.channels, processes, strict=True))
+            if number in reasons
+            or (channel.occupied and channel.occupied.index in self.queue)
+            or (process.exitcode and self._worker_died)
+        ]

@@ -1,0 +1,277 @@
+"""Watches workers: collects their outcomes, and kills workers that exceed a limit."""
+
+import faulthandler
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Literal
+
+from batchmill.outcome import Outcome
+from batchmill.workers.memory import headroom
+from batchmill.workers.processes import kill_tree, pause, resume
+from batchmill.workers.shared_flags import DrainFlag
+from batchmill.workers.stop import Stop
+from batchmill.workers.worker import DUMP_SIGNAL
+from batchmill.workers.worker_channel import Occupied, WorkerChannel
+
+logger = logging.getLogger(__name__)
+
+_CHECK_SECONDS = 0.1
+# Tiny inputs give thousands of outcomes per second, long inputs only a few.
+_GATHER_SECONDS, _MAX_GATHER_SECONDS = 0.004, 0.05
+# After this number of outcomes, the watchdog lets the thread run that feeds the workers.
+_GATHER_OUTCOMES = 64
+_DUMP_SECONDS = 0.5
+# A timer ends the process this long after a batch's timeout, even if the watchdog cannot run.
+_LAST_RESORT_SECONDS = 30.0
+# A worker hangs if no worker was busy and no outcome arrived for this number of checks.
+_MAX_QUIET_CHECKS = 300
+# With less memory left than this, the kernel or Ray may soon kill a process, perhaps the wrong one.
+# Ray ends the whole shard when 5 % of the memory is left.
+_LOW_MEMORY_BYTES, _LOW_MEMORY_SHARE = 256 * 2**20, 0.06
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The limits of one input: wall time in seconds, memory in bytes. None means no limit."""
+
+    timeout_seconds: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class KillReason:
+    """Why the watchdog killed a worker, and the index of the worker's input."""
+
+    index: int
+    kind: Literal["timeout", "oom"]
+    message: str
+
+
+@dataclass
+class BatchMonitor:
+    """The batch that the shard's own process is processing, and when it began.
+
+    If the batch exceeds the timeout, the watchdog's thread calls `overdue` with the indices of its
+    inputs. That function must end the process, because nothing else can end the batch.
+    """
+
+    overdue: Callable[[Sequence[int]], None] | None = None
+    timeout_seconds: float | None = None
+    at: tuple[float, Sequence[int]] | None = None
+
+    @contextmanager
+    def working_on(self, indices: Sequence[int]) -> Iterator[None]:
+        """Record that a batch is processed during the block."""
+        self.at = (time.monotonic(), indices)
+        seconds = self.timeout_seconds
+        if seconds is not None:
+            # A batch that holds the interpreter's lock blocks the watchdog, but not this timer.
+            with suppress(ValueError, OSError, AttributeError):
+                faulthandler.dump_traceback_later(seconds + _LAST_RESORT_SECONDS, exit=True)
+        try:
+            yield
+        finally:
+            self.at = None
+            if seconds is not None:
+                faulthandler.cancel_dump_traceback_later()
+
+    def check(self) -> None:
+        """Call `overdue` if the current batch exceeds the timeout."""
+        at, seconds = self.at, self.timeout_seconds
+        if at and seconds is not None and time.monotonic() - at[0] > seconds and self.overdue:
+            self.overdue(at[1])
+
+
+class Watchdog:
+    """A thread that watches the workers of one DataLoader until `stop` is called.
+
+    It calls `receive` with the outcomes that have arrived. The workers' process ids are in `pids`,
+    in the order of `channels`. The batch that this process is processing is in `batch_monitor`.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[WorkerChannel],
+        pids: Sequence[int],
+        limits: Limits,
+        drain: DrainFlag,
+        stop: Stop,
+        receive: Callable[[Sequence[tuple[int, Outcome]]], None],
+        batch_monitor: BatchMonitor,
+    ) -> None:
+        self._channels = channels
+        self._pids = pids
+        self._limits = limits
+        self._drain = drain
+        self._stop_request = stop
+        self._receive = receive
+        self._batch_monitor = batch_monitor
+        self._ended = threading.Event()
+        self._quiet_checks = 0
+        self._seen: dict[int, Occupied] = {}
+        self.kill_reasons: dict[int, KillReason] = {}
+        self.error: BaseException | None = None
+        # `receive` runs in the caller's context, which has Prefect's settings, for example.
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._serve,), name="watchdog", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start the thread. Call this after forking the workers: a fork does not copy threads."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Collect the remaining outcomes, and end the thread. Raise any error of `receive`."""
+        self._ended.set()
+        self._thread.join()
+        if self.error:
+            raise self.error
+
+    def _serve(self) -> None:
+        try:
+            next_check = 0.0
+            pause = _GATHER_SECONDS
+            while not self._ended.wait(pause):
+                arrived = self._collect()
+                self._quiet_checks = 0 if arrived else self._quiet_checks
+                pause = _GATHER_SECONDS if arrived else min(2 * pause, _MAX_GATHER_SECONDS)
+                if time.monotonic() >= next_check:
+                    self._check()
+                    next_check = time.monotonic() + _CHECK_SECONDS
+            while self._collect():
+                pass
+        except BaseException as error:
+            self.error = error
+            # Without the watchdog, outcomes would stay in the journals, and workers would have no
+            # time limit.
+            self._kill_all()
+
+    def _collect(self) -> int:
+        """Collect the outcomes that have arrived, and return their number."""
+        count = 0
+        for pid, channel in zip(self._pids, self._channels, strict=True):
+            try:
+                arrived = channel.receive()
+            except (EOFError, ValueError, TypeError):
+                kill_tree(pid)  # A step has overwritten the worker's journal.
+                continue
+            count += len(arrived)
+            if self.kill_reasons:  # An outcome that arrives after the kill is ignored.
+                killed = {reason.index for reason in self.kill_reasons.values()}
+                arrived = [pair for pair in arrived if pair[0] not in killed]
+            for start in range(0, len(arrived), _GATHER_OUTCOMES):
+                self._receive(arrived[start : start + _GATHER_OUTCOMES])
+                time.sleep(0)
+        return count
+
+    def _check(self) -> None:
+        if self._stop_request.requested:
+            self._apply_stop()
+        for number, channel in enumerate(self._channels):
+            channel.bound_log()
+            occupied = channel.occupied
+            # Trust the slot only if it was the same at the last check. It may be half written now.
+            if occupied and self._seen.get(number) == occupied and number not in self.kill_reasons:
+                self._check_limits(number, channel, occupied)
+            if occupied:
+                self._seen[number] = occupied
+        self._batch_monitor.check()
+        self._check_machine_memory()
+        self._check_silence()
+
+    def _apply_stop(self) -> None:
+        self._drain.set()
+        if not self._stop_request.overdue:
+            return
+        for pid, channel in zip(self._pids, self._channels, strict=True):
+            if channel.occupied:
+                kill_tree(pid)
+
+    def _check_silence(self) -> None:
+        """Kill all workers if all of them are silent. New workers then execute their inputs."""
+        at_work = bool(self._batch_monitor.at) or any(
+            channel.occupied for channel in self._channels
+        )
+        self._quiet_checks = 0 if at_work else self._quiet_checks + 1
+        if self._quiet_checks > _MAX_QUIET_CHECKS:
+            self._kill_all()
+
+    def _kill_all(self) -> None:
+        for pid in self._pids:
+            kill_tree(pid)
+
+    def _check_limits(self, number: int, channel: WorkerChannel, occupied: Occupied) -> None:
+        timeout, memory = self._limits.timeout_seconds, self._limits.memory_bytes
+        # Check memory first, because an input that fills the memory is also slow.
+        if memory is not None:
+            used = channel.used_bytes(self._pids[number], memory)
+            if used > memory:
+                limit = f"{memory / 2**20:,.0f} MiB"
+                message = f"used {used / 2**20:,.0f} MiB of memory; --memory-limit is {limit}"
+                self._kill(number, occupied, "oom", message)
+                return
+        if timeout is not None and time.monotonic() - occupied.started > timeout:
+            self._kill(
+                number, occupied, "timeout", f"still running after {timeout:g} s (--timeout)"
+            )
+
+    def _check_machine_memory(self) -> None:
+        room = headroom()
+        if room is None:
+            return
+        low = max(_LOW_MEMORY_BYTES, int(room.total * _LOW_MEMORY_SHARE))
+        if room.available > low:
+            return
+        at_work = [
+            (channel.used_bytes(self._pids[number], _LOW_MEMORY_BYTES), number, occupied)
+            for number, channel in enumerate(self._channels)
+            if (occupied := channel.occupied) and number not in self.kill_reasons
+        ]
+        used, number, occupied = max(at_work, default=(0, 0, None))
+        # Killing a small worker does not help if other processes use the memory.
+        if occupied and used > _LOW_MEMORY_BYTES:
+            message = (
+                f"used {used / 2**20:,.0f} MiB of memory, and the machine had only "
+                f"{room.available / 2**20:,.0f} MiB left"
+            )
+            self._kill(number, occupied, "oom", message)
+
+    def _kill(
+        self, number: int, occupied: Occupied, kind: Literal["timeout", "oom"], message: str
+    ) -> None:
+        channel, pid = self._channels[number], self._pids[number]
+        if not pause(pid):
+            return  # The process has already died for another reason.
+        if channel.occupied != occupied:
+            resume(pid)  # It has just finished the input.
+            return
+        self.kill_reasons[number] = KillReason(occupied.index, kind, message)
+        if kind == "timeout":
+            self._drain.set()  # The worker must not begin another input while it writes its stack.
+            self._dump_stack(pid, channel.log)
+        kill_tree(pid)
+
+    def _dump_stack(self, pid: int, log: int) -> None:
+        """Make a suspended worker write its stack to its log, and wait a moment for it."""
+        before = os.fstat(log).st_size
+        os.kill(pid, DUMP_SIGNAL)
+        resume(pid)
+        deadline = time.monotonic() + _DUMP_SECONDS
+        while time.monotonic() < deadline and os.fstat(log).st_size == before:
+            time.sleep(0.01)
+        time.sleep(0.02)
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name, for example SIGSEGV."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

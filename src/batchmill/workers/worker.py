@@ -1,0 +1,190 @@
+"""The process of a DataLoader worker: its start, its end, and what is restored after each input."""
+
+import faulthandler
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from multiprocessing.util import Finalize
+
+# Imported by name: a step may replace functions of the module.
+from os import chdir, close, dup, getcwd, lseek
+from pathlib import Path
+
+from batchmill.workers.allocator import keep_freed_memory
+from batchmill.workers.memory import offer_to_oom_killer
+from batchmill.workers.private_api import raw_environment, use_socket_folder
+from batchmill.workers.process_state import ProcessState
+from batchmill.workers.processes import (
+    adopt_orphans,
+    end_with_parent,
+    kill_descendants,
+)
+from batchmill.workers.shared_flags import StartBarrier
+from batchmill.workers.worker_channel import WorkerChannel
+from batchmill.workers.worker_streams import BrokenWorkerError, WorkerStreams
+
+DUMP_SIGNAL = signal.SIGUSR1
+# A worker is replaced when its steps have left this many file descriptors open.
+_MAX_LEFT_OPEN = 200
+
+
+class Worker:
+    """The state of a worker process."""
+
+    channel: WorkerChannel
+
+    def begin(
+        self, channel: WorkerChannel, parent: int, *, keeps_memory: bool, sockets: Path | None
+    ) -> None:
+        """Prepare this process; `begin_worker` describes the arguments."""
+        self.channel = channel
+        self._pid = os.getpid()
+        os.setsid()
+        # A daemon may not start processes, but a step may. The worker kills them at its end.
+        multiprocessing.current_process().daemon = False
+        if sockets:
+            use_socket_folder(sockets)
+        end_with_parent(parent)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # The handler is that of the shard's process.
+        adopt_orphans()
+        offer_to_oom_killer()
+        if keeps_memory:
+            keep_freed_memory()
+        channel.enter()
+        try:
+            self._folder = getcwd()
+        except FileNotFoundError:
+            self._folder = ""  # The working directory was removed, so it cannot be restored.
+        self.streams = WorkerStreams(channel.log)
+        for logger in [
+            logging.getLogger(),
+            *map(logging.getLogger, logging.root.manager.loggerDict),
+        ]:
+            logger.handlers = []
+        logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+        # faulthandler writes the stack even while a step holds the interpreter's lock. Ray may have
+        # enabled it already. Only a new `enable` replaces the handlers of torch.
+        faulthandler.disable()
+        faulthandler.enable(channel.log, all_threads=False)
+        faulthandler.register(DUMP_SIGNAL, channel.log, all_threads=False)
+        # The first finalizer runs before multiprocessing waits for child processes. The second runs
+        # when the queue to the parent is empty.
+        Finalize(None, kill_descendants, (self._pid,), exitpriority=1000)
+        Finalize(None, self.end, exitpriority=-1000)
+        self.record_settings()
+
+    def record_settings(self) -> None:
+        """Record the environment and the settings, to restore them after each input."""
+        self._pid = os.getpid()
+        self._environ = os.environ
+        self._environment = dict(raw_environment())
+        self._next_descriptor = _next_descriptor()
+        self._state = ProcessState()
+
+    def restore(self, *, unused: bool) -> None:
+        """Restore the streams, unless they are unused, and the settings after an input."""
+        if not unused:
+            self.streams.restore()
+            self.streams.clear_log()
+        self.restore_settings()
+
+    def restore_settings(self) -> None:
+        """Restore the working directory, the environment and the settings of the process.
+
+        Raises BrokenWorkerError if that is impossible, or if steps have left too many files open.
+        """
+        try:
+            moved = getcwd() != self._folder
+        except FileNotFoundError:
+            moved = True
+        if moved and self._folder:
+            chdir(self._folder)
+        if os.environ is not self._environ:
+            os.environ = self._environ  # noqa: B003
+        if raw_environment() != self._environment:
+            os.environb.clear()
+            os.environb.update(self._environment)
+        if _next_descriptor() > self._next_descriptor + _MAX_LEFT_OPEN:
+            raise BrokenWorkerError  # Soon, no further input could be opened.
+        if not self._state.restore():
+            raise BrokenWorkerError
+
+    def exit_broken(self) -> None:
+        """End this worker, which cannot be restored. Another worker replaces it."""
+        kill_descendants(self._pid)
+        os._exit(1)
+
+    def end(self) -> None:
+        """Kill all processes that steps started, and exit without the parent's exit handlers.
+
+        Prefect's exit handlers would wait for threads that do not exist in a fork.
+        """
+        failed = sys.exc_info()[0] is not None
+        if failed:
+            traceback.print_exc()
+        kill_descendants(os.getpid())
+        os._exit(1 if failed else 0)
+
+
+def _next_descriptor() -> int:
+    """Return the lowest unused file descriptor. It grows if steps leave files open."""
+    descriptor = dup(0)
+    close(descriptor)
+    return descriptor
+
+
+this_worker = Worker()
+
+
+def begin_confined() -> None:
+    """Record the settings of this child process of a worker, to restore them after each input.
+
+    It loses the memory that it shares with the process of the shard: outcomes are read from there.
+    """
+    this_worker.channel.close_memory()
+    this_worker.record_settings()
+
+
+def restore_confined() -> bool:
+    """Restore this child process of a worker after an input. Return False if it must end.
+
+    The log keeps its text, because the worker reads and clears it.
+    """
+    try:
+        if not this_worker.streams.are_unused():
+            this_worker.streams.restore()
+            lseek(this_worker.channel.log, 0, os.SEEK_END)
+        this_worker.restore_settings()
+    except (BrokenWorkerError, OSError):
+        return False
+    return True
+
+
+def begin_worker(
+    number: int,
+    *,
+    channels: Sequence[WorkerChannel],
+    barrier: StartBarrier,
+    parent: int,
+    keeps_memory: bool,
+    sockets: Path | None,
+) -> None:
+    """Prepare this process as a worker. This is the DataLoader's `worker_init_fn`.
+
+    Args:
+        number: The worker's number, and the position of its channel in `channels`.
+        channels: The channels of all workers of the DataLoader.
+        barrier: Delays the first input until the watchdog has started.
+        parent: The pid of the process that runs the shard.
+        keeps_memory: True to keep the memory that a step frees for its next arrays.
+        sockets: The folder for the sockets that transfer tensors; None for steps without batches.
+    """
+    for other in channels:
+        if other is not channels[number]:
+            other.close()
+    this_worker.begin(channels[number], parent, keeps_memory=keeps_memory, sockets=sockets)
+    barrier.wait()

@@ -1,0 +1,70 @@
+"""Runs with nothing to execute are finished without Prefect."""
+
+import pandas as pd
+import pytest
+from jobs import job_of, run_job
+
+from batchmill.jobs.noop_run import finish, is_idle
+from batchmill.options.failure_policy import FailurePolicy
+from batchmill.planning.prepare import prepare
+from batchmill.runs.run import open_run
+
+STEP = "batchmill.steps.words:split"
+
+
+def prepared_in(folder, **options):
+    job = job_of(folder / "in", STEP, folder / "out", **options)
+    return prepare(job)
+
+
+@pytest.fixture
+def done(tmp_path):
+    """A folder with a dataset whose only run has ended."""
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "in" / f"{name}.txt").write_text(2 * name)
+    run_job(tmp_path / "in", STEP, tmp_path / "out")
+    return tmp_path
+
+
+def test_a_run_after_a_killed_run_is_not_idle(done):
+    assert is_idle(prepared_in(done))
+    with open_run(prepared_in(done)) as run:
+        run.divide_nothing(FailurePolicy())  # The run does not end.
+    assert not is_idle(prepared_in(done))
+
+
+def test_an_idle_run_writes_missing_tables(done):
+    (done / "out" / "metadata.parquet").unlink()
+    prepared = prepared_in(done)
+    assert is_idle(prepared)
+    summary = finish(prepared, prune=False, wait=False)
+    assert summary is not None
+    assert (summary["inputs"], summary["executed"]) == (2, 0)
+    table = pd.read_parquet(done / "out" / "metadata.parquet")
+    assert sorted(set(table["input"])) == ["a.txt", "b.txt"]
+    assert (done / "out" / "report.html").exists()
+
+
+def test_an_idle_run_prunes(done):
+    (done / "in" / "b.txt").unlink()
+    finish(prepared_in(done), prune=True, wait=False)
+    table = pd.read_parquet(done / "out" / "metadata.parquet")
+    assert set(table["input"]) == {"a.txt"}
+
+
+def test_finish_returns_none_if_inputs_became_pending_meanwhile(done):
+    prepared = prepared_in(done)
+    (done / "in" / "c.txt").write_text("c")
+    prepared.ledger.release(["a.txt"])
+    assert finish(prepared, prune=False, wait=False) is None
+
+
+def test_a_run_with_failures_of_earlier_runs_is_not_idle(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_bytes(b"\xff")
+    run_job(tmp_path / "in", STEP, tmp_path / "out")
+    prepared = prepared_in(tmp_path)
+    assert not len(prepared.plan.pending)
+    assert not is_idle(prepared)
+    assert finish(prepared, prune=False, wait=False) is None

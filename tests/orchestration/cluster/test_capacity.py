@@ -1,0 +1,77 @@
+"""The number of shards that a cluster can run, also while its head does not respond."""
+
+import socket
+import threading
+
+import pytest
+import ray
+from batchmill.blocks.ray_cluster import RayCluster
+
+from batchmill import RunError
+from batchmill.orchestration.cluster.capacity import (
+    LivingNodes,
+    Node,
+    cores_for,
+    count_slots,
+    remote_options_of,
+)
+
+NODES = [
+    {"NodeID": "a", "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 4.0}, "Alive": True},
+    {"NodeID": "b", "NodeManagerAddress": "10.0.0.2", "Resources": {"CPU": 3.0}, "Alive": True},
+    {"NodeID": "c", "NodeManagerAddress": "10.0.0.3", "Resources": {"CPU": 9.0}, "Alive": False},
+]
+
+
+@pytest.fixture
+def living(monkeypatch):
+    monkeypatch.setattr("batchmill.orchestration.cluster.capacity._HEAD_ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        port = head.getsockname()[1]
+        yield LivingNodes(RayCluster(address=f"ray://127.0.0.1:{port}"))
+
+
+def test_only_living_nodes_are_counted(living, monkeypatch):
+    monkeypatch.setattr(ray, "nodes", lambda: NODES)
+    assert [node.id for node in living()] == ["a", "b"]
+    assert count_slots(living(), {"CPU": 2}) == 3
+
+
+def test_a_head_that_accepts_connections_but_does_not_respond(living, monkeypatch):
+    answers, asked = threading.Event(), []
+
+    def ask():
+        asked.append(threading.current_thread())
+        answers.wait()
+        return NODES
+
+    monkeypatch.setattr(ray, "nodes", ask)
+    assert (living(), living()) == (None, None)
+    assert len(asked) == 1  # The second call waits for the first request.
+    monkeypatch.setattr("batchmill.orchestration.cluster.capacity._HEAD_SECONDS", 0.0)
+    with pytest.raises(RunError, match="stopped responding"):
+        living()
+    answers.set()
+    assert [node.id for node in living()] == ["a", "b"]
+    asked[0].join()
+
+
+def test_an_error_of_ray_is_raised_in_the_calling_thread(living, monkeypatch):
+    def ask():
+        raise ConnectionError("the other end is gone")
+
+    monkeypatch.setattr(ray, "nodes", ask)
+    with pytest.raises(ConnectionError, match="the other end is gone"):
+        living()
+
+
+@pytest.mark.parametrize(("address", "may_grow"), [("local", False), ("10.0.0.1:6379", True)])
+def test_a_local_ray_does_not_grow(address, may_grow):
+    found = [Node("a", "10.0.0.1", {"CPU": 4.0})]
+    assert cores_for(RayCluster(address=address), found).may_grow is may_grow
+
+
+def test_a_task_does_not_run_on_excluded_nodes():
+    assert "label_selector" not in remote_options_of({"CPU": 2})
+    options = remote_options_of({"CPU": 2}, ["a", "b"])
+    assert options["label_selector"] == {"ray.io/node-id": "!in(a,b)"}

@@ -1,0 +1,18 @@
+"""Errors of Ray become one short line, with the cause first."""
+
+import pytest
+
+from batchmill.orchestration.cluster.ray_errors import short_reason
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The worker died.\n\n  Traceback\n  ...\n", "The worker died. ..."),
+        ("one line", "one line"),
+        ("", "RuntimeError"),
+        ("No module 'x'\nmiddle\n" + "h" * 1000, "No module 'x' " + "h" * 300 + "..."),
+    ],
+)
+def test_the_first_line_has_the_cause(text, expected):
+    assert short_reason(RuntimeError(text)) == expected

@@ -1,0 +1,123 @@
+"""A runner whose task runs are ended by the test, and the shard of a planned run."""
+
+from dataclasses import dataclass, field
+from uuid import UUID, uuid4
+
+import pytest
+from jobs import job_of
+from prefect.logging import disable_run_logger
+from prefect.states import Running
+
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import Origin
+from batchmill.options.failure_policy import FailurePolicy
+from batchmill.orchestration.runners.runner import ShardRunner
+from batchmill.outcome import Outcome
+from batchmill.planning.batching import Batching, Cores
+from batchmill.planning.prepare import prepare
+from batchmill.planning.run_spec import read_inputs
+from batchmill.runs.run import open_run
+from batchmill.shards.shard import Shard
+from batchmill.storage import open_store
+
+
+@dataclass
+class Future:
+    """A future whose state the test sets."""
+
+    task_run_id: UUID = field(default_factory=uuid4)
+    state: object = field(default_factory=Running)
+
+    def wait(self):
+        """Return at once: the state is always current."""
+
+
+class ManualRunner(ShardRunner):
+    """Calls `execute` with each submitted shard. The task run ends if it returns a state."""
+
+    lost_message = "the runner is lost"
+
+    def __init__(self, execute=lambda shard: None, count=1):
+        self.execute = execute
+        self.count = count
+        self.submitted = []
+        self.killed = []
+
+    def __exit__(self, *exception):
+        pass
+
+    @property
+    def cores(self):
+        return Cores(total=1, node=1)
+
+    def prepare(self, num_workers):
+        pass
+
+    def slots(self):
+        return self.count
+
+    def submit(self, shard):
+        future = Future()
+        self.submitted.append(shard)
+        future.state = self.execute(shard) or future.state
+        return future
+
+    def wait(self, futures, seconds):
+        return [future for future in futures if future.state.is_final()]
+
+    def kill(self, future):
+        self.killed.append(future)
+
+    def release(self):
+        pass
+
+    def leave_out(self, state):
+        return state.name == "UnfitNode"
+
+    def is_lost(self, reason):
+        return reason == "lost"
+
+
+@pytest.fixture(autouse=True)
+def _without_a_flow_run():
+    with disable_run_logger():
+        yield
+
+
+@pytest.fixture
+def make_runner():
+    return ManualRunner
+
+
+@pytest.fixture
+def make_future():
+    return Future
+
+
+@pytest.fixture
+def planned(tmp_path):
+    """One shard with twenty inputs, whose plan is in the ledger."""
+    (tmp_path / "in").mkdir()
+    for number in range(20):
+        (tmp_path / "in" / f"{number:02d}.txt").write_text("x")
+    job = job_of(tmp_path / "in", "batchmill.steps.text:chunk", tmp_path / "out")
+    with open_run(prepare(job)) as run:
+        batching = Batching(batch_size=1, num_workers=1)
+        _, (shard,) = run.divide(batching, Cores(total=1, node=1), FailurePolicy(retries=1))
+        yield shard
+
+
+@pytest.fixture
+def commit():
+    """Returns a function that records an outcome for rows of a run's plan."""
+
+    def commit(shard: Shard, start: int, stop: int) -> None:
+        ledger = Ledger(open_store(shard.dataset))
+        table = read_inputs(ledger, shard.run, start, stop)
+        records = [
+            (Outcome(name, name, "ok", 1, 0.1, 1.0, "host"), Origin("{}", "step", shard.run))
+            for name in table["input"].to_pylist()
+        ]
+        ledger.commit(f"{shard.run:06d}-{uuid4().hex}-00000", records)
+
+    return commit

@@ -1,0 +1,125 @@
+"""Lost shards are submitted again, halved or ended. Lost nodes are detected."""
+
+import pytest
+
+from batchmill.ledger.ledger import Ledger
+from batchmill.orchestration.runners.loss_policy import LossPolicy, split_lost
+from batchmill.orchestration.runners.rebalancing import Rebalancer
+from batchmill.orchestration.runners.shard_queue import ShardQueue, SubmittedShard
+from batchmill.shards.shard import Shard
+from batchmill.storage import LocalStore
+
+
+def shard_of(dataset="nowhere", start=0, stop=8, **changes):
+    return Shard(dataset=str(dataset), run=1, number=1, total=1, start=start, stop=stop, **changes)
+
+
+def policy_of(runner, queue, losses_allowed=50):
+    return LossPolicy(runner, queue, Rebalancer(runner, queue, 1), losses_allowed)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "left", "rows", "expected"),
+    [
+        (1, -1, [], []),
+        (1, -1, range(8), [(0, 8, 8)]),
+        (2, 8, [3, 5, 6], [(3, 7, 3)]),
+        (2, 8, range(8), [(0, 4, 4), (4, 8, 4)]),
+        (2, 3, [3, 5, 6], [(3, 4, 1), (5, 7, 2)]),
+        (5, 1, [3], [(3, 4, 1)]),
+    ],
+    ids=["finished", "first loss", "progress", "no progress", "gaps", "alone"],
+)
+def test_the_next_attempts_of_a_lost_shard(attempt, left, rows, expected):
+    parts = split_lost(shard_of(attempt=attempt, left=left, given=9), list(rows))
+    assert [(part.start, part.stop, part.inputs) for part in parts] == expected
+    assert all(part.attempt == attempt + 1 and part.given == -1 for part in parts)
+
+
+def test_after_the_allowed_losses_no_shard_is_submitted_again(make_runner, make_future):
+    queue = ShardQueue()
+    policy = policy_of(make_runner(), queue, losses_allowed=0)
+    policy.handle_loss(SubmittedShard(shard_of(), make_future()), "killed")
+    assert policy.losses == 1
+    assert queue.waiting == []
+    (reason,) = queue.ended_early
+    assert reason == (
+        "shard 1/1, 8 inputs lost its process (killed). After 0 losses in one run, lost shards are "
+        "not submitted again."
+    )
+    assert [end.state.type.value for end in queue.ends] == ["CRASHED"]
+
+
+def test_a_lost_runner_ends_the_waiting_shards_and_is_reported_once(make_runner, make_future):
+    queue = ShardQueue(waiting=[shard_of()])
+    policy = policy_of(make_runner(), queue)
+    for _ in range(2):
+        policy.handle_loss(SubmittedShard(shard_of(), make_future()), "lost")
+    assert policy.losses == 0
+    assert queue.waiting == []
+    assert queue.ended_early == ["the runner is lost"]
+
+
+def test_the_shards_of_a_missing_node_are_lost_after_five_seconds(
+    tmp_path, make_runner, make_future
+):
+    ledger = Ledger(LocalStore(tmp_path))
+    there, gone, not_begun = (shard_of(tmp_path, start, start + 2) for start in (0, 2, 4))
+    ledger.control.record_node(1, there.key, "a")
+    ledger.control.record_node(1, gone.key, "b")
+    futures = [make_future() for _ in range(3)]
+    shards = (there, gone, not_begun)
+    queue = ShardQueue(
+        running={
+            future.task_run_id: SubmittedShard(shard, future)
+            for shard, future in zip(shards, futures, strict=True)
+        }
+    )
+    runner = make_runner()
+    policy = policy_of(runner, queue, losses_allowed=0)
+
+    runner.nodes = frozenset({"a", "b"})
+    policy.fail_lost_nodes(0.0)
+    runner.nodes = frozenset({"a"})
+    policy.fail_lost_nodes(10.0)
+    policy.fail_lost_nodes(14.9)
+    assert len(queue.running) == 3
+
+    policy.fail_lost_nodes(15.0)
+    assert [submitted.shard for submitted in queue.running.values()] == [there]
+    assert {end.state.message for end in queue.ends} == {
+        "its node was lost",
+        "a node was lost before the shard began",
+    }
+    assert runner.killed == [futures[2]], "it could still begin elsewhere"
+    assert [(shard.start, shard.attempt) for shard in queue.waiting] == [(4, 2)]
+    again = make_future()
+    queue.running[again.task_run_id] = SubmittedShard(queue.waiting.pop(), again)
+    policy.fail_lost_nodes(99.0)
+    assert again.task_run_id in queue.running, "a lost node is handled once"
+
+
+@pytest.mark.parametrize(
+    ("is_elastic", "seconds", "message"),
+    [(False, 5.0, "the runner is lost"), (True, 300.0, "could run a shard for 5 min")],
+)
+def test_a_run_without_nodes_ends(make_runner, make_future, is_elastic, seconds, message):
+    future = make_future()
+    queue = ShardQueue(running={future.task_run_id: SubmittedShard(shard_of(), future)})
+    runner = make_runner()
+    runner.is_elastic = is_elastic
+    policy = policy_of(runner, queue)
+    assert not policy.end_without_nodes(0, 0.0)
+    assert not policy.end_without_nodes(1, seconds), "a node is back"
+    assert not policy.end_without_nodes(0, 1000.0)
+    assert not policy.end_without_nodes(0, 999.0 + seconds)
+    assert runner.killed == []
+    assert policy.end_without_nodes(0, 1000.0 + seconds)
+    assert runner.killed == [future]
+    (reason,) = queue.ended_early
+    assert message in reason
+
+
+def test_an_unknown_number_of_slots_is_not_a_lack_of_nodes(make_runner):
+    policy = policy_of(make_runner(), ShardQueue())
+    assert not any(policy.end_without_nodes(None, now) for now in (0.0, 1000.0))

@@ -1,0 +1,54 @@
+"""The states in Prefect of a run whose process was killed."""
+
+from uuid import uuid4
+
+import pytest
+from prefect import flow, task
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelled, Completed, Crashed, Failed, Running
+
+from batchmill.orchestration.server.api import end_flow_run
+
+
+@flow
+def killed():
+    pass
+
+
+@task
+def shard():
+    pass
+
+
+@pytest.fixture
+def client(prefect_server):
+    with temporary_settings({PREFECT_API_URL: prefect_server}), get_client(sync_client=True) as one:
+        yield one
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "of_shards"),
+    [
+        (Running(), ("CRASHED", "killed"), "CRASHED"),
+        (Crashed(message="by the worker"), ("CRASHED", "by the worker"), "CRASHED"),
+        (Cancelled(message="by you"), ("CANCELLED", "by you"), "CRASHED"),
+        (Completed(message="fine"), ("COMPLETED", "fine"), "RUNNING"),
+        (Failed(message="2 failed"), ("FAILED", "2 failed"), "RUNNING"),
+    ],
+)
+def test_a_killed_run_and_its_task_runs_are_ended(client, before, after, of_shards):
+    run = client.create_flow_run(killed)
+    states = [Running(), Completed(message="done")]
+    shards = [
+        client.create_task_run(
+            shard, flow_run_id=run.id, dynamic_key=str(number), id=uuid4(), state=state
+        )
+        for number, state in enumerate(states)
+    ]
+    client.set_flow_run_state(run.id, before, force=True)
+    end_flow_run(run.id, Crashed(message="killed"))
+    shown = client.read_flow_run(run.id).state
+    assert (shown.type.value, shown.message) == after
+    found = [client.read_task_run(one.id).state.type.value for one in shards]
+    assert found == [of_shards, "COMPLETED"]

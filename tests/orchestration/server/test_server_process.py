@@ -1,0 +1,62 @@
+"""The process of the temporary server ends if it is not needed."""
+
+import stat
+import subprocess
+import sys
+
+import pytest
+from contention import at_once
+from live import clean_environment
+
+from batchmill.orchestration.server.server_process import (
+    NOT_NEEDED,
+    PASSWORD,
+    auth_string,
+    folder_in,
+)
+
+PROFILE = 'active = "mine"\n[profiles.mine]\nPREFECT_API_URL = "http://127.0.0.1:9/api"\n'
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "profile",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("environment", "project")),
+    ],
+)
+@pytest.mark.slow
+def test_the_process_ends_if_a_server_is_configured(where, tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = clean_environment(home)
+    if where == "environment":
+        environment["PREFECT_API_URL"] = "http://127.0.0.1:9/api"
+    elif where == "profile":
+        (home / "profiles.toml").write_text(PROFILE)
+    else:
+        (tmp_path / "prefect.toml").write_text('[api]\nurl = "http://127.0.0.1:9/api"\n')
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "batchmill.orchestration.server.server_process", "0"],
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+    )
+    assert done.returncode == NOT_NEEDED
+    assert not (home / "batchmill").exists()
+
+
+def test_the_credentials_are_random_private_and_the_same_for_all_processes(tmp_path):
+    folder = folder_in(tmp_path / "home")
+
+    def check(number):
+        (tmp_path / str(number)).write_text(auth_string(folder))
+
+    at_once(8, check)
+    seen = {(tmp_path / str(number)).read_text() for number in range(8)}
+    assert seen == {auth_string(folder)}
+    assert auth_string(folder_in(tmp_path / "other")) not in seen
+    assert stat.S_IMODE((folder / PASSWORD).stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [path.name for path in folder.iterdir()] == [PASSWORD]

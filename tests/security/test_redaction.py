@@ -1,0 +1,52 @@
+"""Credentials in a step's error do not reach the ledger, the tables or the report."""
+
+import pytest
+from jobs import run_job
+
+from batchmill.execution.single_input import run_single_input
+from batchmill.security.credentials import Access, access_to
+from batchmill.step.load import load_step
+
+STEP = """
+import os, sys
+
+def step(source):
+    secrets = os.environ["LAB_API_TOKEN"], "of-the-store", "https://corp:sesame-1@host/a?sig=sesame-2"
+    print("log:", *secrets)
+    if source.stem == "crash":
+        os.abort()
+    raise ValueError(f"error: {secrets}")
+"""
+SECRETS = ("sesame-0", "of-the-store", "sesame-1", "sesame-2")
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    """A step whose errors contain credentials: of the environment, of a store, and of a URL."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAB_API_TOKEN", "sesame-0")
+    (tmp_path / "leaking.py").write_text(STEP)
+    (tmp_path / "in").mkdir()
+    for name in ("crash", "error"):
+        (tmp_path / "in" / name).write_text("x")
+    with access_to([Access(url="s3://lab", options={"secret": "of-the-store"})]):
+        yield tmp_path
+
+
+def test_no_file_of_a_dataset_contains_a_credential(lab):
+    seen = []
+    run_job("in", "leaking:step", "out", seen=seen)
+    assert {outcome.kind for outcome in seen} == {"crashed", "failed"}
+    texts = [f"{o.message}{o.traceback}{o.log}" for o in seen]
+    assert all("log: *** ***" in text for text in texts)
+    assert [text for text in texts for secret in SECRETS if secret in text] == []
+    for path in (lab / "out").rglob("*"):
+        found = path.read_bytes() if path.is_file() else b""
+        assert not any(secret.encode() in found for secret in SECRETS), path
+
+
+def test_try_shows_no_credential(lab):
+    step = load_step("leaking:step", {}, search=str(lab))
+    outcome = run_single_input(step, "in/error", {}, None)
+    assert outcome.message.startswith("error: ('***', '***', 'https://***@host/a?***")
+    assert not any(secret in outcome.traceback for secret in SECRETS)

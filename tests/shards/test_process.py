@@ -1,0 +1,142 @@
+"""Processes that run shards: their results, their errors, and their end."""
+
+import os
+import signal
+from contextlib import ExitStack, suppress
+
+import psutil
+import pytest
+
+from batchmill import StepError
+from batchmill.options.failure_policy import FailurePolicy
+from batchmill.planning.batching import Batching, Cores
+from batchmill.planning.job import make_job
+from batchmill.planning.prepare import prepare
+from batchmill.runs.run import open_run
+from batchmill.shards.process import ShardProcess, ShardProcessDiedError, shard_processes
+
+pytestmark = pytest.mark.slow
+
+STEPS = """
+import os, signal, sys
+print("the module was imported", file=sys.stderr, flush=True)
+
+def step(source, out):
+    if source.name == "b.txt":
+        raise ValueError("no header")
+    (out / "x").write_text(str(os.getppid()))
+    return {"output": "x", "parent": os.getppid()}
+
+def deadly(source, out):
+    if source.name == "b.txt":
+        os.kill(os.getppid(), signal.SIGKILL)
+        signal.pause()
+    return {}
+"""
+
+
+@pytest.fixture
+def started():
+    """Return a function that lists the running shard processes that this test started.
+
+    A test process may have other children, such as a server that several tests share.
+    """
+
+    def found():
+        for child in psutil.Process().children():
+            with suppress(psutil.Error):  # It has just ended.
+                if "batchmill.shards.process" in child.cmdline():
+                    yield child
+
+    before = set(found())
+    return lambda: [child for child in found() if child not in before]
+
+
+@pytest.fixture
+def open_shards(words, tmp_path, monkeypatch):
+    """Return a function that opens a run over the four words and returns its shards."""
+    (tmp_path / "of_this_test.py").write_text(STEPS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def open_shards(step, cores=4):
+        job = make_job(
+            manifest=str(words), step=f"of_this_test:{step}", output=str(tmp_path / "out")
+        )
+        run = held.enter_context(open_run(prepare(job)))
+        policy = FailurePolicy(retries=0)
+        batching = Batching(batch_size=1, num_workers=1)
+        return run.divide(batching, Cores(total=cores, node=cores), policy)[1]
+
+    with ExitStack() as held:
+        yield open_shards
+
+
+def test_one_process_runs_one_shard_after_another(open_shards, started):
+    shards, failures, pids = open_shards("step"), [], set()
+    with shard_processes() as processes:
+        for shard in shards:
+            with processes.one() as process:
+                pids.add(id(process))
+                result = process.run(shard, (), failures.append)
+                assert sum(result.outcomes.values()) == shard.inputs
+    assert len(shards) > 1
+    assert len(pids) == 1
+    assert [(failure.input, failure.kind) for failure in failures] == [("b.txt", "failed")]
+    assert "no header" in failures[0].reason
+    assert not started()
+
+
+def test_an_inner_block_uses_the_processes_of_the_outer_block():
+    with shard_processes() as outer, shard_processes() as inner:
+        assert inner is outer
+
+
+def test_the_error_for_a_dead_process_has_its_signal_and_output(open_shards, started):
+    (shard,) = open_shards("deadly", cores=1)
+    with shard_processes() as processes:
+        with (
+            pytest.raises(ShardProcessDiedError, match="SIGKILL") as died,
+            processes.one() as process,
+        ):
+            process.run(shard, (), print)
+        assert "the module was imported" in str(died.value)
+        with processes.one() as another:
+            assert another is not process
+    assert not started()
+
+
+def test_an_error_of_a_shard_is_raised_in_the_parent(open_shards, tmp_path):
+    shard, *_ = open_shards("step")
+    (tmp_path / "of_this_test.py").unlink()
+    with (
+        shard_processes() as processes,
+        pytest.raises(StepError, match="of_this_test"),
+        processes.one() as process,
+    ):
+        process.run(shard, (), print)
+
+
+def test_a_process_ends_when_its_parent_closes_the_connection(started):
+    process = ShardProcess()
+    (child,) = started()
+    assert os.getsid(child.pid) == child.pid  # Ctrl-C must not reach the child.
+    process.release()
+    child.wait(60)
+    process.end()
+
+
+def test_a_process_that_was_killed_can_be_ended(started):
+    process = ShardProcess()
+    process.kill()
+    process.end()
+    assert not started()
+
+
+def test_the_error_names_the_signal_that_killed_the_process(started):
+    process = ShardProcess()
+    (child,) = started()
+    child.send_signal(signal.SIGSEGV)
+    with pytest.raises(ShardProcessDiedError, match="SIGSEGV"):
+        process.run(None, (), print)
+    process.end()

@@ -1,0 +1,357 @@
+"""Runs whole jobs in this process, with a real DataLoader."""
+
+import os
+import threading
+from pathlib import Path
+
+import gated
+import numpy as np
+import pandas as pd
+import pytest
+from comparison import AFTER_A_RUN
+from jobs import run_job
+from live import wait_for
+
+from batchmill import LedgerError, StepError
+from batchmill.ledger.lease import check_free, holder, lease
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import Origin
+from batchmill.options.failure_policy import FailurePolicy
+from batchmill.outcome import Outcome
+from batchmill.planning.batching import Batching, Cores, plan_shards
+from batchmill.planning.job import make_job
+from batchmill.planning.prepare import prepare
+from batchmill.planning.run_spec import read_inputs, write_run_plan
+from batchmill.runs.progress import RunWatcher
+from batchmill.runs.run import open_run
+from batchmill.runs.summary import failure_message
+from batchmill.shards.run_shard import run_shard
+from batchmill.shards.shard import ask_to_split, split, unfinished
+from batchmill.storage import LocalStore
+
+HERE = Path(__file__).parents[1] / "support"
+
+
+@pytest.fixture(autouse=True)
+def _steps_in_the_working_directory(monkeypatch):
+    monkeypatch.chdir(HERE)
+
+
+PARTS = {
+    "a.txt": '["sim", "imp", "mpl", "ple"]',
+    "b.txt": '["sca", "cal", "ale", "lea", "eab", "abl", "ble"]',
+    "c.txt": '["pre", "rep", "epr", "pro", "roc", "oce", "ces", "ess", "ssi", "sin", "ing"]',
+    "d.txt": '["pyt", "yto", "tor", "orc", "rch"]',
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 100])
+def test_the_tutorials_class_gives_the_same_rows_for_every_batch_size(
+    words, tmp_path, monkeypatch, batch_size, num_workers
+):
+    monkeypatch.chdir(HERE.parent.parent / "examples" / "words")
+    summary = run_job(
+        words / "manifest.csv",
+        "splitter:WordSplitter",
+        tmp_path / "out",
+        batch_size=batch_size,
+        num_workers=num_workers,
+        num_chars=3,
+        overlap=2,
+    )
+    assert summary.accepted(FailurePolicy(max_failures="0"))
+    table = pd.read_parquet(tmp_path / "out" / "metadata.parquet")
+    assert dict(zip(table["input"], table["value"], strict=True)) == PARTS
+
+
+@pytest.mark.slow
+def test_the_tables_do_not_depend_on_batches_workers_or_shards(words, tmp_path):
+    for number in range(60):
+        (words / f"{number}.txt").write_text("x" * number)
+    contents = set()
+    divisions = [(1, 0, 1), (7, 2, 1), (100, 1, 8), (3, 1, 16)]
+    for number, (batch_size, num_workers, cores) in enumerate(divisions):
+        output = tmp_path / str(number)
+        summary = run_job(
+            words,
+            "steps_under_test:copy",
+            output,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            cores=cores,
+            times=2,
+        )
+        assert summary.outcomes == {"ok": 65}
+        contents.add(
+            ((output / "metadata.csv").read_bytes(), (output / "metadata.parquet").read_bytes())
+        )
+    assert len(contents) == 1
+
+
+def test_an_input_that_fails_does_not_affect_other_inputs(words, tmp_path):
+    seen = []
+    summary = run_job(
+        words / "manifest.csv", "steps_under_test:fails_on_b", tmp_path / "out", seen=seen
+    )
+    assert {outcome.input: outcome.kind for outcome in seen} == {
+        "a.txt": "ok",
+        "b.txt": "failed",
+        "c.txt": "ok",
+        "d.txt": "ok",
+    }
+    assert summary.outcomes == {"ok": 3, "failed": 1}
+    assert not summary.accepted(FailurePolicy(max_failures="0"))
+    assert summary.accepted(FailurePolicy(max_failures="1"))
+    assert summary.failures == (("b.txt", "failed: ValueError: bad header"),)
+    message = failure_message(summary, "out")
+    assert "4 inputs: 3 ok, 1 failed" in message
+    assert "b.txt: failed: ValueError: bad header" in message
+    failures = pd.read_csv(tmp_path / "out" / "failures.csv")
+    assert "in fails_on_b" in failures["traceback"][0]
+
+
+def test_an_input_without_a_file_is_missing_and_not_executed(words, tmp_path):
+    (words / "c.txt").unlink()
+    summary = run_job(words / "manifest.csv", "steps_under_test:length", tmp_path / "out")
+    assert summary.outcomes == {"ok": 3, "missing": 1}
+    assert summary.executed == 3
+
+
+def test_a_file_whose_name_is_not_utf8_costs_only_one_input(words, tmp_path):
+    bad = os.fsencode(words) + b"/caf\xe9.txt"
+    with open(bad, "wb"):
+        pass
+    out = tmp_path / "out"
+    summary = run_job(words, "steps_under_test:length", out, options={"pattern": "*.txt"})
+    assert summary.outcomes == {"ok": 4, "missing": 1}
+    failures = pd.read_csv(out / "failures.csv")
+    assert failures["input"].tolist() == ["caf\\xe9.txt"]
+    assert "the file's name is not UTF-8. Rename the file" in failures["message"][0]
+    os.rename(bad, words / "café.txt")
+    summary = run_job(words, "steps_under_test:length", out, options={"pattern": "*.txt"})
+    assert (summary.executed, summary.counts["withdrawn"]) == (1, 1)
+
+
+def test_a_second_run_executes_only_new_and_changed_inputs(words, tmp_path):
+    out = tmp_path / "out"
+    manifest = words / "manifest.csv"
+    run_job(manifest, "steps_under_test:fails_on_b", out)
+    summary = run_job(manifest, "steps_under_test:fails_on_b", out)
+    assert (summary.executed, summary.counts["quarantined"]) == (0, 1)
+    assert summary.outcomes == {"ok": 3, "failed": 1}
+    assert not summary.accepted(FailurePolicy(max_failures="0"))
+    assert "batchmill retry" in failure_message(summary, "out")
+    (words / "e.txt").write_text("new")
+    with open(manifest, "a") as file:
+        file.write("e.txt\n")
+    (words / "a.txt").write_text("longer than before")
+    summary = run_job(manifest, "steps_under_test:fails_on_b", out)
+    assert summary.executed == 2
+    assert summary.outcomes == {"ok": 4, "failed": 1}
+    table = pd.read_parquet(out / "metadata.parquet")
+    assert table["input"].tolist() == ["a.txt", "c.txt", "d.txt", "e.txt"]
+
+
+@pytest.mark.slow
+def test_a_failed_input_runs_again_if_it_changes_or_a_retry_is_requested(words, tmp_path):
+    out = tmp_path / "out"
+    run_job(words, "steps_under_test:fails_on_b", out)
+    Ledger(LocalStore(out)).release(["b.txt"])
+    summary = run_job(words, "steps_under_test:fails_on_b", out)
+    assert (summary.executed, summary.counts["retry"]) == (1, 1)
+    summary = run_job(words, "steps_under_test:fails_on_b", out)
+    assert summary.executed == 0
+    (words / "b.txt").write_text("changed")
+    summary = run_job(words, "steps_under_test:fails_on_b", out)
+    assert (summary.executed, summary.counts["changed"]) == (1, 1)
+
+
+def test_a_second_run_with_nothing_to_do_changes_nothing(words, tmp_path):
+    first = run_job(words / "manifest.csv", "steps_under_test:length", tmp_path / "out")
+    before = (tmp_path / "out" / "metadata.parquet").read_bytes()
+    second = run_job(words / "manifest.csv", "steps_under_test:length", tmp_path / "out")
+    assert (first.executed, second.executed) == (4, 0)
+    assert second.outcomes == {"ok": 4}
+    assert (tmp_path / "out" / "metadata.parquet").read_bytes() == before
+
+
+def test_item_i_of_a_list_belongs_to_row_i(words, tmp_path):
+    run_job(words / "manifest.csv", "steps_under_test:letters", tmp_path / "out", batch_size=1)
+    table = pd.read_parquet(tmp_path / "out" / "metadata.parquet")
+    assert table["value"].tolist() == ["one", "two", "three", "four"]
+    (words / "manifest.csv").write_text("input\na.txt\n")
+    with pytest.raises(StepError, match="has 4 items for 1 inputs"):
+        run_job(words / "manifest.csv", "steps_under_test:letters", tmp_path / "other")
+
+
+def test_labels_come_from_the_manifest(words, tmp_path):
+    (words / "labels.csv").write_text("input,label\na.txt,1\nd.txt,2\n")
+    run_job(words / "labels.csv", "steps_under_test:Labelled", tmp_path / "out")
+    table = pd.read_parquet(tmp_path / "out" / "metadata.parquet")
+    assert table[["input", "label", "label_of"]].to_numpy().tolist() == [
+        ["a.txt", 1, 1],
+        ["d.txt", 2, 2],
+    ]
+    with pytest.raises(StepError, match="no column 'label'"):
+        run_job(words / "manifest.csv", "steps_under_test:Labelled", tmp_path / "other")
+
+
+def test_a_watcher_follows_the_next_run(words, tmp_path):
+    out = tmp_path / "out"
+    run_job(words / "manifest.csv", "steps_under_test:length", out)
+    job = make_job(manifest=str(words), step="steps_under_test:fails_on_b", output=str(out))
+    watcher = RunWatcher(prepare(job).ledger)
+    assert watcher.poll() is None
+    run_job(words / "manifest.csv", "steps_under_test:fails_on_b", out)
+    progress = watcher.poll()
+    assert (progress.total, progress.done, progress.failed) == (4, 4, 1)
+
+
+def test_progress_counts_an_input_with_two_outcomes_once(words, tmp_path):
+    out = tmp_path / "out"
+    run_job(words / "manifest.csv", "steps_under_test:fails_on_b", out)
+    ledger = Ledger(LocalStore(out))
+    watcher = RunWatcher(ledger, 1)
+    assert watcher.poll().failed == 1
+    again = [Outcome(name, name, "ok", 1, 0.1, 9e9, "here") for name in ("a.txt", "b.txt")]
+    ledger.commit("000001-other-00000", [(outcome, Origin("{}", "step", 1)) for outcome in again])
+    progress = watcher.poll()
+    assert (progress.total, progress.done, progress.failed, progress.failures) == (4, 4, 0, ())
+
+
+def test_a_failure_after_the_lease_is_lost_is_not_recorded(words, tmp_path):
+    out = str(tmp_path / "out")
+    job = make_job(
+        manifest=str(words / "manifest.csv"), step="steps_under_test:fails_on_b", output=out
+    )
+    with open_run(prepare(job)) as run:
+        _, (whole,) = run.divide(Batching(batch_size=9), Cores(total=1, node=1), FailurePolicy())
+    # The run has ended and released its lease, but its shard still runs.
+    with pytest.raises(LedgerError, match="run 1 no longer holds the lease"):
+        run_shard(whole)
+    assert "failed" not in Ledger(LocalStore(out)).records(["outcome"])["outcome"].to_pylist()
+
+
+def test_the_plan_file_keeps_manifest_columns_with_their_inputs(words, tmp_path):
+    (words / "m.csv").write_text("input,n\na.txt,1\nb.txt,2\nc.txt,3\nd.txt,4\n")
+    job = make_job(
+        manifest=str(words / "m.csv"), step="steps_under_test:length", output=str(tmp_path / "out")
+    )
+    prepared = prepare(job)
+    prepared.ledger.create()
+    layout = plan_shards(np.array([1, 4, 2, 3]), Batching(batch_size=1), Cores(total=1, node=1))
+    write_run_plan(prepared, 1, layout)
+    rows = read_inputs(prepared.ledger, 1, 0, 4).to_pylist()
+    assert {row["input"]: row["carried"] for row in rows} == {
+        "a.txt": {"n": 1},
+        "b.txt": {"n": 2},
+        "c.txt": {"n": 3},
+        "d.txt": {"n": 4},
+    }
+
+
+def test_a_step_that_prints_and_logs_does_not_hang(words, tmp_path, monkeypatch):
+    (tmp_path / "chatty.py").write_text(
+        "import logging, sys\n"
+        "def step(source):\n"
+        "    print('x' * 1000); print('y', file=sys.stderr)\n"
+        "    logging.getLogger('chatty').warning('z')\n"
+        "    return {'n': 1}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    summary = run_job(words / "manifest.csv", "chatty:step", tmp_path / "out", batch_size=1)
+    assert summary.outcomes == {"ok": 4}
+
+
+def test_a_run_leaves_no_unexpected_files_in_the_dataset(words, tmp_path):
+    run_job(words / "manifest.csv", "steps_under_test:fails_on_b", tmp_path / "out")
+    found = {
+        os.path.relpath(os.path.join(folder, name), tmp_path / "out").split(os.sep)[0]
+        for folder, _, names in os.walk(tmp_path / "out")
+        for name in names
+    }
+    assert found == {".batchmill", "files", "metadata.csv", "metadata.parquet", "failures.csv"}
+    assert sorted(os.listdir(tmp_path / "out" / ".batchmill")) == AFTER_A_RUN
+
+
+def test_if_the_torch_dataset_cannot_be_created_all_inputs_fail(words, tmp_path, monkeypatch):
+    (tmp_path / "bad_init.py").write_text(
+        "class Bad:\n"
+        "    def __init__(self, inputs): raise ValueError('no weights')\n"
+        "    def __len__(self): return 0\n"
+        "    def __getitem__(self, index): return 1\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    summary = run_job(words / "manifest.csv", "bad_init:Bad", tmp_path / "out")
+    assert summary.outcomes == {"failed": 4}
+    assert summary.failures[0] == ("a.txt", "failed: ValueError: no weights")
+
+
+def test_a_new_order_of_manifest_rows_runs_the_items_of_a_list_again(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = tmp_path / "listed.py"
+    module.write_text("items = [1, 2, 3, 4]\n")
+    run_job(words / "manifest.csv", "listed:items", tmp_path / "out")
+    (words / "manifest.csv").write_text("input\nd.txt\nc.txt\nb.txt\na.txt\n")
+    summary = run_job(words / "manifest.csv", "listed:items", tmp_path / "out")
+    assert summary.executed == 4
+    table = pd.read_parquet(tmp_path / "out" / "metadata.parquet")
+    assert dict(zip(table["input"], table["value"], strict=True))["d.txt"] == 1
+
+
+def test_a_second_writer_is_rejected_and_the_holder_is_named(tmp_path):
+    ledger = Ledger(LocalStore(tmp_path))
+    ledger.create()
+    with lease(ledger):
+        assert f"process {os.getpid()}" in holder(ledger)
+        with pytest.raises(LedgerError, match="another run is using it"):
+            check_free(ledger)
+        with pytest.raises(LedgerError, match="another run is using it"), lease(ledger):
+            pass
+    assert holder(ledger) is None
+    check_free(ledger)
+
+
+def test_a_split_shard_leaves_its_unbegun_inputs_to_another_shard(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("batchmill.ledger.committer.COMMIT_SECONDS", 0.1)
+    gated.make_inputs(tmp_path)
+    params = {"log": str(tmp_path / "out.log"), "go": str(tmp_path / "go"), "first": 10}
+    job = make_job(manifest="in", step="slow:step", output="out", params=params)
+    with open_run(prepare(job)) as run:
+        batching = Batching(batch_size=1, num_workers=1)
+        _, (whole, *_) = run.divide(batching, Cores(total=1, node=1), FailurePolicy())
+        ask_to_split(whole)
+        answers = []
+
+        def wait_for_the_answer():
+            answers.append(wait_for(lambda: split(whole), "an answer"))
+            (tmp_path / "go").touch()
+
+        waiting = threading.Thread(target=wait_for_the_answer)
+        waiting.start()
+        run_shard(whole)
+        waiting.join()
+        ((kept, rest),) = answers
+        assert whole.start < kept.stop == rest.start < rest.stop == whole.stop
+        assert rest.title.endswith("split off")
+        assert kept.key == whole.key, "the ledger records the shard's node under this key"
+        assert unfinished([kept, rest]) == [[], list(range(rest.start, rest.stop))]
+        run_shard(rest)
+        assert unfinished([whole]) == [[]]
+        assert len(gated.executions(tmp_path, "out")) == whole.inputs
+
+
+def test_known_failures_can_be_ignored(words, tmp_path):
+    """Then only the failures of the run itself count."""
+    ignoring = FailurePolicy(known_failures="ok")
+    (words / "a.txt").write_bytes(b"\xff")
+    step = "batchmill.steps.words:split"
+    first = run_job(words / "manifest.csv", step, tmp_path / "out")
+    assert not first.accepted(ignoring)
+    (words / "b.txt").write_text("changed")
+    second = run_job(words / "manifest.csv", step, tmp_path / "out")
+    assert (second.executed, second.outcomes) == (1, {"ok": 3, "failed": 1})
+    assert second.accepted(ignoring)
+    assert not second.accepted(FailurePolicy())
