@@ -156,7 +156,7 @@ def test_a_node_with_another_version_of_the_step(refused, node, mine, tmp_path):
     other.mkdir()
     (other / "slow.py").write_text((mine / "slow.py").read_text() + "# edited\n")
     node(environment={"PYTHONPATH": str(other)})
-    assert f"the source of slow differs from the run's version ({other}/slow.py)" in refused()
+    assert f"the source of slow ({other}/slow.py) differs from the run's version" in refused()
 
 
 @pytest.mark.parametrize(
