@@ -23,10 +23,11 @@ from batchmill.options.groups import (
     RunOptions,
 )
 from batchmill.orchestration.cancellation import Cancellation
-from batchmill.orchestration.dataset_run import DatasetRun
+from batchmill.orchestration.flow_observer import FlowObserver
+from batchmill.orchestration.flow_runner import FlowRunner
 from batchmill.orchestration.waiting import SupersededError, WaitingRun
 from batchmill.planning.job import check_prune, make_job
-from batchmill.runs.run import open_run
+from batchmill.runs.execute import execute
 from batchmill.security.credentials import access_to
 
 # The initial value in the form. No code changes it.
@@ -93,15 +94,18 @@ def preprocess(
     check_prune(job, prune=run.prune)
     access = dataset_store.access if dataset_store else []
     cancellation = Cancellation(UUID(flow_run.get_id()))
-    try:
-        with (
-            access_to(access),
-            cancellation.listening(),
-            finding_step(step),
-            open_run(load_manifest(job), wait=WaitingRun() if run.wait else None) as opened,
-            DatasetRun(opened, failures, cancellation) as dataset_run,
-        ):
-            dataset_run.execute(execution, cluster, access)
-            return dataset_run.finish(prune=run.prune)
-    except SupersededError as error:
-        return Completed(name="Skipped", message=str(error))
+    observer = FlowObserver(failures, cancellation, WaitingRun() if run.wait else None)
+    with access_to(access), cancellation.listening(), finding_step(step):
+        try:
+            ended = execute(
+                load_manifest(job),
+                FlowRunner(cluster, access, cancellation, observer),
+                execution=execution,
+                policy=failures,
+                prune=run.prune,
+                observer=observer,
+                publisher=observer,
+            )
+        except SupersededError as error:
+            return Completed(name="Skipped", message=str(error))
+    return observer.final_state(ended)

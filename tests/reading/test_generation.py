@@ -20,7 +20,7 @@ from batchmill.shards.run_shard import run_shard
 from batchmill.storage import LocalStore
 
 STEP = """
-def mark(source, out, recorded=True, version=1):
+def mark(source, out, version=1):
     (out / "mark.txt").write_text(f"{version} {source.read_text()}")
     return {"output": "mark.txt", "version": version}
 """
@@ -32,7 +32,7 @@ def out(words, tmp_path, monkeypatch):
     """Return a dataset whose files and rows have the version 1."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "marking.py").write_text(STEP)
-    run_job(words / "manifest.csv", "marking:mark", tmp_path / "out", recorded=True, version=1)
+    run_job(words / "manifest.csv", "marking:mark", tmp_path / "out", version=1)
     return tmp_path / "out"
 
 
@@ -55,7 +55,6 @@ def test_no_sample_has_a_row_and_a_file_of_different_runs(out, words):
         "marking:mark",
         out,
         before=lambda: begun.append(versions(opened)),
-        recorded=True,
         version=2,
     )
     assert begun == [set()]
@@ -65,7 +64,7 @@ def test_no_sample_has_a_row_and_a_file_of_different_runs(out, words):
 def test_inputs_that_the_later_run_does_not_execute_stay_readable(out, words):
     opened = open_dataset(out, columns=["version"])
     (words / "a.txt").write_text("changed")
-    run_job(words / "manifest.csv", "marking:mark", out, recorded=True, version=1)
+    run_job(words / "manifest.csv", "marking:mark", out, version=1)
     with pytest.raises(StoreError, match=AGAIN):
         [opened[index] for index in range(4)]
     assert versions(opened) == {(1, 1)}
@@ -87,14 +86,14 @@ def test_files_of_a_killed_run_are_replaced_after_the_step_is_changed_back(
     assert in_child(killed) == 9
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    run_job(words / "manifest.csv", "marking:mark", out, recorded=True, version=1)
+    run_job(words / "manifest.csv", "marking:mark", out, version=1)
     assert versions(open_dataset(out, columns=["version"])) == {(1, 1)}
     assert list(verify(Ledger(LocalStore(out)), hash_files=True)) == []
 
 
 def test_a_copy_in_another_process_checks_too(out, words):
     copy = pickle.loads(pickle.dumps(open_dataset(out, columns=["version"])))
-    run_job(words / "manifest.csv", "marking:mark", out, recorded=True, version=2)
+    run_job(words / "manifest.csv", "marking:mark", out, version=2)
     assert versions(copy) == set()
 
 
@@ -106,7 +105,6 @@ def test_a_dataset_that_is_opened_during_a_run_has_only_unaffected_samples(out, 
         "marking:mark",
         out,
         before=lambda: found.append(open_dataset(out, columns=["version"])),
-        recorded=True,
         version=1,
     )
     assert versions(found[0]) == {(1, 1)}

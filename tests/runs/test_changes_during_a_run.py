@@ -15,8 +15,8 @@ from batchmill import StepError
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.prepare import prepare
+from batchmill.publishing.summary import summarise
 from batchmill.runs.run import open_run
-from batchmill.runs.summary import summarise
 from batchmill.shards.process import ShardProcess
 from batchmill.shards.run_shard import run_shard
 

@@ -22,9 +22,9 @@ from batchmill.planning.batching import Batching, Cores, plan_shards
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.planning.run_spec import read_inputs, write_run_plan
+from batchmill.publishing.summary import failure_message
 from batchmill.runs.progress import RunWatcher
 from batchmill.runs.run import open_run
-from batchmill.runs.summary import failure_message
 from batchmill.shards.run_shard import run_shard
 from batchmill.shards.shard import ask_to_split, split, unfinished
 from batchmill.storage import LocalStore
@@ -271,7 +271,8 @@ def test_a_run_leaves_no_unexpected_files_in_the_dataset(words, tmp_path):
         for folder, _, names in os.walk(tmp_path / "out")
         for name in names
     }
-    assert found == {".batchmill", "files", "metadata.csv", "metadata.parquet", "failures.csv"}
+    tables = {"metadata.csv", "metadata.parquet", "failures.csv"}
+    assert found == {".batchmill", "files", "report.html"} | tables
     assert sorted(os.listdir(tmp_path / "out" / ".batchmill")) == AFTER_A_RUN
 
 

@@ -1,14 +1,12 @@
-"""Run a whole job in this process as the flow does, without Prefect and Ray."""
+"""Run a whole job in this process, without Prefect and Ray."""
 
 from batchmill.options.failure_policy import FailurePolicy
+from batchmill.options.groups import ExecutionOptions
 from batchmill.options.job_settings import JobSettings
-from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
-from batchmill.publishing.publish import publish_changes
-from batchmill.publishing.tables import publish
-from batchmill.runs.run import open_run
-from batchmill.shards.run_shard import run_shard
+from batchmill.runs.execute import RunObserver, execute
+from batchmill.runs.runner import InThisProcess
 
 
 def job_of(manifest, step, output, *, params=None, **options):
@@ -26,6 +24,17 @@ def job_of(manifest, step, output, *, params=None, **options):
     )
 
 
+class Before(RunObserver):
+    """Calls a function between the plan and the shards."""
+
+    def __init__(self, function):
+        self._function = function
+
+    def planned(self, run):
+        if self._function:
+            self._function()
+
+
 def run_job(
     manifest,
     step,
@@ -40,23 +49,19 @@ def run_job(
     force=False,
     prune=False,
     options=None,
-    recorded=False,
     **params,
 ):
     """Run a job and return its summary; outcomes are appended to `seen` when they arrive.
 
-    `before` is called between the plan and the run. With `recorded`, the run also writes the record
-    of its tables, as the flow does. `options` are further options of the job.
+    `before` is called between the plan and the shards. `options` are further options of the job.
     """
     job = job_of(manifest, step, output, params=params, force=force, **(options or {}))
-    with open_run(prepare(job)) as run:
-        batching = Batching(batch_size=batch_size, num_workers=num_workers)
-        cores = Cores(total=cores, node=cores)
-        _, shards = run.divide(batching, cores, policy or FailurePolicy())
-        if before:
-            before()
-        for shard in shards:
-            run_shard(shard, seen.append if seen is not None else None)
-        run.finalize(prune=prune)
-        (publish_changes if recorded else publish)(run.ledger, run.prepared.manifest)
-        return run.end()
+    ended = execute(
+        prepare(job),
+        InThisProcess(cores=cores, on_outcome=seen.append if seen is not None else None),
+        execution=ExecutionOptions(batch_size=batch_size, num_workers=num_workers),
+        policy=policy or FailurePolicy(),
+        prune=prune,
+        observer=Before(before),
+    )
+    return ended.summary

@@ -15,8 +15,8 @@ from batchmill.ledger.open import open_ledger
 from batchmill.manifest import ManifestLike
 from batchmill.options.job_settings import JobSettings
 from batchmill.options.model_options import ModelOptions
+from batchmill.publishing.summary import Summary, failure_message
 from batchmill.reading.published import read_published
-from batchmill.runs.summary import Summary, failure_message
 from batchmill.security.credentials import Access, access_to
 from batchmill.sizes import counted, list_counts
 

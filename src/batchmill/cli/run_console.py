@@ -11,18 +11,18 @@ from batchmill.cli.console import console
 from batchmill.cli.plan import partition_lines, partitions_as_json
 from batchmill.cli.progress import showing_progress
 from batchmill.errors import RunError
-from batchmill.jobs.run_job import EndedRun, JobRequest, RunObserver, run_job
+from batchmill.jobs.run_job import EndedRun, JobDisplay, JobRequest, run_job
 from batchmill.maintenance.leakage import find_duplicates
 from batchmill.options.groups import RunOptions
 from batchmill.options.job_settings import JobSettings
 from batchmill.partitions.record import has_assigned
 from batchmill.planning.prepare import Prepared
-from batchmill.runs.summary import failure_message
+from batchmill.publishing.summary import failure_message
 from batchmill.security.credentials import access_to
 from batchmill.sizes import counted, list_counts
 
 
-class RunConsole(RunObserver):
+class RunConsole(JobDisplay):
     """Prints the plan of a run and its progress to standard error."""
 
     def __init__(self, *, is_quiet: bool) -> None:
@@ -68,13 +68,13 @@ def run_and_show(
     Raises the errors of `run_job`, and RunError if more inputs failed than allowed.
     """
     _set_log_level(verbose)
-    observer = RunConsole(is_quiet=json)
+    display = RunConsole(is_quiet=json)
     # Ray prints to standard output, but only the result may be printed there.
     with ExitStack() as held, redirect_stdout(sys.stderr):
         if isinstance(request, str):
             request = _saved_request(request, run_options or RunOptions(), held)
-        ended = run_job(request, observer)
-    seconds = time.monotonic() - observer.started
+        ended = run_job(request, display)
+    seconds = time.monotonic() - display.started
     if json:
         found = partitions_as_json(ended.prepared) | ended.summary.as_json()
         print(json_text.dumps(found, ensure_ascii=False))

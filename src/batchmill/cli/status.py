@@ -6,7 +6,7 @@ from batchmill.cli.console import console
 from batchmill.cli.options import Dataset, Json
 from batchmill.ledger.lease import holder
 from batchmill.ledger.open import last_run, open_ledger
-from batchmill.runs.summary import (
+from batchmill.publishing.summary import (
     RUN_AGAIN,
     count_contents,
     count_released,

@@ -1,7 +1,7 @@
 """Run a flow in this process and wait for its end."""
 
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 from prefect.exceptions import TerminationSignal
@@ -9,27 +9,52 @@ from prefect.exceptions import TerminationSignal
 from batchmill.errors import CancelledError, RunError
 from batchmill.flows.infer import infer
 from batchmill.flows.preprocess import preprocess
+from batchmill.ledger.ledger import Ledger
 from batchmill.orchestration.interrupts import interrupts
 from batchmill.orchestration.server.api import lost_server_message, shared_api, wait_until_recorded
-from batchmill.runs.context import RunContext
+from batchmill.planning.prepare import Prepared
 from batchmill.shards.process import shard_processes
 
 
-def run_flow(model: str, parameters: dict[str, Any], context: RunContext) -> None:
+class FlowEnd(NamedTuple):
+    """The number of a run, and the error that ended it, for example too many failed inputs."""
+
+    run: int
+    error: RunError | None = None
+
+
+def run_flow(model: str, parameters: dict[str, Any], prepared: Prepared) -> FlowEnd:
     """Run the flow `infer` if there is a model, else `preprocess`. Provide a Prefect server.
 
     Args:
         model: The model; empty for `preprocess`.
         parameters: The parameters of the flow.
-        context: The prepared job. The flow run sets its run number.
+        prepared: The prepared job.
+
+    Returns:
+        How the run ended.
 
     Raises:
         CancelledError: The run was cancelled.
-        RunError: The run did not end as Completed.
+        RunError: The run ended before its plan was recorded.
     """
-    flow = infer if model else preprocess
+    ledger = prepared.ledger
+    before = max(ledger.runs(), default=0)
+    try:
+        return FlowEnd(_run(infer if model else preprocess, parameters, prepared, before))
+    except CancelledError:
+        raise
+    except RunError as error:
+        run = _run_after(ledger, before)
+        if not run:
+            raise
+        return FlowEnd(run, error)
+
+
+def _run(flow: Any, parameters: dict[str, Any], prepared: Prepared, before: int) -> int:
+    """Run a flow, and return the number of its run. Raises RunError if it is not Completed."""
     with interrupts() as signals, shard_processes() as processes, ExitStack() as api:
-        if len(context.prepared.plan.pending) and parameters["cluster"] is None:
+        if len(prepared.plan.pending) and parameters["cluster"] is None:
             # The shard processes start while the server is still starting.
             processes.warm_up()
         api.enter_context(shared_api())
@@ -41,13 +66,26 @@ def run_flow(model: str, parameters: dict[str, Any], context: RunContext) -> Non
             raise CancelledError("The flow run had not begun.") from error
         except httpx.TransportError as error:
             raise RunError(lost_server_message(error)) from error
-        ended = context.run and context.prepared.ledger.read_summary(context.run)
-        if ended and state.state_details.flow_run_id:
-            wait_until_recorded(state.state_details.flow_run_id, context.task_runs)
+        flow_run = state.state_details.flow_run_id
+        run = _run_after(prepared.ledger, before, str(flow_run))
+        summary = prepared.ledger.read_summary(run) if run else None
+        if summary:
+            # With load_manifest and write_metadata.
+            wait_until_recorded(flow_run, summary["task_runs"] + 2 + summary["report"])
     if state.is_cancelled():
         raise CancelledError(state.message or "cancelled")
-    if not ended:
+    if not summary:
         state.result()  # Raises the error that ended the run early.
         raise RunError(f"the run ended as {state.name}: {state.message or 'no reason given'}")
     if not state.is_completed():
         raise RunError(state.message or state.name or "failed")
+    return run
+
+
+def _run_after(ledger: Ledger, before: int, flow_run: str = "") -> int:
+    """Return the last run after `before` of a flow run, by default of any; 0 without one."""
+    for run in reversed(ledger.runs()):
+        identifier = ledger.control.read_flow_run(run) if run > before else None
+        if identifier and flow_run in ("", identifier):
+            return run
+    return 0

@@ -6,13 +6,13 @@ has something to execute or to report, or names a saved block.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from batchmill.errors import CancelledError, RunError
+from batchmill.errors import RunError
 from batchmill.inference.model_step import make_inference
-from batchmill.jobs.noop_run import finish, is_idle
+from batchmill.jobs.idle_run import NotIdleError, is_idle, run_idle
 from batchmill.ledger.lease import check_free
 from batchmill.manifest import ManifestLike
 from batchmill.manifest.saved_list import listed_manifest, save_manifest
@@ -22,8 +22,8 @@ from batchmill.orchestration.server.embedded_server import starting_server
 from batchmill.planning.batching import Batching, Cores, Layout, own_cores, plan_shards
 from batchmill.planning.job import check_prune, make_job
 from batchmill.planning.prepare import Prepared, prepare
-from batchmill.runs.context import RunContext, handing_over
-from batchmill.runs.summary import Summary, summarise
+from batchmill.publishing.summary import Summary, summarise
+from batchmill.runs.context import handing_over
 from batchmill.runs.worker_number import choose_workers
 from batchmill.security.credentials import Access, access_to
 from batchmill.step.load import reference_to, refuse_nested_run
@@ -57,8 +57,8 @@ class JobRequest:
     store: Any = None
 
 
-class RunObserver:
-    """Base class for the display of a run. Its methods show nothing."""
+class JobDisplay:
+    """Base class for what a user sees of a job. Its methods show nothing."""
 
     def show_plan(self, prepared: Prepared) -> None:
         """Show what the run will do."""
@@ -93,12 +93,12 @@ class EndedRun:
     error: RunError | None = None
 
 
-def run_job(request: JobRequest, observer: RunObserver | None = None) -> EndedRun:
+def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
     """Run a job and wait for its end.
 
     Args:
         request: The job.
-        observer: Shows the plan and the progress. Default: nothing is shown.
+        display: Shows the plan and the progress. Default: nothing is shown.
 
     Returns:
         The run. If more inputs failed than allowed, its `error` is set, and nothing is raised.
@@ -110,17 +110,17 @@ def run_job(request: JobRequest, observer: RunObserver | None = None) -> EndedRu
         CancelledError: The run was cancelled.
         RunError: The run ended before it was recorded in the ledger.
     """
-    observer = observer or RunObserver()
+    display = display or JobDisplay()
     refuse_nested_run()
     with ExitStack() as held:
         request, prepared, is_listed = _prepare(request, held)
         options = request.options
-        observer.show_plan(prepared)
+        display.show_plan(prepared)
         execution, reason = choose_workers(
-            options.execution, prepared, own_cores(), observer.show_trial
+            options.execution, prepared, own_cores(), display.show_trial
         )
         if reason:
-            observer.show_workers(int(execution.num_workers or 0), reason)
+            display.show_workers(int(execution.num_workers or 0), reason)
         request = replace(request, options=replace(options, execution=execution))
         if not options.run.wait:
             check_free(prepared.ledger)
@@ -128,21 +128,12 @@ def run_job(request: JobRequest, observer: RunObserver | None = None) -> EndedRu
         if is_listed:
             job = prepared.job
             save_manifest(prepared.manifest, job.manifest, job.inputs.input_column)
-        context = held.enter_context(handing_over(prepared))
-        error = None
-        with observer.follow(prepared):
-            try:
-                _execute(request, context)
-            except CancelledError:
-                raise
-            except RunError as failed:
-                if not context.run:
-                    raise
-                error = failed
+        with display.follow(prepared):
+            number, error = _execute(request, prepared)
         return EndedRun(
             prepared=prepared,
-            number=context.run,
-            summary=summarise(prepared.ledger, context.run),
+            number=number,
+            summary=summarise(prepared.ledger, number),
             access=request.store.access if request.store else (),
             error=error,
         )
@@ -253,18 +244,18 @@ def _check_cluster(cluster: Any) -> None:
     check_cluster(cluster)
 
 
-def _execute(request: JobRequest, context: RunContext) -> None:
-    """Run the flow, or finish an idle run without Prefect."""
+def _execute(request: JobRequest, prepared: Prepared) -> tuple[int, RunError | None]:
+    """Run the flow, or an idle run without Prefect. Return the run's number and its error."""
     how = request.options.run
     # Only the flow can check a cluster.
-    can_skip = request.cluster is None and is_idle(context.prepared)
-    if can_skip and finish(context.prepared, prune=how.prune, wait=how.wait):
-        return
+    if request.cluster is None and is_idle(prepared):
+        with suppress(NotIdleError):
+            return run_idle(prepared, prune=how.prune, wait=how.wait), None
     # The server starts while this process imports Prefect, which takes one or two seconds.
-    with starting_server():
+    with starting_server(), handing_over(prepared):
         from batchmill.jobs.flow_run import run_flow
 
-        run_flow(request.model, _parameters(request, context.prepared), context)
+        return run_flow(request.model, _parameters(request, prepared), prepared)
 
 
 def _parameters(request: JobRequest, prepared: Prepared) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One run over a dataset, from its lease to its summary. The caller executes the shards."""
+"""One run over a dataset: its lease, its shards, its records, its summary."""
 
 import time
 from collections.abc import Iterator
@@ -23,27 +23,19 @@ from batchmill.planning.batching import Batching, Cores, Layout, plan_shards
 from batchmill.planning.partition_assignment import without_withdrawn
 from batchmill.planning.prepare import Prepared, plan_again
 from batchmill.planning.run_spec import partitions_of, write_run_plan
-from batchmill.runs.context import report_run
+from batchmill.publishing.summary import Summary, summarise
 from batchmill.runs.node_check import Probe
-from batchmill.runs.summary import Summary, summarise
 from batchmill.shards.shard import Shard
 
 
 @dataclass(kw_only=True)
 class Run:
-    """A run that holds the dataset's lease.
-
-    The caller calls `divide`, executes the shards, calls `finalize`, publishes the tables, and
-    calls `end`. Before `end`, the caller sets the number of `task_runs`, and sets `lost` if some
-    task runs were lost.
-    """
+    """A run that holds the dataset's lease. `execute` calls its methods."""
 
     prepared: Prepared
     number: int
     lease: Lease
     _begun: float = field(default_factory=time.time)
-    task_runs: int = 0
-    lost: bool = False
 
     @property
     def ledger(self) -> Ledger:
@@ -123,17 +115,22 @@ class Run:
         changed = changed or before.get("partitions", {}) != partitions_of(self.prepared)
         return bool(changed) or REPORT not in self.ledger.store.names("")
 
-    def end(self) -> Summary:
-        """Compact the ledger, record the run's summary, and return it."""
+    def end(self, *, task_runs: int = 0, lost: bool = False, report: bool = False) -> Summary:
+        """Compact the ledger, record the run's summary, and return it.
+
+        Args:
+            task_runs: The number of attempts at shards.
+            lost: True if a process or machine was lost.
+            report: True if the run writes a report.
+        """
         compact(self.ledger, self.number)
         summary = summarise(self.ledger, self.number)
         # An input without a committed outcome may have files in the dataset that no outcome names.
         # The next run must remove them.
-        self.lease.clean_end = summary.pending == 0 and not self.lost
+        self.lease.clean_end = summary.pending == 0 and not lost
         seconds = round(time.time() - self._begun, 3)
-        self.ledger.write_summary(
-            self.number, summary.as_json() | {"task_runs": self.task_runs, "seconds": seconds}
-        )
+        more = {"task_runs": task_runs, "report": report, "seconds": seconds}
+        self.ledger.write_summary(self.number, summary.as_json() | more)
         forget_earlier(self.ledger)
         return summary
 
@@ -162,6 +159,5 @@ def open_run(prepared: Prepared, *, wait: Wait | None = None) -> Iterator[Run]:
         if not held.clean and release_replaced(ledger, prepared.plan.pending["input"]):
             prepared = plan_again(prepared)
         number = 1 + max(ledger.runs(), default=0)
-        report_run(number)
         ledger.steps.record(prepared.step.identity, prepared.step.description)
         yield Run(prepared=prepared, number=number, lease=held)

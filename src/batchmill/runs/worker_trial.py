@@ -10,15 +10,19 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from batchmill.ledger.ledger import Ledger
 from batchmill.manifest.saved_list import listed_manifest, save_manifest
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import InputOptions
+from batchmill.options.groups import ExecutionOptions, InputOptions
 from batchmill.outcome import Outcome
-from batchmill.planning.batching import MAX_AUTO_WORKERS, Batching, Cores
+from batchmill.planning.batching import MAX_AUTO_WORKERS
 from batchmill.planning.prepare import Prepared, prepare
-from batchmill.runs.run import open_run
+from batchmill.publishing.publisher import Publisher
+from batchmill.runs.execute import execute
+from batchmill.runs.run import Run
+from batchmill.runs.runner import InThisProcess, ShardsEnd
 from batchmill.security.allowlist import restrictions
-from batchmill.shards.run_shard import run_shard
+from batchmill.shards.shard import Shard
 from batchmill.storage.scratch import scratch_folder
 
 # The trial runs at most this number of inputs, and begins none after `_SECONDS`. Each input may
@@ -94,22 +98,42 @@ def _execute_some(prepared: Prepared) -> tuple[list[Outcome], float]:
     """Execute some inputs into a temporary dataset. Return their outcomes and CPU time."""
     outcomes: list[Outcome] = []
     with scratch_folder() as folder:
-        some = _some_of(prepared, folder)
-        with open_run(some) as run:
-            policy = FailurePolicy(retries=0, timeout=_LONGEST_SECONDS)
-            _, shards = run.divide(
-                Batching(batch_size=1, num_workers=1), Cores(total=1, node=1), policy
-            )
-            late = threading.Timer(_SECONDS, run.ledger.control.request_stop, [run.number])
-            late.start()
-            before = _cpu_seconds()
-            try:
-                for shard in shards:
-                    run_shard(shard, outcomes.append)
-            finally:
-                late.cancel()
-                late.join()
-            return outcomes, max(0.0, _cpu_seconds() - before - _WORKER_SECONDS)
+        runner = _ShortRunner(on_outcome=outcomes.append)
+        execute(
+            _some_of(prepared, folder),
+            runner,
+            execution=ExecutionOptions(batch_size=1, num_workers=1),
+            policy=FailurePolicy(retries=0, timeout=_LONGEST_SECONDS),
+            publisher=_Nothing(),
+        )
+    return outcomes, max(0.0, runner.busy_seconds - _WORKER_SECONDS)
+
+
+class _Nothing(Publisher):
+    """Publishes nothing, because the dataset is discarded."""
+
+    def write_tables(self, prepared: Prepared) -> None:
+        pass
+
+    def write_report(self, ledger: Ledger, run: int, dataset: str) -> None:
+        pass
+
+
+class _ShortRunner(InThisProcess):
+    """Begins no input after a few seconds. `busy_seconds` is the CPU time of the workers."""
+
+    busy_seconds = 0.0
+
+    def run(self, run: Run, shards: Sequence[Shard], num_workers: int) -> ShardsEnd:
+        late = threading.Timer(_SECONDS, run.ledger.control.request_stop, [run.number])
+        late.start()
+        before = _cpu_seconds()
+        try:
+            return super().run(run, shards, num_workers)
+        finally:
+            late.cancel()
+            late.join()
+            self.busy_seconds = _cpu_seconds() - before
 
 
 def _some_of(prepared: Prepared, folder: Path) -> Prepared:

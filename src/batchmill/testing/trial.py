@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 
 from batchmill.execution.single_input import relative_to_own_folder
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import InputOptions
+from batchmill.options.groups import ExecutionOptions, InputOptions
 from batchmill.outcome import Outcome
-from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.job import Job, make_job
 from batchmill.planning.prepare import Prepared, prepare
-from batchmill.publishing.tables import publish
-from batchmill.runs.run import open_run
-from batchmill.shards.run_shard import run_shard
+from batchmill.runs.execute import execute
+from batchmill.runs.runner import InThisProcess
 from batchmill.storage.fingerprints import Fingerprint, fingerprint
 
 # A step that hangs fails its test after this time.
@@ -93,15 +91,12 @@ class Trial:
     def run(self, *, num_workers: int, batch_size: int) -> dict[str, Result]:
         """Execute the pending inputs, and return their results by input."""
         outcomes: list[Outcome] = []
-        with open_run(self.prepare()) as run:
-            batching = Batching(batch_size=batch_size, num_workers=num_workers)
-            policy = FailurePolicy(retries=0, timeout=_TIMEOUT_SECONDS)
-            _, shards = run.divide(batching, Cores(total=num_workers, node=num_workers), policy)
-            for shard in shards:
-                run_shard(shard, outcomes.append)
-            run.finalize()
-            publish(run.ledger, run.prepared.manifest)
-            run.end()
+        execute(
+            self.prepare(),
+            InThisProcess(cores=num_workers, on_outcome=outcomes.append),
+            execution=ExecutionOptions(batch_size=batch_size, num_workers=num_workers),
+            policy=FailurePolicy(retries=0, timeout=_TIMEOUT_SECONDS),
+        )
         return {outcome.input.removeprefix("inputs/"): result_of(outcome) for outcome in outcomes}
 
     def seen(self) -> dict[str, Fingerprint]:

@@ -42,7 +42,6 @@ class RayRunner(ShardRunner):
     Args:
         cluster: The Ray cluster, or a local Ray.
         access: The credentials that the shards need.
-        probe: Returns what the nodes of a cluster have to check before the first shard.
         cancelled: Returns true after the run is cancelled.
     """
 
@@ -52,19 +51,17 @@ class RayRunner(ShardRunner):
         self,
         cluster: RayCluster,
         access: Sequence[Access],
-        probe: Callable[[], Probe],
         cancelled: Callable[[], bool],
     ) -> None:
         self.is_elastic = not cluster.is_local
         self._cluster = cluster
         self._access = access
-        self._probe = probe
         self._cancelled = cancelled
         self._held = ExitStack()
         self._found: list[Node] = []
         self._needs: Mapping[str, float] = {}
         self._late: LateNodes | None = None  # A local Ray has only one node.
-        self._shard_probe: Probe | None = None
+        self._probe: Probe | None = None
 
     def __enter__(self) -> "RayRunner":
         self._tasks: RayTaskRunner[Any] = self._held.enter_context(ray_runner(self._cluster))
@@ -79,13 +76,13 @@ class RayRunner(ShardRunner):
         """The cores of the cluster's nodes, and how many shards the nodes can run at a time."""
         return cores_for(self._cluster, self._found)
 
-    def prepare(self, num_workers: int) -> None:
+    def prepare(self, num_workers: int, probe: Probe) -> None:
         """Check that each node of a cluster can run a shard. A local Ray is not checked."""
         self._needs = shard_needs(self._cluster, self._found, num_workers)
         self._living = LivingNodes(self._cluster)
         if not self._cluster.is_local:
-            self._shard_probe = self._probe()
-            probes = NodeProbes(self._shard_probe, self._access)
+            self._probe = probe
+            probes = NodeProbes(probe, self._access)
             probe_cluster(probes, self._found, self._needs, self._cancelled)
             self._late = LateNodes(probes, self._found)
 
@@ -103,7 +100,7 @@ class RayRunner(ShardRunner):
         """Submit a shard to Ray, with the resources that it needs."""
         excluded = self._late.excluded if self._late else ()
         options = remote_options_of(self._needs, excluded)
-        parameters = {"shard": shard, "access": self._access, "probe": self._shard_probe}
+        parameters = {"shard": shard, "access": self._access, "probe": self._probe}
         with self._lost_connection_is_lost_head(), remote_options(**options):
             future: ShardFuture = self._tasks.submit(run_ray_shard, parameters)
             return future

@@ -9,8 +9,8 @@ from batchmill.orchestration.display.live_artifact import LiveArtifact, artifact
 from batchmill.orchestration.display.summary_text import summary_text
 from batchmill.orchestration.resource_ids import resource_id
 from batchmill.publishing.report import Report
+from batchmill.publishing.summary import Summary, failure_message
 from batchmill.runs.progress import Progress
-from batchmill.runs.summary import Summary, failure_message
 
 STARTED, FINISHED = "batchmill.run.started", "batchmill.run.finished"
 INPUT_FAILED = "batchmill.input.failed"

@@ -11,6 +11,7 @@ from prefect.utilities.annotations import opaque
 
 from batchmill.orchestration.runners.runner import ShardFuture, ShardRunner
 from batchmill.planning.batching import Cores, own_cores
+from batchmill.runs.node_check import Probe
 from batchmill.security.credentials import Access
 from batchmill.shards.process import shard_processes
 from batchmill.shards.shard import Shard
@@ -45,7 +46,7 @@ class LocalRunner(ShardRunner):
         """The cores that this process may use."""
         return Cores(total=own_cores(), node=own_cores())
 
-    def prepare(self, num_workers: int) -> None:
+    def prepare(self, num_workers: int, probe: Probe) -> None:  # noqa: ARG002
         """Limit the number of shards that run at a time: each DataLoader worker gets a core."""
         self._slots = self.cores.slots_for(num_workers)
         tasks: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=self._slots)

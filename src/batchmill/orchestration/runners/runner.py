@@ -9,6 +9,7 @@ from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 
 from batchmill.planning.batching import Cores
+from batchmill.runs.node_check import Probe
 from batchmill.shards.shard import Shard
 
 ShardFuture = PrefectFuture[Any]
@@ -37,11 +38,12 @@ class ShardRunner(AbstractContextManager["ShardRunner"], ABC):
         """
 
     @abstractmethod
-    def prepare(self, num_workers: int) -> None:
+    def prepare(self, num_workers: int, probe: Probe) -> None:
         """Prepare for the shards of a run whose plan has been written.
 
         Args:
             num_workers: The number of DataLoader workers in each shard.
+            probe: The checks that another machine makes before it runs a shard.
 
         Raises:
             ServiceError: The shards cannot run.

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import one_line
 from batchmill.planning.run_spec import read_work
+from batchmill.publishing.summary import Contents, Summary, count_contents, summarise
 from batchmill.publishing.tables import failure_records
-from batchmill.runs.summary import Contents, Summary, count_contents, summarise
 
 SHOWN_FAILURES, SHOWN_RUNS, SHOWN_SLOWEST, SHOWN_NAMES = 200, 20, 10, 5
 _RUN_COLUMNS = ("input", "outcome", "attempts", "seconds", "finished_at", "host", "size")

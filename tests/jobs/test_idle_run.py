@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from jobs import job_of, run_job
 
-from batchmill.jobs.noop_run import finish, is_idle
+from batchmill.jobs.idle_run import NotIdleError, is_idle, run_idle
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.planning.prepare import prepare
 from batchmill.runs.run import open_run
@@ -38,8 +38,8 @@ def test_an_idle_run_writes_missing_tables(done):
     (done / "out" / "metadata.parquet").unlink()
     prepared = prepared_in(done)
     assert is_idle(prepared)
-    summary = finish(prepared, prune=False, wait=False)
-    assert summary is not None
+    run = run_idle(prepared, prune=False, wait=False)
+    summary = prepared.ledger.read_summary(run)
     assert (summary["inputs"], summary["executed"]) == (2, 0)
     table = pd.read_parquet(done / "out" / "metadata.parquet")
     assert sorted(set(table["input"])) == ["a.txt", "b.txt"]
@@ -48,16 +48,17 @@ def test_an_idle_run_writes_missing_tables(done):
 
 def test_an_idle_run_prunes(done):
     (done / "in" / "b.txt").unlink()
-    finish(prepared_in(done), prune=True, wait=False)
+    run_idle(prepared_in(done), prune=True, wait=False)
     table = pd.read_parquet(done / "out" / "metadata.parquet")
     assert set(table["input"]) == {"a.txt"}
 
 
-def test_finish_returns_none_if_inputs_became_pending_meanwhile(done):
+def test_a_run_is_not_idle_if_inputs_became_pending_meanwhile(done):
     prepared = prepared_in(done)
     (done / "in" / "c.txt").write_text("c")
     prepared.ledger.release(["a.txt"])
-    assert finish(prepared, prune=False, wait=False) is None
+    with pytest.raises(NotIdleError):
+        run_idle(prepared, prune=False, wait=False)
 
 
 def test_a_run_with_failures_of_earlier_runs_is_not_idle(tmp_path):
@@ -67,4 +68,5 @@ def test_a_run_with_failures_of_earlier_runs_is_not_idle(tmp_path):
     prepared = prepared_in(tmp_path)
     assert not len(prepared.plan.pending)
     assert not is_idle(prepared)
-    assert finish(prepared, prune=False, wait=False) is None
+    with pytest.raises(NotIdleError):
+        run_idle(prepared, prune=False, wait=False)

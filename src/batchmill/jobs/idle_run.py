@@ -3,14 +3,15 @@
 To import Prefect takes longer than to detect that a million inputs are unchanged.
 """
 
-from typing import Any
-
 from batchmill.ledger.lease import Wait
-from batchmill.options.failure_policy import FailurePolicy
 from batchmill.planning.prepare import Prepared
-from batchmill.publishing.publish import publish_changes
-from batchmill.publishing.report import write_report
-from batchmill.runs.run import open_run
+from batchmill.runs.execute import RunObserver, execute
+from batchmill.runs.run import Run
+from batchmill.runs.runner import InThisProcess
+
+
+class NotIdleError(Exception):
+    """Another run has changed the dataset meanwhile, and there is something to execute now."""
 
 
 def is_idle(prepared: Prepared) -> bool:
@@ -27,7 +28,13 @@ def _is_done(prepared: Prepared) -> bool:
     return not len(prepared.plan.pending) and not prepared.plan.counts["quarantined"]
 
 
-def finish(prepared: Prepared, *, prune: bool, wait: bool) -> dict[str, Any] | None:
+class _Idle(RunObserver):
+    def begin(self, run: Run) -> None:
+        if not _is_done(run.prepared):
+            raise NotIdleError
+
+
+def run_idle(prepared: Prepared, *, prune: bool, wait: bool) -> int:
     """Update the tables of an idle run, without Prefect.
 
     Args:
@@ -36,19 +43,12 @@ def finish(prepared: Prepared, *, prune: bool, wait: bool) -> dict[str, Any] | N
         wait: Wait until another run over the dataset has ended.
 
     Returns:
-        The summary. None if another run has changed the dataset meanwhile and inputs are pending or
-        quarantined now. Then nothing was written.
+        The number of the run.
 
     Raises:
-        BatchmillError: See `open_run`.
+        NotIdleError: Inputs are pending or quarantined now. Nothing was written.
+        BatchmillError: See `execute`.
     """
-    with open_run(prepared, wait=Wait() if wait else None) as run:
-        if not _is_done(run.prepared):
-            return None
-        run.divide_nothing(FailurePolicy())
-        run.finalize(prune=prune)
-        publish_changes(run.ledger, run.prepared.manifest)
-        run.end()
-        if run.report_is_stale:
-            write_report(run.ledger, run.number, run.prepared.job.output)
-    return prepared.ledger.read_summary(run.number)
+    observer = _Idle()
+    observer.wait = Wait() if wait else None
+    return execute(prepared, InThisProcess(), prune=prune, observer=observer).summary.run

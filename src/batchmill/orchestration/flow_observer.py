@@ -1,0 +1,88 @@
+"""Shows a run in Prefect: its events, artifacts and state. Its tables are written by tasks."""
+
+from typing import Any
+from uuid import UUID
+
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Completed, Crashed, Failed
+from prefect.utilities.annotations import opaque
+
+from batchmill.ledger.lease import Wait
+from batchmill.ledger.ledger import Ledger
+from batchmill.options.failure_policy import FailurePolicy
+from batchmill.orchestration.cancellation import Cancellation
+from batchmill.orchestration.display.run_reporter import RunReporter
+from batchmill.orchestration.server.api import end_flow_run
+from batchmill.planning.prepare import Prepared
+from batchmill.publishing.publisher import Publisher
+from batchmill.publishing.summary import Summary, failure_message
+from batchmill.runs.execute import RunEnd, RunObserver
+from batchmill.runs.progress import Progress
+from batchmill.runs.run import Run
+from batchmill.tasks.metadata import write_metadata
+from batchmill.tasks.report import write_report
+
+
+class FlowObserver(RunObserver, Publisher):
+    """Shows one run as a flow run.
+
+    Args:
+        policy: Decides whether the run is Completed or Failed.
+        cancellation: Detects that the flow run is cancelled.
+        wait: Wait while another run holds the dataset, with these actions. None: do not wait.
+    """
+
+    def __init__(
+        self, policy: FailurePolicy, cancellation: Cancellation, wait: Wait | None
+    ) -> None:
+        self.wait = wait
+        self._policy = policy
+        self._cancellation = cancellation
+
+    def begin(self, run: Run) -> None:
+        """Send the event that the run has started."""
+        job = run.prepared.job
+        self._reporter = RunReporter(job.output, run.number)
+        self._dataset = job.output
+        self._reporter.begin(inputs=len(run.prepared.manifest), pending=run.pending, step=job.step)
+
+    def planned(self, run: Run) -> None:
+        """Record the id of this flow run. Mark the previous one as crashed if it was killed."""
+        own, control = str(flow_run.get_id()), run.ledger.control
+        control.record_flow_run(run.number, own)
+        before = control.read_flow_run(run.number - 1)
+        # After Retry in Prefect, the same flow run makes another run over the dataset.
+        if before and before != own:
+            reason = f"The process was killed. Run {run.number} resumes the work."
+            end_flow_run(UUID(before), Crashed(message=reason))
+
+    def show(self, progress: Progress) -> None:
+        """Show the progress and the failures so far."""
+        self._reporter.show(progress)
+
+    def write_tables(self, prepared: Prepared) -> None:
+        """Write the tables in a task run."""
+        hidden: Any = opaque(prepared)  # Keeps Prefect from searching it for futures.
+        write_metadata(hidden)
+
+    def write_report(self, ledger: Ledger, run: int, dataset: str) -> None:
+        """Write the report in a task run, and show it as an artifact."""
+        hidden: Any = opaque(ledger)
+        self._reporter.sum_up(write_report(hidden, run, dataset))
+
+    def end(self, summary: Summary, *, is_cancelled: bool) -> None:
+        """Send the event that the run has ended."""
+        accepted = "Completed" if summary.accepted(self._policy) else "Failed"
+        self._reporter.end(summary, "Cancelled" if is_cancelled else accepted)
+
+    def final_state(self, ended: RunEnd) -> State[Any]:
+        """Return the final state of the flow run."""
+        summary = ended.summary
+        if ended.is_cancelled:
+            reason = self._cancellation.reason
+            return Cancelled(message=f"Cancelled {reason}. {summary.sentence()}")
+        if not summary.accepted(self._policy):
+            lines = [failure_message(summary, self._dataset), *ended.reasons]
+            return Failed(message="\n".join(lines))
+        return Completed(message=summary.sentence(), data=summary.as_json())

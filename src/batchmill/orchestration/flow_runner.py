@@ -1,0 +1,151 @@
+"""Executes the shards of a run as Prefect task runs, on this machine or on a Ray cluster."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from typing import Any, Self
+from uuid import UUID
+
+from prefect.runtime import flow_run
+
+from batchmill.blocks.ray_cluster import RayCluster
+from batchmill.errors import StoreError
+from batchmill.layout import STAGING
+from batchmill.orchestration.cancellation import Cancellation
+from batchmill.orchestration.flow_observer import FlowObserver
+from batchmill.orchestration.runners.local import LocalRunner
+from batchmill.orchestration.runners.runner import ShardRunner
+from batchmill.orchestration.runners.scheduler import ShardScheduler
+from batchmill.orchestration.server.api import record_ends, wait_until_recorded
+from batchmill.planning.batching import Cores
+from batchmill.planning.run_spec import read_work
+from batchmill.runs.progress import RunWatcher
+from batchmill.runs.run import Run
+from batchmill.runs.runner import Runner, ShardsEnd
+from batchmill.security.credentials import Access
+from batchmill.shards.shard import Shard
+from batchmill.tasks.local_shard import run_local_shard
+
+# After this many lost shard processes in one run, lost shards are not submitted again.
+_LOSSES_ALLOWED = 50
+_RECORD_SECONDS, _CANCEL_RECORD_SECONDS = 5.0, 1.0
+# After the second signal, killed shards have this long to end.
+_KILL_SECONDS = 3.0
+
+
+class FlowRunner(Runner):
+    """The runner of a flow run.
+
+    The processes of the shards end with the block. Prefect records the ends of the task runs while
+    the tables are written.
+
+    Args:
+        cluster: The Ray cluster. None: this machine, without Ray.
+        access: The credentials that the shards need.
+        cancellation: Detects that the flow run is cancelled.
+        observer: Shows the progress in Prefect.
+    """
+
+    def __init__(
+        self,
+        cluster: RayCluster | None,
+        access: Sequence[Access],
+        cancellation: Cancellation,
+        observer: FlowObserver,
+    ) -> None:
+        self._cluster = cluster
+        self._access = access
+        self._cancellation = cancellation
+        self._observer = observer
+        self._at_end = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._runner = self._at_end.enter_context(self._make_runner())
+        self._cancellation.listen()  # Ray has replaced the handler of SIGTERM.
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._at_end.__exit__(*exception)
+
+    @property
+    def cores(self) -> Cores:
+        """The cores of this machine, or of the cluster."""
+        return self._runner.cores
+
+    def run(self, run: Run, shards: Sequence[Shard], num_workers: int) -> ShardsEnd:
+        """Submit the shards as task runs, and wait for their ends."""
+        self._runner.prepare(num_workers, run.probe())
+        if self._cancellation.reason:
+            return ShardsEnd(is_cancelled=True)
+        watch = _StopConditions(run, self._observer, self._cancellation)
+        scheduler = ShardScheduler(
+            runner=self._runner,
+            workers=num_workers,
+            on_tick=watch.check,
+            cancelled=lambda: bool(self._cancellation.reason),
+            losses_allowed=_LOSSES_ALLOWED,
+        )
+        self._cancellation.at_second_signal(lambda: _kill_shards(run, scheduler))
+        try:
+            scheduler.run(shards)
+        finally:
+            self._runner.release()
+            self._at_end.callback(self._record_shards, scheduler)
+        reasons = scheduler.queue.ended_early
+        if watch.check() and not self._cancellation.reason:
+            reasons.append("The run was stopped early. Inputs without an outcome are pending.")
+        return ShardsEnd(
+            task_runs=len(scheduler.queue.ends),
+            lost=scheduler.losses > 0,
+            reasons=reasons,
+            is_cancelled=bool(self._cancellation.reason),
+        )
+
+    def _make_runner(self) -> ShardRunner:
+        """Make the runner. Ray is imported only for a cluster."""
+        if self._cluster is None:
+            return LocalRunner(self._access)
+        from batchmill.orchestration.cluster.token import present_token
+
+        present_token(self._cluster)
+        from batchmill.orchestration.cluster.ray_runner import RayRunner
+
+        return RayRunner(self._cluster, self._access, lambda: bool(self._cancellation.reason))
+
+    def _record_shards(self, scheduler: ShardScheduler) -> None:
+        """Record in Prefect how the shards ended, before their processes end."""
+        this_run = UUID(flow_run.get_id())
+        seconds = _CANCEL_RECORD_SECONDS if self._cancellation.reason else _RECORD_SECONDS
+        wait_until_recorded(this_run, len(scheduler.queue.ends) + 1, seconds)
+        record_ends(this_run, run_local_shard, scheduler.queue.ends)
+
+
+def _kill_shards(run: Run, scheduler: ShardScheduler) -> None:
+    """Kill the shards, and remove the files that they had not committed."""
+    scheduler.kill(_KILL_SECONDS)
+    with suppress(StoreError):  # The next run removes the rest.
+        run.ledger.store.remove(STAGING)
+
+
+class _StopConditions:
+    """Checks about every second whether the run has to stop, while shards run."""
+
+    def __init__(self, run: Run, observer: FlowObserver, cancellation: Cancellation) -> None:
+        self._run = run
+        self._observer = observer
+        self._cancellation = cancellation
+        self._watcher = RunWatcher(run.ledger, run.number)
+        self._enough_failures = read_work(run.ledger, run.number).enough_failures
+
+    def check(self) -> bool:
+        """Show the progress and the failures so far. Return whether the run has to stop."""
+        run = self._run
+        run.lease.check()
+        progress = self._watcher.poll()
+        if progress:
+            self._observer.show(progress)
+            enough = self._enough_failures
+            if enough is not None and progress.failed > enough:
+                run.ledger.control.request_stop(run.number)
+        if self._cancellation.reason and not run.ledger.control.stop_requested(run.number):
+            run.ledger.control.request_stop(run.number)
+        return run.ledger.control.stop_requested(run.number)

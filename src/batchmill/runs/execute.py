@@ -1,0 +1,108 @@
+"""Execute a prepared job: from the dataset's lease to the published tables."""
+
+from dataclasses import dataclass
+
+from batchmill.ledger.lease import Wait
+from batchmill.options.failure_policy import FailurePolicy
+from batchmill.options.groups import ExecutionOptions
+from batchmill.planning.batching import Batching
+from batchmill.planning.prepare import Prepared
+from batchmill.publishing.publisher import Publisher
+from batchmill.publishing.summary import Summary, summarise
+from batchmill.runs.run import Run, open_run
+from batchmill.runs.runner import Runner, ShardsEnd
+from batchmill.runs.worker_number import choose_workers
+
+
+class RunObserver:
+    """Receives the stages of a run. An error that a method raises ends the run.
+
+    Attributes:
+        wait: Wait while another run holds the dataset, with these actions. None: do not wait.
+    """
+
+    wait: Wait | None = None
+
+    def begin(self, run: Run) -> None:
+        """The run holds the dataset, and its plan is final."""
+
+    def planned(self, run: Run) -> None:
+        """The plan is written for the shards."""
+
+    def end(self, summary: Summary, *, is_cancelled: bool) -> None:
+        """All inputs that the run could execute have an outcome, and the tables are published."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnd:
+    """A run that has ended.
+
+    Attributes:
+        summary: The counts of outcomes.
+        reasons: Why some inputs have no outcome.
+        is_cancelled: True if the run was cancelled. Then nothing was published.
+    """
+
+    summary: Summary
+    reasons: tuple[str, ...] = ()
+    is_cancelled: bool = False
+
+
+def execute(
+    prepared: Prepared,
+    runner: Runner,
+    *,
+    execution: ExecutionOptions = ExecutionOptions(),
+    policy: FailurePolicy = FailurePolicy(),
+    prune: bool = False,
+    observer: RunObserver | None = None,
+    publisher: Publisher | None = None,
+) -> RunEnd:
+    """Execute the pending inputs of a job, and publish the dataset.
+
+    Args:
+        prepared: The checked job and its plan.
+        runner: Executes the shards.
+        execution: How the inputs are divided into batches and shards.
+        policy: How failed inputs are handled.
+        prune: Also remove the files and rows of inputs that the manifest no longer lists.
+        observer: Receives the stages of the run.
+        publisher: Writes the tables and the report.
+
+    Returns:
+        How the run ended. Too many failed inputs are not an error here.
+
+    Raises:
+        LedgerError: Another run holds the lease, or has taken it.
+        BatchmillError: Any error of `prepare`, of the runner and of the observer.
+    """
+    observer, publisher = observer or RunObserver(), publisher or Publisher()
+    with open_run(prepared, wait=observer.wait) as run:
+        observer.begin(run)
+        if not run.pending:
+            run.divide_nothing(policy)
+            observer.planned(run)
+            return _publish(run, ShardsEnd(), prune, observer, publisher)
+        with runner:  # It ends its processes while the tables are written.
+            chosen, reason = choose_workers(execution, run.prepared, runner.cores.node)
+            layout, shards = run.divide(Batching.from_options(chosen, reason), runner.cores, policy)
+            observer.planned(run)
+            ended = runner.run(run, shards, layout.num_workers)
+            if ended.is_cancelled:
+                summary = summarise(run.ledger, run.number)
+                observer.end(summary, is_cancelled=True)
+                return RunEnd(summary=summary, is_cancelled=True)
+            return _publish(run, ended, prune, observer, publisher)
+
+
+def _publish(
+    run: Run, ended: ShardsEnd, prune: bool, observer: RunObserver, publisher: Publisher
+) -> RunEnd:
+    run.finalize(prune=prune)
+    publisher.write_tables(run.prepared)
+    is_stale = run.report_is_stale
+    summary = run.end(task_runs=ended.task_runs, lost=ended.lost, report=is_stale)
+    if is_stale:
+        publisher.write_report(run.ledger, run.number, run.prepared.job.output)
+    observer.end(summary, is_cancelled=False)
+    return RunEnd(summary=summary, reasons=tuple(ended.reasons))
