@@ -85,8 +85,11 @@ def shown(field, described):
     return value == str(default) or float(value) == default
 
 
-def fields_of(schema):
-    """Yield the label and the schema of each field of a form, including option groups."""
+def fields_of(schema, parameters):
+    """Yield the label and the schema of each field of a form, including option groups.
+
+    A parameter of the deployment replaces a default.
+    """
     for name, described in schema["properties"].items():
         label = described["title"]
         if name not in schema.get("required", ()):
@@ -95,17 +98,18 @@ def fields_of(schema):
         group = schema.get("definitions", {}).get(reference, {})
         if group.get("additionalProperties") is False:
             yield label, {"description": described.get("description") or group["description"]}
-            yield from fields_of(group)
+            yield from fields_of(group, parameters.get(name, {}))
         else:
-            yield label, described
+            yield label, described | ({"default": parameters[name]} if name in parameters else {})
 
 
 @pytest.mark.parametrize(
     "deployment", ["preprocess/manual", "infer/manual", "verify-dataset/manual"]
 )
 def test_the_form_has_a_field_for_each_parameter(ui, api, deployment):
-    schema = api(f"/deployments/name/{deployment}")["parameter_openapi_schema"]
-    fields = dict(fields_of(schema))
+    deployed = api(f"/deployments/name/{deployment}")
+    schema = deployed["parameter_openapi_schema"]
+    fields = dict(fields_of(schema, deployed["parameters"]))
     ui.open_form(deployment)
     assert [label for label in ui.labels() if label in fields] == list(fields)
     # Only blocks may show this text. Prefect's form has no better text for an optional block.
