@@ -27,7 +27,7 @@ from batchmill.planning.prepare import prepare
 from batchmill.planning.run_spec import write_run_plan
 from batchmill.shards.run_shard import run_shard
 from batchmill.shards.shard import Shard
-from batchmill.workers import IsolatedExecutor, Limits, RetryPolicy
+from batchmill.workers import IsolatedExecutor, Limits
 
 BATCH_SIZE = 32
 WORKERS = 2
@@ -108,7 +108,7 @@ def isolated_seconds(items: Items, batch_size: int = BATCH_SIZE) -> float:
         lost=lambda index, _: outcome_of(index),
         deliver=lambda outcomes: counts.append(len(outcomes)),
         limits=Limits(timeout_seconds=3600),
-        retry=RetryPolicy(retries=1),
+        retries=1,
     ).execute(batch_size=batch_size, num_workers=WORKERS)
     if sum(counts) != len(items):
         raise RuntimeError(f"IsolatedExecutor returned {sum(counts)} of {len(items)} outcomes")

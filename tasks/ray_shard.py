@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-from batchmill.tasks.logs import send_logs
-from batchmill.tasks.shard_log import ShardLog
+from batchmill.tasks.shard_log import ShardLog, send_logs
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State

@@ -1,9 +1,11 @@
-"""The log of a shard's task run."""
+"""The log of a shard's task run, and how a process sends all its logs to Prefect."""
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from prefect.logging import get_run_logger
+from prefect.logging.handlers import APILogWorker
 
 SHOWN_FAILURES = 100
 
@@ -25,3 +27,14 @@ class ShardLog:
         """Log the number of inputs by outcome, and the duration of the shard."""
         counts = ", ".join(f"{count} {kind}" for kind, count in outcomes.items())
         self._logger.info("%s in %.1f s", counts, seconds)
+
+
+_SECONDS = 5
+
+
+def send_logs() -> None:
+    """Send the logs of this process to the Prefect API immediately."""
+    # If an event loop runs, as in a notebook, `drain_all` only returns a coroutine. No loop runs
+    # in a new thread.
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        thread.submit(APILogWorker.drain_all, timeout=_SECONDS, at_exit=False).result()

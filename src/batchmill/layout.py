@@ -7,14 +7,25 @@ RUNS = f"{LEDGER_FOLDER}/runs"
 RELEASED = f"{LEDGER_FOLDER}/released"
 STEPS = f"{LEDGER_FOLDER}/steps"
 PARTITIONS = f"{LEDGER_FOLDER}/partitions"
-# The names that a ledger's folder may contain. Verification reports all others.
-LEDGER_NAMES = {
-    *(name.rpartition("/")[2] for name in (FORMAT, PARTS, RUNS, RELEASED, STEPS, PARTITIONS)),
-    *("staging", "lease", "manifest.parquet", "published.json"),
-}
 LEASES = f"{LEDGER_FOLDER}/lease"
 PUBLISHED = f"{LEDGER_FOLDER}/published.json"
 STAGING = f"{LEDGER_FOLDER}/staging"
+# A manifest that was not a file.
+SAVED_MANIFEST = f"{LEDGER_FOLDER}/manifest.parquet"
+# The names that a ledger's folder may contain. Verification reports all others.
+LEDGER_NAMES = {
+    name.rpartition("/")[2]
+    for name in (
+        *(FORMAT, PARTS, RUNS, RELEASED, STEPS, PARTITIONS),
+        *(LEASES, PUBLISHED, STAGING, SAVED_MANIFEST),
+    )
+}
+# Parts with this prefix contain rewritten records.
+UPKEEP = "upkeep-"
+# The names in the folder of a run, `runs/RUN`.
+PLAN, PLAN_ROWS, SUMMARY = "plan.json", "plan.arrow", "summary.json"
+STOP, FLOW_RUN, FORCED = "stop", "flow-run", "forced"
+PLACE, SPLIT, ALONE, CREATING = "place", "split", "alone", "creating"
 # The folder of the outputs.
 FILES = "files"
 METADATA = "metadata.parquet"
@@ -23,6 +34,10 @@ METADATA_CSV, FAILURES_CSV = "metadata.csv", "failures.csv"
 TABLES = (METADATA, METADATA_CSV, FAILURES_CSV)
 REPORT = "report.html"
 TOP_NAMES = {LEDGER_FOLDER, FILES, REPORT, *TABLES}
+# The columns of a manifest and of the tables. The first names the input, the second its output.
+INPUT_COLUMN, OUTPUT_COLUMN = "input", "output"
+# The step's keys above the limit of columns, as JSON.
+MORE_COLUMNS = "more_columns"
 # The column of the dataset's own inputs. The column `input` names the outputs.
 MADE_FROM = "made_from"
 # The first input of a chain of datasets. Only a dataset whose own manifest was a dataset has it.

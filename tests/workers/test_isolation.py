@@ -22,12 +22,12 @@ from poison import FILE_POISONS, HOARD_BYTES, POISONS, kind_of
 from batchmill.errors import WorkerError
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import Outcome
-from batchmill.workers import IsolatedExecutor, Limits, RetryPolicy, Stop
-from batchmill.workers.guarded_inputs import SKIPPED, GuardedInputs
+from batchmill.workers import IsolatedExecutor, Limits, Stop, input_queue
+from batchmill.workers.control import DrainFlag, StopIndex
+from batchmill.workers.dataloader import SKIPPED, GuardedInputs
 from batchmill.workers.memory import Headroom, resident_bytes
 from batchmill.workers.private_api import LoaderIterator
 from batchmill.workers.processes import descendants
-from batchmill.workers.shared_flags import DrainFlag, StopIndex
 from batchmill.workers.worker import begin_worker
 from batchmill.workers.worker_channel import WorkerChannel
 
@@ -246,7 +246,7 @@ def test_lost_outcomes_end_the_run(monkeypatch):
             lost=lambda index, death: Outcome("a", "a", death.kind, 1, 0.0, 0.0, "here"),
             deliver=lambda outcomes: None,
             limits=Limits(),
-            retry=RetryPolicy(),
+            retries=0,
         ).execute(batch_size=2, num_workers=2)
 
 
@@ -389,7 +389,7 @@ def test_a_request_to_stop_leaves_the_rest_without_an_outcome():
         lost=lambda index, death: pytest.fail(f"input {index} was reported as lost"),
         deliver=deliver,
         limits=Limits(),
-        retry=RetryPolicy(retries=1),
+        retries=1,
         stop=stop,
     ).execute(batch_size=2, num_workers=2)
     assert stop.requested
@@ -397,6 +397,12 @@ def test_a_request_to_stop_leaves_the_rest_without_an_outcome():
     assert 2 <= len(seen) == len(set(seen)) < 1000
 
 
+@pytest.fixture
+def retries_at_once(monkeypatch):
+    monkeypatch.setattr(input_queue, "_FIRST_PAUSE", 0.0)
+
+
+@pytest.mark.usefixtures("retries_at_once")
 def test_a_retry_runs_between_other_inputs():
     """Otherwise a run of 100,000 inputs would show its first failure at its end."""
     seen = []
@@ -411,7 +417,7 @@ def test_a_retry_runs_between_other_inputs():
         lost=lambda index, death: pytest.fail(f"input {index} was reported as lost"),
         deliver=seen.extend,
         limits=Limits(),
-        retry=RetryPolicy(retries=1, backoff_seconds=0.0),
+        retries=1,
     ).execute(batch_size=1, num_workers=1)
     (failed,) = (position for position, outcome in enumerate(seen) if outcome.kind == "failed")
     assert seen[failed].attempts == 2
@@ -419,6 +425,7 @@ def test_a_retry_runs_between_other_inputs():
     assert failed < 199
 
 
+@pytest.mark.usefixtures("retries_at_once")
 @pytest.mark.parametrize(("batch_size", "num_workers"), [(1, 1), (8, 1), (1, 4), (8, 4)])
 def test_a_shortened_run_executes_only_the_inputs_before_the_boundary(
     tmp_path, batch_size, num_workers
@@ -450,7 +457,7 @@ def test_a_shortened_run_executes_only_the_inputs_before_the_boundary(
         ),
         deliver=deliver,
         limits=Limits(),
-        retry=RetryPolicy(retries=1, backoff_seconds=0.0),
+        retries=1,
     )
     isolated.execute(batch_size=batch_size, num_workers=num_workers)
     os.close(log)
@@ -470,7 +477,7 @@ def test_a_run_can_be_shortened_before_it_begins():
         lost=lambda index, death: pytest.fail(f"input {index} was reported as lost"),
         deliver=lambda outcomes: seen.extend(outcome.input for outcome in outcomes),
         limits=Limits(),
-        retry=RetryPolicy(retries=0),
+        retries=0,
     )
     assert isolated.shorten() == 1
     isolated.execute(batch_size=8, num_workers=2)
@@ -508,7 +515,7 @@ def run_without_blame(count, num_workers):
         lost=lambda index, death: pytest.fail(f"input {index} was reported as lost: {death}"),
         deliver=seen.extend,
         limits=Limits(),
-        retry=RetryPolicy(),
+        retries=0,
     ).execute(batch_size=1, num_workers=num_workers)
     return seen
 

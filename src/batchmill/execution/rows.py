@@ -7,6 +7,8 @@ from typing import Any
 
 import orjson
 
+from batchmill.layout import INPUT_COLUMN, PARTITION_COLUMN
+
 # Rows of one input are held in memory and in the ledger: a day of one-second clips is 15 MiB.
 MAX_ROWS_BYTES = 32 * 2**20
 
@@ -16,8 +18,8 @@ MAX_KEYS, MAX_LEVELS = 1000, 64
 
 # The columns that batchmill fills in. A step's row must not replace them. The second set is for
 # runs with partitions.
-RESERVED_KEYS = frozenset({"input"})
-RESERVED_WITH_PARTITIONS = RESERVED_KEYS | {"partition"}
+RESERVED_KEYS = frozenset({INPUT_COLUMN})
+RESERVED_WITH_PARTITIONS = RESERVED_KEYS | {PARTITION_COLUMN}
 
 Row = dict[str, Any]
 

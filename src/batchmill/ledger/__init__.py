@@ -10,6 +10,8 @@
       runs/RUN/summary.json        how the run ended, with a hash
       runs/RUN/stop                requests that the shards of the run end early
       runs/RUN/flow-run            the id of the flow run that executes the run
+      runs/RUN/forced              the run up to which a forced run ignores all outcomes
+      runs/RUN/creating/ROWS       rows of a shard that creates its torch Dataset
       runs/RUN/alone/ROW-ATTEMPT   a row of the plan that was executed alone in a shard
       runs/RUN/place/SHARD         the cluster node on which a shard has begun
       runs/RUN/split/SHARD         requests that the shard leaves its remaining inputs to others
@@ -17,6 +19,9 @@
       steps/IDENTITY.json          the description of a step
       released/RUN-ID.json         inputs whose outcomes up to RUN do not count
       partitions/RUN.parquet       the partition of each input, from RUN on
+      published.json               the hashes of the published tables
+      lease/NUMBER.json            the process that holds the dataset
+      manifest.parquet             the manifest, if it was not a file
       staging/                     outputs that are being written
     ```
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.errors import LedgerError, StoreError
-from batchmill.layout import FORMAT, PARTITIONS, PARTS, RELEASED, RUNS, STEPS
+from batchmill.layout import FORMAT, PARTITIONS, PARTS, RELEASED, RUNS, STEPS, SUMMARY, UPKEEP
 from batchmill.ledger.json_file import read_json, read_sealed, sealed
 from batchmill.ledger.parts import (
     PART_SCHEMA,
@@ -25,8 +25,6 @@ from batchmill.ledger.run_control import RunControl
 from batchmill.ledger.step_descriptions import StepDescriptions
 from batchmill.outcome import Outcome
 from batchmill.storage import Store, in_threads
-
-_UPKEEP = "upkeep-"
 
 
 class Ledger:
@@ -108,7 +106,7 @@ class Ledger:
 
     def summary_name(self, run: int) -> str:
         """Return the name of a run's summary in the store."""
-        return f"{self.run_folder(run)}/summary.json"
+        return f"{self.run_folder(run)}/{SUMMARY}"
 
     def write_summary(self, run: int, summary: Mapping[str, Any]) -> None:
         """Record how a run ended."""
@@ -163,7 +161,7 @@ class Ledger:
             run: The number of the run that rewrites them.
             records: The records, with all columns of `PART_SCHEMA`.
         """
-        name = f"{PARTS}/{_UPKEEP}{run:06d}-{uuid.uuid4().hex[:12]}"
+        name = f"{PARTS}/{UPKEEP}{run:06d}-{uuid.uuid4().hex[:12]}"
         write_part(self.store, name, records.select(PART_SCHEMA.names).cast(PART_SCHEMA))
 
     def delete_parts(self, names: Iterable[str]) -> None:
@@ -179,7 +177,7 @@ class Ledger:
 
     def last_recorded_run(self) -> int:
         """Return the last run that committed a part; 0 without one."""
-        names = [name.removeprefix(_UPKEEP) for name in self.part_names()]
+        names = [name.removeprefix(UPKEEP) for name in self.part_names()]
         return max((int(name.partition("-")[0]) for name in names), default=0)
 
     def read_part(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -224,7 +222,7 @@ class Ledger:
     def _read_parts(self, run: int | None, columns: Sequence[str]) -> list[pa.Table]:
         while True:
             own = self.part_names(run)
-            upkeep = [name for name in self.part_names() if name.startswith(_UPKEEP)]
+            upkeep = [name for name in self.part_names() if name.startswith(UPKEEP)]
             try:
                 if run is None:
                     return self._read(own, columns)

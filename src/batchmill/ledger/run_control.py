@@ -4,6 +4,7 @@ The shards may run on other machines. Every machine can read the files, and the 
 process is killed. Every method raises StoreError if the dataset cannot be read or written.
 """
 
+from batchmill.layout import ALONE, CREATING, FLOW_RUN, FORCED, PLACE, SPLIT, STOP
 from batchmill.storage import Store
 
 
@@ -23,61 +24,61 @@ class RunControl:
 
     def request_stop(self, run: int) -> None:
         """Request that all shards of a run commit their finished outcomes and end."""
-        self._store.write(self._name(run, "stop"), b"")
+        self._store.write(self._name(run, STOP), b"")
 
     def stop_requested(self, run: int) -> bool:
         """Return whether a stop of a run was requested."""
-        return self._store.exists(self._name(run, "stop"))
+        return self._store.exists(self._name(run, STOP))
 
     def record_flow_run(self, run: int, identifier: str) -> None:
         """Record the id of the flow run that executes a run."""
-        self._store.write(self._name(run, "flow-run"), identifier.encode())
+        self._store.write(self._name(run, FLOW_RUN), identifier.encode())
 
     def read_flow_run(self, run: int) -> str | None:
         """Return the id of the flow run that executes a run; None if it was not recorded."""
-        return self._read(self._name(run, "flow-run"))
+        return self._read(self._name(run, FLOW_RUN))
 
     def record_forced(self, run: int, after: int) -> None:
         """Record that a run is forced: it ignores the outcomes of the runs up to `after`."""
-        self._store.write(self._name(run, "forced"), str(after).encode())
+        self._store.write(self._name(run, FORCED), str(after).encode())
 
     def read_forced(self, run: int) -> int | None:
         """Return the last run whose outcomes a forced run ignores; None if it is not forced."""
-        after = self._read(self._name(run, "forced"))
+        after = self._read(self._name(run, FORCED))
         return None if after is None else int(after)
 
     def record_node(self, run: int, shard: str, node: str) -> None:
         """Record the cluster node on which a shard has begun."""
-        self._store.write(self._name(run, "place", shard), node.encode())
+        self._store.write(self._name(run, PLACE, shard), node.encode())
 
     def read_node(self, run: int, shard: str) -> str | None:
         """Return the node of a shard; None if it has not begun, or runs without a cluster."""
-        return self._read(self._name(run, "place", shard))
+        return self._read(self._name(run, PLACE, shard))
 
     def request_split(self, run: int, shard: str) -> None:
         """Request that a shard leaves the inputs that it has not begun to other shards."""
-        self._store.write(self._name(run, "split", shard), b"")
+        self._store.write(self._name(run, SPLIT, shard), b"")
 
     def split_requested(self, run: int, shard: str) -> bool:
         """Return whether a split of a shard was requested."""
-        return self._store.exists(self._name(run, "split", shard))
+        return self._store.exists(self._name(run, SPLIT, shard))
 
     def record_split(self, run: int, shard: str, row: int) -> None:
         """Record the first row of the plan that a split shard does not execute."""
-        self._store.write(self._name(run, "split", f"{shard}-from"), str(row).encode())
+        self._store.write(self._name(run, SPLIT, f"{shard}-from"), str(row).encode())
 
     def read_split(self, run: int, shard: str) -> int | None:
         """Return what `record_split` recorded; None if the shard has not responded yet."""
-        row = self._read(self._name(run, "split", f"{shard}-from"))
+        row = self._read(self._name(run, SPLIT, f"{shard}-from"))
         return None if row is None else int(row)
 
     def record_lone_attempt(self, run: int, row: int, attempt: int) -> None:
         """Record that a row of a run's plan is about to be executed alone in a shard."""
-        self._store.write(self._name(run, "alone", f"{row}-{attempt}"), b"")
+        self._store.write(self._name(run, ALONE, f"{row}-{attempt}"), b"")
 
     def count_lone_attempts(self, run: int, row: int) -> int:
         """Count how often a row of a run's plan was executed alone in a shard."""
-        names = self._store.names(self._name(run, "alone"))
+        names = self._store.names(self._name(run, ALONE))
         return sum(name.startswith(f"{row}-") for name in names)
 
     def begin_creation(self, run: int, start: int, stop: int, attempt: int) -> None:
@@ -89,15 +90,15 @@ class RunControl:
             stop: The first row after the shard.
             attempt: The number of the attempt.
         """
-        self._store.write(self._name(run, "creating", f"{start}-{stop}-{attempt}"), b"")
+        self._store.write(self._name(run, CREATING, f"{start}-{stop}-{attempt}"), b"")
 
     def end_creation(self, run: int, start: int, stop: int, attempt: int) -> None:
         """Record that the creation that `begin_creation` recorded has ended."""
-        self._store.delete(self._name(run, "creating", f"{start}-{stop}-{attempt}"))
+        self._store.delete(self._name(run, CREATING, f"{start}-{stop}-{attempt}"))
 
     def creations(self, run: int) -> list[tuple[int, int]]:
         """Return the rows, from start to stop, of each creation that has begun and not ended."""
-        names = self._store.names(self._name(run, "creating"))
+        names = self._store.names(self._name(run, CREATING))
         ranges = [name.split("-") for name in names]
         return [(int(start), int(stop)) for start, stop, _ in ranges]
 

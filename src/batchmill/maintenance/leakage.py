@@ -13,7 +13,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.partitions.assign import by_hash
 from batchmill.partitions.partitioning import name_of_key
 from batchmill.partitions.record import Assignment, last_assignment
-from batchmill.planning.run_spec import read_work
+from batchmill.planning.run_spec import read_spec
 
 
 def find_leaks(ledger: Ledger) -> Iterator[str]:
@@ -74,7 +74,7 @@ def last_ended_run(ledger: Ledger) -> int | None:
 def _last_divided(ledger: Ledger) -> int | None:
     """Return the last run that ended; None if it had no partitions."""
     last = last_ended_run(ledger)
-    return last if last is not None and read_work(ledger, last).partitioning else None
+    return last if last is not None and read_spec(ledger, last).partitioning else None
 
 
 def _inputs_of(assignment: Assignment) -> pd.DataFrame:

@@ -11,8 +11,11 @@ from batchmill.layout import (
     LEDGER_FOLDER,
     LEDGER_NAMES,
     METADATA,
+    PLAN,
+    PLAN_ROWS,
     PUBLISHED,
     RUNS,
+    SUMMARY,
     TABLES,
     TOP_NAMES,
 )
@@ -167,7 +170,7 @@ def repair_differences(ledger: Ledger, differences: list[Difference]) -> None:
             ledger.store.remove(found.path)
         folder, _, _ = found.path.rpartition("/")
         if found.kind == "changed" and folder.startswith(f"{RUNS}/"):
-            for name in ("summary.json", "plan.json", "plan.arrow"):
+            for name in (SUMMARY, PLAN, PLAN_ROWS):
                 ledger.store.delete(f"{folder}/{name}")
     if any(found.path in TABLES and found.kind == "changed" for found in differences):
         ledger.store.delete(PUBLISHED)  # The next run then writes the tables again.

@@ -9,16 +9,13 @@ from pathlib import Path, PurePosixPath
 
 import pandas as pd
 
-from batchmill.layout import METADATA
+from batchmill.layout import FORMAT, LEDGER_FOLDER, METADATA
 from batchmill.manifest.dataset import read_dataset
 from batchmill.manifest.source import Source, fits, numbered
 from batchmill.storage import is_url, remote
 from batchmill.storage.escaped_names import escape_name
 from batchmill.storage.remote import FileStat
 from batchmill.urls import parent
-
-# A folder with this subfolder is a dataset. Its files are outputs, so a listing skips them.
-_DATASET_MARK = ".batchmill"
 
 
 def read_folder(path: Path, pattern: str) -> Source:
@@ -34,7 +31,7 @@ def read_folder(path: Path, pattern: str) -> Source:
     Raises:
         OSError: The folder cannot be read.
     """
-    if (path / _DATASET_MARK).is_dir():
+    if (path / LEDGER_FOLDER).is_dir():
         table = path / METADATA
         content = table.read_bytes() if table.exists() else None
         return read_dataset(os.path.abspath(path), pattern, content)
@@ -58,7 +55,7 @@ def read_prefix(url: str, pattern: str) -> Source:
     """
     url = url.rstrip("/")
     found = remote.find(url)
-    inside = f"/{_DATASET_MARK}/"
+    inside = f"/{LEDGER_FOLDER}/"
     datasets = {f"/{name}".partition(inside)[0] for name in found if inside in f"/{name}"}
     if "" in datasets:
         content = remote.read(f"{url}/{METADATA}") if METADATA in found else None
@@ -86,7 +83,7 @@ def read_url_glob(pattern: str) -> Source:
     seen = {url.removeprefix(start): found for url, found in remote.glob(pattern).items()}
     above = {str(up).rstrip("/") for name in seen for up in PurePosixPath(f"/{name}").parents}
     tops = sorted(above)
-    marks = [f"{folder}{top}/{_DATASET_MARK}/format.json" for top in tops]
+    marks = [f"{folder}{top}/{FORMAT}" for top in tops]
     datasets = {top for top, mark in zip(tops, remote.stat_many(marks), strict=True) if mark}
     seen = _visible(seen, datasets)
     seen = _unambiguous(folder, seen)
@@ -144,7 +141,7 @@ def is_glob(text: str) -> bool:
 
 @cache
 def _in_dataset(folder: str) -> bool:
-    if os.path.isdir(os.path.join(folder, _DATASET_MARK)):
+    if os.path.isdir(os.path.join(folder, LEDGER_FOLDER)):
         return True
     parent = os.path.dirname(folder)
     return parent != folder and _in_dataset(parent)
@@ -188,7 +185,7 @@ def _files_below(folder: Path) -> Iterator[str]:
         for entry in found:
             name = f"{relative}{entry.name}"
             if entry.is_dir(follow_symlinks=False):
-                if not os.path.isdir(os.path.join(entry.path, _DATASET_MARK)):
+                if not os.path.isdir(os.path.join(entry.path, LEDGER_FOLDER)):
                     stack.append(f"{name}/")
             elif _is_input(entry):
                 yield name

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.errors import ManifestError
+from batchmill.layout import OUTPUT_COLUMN
 from batchmill.manifest.arrow_columns import to_arrow_table
 from batchmill.manifest.delimited import type_columns
 from batchmill.manifest.formats import read_source
@@ -24,7 +25,7 @@ from batchmill.storage import is_url
 from batchmill.urls import join, shown_url, url_fault, without_file_scheme
 
 # A run writes these columns to the table that it publishes.
-RESERVED_COLUMNS = frozenset({"output"})
+RESERVED_COLUMNS = frozenset({OUTPUT_COLUMN})
 
 
 @dataclass(frozen=True, kw_only=True)

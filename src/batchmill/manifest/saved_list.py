@@ -4,7 +4,7 @@ import os
 
 import pandas as pd
 
-from batchmill.layout import LEDGER_FOLDER
+from batchmill.layout import SAVED_MANIFEST
 from batchmill.manifest.load import Manifest
 from batchmill.manifest.records import ROOT_ATTRIBUTE
 from batchmill.storage import open_store
@@ -13,7 +13,7 @@ from batchmill.urls import absolute
 
 def listed_manifest(output: str | os.PathLike[str]) -> str:
     """Return the path or URL where a dataset saves a manifest that was not a file."""
-    return open_store(absolute(os.fspath(output))).url_of(f"{LEDGER_FOLDER}/manifest.parquet")
+    return open_store(absolute(os.fspath(output))).url_of(SAVED_MANIFEST)
 
 
 def save_manifest(manifest: Manifest, place: str, input_column: str) -> None:

@@ -17,7 +17,7 @@ from batchmill.orchestration.runners.runner import ShardRunner
 from batchmill.orchestration.runners.scheduler import ShardScheduler
 from batchmill.orchestration.server.api import record_ends, wait_until_recorded
 from batchmill.planning.batching import Cores
-from batchmill.planning.run_spec import read_work
+from batchmill.planning.run_spec import read_spec
 from batchmill.runs.progress import RunWatcher
 from batchmill.runs.run import Run
 from batchmill.runs.runner import Runner, ShardsEnd
@@ -134,7 +134,7 @@ class _StopConditions:
         self._observer = observer
         self._cancellation = cancellation
         self._watcher = RunWatcher(run.ledger, run.number)
-        self._enough_failures = read_work(run.ledger, run.number).enough_failures
+        self._enough_failures = read_spec(run.ledger, run.number).enough_failures
 
     def check(self) -> bool:
         """Show the progress and the failures so far. Return whether the run has to stop."""

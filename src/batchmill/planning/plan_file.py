@@ -14,6 +14,7 @@ import pyarrow as pa
 import xxhash
 
 from batchmill.errors import LedgerError, StoreError
+from batchmill.layout import PLAN, PLAN_ROWS
 from batchmill.ledger.json_file import read_sealed, sealed
 from batchmill.ledger.ledger import Ledger
 
@@ -38,8 +39,8 @@ class PlanFile:
 
     def __init__(self, ledger: Ledger, run: int) -> None:
         self.ledger = ledger
-        self.settings_name = f"{ledger.run_folder(run)}/plan.json"
-        self.rows_name = f"{ledger.run_folder(run)}/plan.arrow"
+        self.settings_name = f"{ledger.run_folder(run)}/{PLAN}"
+        self.rows_name = f"{ledger.run_folder(run)}/{PLAN_ROWS}"
         self._run = run
 
     def write(self, settings: Mapping[str, Any], rows: pa.Table) -> None:

@@ -86,7 +86,7 @@ def write_run_plan(
 ) -> None:
     """Write a run's plan, with its inputs in the order of the shards."""
     job, plan, manifest, ledger = prepared.job, prepared.plan, prepared.manifest, prepared.ledger
-    work = RunSpec(
+    spec = RunSpec(
         run=run,
         counts=plan.counts,
         resolved=plan.resolved,
@@ -116,7 +116,7 @@ def write_run_plan(
         table = table.append_column(
             _CARRIED, pa.StructArray.from_arrays(arrays, carried.column_names)
         )
-    settings = asdict(work) | {"policy": work.policy.model_dump()}
+    settings = asdict(spec) | {"policy": spec.policy.model_dump()}
     PlanFile(ledger, run).write(settings, table.replace_schema_metadata())
 
 
@@ -126,7 +126,7 @@ def partitions_of(prepared: Prepared) -> dict[str, int]:
     return count_partitions(found, how) if how and found is not None else {}
 
 
-def read_work(ledger: Ledger, run: int) -> RunSpec:
+def read_spec(ledger: Ledger, run: int) -> RunSpec:
     """Read the settings that all shards of a run share."""
     values = PlanFile(ledger, run).settings()
     how, confinement = values.get("partitioning"), values.get("confinement")
@@ -163,7 +163,7 @@ def planned_ids(ledger: Ledger, run: int) -> list[str]:
 
 def some_inputs(ledger: Ledger, run: int, count: int) -> list[str]:
     """Return the paths or URLs of a few planned inputs whose files existed at planning."""
-    root = read_work(ledger, run).root
+    root = read_spec(ledger, run).root
     for rows in PlanFile(ledger, run).streams():
         found = rows.filter(pc.greater_equal(rows["size"], 0))["input"]
         if len(found):

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from batchmill.ledger.ledger import Ledger
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import KINDS, one_line
-from batchmill.planning.run_spec import planned_names, read_work
+from batchmill.planning.run_spec import planned_names, read_spec
 from batchmill.sizes import counted, list_counts
 
 SHOWN_NAMES = 10
@@ -71,11 +71,11 @@ class Summary:
 
 def summarise(ledger: Ledger, run: int) -> Summary:
     """Return the summary of a run. The run may still be active, or may have been killed."""
-    work = read_work(ledger, run)
+    spec = read_spec(ledger, run)
     planned = planned_names(ledger, run)
     records = ledger.records(["input", "outcome", "attempts", "error", "message"], run=run)
     outcomes = Counter(records["outcome"].to_pylist())
-    outcomes.update(work.resolved)
+    outcomes.update(spec.resolved)
     failures = [
         (record["input"], f"{record['outcome']}: {one_line(record['error'], record['message'])}")
         for record in records.sort_by("input").to_pylist()
@@ -83,14 +83,14 @@ def summarise(ledger: Ledger, run: int) -> Summary:
     ]
     return Summary(
         run=run,
-        inputs=work.inputs,
+        inputs=spec.inputs,
         outcomes={kind: outcomes[kind] for kind in KINDS if outcomes[kind]},
         # Compare names, not numbers: each planned input must have a record under its name.
         pending=len(planned) - (pc.sum(pc.is_in(planned, records["input"])).as_py() or 0),
         executed=pc.sum(pc.greater(records["attempts"], 0)).as_py() or 0,
-        counts=work.counts,
+        counts=spec.counts,
         failures=tuple(failures[:SHOWN_NAMES]),
-        partitions=work.partitions,
+        partitions=spec.partitions,
     )
 
 

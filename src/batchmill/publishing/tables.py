@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
-from batchmill.layout import FAILURES_CSV, METADATA, METADATA_CSV, PARTITION_COLUMN
+from batchmill.layout import FAILURES_CSV, METADATA, METADATA_CSV, MORE_COLUMNS, PARTITION_COLUMN
 from batchmill.ledger.ledger import Ledger
 from batchmill.manifest import Manifest
 from batchmill.partitions.record import last_assignment
@@ -23,7 +23,6 @@ _CHUNK = 20_000
 # The step's keys that become columns. Each column takes memory in every row, so a table with more
 # columns than this would soon take more memory than a machine has.
 MAX_COLUMNS = 2000
-_MORE = "more_columns"
 _FAILURE_COLUMNS = (
     "input",
     "outcome",
@@ -162,7 +161,7 @@ def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
 
 
 def _free_name(names: Container[str]) -> str:
-    name = _MORE
+    name = MORE_COLUMNS
     while name in names:
         name += "_"
     return name

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from torch.utils.data import Dataset
 
 from batchmill.errors import BatchmillError, OptionError
+from batchmill.layout import PARTITION_COLUMN
 from batchmill.reading.files import Load, choose_load, one_of_each_suffix, open_place
 from batchmill.reading.generation import Generation
 from batchmill.reading.mapped import MappedTable, map_table
@@ -20,7 +21,6 @@ from batchmill.reading.published import input_root, read_published
 from batchmill.reading.sample import sample_type
 from batchmill.reading.selection import (
     LABEL,
-    PARTITION,
     Named,
     Selection,
     check_columns,
@@ -190,7 +190,7 @@ class SampleDataset(Dataset[Any]):
     @property
     def partition(self) -> dict[str, list[str]]:
         """The ids of each partition of the whole dataset. Reads the table. Raises OptionError."""
-        found = self._read({PARTITION})
+        found = self._read({PARTITION_COLUMN})
         column = partition_column(found.rows, self._selection.dataset)
         return {
             name: found.ids.filter(pc.fill_null(pc.equal(column, name), False)).to_pylist()

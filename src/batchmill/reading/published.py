@@ -12,7 +12,7 @@ from batchmill.layout import METADATA
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import last_run, open_ledger
 from batchmill.ledger.published_record import read_published_record
-from batchmill.planning.run_spec import read_work
+from batchmill.planning.run_spec import read_spec
 from batchmill.storage import Store, is_url, remote
 from batchmill.storage.fingerprints import hash_file
 from batchmill.storage.scratch import scratch_folder
@@ -79,7 +79,7 @@ def _last_ended(ledger: Ledger) -> int:
 def input_root(dataset: str) -> str:
     """Return the folder or URL that the inputs of a dataset's last run are relative to."""
     ledger = open_ledger(dataset)
-    return read_work(ledger, last_run(ledger, dataset)).root
+    return read_spec(ledger, last_run(ledger, dataset)).root
 
 
 @contextmanager

@@ -11,11 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.errors import OptionError
-from batchmill.layout import FILES
+from batchmill.layout import FILES, INPUT_COLUMN, OUTPUT_COLUMN, PARTITION_COLUMN
 from batchmill.reading.sample import check_fields
 
-LABEL, PARTITION = "label", "partition"
-_INPUT, _OUTPUT = "input", "output"
+LABEL = "label"
 _TEXT = pa.large_string()  # 64-bit offsets: ten million paths have more than 2**31 bytes.
 _SHOWN = 5
 
@@ -39,8 +38,8 @@ class Selection:
     @property
     def needed(self) -> frozenset[str]:
         """The columns that are read from the table."""
-        needed = {_INPUT, _OUTPUT, LABEL, *self.columns}
-        return frozenset(needed | ({PARTITION} if self.partitions is not None else set()))
+        needed = {INPUT_COLUMN, OUTPUT_COLUMN, LABEL, *self.columns}
+        return frozenset(needed | ({PARTITION_COLUMN} if self.partitions is not None else set()))
 
 
 class Named(NamedTuple):
@@ -59,14 +58,14 @@ def named(table: pa.Table, dataset: str) -> Named:
     NAME#1 and so on.
     """
     are_inputs = True
-    if _OUTPUT in table.column_names:
-        outputs = table[_OUTPUT].cast(_TEXT).combine_chunks()
+    if OUTPUT_COLUMN in table.column_names:
+        outputs = table[OUTPUT_COLUMN].cast(_TEXT).combine_chunks()
         there = pc.fill_null(pc.not_equal(outputs, ""), False)
         if pc.any(there).as_py():
             are_inputs = False
             table, outputs = table.filter(there), outputs.filter(there)
             _check_inside(outputs, dataset)
-    places = table[_INPUT].cast(_TEXT).combine_chunks() if are_inputs else outputs
+    places = table[INPUT_COLUMN].cast(_TEXT).combine_chunks() if are_inputs else outputs
     return Named(table, places, _unique(places), are_inputs)
 
 
@@ -133,12 +132,13 @@ def partition_mask(rows: pa.Table, partitions: Sequence[str], dataset: str) -> p
 
 def partition_column(rows: pa.Table, dataset: str) -> pa.Array:
     """Return each row's partition, null for a row without one."""
-    if PARTITION not in rows.column_names:
+    if PARTITION_COLUMN not in rows.column_names:
         raise OptionError(
-            f"{dataset}: has no column {PARTITION!r}. Add it to the manifest (train, validation, "
-            "test), then run again. Only steps that take the row execute their inputs again."
+            f"{dataset}: has no column {PARTITION_COLUMN!r}. Add it to the manifest (train, "
+            "validation, test), then run again. Only steps that take the row execute their inputs "
+            "again."
         )
-    column = rows[PARTITION].cast(_TEXT).combine_chunks()
+    column = rows[PARTITION_COLUMN].cast(_TEXT).combine_chunks()
     return pc.if_else(pc.equal(column, ""), None, column)
 
 

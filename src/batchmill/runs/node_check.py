@@ -8,7 +8,7 @@ from batchmill.errors import BatchmillError, StoreError
 from batchmill.layout import STAGING
 from batchmill.ledger.lease import read_token
 from batchmill.ledger.ledger import Ledger
-from batchmill.planning.run_spec import read_work, some_inputs
+from batchmill.planning.run_spec import read_spec, some_inputs
 from batchmill.step.load import load_step
 from batchmill.step.planned import differences_from_plan
 from batchmill.storage import is_url, open_store, remote
@@ -112,12 +112,12 @@ def _reason(error: OSError | StoreError) -> str:
 
 
 def _no_step(ledger: Ledger, run: int) -> str:
-    work = read_work(ledger, run)
+    spec = read_spec(ledger, run)
     try:
-        step = load_step(work.step, work.params, search=work.search)
+        step = load_step(spec.step, spec.params, search=spec.search)
     except BatchmillError as error:
         return f"{error} Or let Ray copy it: {_BRING}."
-    texts = differences_from_plan(step, ledger.steps.read(work.identity) or step.description)
+    texts = differences_from_plan(step, ledger.steps.read(spec.identity) or step.description)
     if texts:
         return (
             f"{' and '.join(texts)} differs from the run's version. Install the same version on "

@@ -18,7 +18,6 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import Outcome
 from batchmill.planning.confinement import Confinement
 from batchmill.shards.inputs import ShardInputs
-from batchmill.shards.monitor import ShardMonitor
 from batchmill.shards.outcome_recorder import OutcomeRecorder
 from batchmill.shards.torch_dataset import create_torch_dataset
 from batchmill.step.load import Step
@@ -26,7 +25,6 @@ from batchmill.workers import (
     BatchCallbacks,
     IsolatedExecutor,
     Limits,
-    RetryPolicy,
     Sample,
     Stop,
     WorkerExit,
@@ -98,7 +96,7 @@ class ShardExecution:
             lost=self._lost,
             deliver=self._recorder.record,
             limits=Limits(timeout_seconds=policy.timeout_seconds, memory_bytes=policy.memory_bytes),
-            retry=RetryPolicy(retries=policy.retries),
+            retries=policy.retries,
             stop=self._stop,
             processing=self._callbacks,
             weights=self._inputs.weights,
@@ -197,3 +195,27 @@ def _look_up_position(step: Step, positions: Sequence[int], index: int) -> Any:
 
 def _no_item(_: int) -> None:
     """Return None, because a function step has no items."""
+
+
+class ShardMonitor:
+    """Applies requests from the ledger to a running shard."""
+
+    def __init__(
+        self, ledger: Ledger, inputs: ShardInputs, stop: Stop, executor: IsolatedExecutor
+    ) -> None:
+        self._ledger = ledger
+        self._inputs = inputs
+        self._stop = stop
+        self._executor = executor
+        self._is_split = False
+
+    def on_tick(self) -> None:
+        """Check for requests. The committer's thread calls this."""
+        control = self._ledger.control
+        run, key = self._inputs.spec.run, self._inputs.shard.key
+        if control.stop_requested(run):
+            self._stop.request()
+        if not self._is_split and control.split_requested(run, key):
+            self._is_split = True
+            boundary = self._executor.shorten()
+            control.record_split(run, key, self._inputs.plan_row(boundary))

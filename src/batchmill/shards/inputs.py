@@ -23,7 +23,7 @@ from batchmill.planning.run_spec import (
     carried_rows,
     looks_of,
     read_inputs,
-    read_work,
+    read_spec,
 )
 from batchmill.shards.shard import Shard, is_left, recorded_in
 from batchmill.step.load import Step, load_step
@@ -59,7 +59,7 @@ class ShardInputs:
             StepError: The step cannot be loaded on this machine, or is not the planned one.
             LedgerError: The plan cannot be read.
         """
-        spec = read_work(ledger, shard.run)
+        spec = read_spec(ledger, shard.run)
         step = load_step(spec.step, spec.params, search=spec.search)
         planned = ledger.steps.read(spec.identity) or step.description
         table = read_inputs(ledger, shard.run, shard.start, shard.stop)

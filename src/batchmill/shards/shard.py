@@ -13,7 +13,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
 from batchmill.outcome import Outcome
 from batchmill.planning.plan import encode_manifest_columns
-from batchmill.planning.run_spec import as_planned, carried_rows, read_inputs, read_work
+from batchmill.planning.run_spec import as_planned, carried_rows, read_inputs, read_spec
 from batchmill.storage import open_store
 
 
@@ -111,9 +111,9 @@ def give_up(shard: Shard, reason: str) -> str | None:
         The input's name; None if the input may be retried.
     """
     ledger = Ledger(open_store(shard.dataset))
-    work = read_work(ledger, shard.run)
+    spec = read_spec(ledger, shard.run)
     row = shard.start
-    if ledger.control.count_lone_attempts(shard.run, row) <= work.policy.retries:
+    if ledger.control.count_lone_attempts(shard.run, row) <= spec.policy.retries:
         return None
     table = read_inputs(ledger, shard.run, row, row + 1)
     (name,), (identifier,) = table["input"].to_pylist(), table["input_id"].to_pylist()
@@ -129,7 +129,7 @@ def give_up(shard: Shard, reason: str) -> str | None:
         message=f"the shard's process died each time it ran this input alone: {reason}",
     )
     outcome = as_planned(outcome, table, 0)
-    origin = Origin(encode_manifest_columns(carried_rows(table)[0]), work.identity, work.run)
+    origin = Origin(encode_manifest_columns(carried_rows(table)[0]), spec.identity, spec.run)
     ledger.commit(f"{shard.run:06d}-{uuid.uuid4().hex[:12]}-00000", [(outcome, origin)])
     return str(name)
 

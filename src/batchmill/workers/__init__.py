@@ -1,6 +1,5 @@
 """Isolation: each input gets one outcome, even if it kills its process."""
 
-from batchmill.options.retry_policy import RetryPolicy
 from batchmill.workers.batches import (
     Batch,
     BatchCallbacks,
@@ -8,8 +7,8 @@ from batchmill.workers.batches import (
     BrokenDeviceError,
     Sample,
 )
+from batchmill.workers.control import Stop
 from batchmill.workers.executor import IsolatedExecutor
-from batchmill.workers.stop import Stop
 from batchmill.workers.watchdog import Limits
 from batchmill.workers.worker_exit import WorkerExit
 
@@ -20,7 +19,6 @@ __all__ = [
     "BrokenDeviceError",
     "IsolatedExecutor",
     "Limits",
-    "RetryPolicy",
     "Sample",
     "Stop",
     "WorkerExit",

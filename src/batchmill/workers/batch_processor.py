@@ -13,10 +13,9 @@ from batchmill.workers.batches import (
     BrokenDeviceError,
     free_device_memory,
 )
+from batchmill.workers.control import DrainFlag, Stop
 from batchmill.workers.input_queue import InputQueue
 from batchmill.workers.processes import children
-from batchmill.workers.shared_flags import DrainFlag
-from batchmill.workers.stop import Stop
 from batchmill.workers.watchdog import BatchMonitor
 
 

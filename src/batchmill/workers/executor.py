@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmill.errors import WorkerError
-from batchmill.options.retry_policy import RetryPolicy
 from batchmill.outcome import RETRIED_KINDS, Outcome
 from batchmill.workers.batch_processor import BatchProcessor
 from batchmill.workers.batches import BatchCallbacks, Sample, socket_folder
+from batchmill.workers.control import Stop, StopIndex
 from batchmill.workers.input_queue import InputQueue, LoaderPass
 from batchmill.workers.loader_driver import LoaderDriver
 from batchmill.workers.processes import (
@@ -30,8 +30,6 @@ from batchmill.workers.processes import (
     kill_descendants,
     reap,
 )
-from batchmill.workers.shared_flags import StopIndex
-from batchmill.workers.stop import Stop
 from batchmill.workers.watchdog import BatchMonitor, Limits
 from batchmill.workers.worker_channel import WorkerChannel
 from batchmill.workers.worker_exit import WorkerExit
@@ -52,7 +50,7 @@ class IsolatedExecutor:
         lost: Returns the outcome of an input whose worker died.
         deliver: Receives each final outcome once, several at a time, also from other threads.
         limits: The limits of one input.
-        retry: How often and when an input is retried.
+        retries: How often an input is executed again after a failure.
         stop: The request to stop. After it, inputs without an outcome stay without one.
         processing: The functions that process samples; None if `run` returns only outcomes.
         weights: The weight of each input. Batches then have about the same weight, and heavy inputs
@@ -64,7 +62,7 @@ class IsolatedExecutor:
     lost: Callable[[int, WorkerExit], Outcome]
     deliver: Callable[[Sequence[Outcome]], None]
     limits: Limits
-    retry: RetryPolicy
+    retries: int
     stop: Stop = field(default_factory=Stop)
     processing: BatchCallbacks | None = None
     weights: NDArray[np.int64] | None = None
@@ -75,7 +73,7 @@ class IsolatedExecutor:
     _delivering: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._queue = InputQueue(self.count, self.retry, self.stop.wait)
+        self._queue = InputQueue(self.count, self.retries, self.stop.wait)
         self._stop_index = StopIndex(self.count)
         self._monitor = BatchMonitor(
             self.processing.overdue if self.processing else None, self.limits.timeout_seconds

@@ -1,11 +1,18 @@
-"""Schedules the inputs without a final outcome, and their retries."""
+"""Divides inputs into batches, and schedules those without a final outcome and their retries."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from batchmill.options.retry_policy import RetryPolicy
+import numpy as np
+from numpy.typing import NDArray
+
 from batchmill.outcome import Outcome
+
+# No batch is heavier than this fraction of a worker's load, unless a single input is.
+_PARTS = 32
+# The n-th retry of an input waits 2^(n-1) times the first pause, in seconds.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 
 class LoaderPass(NamedTuple):
@@ -30,10 +37,10 @@ class InputQueue:
     other methods.
     """
 
-    def __init__(self, count: int, retry: RetryPolicy, wait: Callable[[float], object]) -> None:
+    def __init__(self, count: int, retries: int, wait: Callable[[float], object]) -> None:
         self.largest = 0
         self.progress = 0
-        self._retry = retry
+        self._retries_allowed = retries
         self._wait = wait
         self._open = set(range(count))
         self._attempts: dict[int, int] = {}
@@ -119,9 +126,9 @@ class InputQueue:
             return None
         self.progress += 1
         attempts = self._attempts.get(index, 0) + 1
-        if again and attempts <= self._retry.retries:
+        if again and attempts <= self._retries_allowed:
             self._attempts[index] = attempts
-            due = time.monotonic() + self._retry.pause(attempts)
+            due = time.monotonic() + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** (attempts - 1))
             self._retries[index] = _Retry(due, alone)
             return None
         self._open.discard(index)
@@ -148,3 +155,31 @@ class InputQueue:
         # A copy, because another thread may add a retry.
         retries = list(self._retries.items())
         return [index for index, retry in retries if retry.due <= now and not retry.alone]
+
+
+def make_batches(
+    weights: NDArray[np.int64], batch_size: int, workers: int, *, even: bool = True
+) -> list[range]:
+    """Divide inputs into batches.
+
+    Args:
+        weights: The weight of each input.
+        batch_size: The maximum number of inputs per batch.
+        workers: The number of workers that share the batches.
+        even: True to make batches of heavy inputs smaller.
+
+    Returns:
+        The range of inputs of each batch.
+
+    >>> make_batches(np.array([50, 30, 10, 5, 5] + [1] * 60), batch_size=20, workers=1)[:4]
+    [range(0, 1), range(1, 2), range(2, 3), range(3, 4)]
+    """
+    heaviest = weights.sum() / (max(1, workers) * _PARTS) if even else np.inf
+    batches = []
+    start, load = 0, 0
+    for index, weight in enumerate(weights.tolist()):
+        if index > start and (index - start == batch_size or load + weight > heaviest):
+            batches.append(range(start, index))
+            start, load = index, 0
+        load += weight
+    return [*batches, range(start, len(weights))] if len(weights) else []

@@ -14,20 +14,19 @@ from numpy.typing import NDArray
 from batchmill.outcome import Outcome
 from batchmill.workers.batch_processor import BatchProcessor
 from batchmill.workers.batches import Sample
-from batchmill.workers.batching import make_batches
+from batchmill.workers.control import DrainFlag, StartBarrier, Stop, StopIndex
 from batchmill.workers.dataloader import (
+    Collate,
+    GuardedInputs,
     LoaderIterator,
     WorkerDiedError,
     iterating,
     keep_batch,
     wait_until_idle,
 )
-from batchmill.workers.guarded_inputs import Collate, GuardedInputs
-from batchmill.workers.input_queue import InputQueue, LoaderPass
+from batchmill.workers.input_queue import InputQueue, LoaderPass, make_batches
 from batchmill.workers.memory import kernel_oom_kills
 from batchmill.workers.processes import kill_tree
-from batchmill.workers.shared_flags import DrainFlag, StartBarrier, StopIndex
-from batchmill.workers.stop import Stop
 from batchmill.workers.watchdog import BatchMonitor, Limits, Watchdog
 from batchmill.workers.worker import begin_worker
 from batchmill.workers.worker_channel import WorkerChannel

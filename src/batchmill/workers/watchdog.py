@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from batchmill.outcome import Outcome
+from batchmill.workers.control import DrainFlag, Stop
 from batchmill.workers.memory import headroom
 from batchmill.workers.processes import kill_tree, pause, resume
-from batchmill.workers.shared_flags import DrainFlag
-from batchmill.workers.stop import Stop
 from batchmill.workers.worker import DUMP_SIGNAL
 from batchmill.workers.worker_channel import Occupied, WorkerChannel
 

@@ -14,18 +14,16 @@ from multiprocessing.util import Finalize
 from os import chdir, close, dup, getcwd, lseek
 from pathlib import Path
 
-from batchmill.workers.allocator import keep_freed_memory
-from batchmill.workers.memory import offer_to_oom_killer
+from batchmill.workers.control import StartBarrier
+from batchmill.workers.memory import keep_freed_memory, offer_to_oom_killer
 from batchmill.workers.private_api import raw_environment, use_socket_folder
-from batchmill.workers.process_state import ProcessState
+from batchmill.workers.process_state import BrokenWorkerError, ProcessState, WorkerStreams
 from batchmill.workers.processes import (
     adopt_orphans,
     end_with_parent,
     kill_descendants,
 )
-from batchmill.workers.shared_flags import StartBarrier
 from batchmill.workers.worker_channel import WorkerChannel
-from batchmill.workers.worker_streams import BrokenWorkerError, WorkerStreams
 
 DUMP_SIGNAL = signal.SIGUSR1
 # A worker is replaced when its steps have left this many file descriptors open.

@@ -24,7 +24,7 @@ from prefect.settings import (
 
 from batchmill.errors import ServiceError
 from batchmill.orchestration.server.embedded_server import embedded_server
-from batchmill.tasks.logs import send_logs
+from batchmill.tasks.shard_log import send_logs
 from batchmill.urls import hide_secrets
 
 _RECORD_SECONDS = 20.0

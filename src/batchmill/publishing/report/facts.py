@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import one_line
-from batchmill.planning.run_spec import read_work
+from batchmill.planning.run_spec import read_spec
 from batchmill.publishing.summary import Contents, Summary, count_contents, summarise
 from batchmill.publishing.tables import failure_records
 
@@ -107,14 +107,14 @@ class Facts:
 
 def gather(ledger: Ledger, run: int, dataset: str) -> Facts:
     """Read the facts after or during a run. `dataset` is the path or URL that the user wrote."""
-    work = read_work(ledger, run)
+    spec = read_spec(ledger, run)
     executed, executed_by = _last_executed(ledger)
     summaries = [(number, ledger.read_summary(number)) for number in ledger.runs()[-SHOWN_RUNS:]]
     ended = {number: summary for number, summary in summaries if summary}
     return Facts(
         dataset=dataset,
-        step=work.step,
-        params=work.params,
+        step=spec.step,
+        params=spec.params,
         summary=summarise(ledger, run),
         contents=count_contents(ledger),
         executed=executed,
