@@ -27,7 +27,7 @@ from prefect.states import Completed
 from batchmill.errors import OptionError
 from batchmill.orchestration.arrivals.detection import complete_files, new_or_changed
 from batchmill.orchestration.arrivals.event import announce_with_retries, make_payload
-from batchmill.orchestration.arrivals.watch_target import read_recorded_files, watched
+from batchmill.orchestration.arrivals.watch_target import read_recorded_versions, watched
 from batchmill.orchestration.waiting import waiting_runs
 from batchmill.sizes import counted
 from batchmill.storage import is_url
@@ -67,7 +67,7 @@ def watch_source(
             "Set its parameter `output` to an absolute path or a URL."
         )
     try:
-        known = read_recorded_files(found)
+        known = read_recorded_versions(found)
     except OptionError as error:
         get_run_logger().warning("Every file counts as new: %s", error)
         known = {}

@@ -11,7 +11,7 @@ from batchmill.errors import BatchmillError
 from batchmill.orchestration.arrivals.detection import FileVersion
 from batchmill.orchestration.arrivals.event import ARRIVED
 from batchmill.orchestration.arrivals.folder_watcher import FolderWatcher
-from batchmill.orchestration.arrivals.watch_target import WatchTarget, read_recorded_files
+from batchmill.orchestration.arrivals.watch_target import WatchTarget, read_recorded_versions
 from batchmill.orchestration.arrivals.watching import SourceWatcher
 from batchmill.orchestration.resource_ids import resource_id
 from batchmill.outcome import visible
@@ -47,7 +47,7 @@ class WatchSession:
         self._unknown_reason = ""
         if target.deployment:
             try:
-                known = read_recorded_files(target)
+                known = read_recorded_versions(target)
             except BatchmillError as error:
                 self._unknown_reason = str(error)
         self._watcher = SourceWatcher(

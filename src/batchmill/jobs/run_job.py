@@ -24,7 +24,7 @@ from batchmill.planning.job import check_prune, make_job
 from batchmill.planning.prepare import Prepared, prepare
 from batchmill.publishing.summary import Summary, summarise
 from batchmill.runs.context import handing_over
-from batchmill.runs.worker_number import choose_workers
+from batchmill.runs.worker_number import resolve_workers
 from batchmill.security.credentials import Access, access_to
 from batchmill.step.load import reference_to, refuse_nested_run
 
@@ -116,7 +116,7 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
         request, prepared, is_listed = _prepare(request, held)
         options = request.options
         display.show_plan(prepared)
-        execution, reason = choose_workers(
+        execution, reason = resolve_workers(
             options.execution, prepared, own_cores(), display.show_trial
         )
         if reason:
@@ -173,7 +173,9 @@ def plan_run(
     available = cores or own_cores()
     with ExitStack() as held:
         request, prepared, _ = _prepare(request, held)
-        execution, reason = choose_workers(request.options.execution, prepared, available, on_trial)
+        execution, reason = resolve_workers(
+            request.options.execution, prepared, available, on_trial
+        )
     layout = plan_shards(
         prepared.plan.pending["size"].to_numpy(),
         Batching.from_options(execution, reason),

@@ -100,6 +100,17 @@ class Ledger:
         """Return the numbers of the runs that were started, in order."""
         return sorted(int(name) for name in self.store.names(RUNS) if name.isdigit())
 
+    def last_ended_run(self) -> int | None:
+        """Return the last run that ended; None without one.
+
+        A run that was killed before it wrote the tables has published nothing.
+
+        Raises:
+            LedgerError: A summary is damaged.
+        """
+        runs = reversed(self.runs())
+        return next((run for run in runs if self.read_summary(run) is not None), None)
+
     def run_folder(self, run: int) -> str:
         """Return the name of a run's folder in the store."""
         return f"{RUNS}/{run:06d}"

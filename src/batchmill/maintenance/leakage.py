@@ -62,18 +62,9 @@ def find_duplicates(ledger: Ledger) -> Iterator[str]:
         yield f"{_where(same)} have the same content"
 
 
-def last_ended_run(ledger: Ledger) -> int | None:
-    """Return the last run that ended, because it wrote the tables; None without one.
-
-    A run that was killed before it wrote the tables has published nothing.
-    """
-    runs = reversed(ledger.runs())
-    return next((run for run in runs if ledger.read_summary(run) is not None), None)
-
-
 def _last_divided(ledger: Ledger) -> int | None:
     """Return the last run that ended; None if it had no partitions."""
-    last = last_ended_run(ledger)
+    last = ledger.last_ended_run()
     return last if last is not None and read_spec(ledger, last).partitioning else None
 
 

@@ -11,7 +11,7 @@ from batchmill.cells import texts_of
 from batchmill.errors import LedgerError, StoreError
 from batchmill.layout import MADE_FROM, METADATA, ORIGINAL_INPUT, PARTITION_COLUMN
 from batchmill.ledger.ledger import Ledger
-from batchmill.maintenance.leakage import last_ended_run, torn_groups
+from batchmill.maintenance.leakage import torn_groups
 from batchmill.partitions.inheritance import inherited_keys, recorded_groups
 from batchmill.planning.run_spec import read_spec
 from batchmill.storage import Store, open_store
@@ -29,7 +29,7 @@ def compare_with_source(ledger: Ledger) -> Iterator[Finding]:
 
     Yields nothing if the manifest was not a dataset, or if the table has no partitions.
     """
-    run = last_ended_run(ledger)
+    run = ledger.last_ended_run()
     source = "" if run is None else read_spec(ledger, run).source_dataset
     if not source:
         return

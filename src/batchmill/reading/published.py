@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 
 from batchmill.errors import OptionError, StoreError
 from batchmill.layout import METADATA
-from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import last_run, open_ledger
 from batchmill.ledger.published_record import read_published_record
 from batchmill.planning.run_spec import read_spec
@@ -48,7 +47,7 @@ def read_published(
     store = ledger.store
     # The record is read before the table: if a run publishes in between, its files are rejected.
     record = read_published_record(store)
-    run = record.run if record else _last_ended(ledger)
+    run = record.run if record else ledger.last_ended_run() or 0
     with _opened(store, dataset) as file:
         found = hash_file(file)
         if content and found != content:
@@ -68,12 +67,6 @@ def read_published(
                 f"{dataset}/{METADATA}", f"cannot be read ({error}). Run the same command again."
             ) from error
     return Published(table, names, found, run)
-
-
-def _last_ended(ledger: Ledger) -> int:
-    """Return the last run that ended; 0 without one."""
-    runs = reversed(ledger.runs())
-    return next((run for run in runs if ledger.read_summary(run) is not None), 0)
 
 
 def input_root(dataset: str) -> str:

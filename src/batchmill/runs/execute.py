@@ -11,7 +11,7 @@ from batchmill.publishing.publisher import Publisher
 from batchmill.publishing.summary import Summary, summarise
 from batchmill.runs.run import Run, open_run
 from batchmill.runs.runner import Runner, ShardsEnd
-from batchmill.runs.worker_number import choose_workers
+from batchmill.runs.worker_number import resolve_workers
 
 
 class RunObserver:
@@ -84,7 +84,7 @@ def execute(
             observer.planned(run)
             return _publish(run, ShardsEnd(), prune, observer, publisher)
         with runner:  # It ends its processes while the tables are written.
-            chosen, reason = choose_workers(execution, run.prepared, runner.cores.node)
+            chosen, reason = resolve_workers(execution, run.prepared, runner.cores.node)
             layout, shards = run.divide(Batching.from_options(chosen, reason), runner.cores, policy)
             observer.planned(run)
             ended = runner.run(run, shards, layout.num_workers)

@@ -8,7 +8,7 @@ from batchmill.planning.prepare import Prepared
 AUTO = "auto"
 
 
-def choose_workers(
+def resolve_workers(
     execution: ExecutionOptions,
     prepared: Prepared,
     cores: int,

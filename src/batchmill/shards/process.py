@@ -35,7 +35,7 @@ class ShardProcessDiedError(Exception):
     """A process died while it ran a shard. The first line of the message has the reason."""
 
 
-class Failure(NamedTuple):
+class FailureNotice(NamedTuple):
     """An input of a running shard that is not ok, and the reason."""
 
     input: str
@@ -73,7 +73,7 @@ class ShardProcess:
         threading.Thread(target=self._close_when_dead, name="shard-process", daemon=True).start()
 
     def run(
-        self, shard: Shard, access: Sequence[Access], on_failure: Callable[[Failure], None]
+        self, shard: Shard, access: Sequence[Access], on_failure: Callable[[FailureNotice], None]
     ) -> ShardResult:
         """Run a shard in the process.
 
@@ -93,7 +93,7 @@ class ShardProcess:
             _send(self._channel, (shard, list(access), sys.path))
             while True:
                 answer = pickle.load(self._channel)  # noqa: S301  # From our own child.
-                if isinstance(answer, Failure):
+                if isinstance(answer, FailureNotice):
                     on_failure(answer)
                 elif isinstance(answer, BaseException):
                     raise answer
@@ -226,7 +226,7 @@ def _answer(shard: Shard, access: Sequence[Access], channel: Any) -> Any:
 
     def report(outcome: Outcome) -> None:
         if outcome.kind != "ok":
-            _send(channel, Failure(outcome.input, outcome.kind, outcome.reason))
+            _send(channel, FailureNotice(outcome.input, outcome.kind, outcome.reason))
 
     try:
         with access_to(access):

@@ -16,7 +16,7 @@ from batchmill.orchestration.arrivals.detection import (
     complete_files,
     list_files,
     new_or_changed,
-    recorded_files,
+    recorded_versions,
 )
 
 SETTLE = 10
@@ -234,7 +234,7 @@ def test_a_listing_of_a_bucket_may_be_empty(bucket, words):
 def test_files_that_a_dataset_records_are_not_new(words, tmp_path, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2] / "support")
     run_job(words / "manifest.csv", "steps_under_test:fails_on_b", tmp_path / "out")
-    known = recorded_files(open_ledger(str(tmp_path / "out")))
+    known = recorded_versions(open_ledger(str(tmp_path / "out")))
     # The manifest itself is not an input of that run. Failed inputs are recorded as well.
     assert set(new_or_changed(list_files(str(words)), known)) == {"manifest.csv"}
     (words / "c.txt").write_text("another")

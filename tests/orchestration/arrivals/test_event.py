@@ -11,7 +11,11 @@ from batchmill.errors import ServiceError
 from batchmill.ledger.ledger import Ledger
 from batchmill.orchestration.arrivals.detection import FileVersion
 from batchmill.orchestration.arrivals.event import announce, make_payload, retry_pauses
-from batchmill.orchestration.arrivals.watch_target import WatchTarget, read_recorded_files, watched
+from batchmill.orchestration.arrivals.watch_target import (
+    WatchTarget,
+    read_recorded_versions,
+    watched,
+)
 from batchmill.orchestration.resource_ids import resource_id
 from batchmill.storage import LocalStore
 
@@ -76,9 +80,9 @@ def test_a_dataset_that_does_not_exist_yet_is_reported(tmp_path):
     out = tmp_path / "out"
     of = WatchTarget(source="/in", pattern="*", min_age=1, deployment="a/b", dataset=str(out))
     with pytest.raises(OptionError, match=f"^the dataset {out} does not exist yet.$"):
-        read_recorded_files(of)
+        read_recorded_versions(of)
     Ledger(LocalStore(out)).create()
-    assert read_recorded_files(of) == {}
+    assert read_recorded_versions(of) == {}
 
 
 def test_a_source_becomes_absolute(words, monkeypatch):

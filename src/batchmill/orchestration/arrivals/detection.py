@@ -51,7 +51,7 @@ def list_files(source: str, pattern: str = "*") -> dict[str, FileVersion]:
     return _versions(load_manifest(source, pattern=pattern, may_be_empty=True).inputs)
 
 
-def recorded_files(ledger: Ledger) -> dict[str, FileVersion]:
+def recorded_versions(ledger: Ledger) -> dict[str, FileVersion]:
     """Return the inputs that a dataset's ledger records, with any outcome and any step.
 
     Args:

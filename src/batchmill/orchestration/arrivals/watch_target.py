@@ -21,7 +21,7 @@ from batchmill.ledger.open import open_ledger
 from batchmill.manifest.listing import is_glob
 from batchmill.manifest.min_age import check_min_age
 from batchmill.options.groups import InputOptions
-from batchmill.orchestration.arrivals.detection import FileVersion, list_files, recorded_files
+from batchmill.orchestration.arrivals.detection import FileVersion, list_files, recorded_versions
 from batchmill.orchestration.server.api import trouble_with_server
 from batchmill.security.allowlist import check_dataset
 from batchmill.security.credentials import Access, access_to
@@ -229,7 +229,7 @@ def server() -> str:
     return f"The Prefect server at {hide_secrets(str(PREFECT_API_URL.value()))}"
 
 
-def read_recorded_files(target: WatchTarget) -> dict[str, FileVersion]:
+def read_recorded_versions(target: WatchTarget) -> dict[str, FileVersion]:
     """Return the inputs that the dataset of a deployment records.
 
     Args:
@@ -251,4 +251,4 @@ def read_recorded_files(target: WatchTarget) -> dict[str, FileVersion]:
         if not Ledger(open_store(place)).exists:
             # This is normal: the first run creates the dataset.
             raise OptionError(f"the dataset {target.dataset} does not exist yet.")
-        return recorded_files(open_ledger(place))
+        return recorded_versions(open_ledger(place))

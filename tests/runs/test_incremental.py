@@ -5,18 +5,16 @@ import os
 import random
 import shutil
 from contextlib import ExitStack
-from pathlib import Path
 
 import pandas as pd
 import pytest
 from comparison import contents
-from jobs import job_of, run_job
+from copying_job import HELPER, STEP, CopyingJob
+from jobs import run_job
 
 from batchmill import ManifestError, StoreError
 from batchmill.ledger.lease import Wait, lease
-from batchmill.ledger.ledger import Ledger
-from batchmill.maintenance.cleanup import compact
-from batchmill.maintenance.verify import repair_differences, verify
+from batchmill.maintenance.verify import verify
 from batchmill.manifest.saved_list import listed_manifest, save_manifest
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.planning.job import make_job
@@ -27,103 +25,17 @@ from batchmill.step.fingerprint import differences
 from batchmill.step.load import load_step
 from batchmill.storage import LocalStore
 
-STEP = """
-from pathlib import Path
-import {helper}
-version = None
-def step(source, out, *, times=1):
-    (out / "copy.txt").write_text(source.read_text() * times)
-    with open(Path(__file__).parent / "executed", "a") as file: file.write(source.name + "\\n")
-    return {{"output": "copy.txt", "length": {helper}.measure(source)}}
-"""
-HELPER = "def measure(source):\n    return len(source.read_text())\n"
-
-
-class Job:
-    """A folder with inputs, a step and a manifest. `run` counts the executions."""
-
-    def __init__(self, folder: Path, count: int) -> None:
-        self.folder = folder
-        self.names = [f"{number:05d}.txt" for number in range(count)]
-        self.labels = {}
-        self.module = f"step_{abs(hash(str(folder)))}"
-        self.helper = f"helper_{abs(hash(str(folder)))}"
-        (folder / "in").mkdir()
-        for name in self.names:
-            self.path(name).write_text(name)
-        self.edit(STEP.format(helper=self.helper), HELPER)
-        self.list()
-
-    @property
-    def dataset(self):
-        return self.folder / "out"
-
-    @property
-    def ledger(self):
-        return Ledger(LocalStore(self.dataset))
-
-    def path(self, name):
-        return self.folder / "in" / name
-
-    def output(self, name):
-        table = pd.read_parquet(self.dataset / "metadata.parquet").set_index("input")
-        return self.dataset / table.loc[f"in/{name}", "output"]
-
-    def edit(self, step=None, helper=None):
-        """Write the step's modules, and remove them from Python's import cache."""
-        import sys
-
-        for name, text in ((self.module, step), (self.helper, helper)):
-            if text is not None:
-                (self.folder / f"{name}.py").write_text(text)
-        for name in (self.module, self.helper):
-            sys.modules.pop(name, None)
-        shutil.rmtree(self.folder / "__pycache__", ignore_errors=True)
-
-    def list(self):
-        rows = "".join(f"in/{name},{self.labels.get(name, 'none')}\n" for name in self.names)
-        (self.folder / "m.csv").write_text("input,label\n" + rows)
-
-    def job(self, **options):
-        step = f"{self.module}:step"
-        return job_of(self.folder / "m.csv", step, self.dataset, **options)
-
-    def run(self, **options):
-        """Run the job, and return the number of executions that the step logged."""
-        log = self.folder / "executed"
-        log.unlink(missing_ok=True)
-        self.summary = run_job(
-            self.folder / "m.csv", f"{self.module}:step", self.dataset, **options
-        )
-        return len(log.read_text().splitlines()) if log.exists() else 0
-
-    def plan(self, **options):
-        before = snapshot(self.dataset)
-        prepared = prepare(self.job(**options))
-        assert snapshot(self.dataset) == before, "a plan writes nothing"
-        return prepared
-
-    def reasons(self, **options):
-        counts = self.plan(**options).plan.counts
-        return {reason: count for reason, count in counts.items() if count}
-
-
-def snapshot(folder):
-    """Return the size and time of every file, by path."""
-    found = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
-
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return Job(tmp_path, 20)
+    return CopyingJob(tmp_path, 20)
 
 
 @pytest.mark.slow
 def test_only_changed_inputs_are_executed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    job = Job(tmp_path, 2_000)
+    job = CopyingJob(tmp_path, 2_000)
     assert job.run() == 2_000
     assert job.run() == 0
     assert job.reasons() == {"unchanged": 2_000}
@@ -352,33 +264,6 @@ def test_a_run_after_a_kill_that_only_removed_withdrawn_inputs(job):
     assert len(pd.read_parquet(job.dataset / "metadata.parquet")) == 19
 
 
-def test_verify_finds_missing_changed_and_unreferenced_files(job):
-    job.run()
-    assert list(verify(job.ledger, hash_files=True)) == []
-    missing, changed, same_size = (job.output(f"0000{n}.txt") for n in range(3))
-    missing.unlink()
-    changed.write_text("longer than before")
-    same_size.write_text("00002.TXT")
-    (job.dataset / "files" / "stray").mkdir()
-    (job.dataset / "files" / "stray" / "x").touch()
-    (missing.parent / "left.txt").touch()
-    (job.dataset / "notes.txt").touch()
-    found = {(d.kind, Path(d.path).name, d.input) for d in verify(job.ledger)}
-    assert found == {
-        ("missing", "copy.txt", "in/00000.txt"),
-        ("changed", "copy.txt", "in/00001.txt"),
-        ("unreferenced", "left.txt", ""),
-        ("unreferenced", "stray", ""),
-        ("unreferenced", "notes.txt", ""),
-    }
-    with_hash = list(verify(job.ledger, hash_files=True))
-    assert ("changed", "in/00002.txt") in {(d.kind, d.input) for d in with_hash}
-    repair_differences(job.ledger, with_hash)
-    assert job.run() == 3
-    assert list(verify(job.ledger, hash_files=True)) == []
-    assert same_size.read_text() == "00002.txt"
-
-
 @pytest.mark.parametrize(
     ("before", "after"),
     [(["a", "b"], ["a"]), (["x"], ["x/y"]), (["x/y", "z"], ["x"]), (["a"], []), (["a/b/c"], ["d"])],
@@ -402,24 +287,6 @@ def test_files_that_a_step_no_longer_writes_are_removed(job, before, after):
 
 def outputs_below(dataset):
     return [path for path in (dataset / "files").rglob("*") if path.is_file()]
-
-
-def test_a_missing_or_replaced_output_folder_can_be_repaired(job):
-    job.run()
-    emptied, replaced, linked = (job.output(f"0000{n}.txt").parent for n in range(3))
-    (emptied / "copy.txt").unlink()
-    for folder in (replaced, linked):
-        shutil.rmtree(folder)
-    replaced.write_text("a file")
-    linked.symlink_to(job.folder / "in")
-    (job.output("00003.txt")).unlink()
-    job.output("00003.txt").mkdir()
-    found = list(verify(job.ledger))
-    assert {d.input for d in found if d.kind == "missing"} == {f"in/0000{n}.txt" for n in range(4)}
-    repair_differences(job.ledger, found)
-    assert job.run() == 4
-    assert list(verify(job.ledger, hash_files=True)) == []
-    assert len(list((job.folder / "in").iterdir())) == 20, "what the link led to is untouched"
 
 
 def test_failures_in_a_full_scratch_folder_are_not_recorded(job, monkeypatch):
@@ -468,21 +335,6 @@ def test_occasional_store_failures_lose_no_results(job, monkeypatch):
     assert job.output("00000.txt").read_text() == "version 11"
     assert job.run() == 0
     assert list(verify(job.ledger, hash_files=True)) == []
-
-
-@pytest.mark.slow
-def test_compaction_keeps_all_records(job):
-    for number in range(6):
-        job.path("00000.txt").write_text(f"version {number}")
-        job.run()
-    before = job.ledger.records().sort_by("input")
-    assert len(job.ledger.part_names()) >= 6
-    with open_run(prepare(job.job())) as run:
-        compact(job.ledger, run.number, many=2)
-    assert len(job.ledger.part_names()) == 1
-    assert job.ledger.records().sort_by("input") == before
-    assert job.ledger.records(run=6)["input"].to_pylist() == ["in/00000.txt"]
-    assert job.run() == 0
 
 
 class StopAfterFive(list):
