@@ -15,7 +15,7 @@ FILES := $(shell find src flows tasks blocks \( -name '*.py' -o -name '*.html' \
 INSTALLED := $(VENV)/.installed-$(FILES)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster test test-fast test-system test-long test-all system-packages \
+.PHONY: help setup demo demo-cluster test test-fast test-lowest coverage test-system test-long test-all system-packages \
 	soak release-check check lint format types bench bench-full docs clean
 
 help: ## List the targets
@@ -77,6 +77,28 @@ test-long: setup ## Run a part of what --long adds, such as PART=3/6; needs the 
 	$(BIN)/python -m pytest -m 'not system' -n $(WORKERS) --dist worksteal --part $(PART)
 	$(BIN)/python -m pytest -m system -n 2 --dist loadgroup --part $(PART)
 
+# uv computes the versions, and pip installs them. TORCH=2.13.0 replaces the lowest torch, for example
+# by a CPU build that is at hand.
+TORCH ?=
+LOWEST := build/lowest
+test-lowest: ## Run the fast tests with the lowest versions that pyproject.toml allows
+	rm -rf $(LOWEST)
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet uv
+	$(LOWEST)/bin/uv pip compile --quiet --resolution lowest-direct --extra audio --extra images \
+		--extra s3 --python $(LOWEST)/bin/python pyproject.toml --output-file $(LOWEST)/versions.txt
+	sed -i -E '/^(nvidia|triton|cuda)/d$(if $(TORCH),; s/^torch==.*/torch==$(TORCH)/)' $(LOWEST)/versions.txt
+	$(LOWEST)/bin/python -m pip install --quiet --requirement $(LOWEST)/versions.txt \
+		'pytest<9.2' pytest-xdist pytest-randomly hypothesis 'moto[server]' psutil
+	$(LOWEST)/bin/python -m pip install --quiet --no-deps .
+	$(LOWEST)/bin/python -m pytest -m 'not end_to_end and not slow and not system' \
+		--ignore tests/docs --ignore tests/benchmarks -n $(WORKERS) --dist worksteal
+
+coverage: setup ## Run the fast tests, and list the lines that they do not execute
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt pytest-cov
+	$(BIN)/python -m pytest -m 'not end_to_end and not slow and not system' -n $(WORKERS) \
+		--dist worksteal --cov=batchmill --cov-report=term-missing:skip-covered
+
 test-all: setup ## Run all tests in their long versions, for hours; needs the packages of test-system
 	$(BIN)/python tests/support/system_packages.py
 	$(BIN)/python -m pytest -m 'not system' -n $(WORKERS) --dist worksteal --long
@@ -122,6 +144,7 @@ format: setup ## Format the code, and fix what ruff can fix
 
 types: setup ## Check types
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini tests
 
 bench: setup ## Measure the start-up, the overhead per input and the scaling; ten minutes
 	$(BIN)/python -m benchmarks.startup --rounds 3

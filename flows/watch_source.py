@@ -25,6 +25,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from batchmill.errors import OptionError
+from batchmill.options.groups import WATCH_MIN_AGE
 from batchmill.orchestration.arrivals.detection import complete_files, new_or_changed
 from batchmill.orchestration.arrivals.event import announce_with_retries, make_payload
 from batchmill.orchestration.arrivals.watch_target import read_recorded_versions, watched
@@ -46,7 +47,7 @@ def watch_source(
     source: str,
     deployment: str,
     pattern: str = "",
-    min_age: Annotated[float, in_schema(minimum=0)] = 60,
+    min_age: Annotated[float, in_schema(minimum=0)] = WATCH_MIN_AGE,
 ) -> Any:
     """Announce the new files in a folder or bucket, with one event that starts a deployment.
 

@@ -3,6 +3,7 @@
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -249,7 +250,7 @@ def test_every_peer_has_its_versions_pinned(compare):
 
 def figures():
     """Figures of two kinds of work. One contender fails at the second, one is not installed."""
-    runs = {
+    runs: dict[str, Any] = {
         "dataloader": [(4.0, 2.0), (5.0, 2.2), (9.0, 9.0)],
         "batchmill": [(20.0, 2.5), (24.0, 2.75), (22.0, 2.6)],
         "fast": [(2.0, None)],

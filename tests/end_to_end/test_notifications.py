@@ -22,6 +22,8 @@ class Receiver(ThreadingHTTPServer):
 
 
 class Hook(BaseHTTPRequestHandler):
+    server: Receiver
+
     def do_POST(self):
         text = self.rfile.read(int(self.headers["Content-Length"]))
         if self.server.refused:

@@ -38,7 +38,7 @@ def test_tensors_are_padded_to_the_longest_of_the_batch():
     assert isinstance(found, Item)
     check(found.data, [[1, 2], [3]])
     assert found.name == ("a", "b")
-    assert found.label.tolist() == [0, 1]
+    assert found.label.tolist() == [0, 1]  # type: ignore[attr-defined]
 
 
 def test_other_dimensions_are_not_padded():

@@ -104,7 +104,8 @@ def test_a_fault_has_its_line_and_a_fix(text, fault):
 def test_a_part_has_the_labels_that_overlap_it_enough(part, minimum, labels):
     listed = [Annotation(3, 4, "owl"), Annotation(2, 2, "click"), Annotation(0.5, 1.5, "wren")]
     listed += [Annotation(3, 3.5, "owl")]
-    assert Labels(listed).within(*part, minimum) == labels
+    start, end = part
+    assert Labels(listed).within(start, end, minimum) == labels
 
 
 @pytest.fixture

@@ -158,7 +158,7 @@ class AlwaysRaises(Lengths):
 class StartsAHelper(Lengths):
     """Start a process for the first batch, and use it for all later batches."""
 
-    helper = None
+    helper: subprocess.Popen | None = None
 
     def process_batch(self, batch):
         if StartsAHelper.helper is None:

@@ -147,7 +147,7 @@ def bytes_of(job):
         tally.note("journal", "workers.worker_channel.finish", len(record))
         written(journal, record)
 
-    sent, written = Connection._send_bytes, RingBuffer.write
+    sent, written = Connection._send_bytes, RingBuffer.write  # type: ignore[attr-defined]
     with (
         mock.patch.object(Connection, "_send_bytes", send),
         mock.patch.object(RingBuffer, "write", write),

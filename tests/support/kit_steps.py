@@ -131,7 +131,7 @@ def other_identity(source: Path):
     return None
 
 
-other_identity.version = os.getpid()
+other_identity.version = os.getpid()  # type: ignore[attr-defined]
 
 
 def removes_what_others_wrote(source: Path, out: Path):

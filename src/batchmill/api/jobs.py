@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pandas as pd
 
@@ -19,6 +19,9 @@ from batchmill.publishing.summary import Summary, failure_message
 from batchmill.reading.published import read_published
 from batchmill.security.credentials import Access, access_to
 from batchmill.sizes import counted, list_counts
+
+if TYPE_CHECKING:
+    from batchmill.blocks import DatasetStore, RayCluster
 
 Step = str | Callable[..., Any]
 Place = str | os.PathLike[str]
@@ -138,8 +141,8 @@ def run(
     output: Place,
     *,
     params: Mapping[str, Any] | None = None,
-    cluster: Any = None,
-    store: Any = None,
+    cluster: "RayCluster | str | None" = None,
+    store: "DatasetStore | str | None" = None,
     **options: Unpack[JobKeywords],
 ) -> RunResult:
     """Run a step over every input of a manifest, and write the dataset.
@@ -185,8 +188,8 @@ def infer(
     model: str | os.PathLike[str],
     output: Place,
     *,
-    cluster: Any = None,
-    store: Any = None,
+    cluster: "RayCluster | str | None" = None,
+    store: "DatasetStore | str | None" = None,
     **options: Unpack[InferKeywords],
 ) -> RunResult:
     """Run a model over every input of a manifest, and write its predictions as a dataset.
@@ -228,7 +231,7 @@ def plan(
     *,
     params: Mapping[str, Any] | None = None,
     cores: int = 0,
-    store: Any = None,
+    store: "DatasetStore | str | None" = None,
     **options: Unpack[JobKeywords],
 ) -> PlanResult:
     """Return what `run` would do. Starts nothing and writes nothing.

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from batchmill.cli.options import Json
 from batchmill.errors import OptionError
+from batchmill.options.groups import WATCH_MIN_AGE
 
 
 def watch(
@@ -32,7 +33,7 @@ def watch(
     min_age: Annotated[
         float,
         Parameter(help="A file counts as complete after this number of seconds without a change."),
-    ] = 60,
+    ] = WATCH_MIN_AGE,
     every: Annotated[
         float,
         Parameter(help="Seconds between two listings. Used for a bucket, and with --poll."),

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from batchmill.errors import RunError
 from batchmill.inference.model_step import make_inference
@@ -27,6 +27,9 @@ from batchmill.runs.context import handing_over
 from batchmill.runs.worker_number import resolve_workers
 from batchmill.security.credentials import Access, access_to
 from batchmill.step.load import reference_to, refuse_nested_run
+
+if TYPE_CHECKING:
+    from batchmill.blocks import DatasetStore, RayCluster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +56,8 @@ class JobRequest:
     model: str = ""
     model_options: ModelOptions = ModelOptions()
     options: JobSettings = JobSettings()
-    cluster: Any = None
-    store: Any = None
+    cluster: "RayCluster | str | None" = None
+    store: "DatasetStore | str | None" = None
 
 
 class JobDisplay:
@@ -124,7 +127,7 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
         request = replace(request, options=replace(options, execution=execution))
         if not options.run.wait:
             check_free(prepared.ledger)
-        _check_cluster(request.cluster)
+        _check_cluster(cast("RayCluster | None", request.cluster))
         if is_listed:
             job = prepared.job
             save_manifest(prepared.manifest, job.manifest, job.inputs.input_column)
@@ -134,7 +137,7 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
             prepared=prepared,
             number=number,
             summary=summarise(prepared.ledger, number),
-            access=request.store.access if request.store else (),
+            access=cast("DatasetStore", request.store).access if request.store else (),
             error=error,
         )
 
@@ -234,7 +237,7 @@ def _with_blocks(request: JobRequest, held: ExitStack) -> JobRequest:
     return replace(request, cluster=cluster, store=store, output=output)
 
 
-def _check_cluster(cluster: Any) -> None:
+def _check_cluster(cluster: "RayCluster | None") -> None:
     """Raise OptionError or ServiceError if a cluster obviously cannot be used."""
     if cluster is None:
         return

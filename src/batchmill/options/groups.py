@@ -73,6 +73,10 @@ def _for_forms(schema: dict[str, Any]) -> None:
                 del entry["default"]
 
 
+# A watcher announces a file after this number of seconds without a change.
+WATCH_MIN_AGE = 60.0
+
+
 class Options(BaseModel):
     """A group of options. It is immutable. Raises OptionError for unknown names and bad values."""
 

@@ -2,7 +2,7 @@
 
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,10 @@ class SampleDataset(Dataset[Any]):
             error.add_note(f"This was raised for sample {index} of {self!r}: {full}")
             raise
         return sample_type(self._fields)(name, data, *values)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield all samples in order. Raises the errors of `dataset[index]`."""
+        return (self[index] for index in range(len(self)))
 
     def _check_generation(self, place: str) -> None:
         """Raise StoreError if a later run replaces a file. That may also explain another error."""

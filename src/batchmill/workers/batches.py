@@ -120,13 +120,19 @@ def gather_batch(
         # The channel shows the input, so it is known if `collate` kills the worker.
         channel.resume(indices[0])
     try:
-        # Pickled here, because the queue to the parent silently drops what it cannot pickle.
-        pickled = bytes(ForkingPickler.dumps(collate([item.sample.value for item in loaded])))
-        return Batch(indices, notes, pickled)
+        return Batch(indices, notes, _pickled(collate([item.sample.value for item in loaded])))
     except Exception as error:  # noqa: BLE001  # The user's code may raise anything; it is reported.
         return Batch(indices, notes, fault=fault_of(error))
     finally:
         channel.leave()
+
+
+def _pickled(batch: Any) -> bytes:
+    """Pickle a batch. The queue to the parent would silently drop what it cannot pickle."""
+    try:
+        return bytes(ForkingPickler.dumps(batch))
+    except Exception as error:
+        raise TypeError(f"the sample cannot be pickled: {error}") from error
 
 
 def fault_of(error: BaseException) -> Fault:

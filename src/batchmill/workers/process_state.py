@@ -98,10 +98,6 @@ def _limit(number: int) -> _Setting:
     return _Setting(partial(resource.getrlimit, number), partial(resource.setrlimit, number))
 
 
-def _set_locale(name: str | None = None) -> str:
-    return locale.setlocale(locale.LC_ALL, name)
-
-
 def _read_umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)

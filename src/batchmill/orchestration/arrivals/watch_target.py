@@ -20,7 +20,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_ledger
 from batchmill.manifest.listing import is_glob
 from batchmill.manifest.min_age import check_min_age
-from batchmill.options.groups import InputOptions
+from batchmill.options.groups import WATCH_MIN_AGE, InputOptions
 from batchmill.orchestration.arrivals.detection import FileVersion, list_files, recorded_versions
 from batchmill.orchestration.server.api import trouble_with_server
 from batchmill.security.allowlist import check_dataset
@@ -72,7 +72,7 @@ class WatchTarget:
 
 
 def watched(
-    source: str, *, deployment: str = "", pattern: str = "", min_age: float = 60
+    source: str, *, deployment: str = "", pattern: str = "", min_age: float = WATCH_MIN_AGE
 ) -> WatchTarget:
     """Check a source and a deployment.
 
