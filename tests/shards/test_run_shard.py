@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import gated
@@ -13,6 +14,7 @@ from jobs import run_job
 from live import wait_for
 
 from batchmill import LedgerError, StepError
+from batchmill.execution import run_input
 from batchmill.ledger.lease import check_free, holder, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
@@ -28,6 +30,7 @@ from batchmill.runs.run import open_run
 from batchmill.shards.run_shard import run_shard
 from batchmill.shards.shard import ask_to_split, split, unfinished
 from batchmill.storage import LocalStore
+from batchmill.workers import watchdog
 
 HERE = Path(__file__).parents[1] / "support"
 
@@ -356,3 +359,32 @@ def test_known_failures_can_be_ignored(words, tmp_path):
     assert (second.executed, second.outcomes) == (1, {"ok": 3, "failed": 1})
     assert second.accepted(ignoring)
     assert not second.accepted(FailurePolicy())
+
+
+@pytest.fixture
+def slow_store(monkeypatch):
+    """Reading an input takes longer than the timeout."""
+    read = run_input.fingerprint
+
+    def slowly(path):
+        time.sleep(0.8)
+        return read(path)
+
+    monkeypatch.setattr(run_input, "fingerprint", slowly)
+
+
+@pytest.mark.usefixtures("slow_store")
+def test_the_timeout_does_not_include_the_time_to_read_an_input(words, tmp_path):
+    policy = FailurePolicy(retries=0, timeout=0.4)
+    step = "batchmill.steps.words:split"
+    assert run_job(words / "manifest.csv", step, tmp_path / "out", policy=policy).failures == ()
+
+
+@pytest.mark.usefixtures("slow_store")
+def test_a_transfer_has_a_time_limit_of_its_own(words, tmp_path, monkeypatch):
+    monkeypatch.setattr(watchdog, "TRANSFER_SECONDS", 0.3)
+    policy = FailurePolicy(retries=0, timeout=60)
+    step = "batchmill.steps.words:split"
+    summary = run_job(words / "manifest.csv", step, tmp_path / "out", policy=policy)
+    assert summary.outcomes == {"timeout": 4}
+    assert "its files were not read or stored after 0.3 s" in summary.failures[0][1]

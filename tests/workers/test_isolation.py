@@ -344,7 +344,7 @@ def test_a_kill_by_the_kernel_for_lack_of_memory_is_oom(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_an_input_that_exceeds_memory_and_time_is_oom(tmp_path, monkeypatch):
     """Swapping slows down the input. A busy machine delays the check."""
-    monkeypatch.setattr("batchmill.workers.watchdog._CHECK_SECONDS", 1.0)
+    monkeypatch.setattr("batchmill.workers.watchdog._CHECK_SECONDS", 2.0)
     policy = FailurePolicy(retries=0, timeout=0.5, memory_limit=MEMORY_BYTES)
     outcomes, _ = run_poisons(tmp_path, ["hoard"], 1, policy=policy)
     assert outcomes["00-hoard"].kind == "oom"

@@ -45,12 +45,22 @@ class Loaded(NamedTuple):
     seconds: float
 
 
+class StepHooks(NamedTuple):
+    """Functions to call before the step, and when it has returned or raised."""
+
+    before: Callable[[], None] = lambda: None
+    after: Callable[[], None] = lambda: None
+
+
+_NO_HOOKS = StepHooks()
+
+
 def execute(
     step: Step,
     item: Input,
     staging: StagingArea,
     indexed: Callable[[], Any],
-    after_step: Callable[[], None] = lambda: None,
+    hooks: StepHooks = _NO_HOOKS,
     confined: Callable[[], bytes] | None = None,
 ) -> Outcome:
     """Run `step` on one input, and move its files into the dataset. Never raises.
@@ -61,7 +71,7 @@ def execute(
         staging: The folders of this attempt.
         indexed: Returns the input's item of the step's torch Dataset. Not called if the step is a
             function.
-        after_step: Called when the step has returned or raised, before its files are hashed.
+        hooks: Called before and after the step.
         confined: Calls `answer` in a confined process. None if the step is not confined.
 
     Returns:
@@ -77,6 +87,7 @@ def execute(
         if "out" in step.given or "outs" in step.given:
             staged = stage(staging, item)
         ours = False
+        hooks.before()
         try:
             if confined:
                 rows = rows_of(read_answer(confined()), staging.reserved)
@@ -84,7 +95,7 @@ def execute(
                 rows = _run(step, item, staging, indexed)
         finally:
             _end_if_forked(pid)
-            after_step()
+            hooks.after()
         ours = True
         return _place(item, staging, staged, rows, Loaded(seen, 0.0), started)
     except BaseException as error:  # The error becomes the input's outcome.
@@ -132,9 +143,9 @@ def load(
     item: Input,
     staging: StagingArea,
     indexed: Callable[[], Any],
-    after_step: Callable[[], None] = lambda: None,
+    hooks: StepHooks = _NO_HOOKS,
 ) -> tuple[Any, Loaded] | Outcome:
-    """Load the sample of one input with `indexed`, then call `after_step`. Never raises.
+    """Load the sample of one input with `indexed`. Never raises.
 
     Returns:
         The sample, and its fingerprint and time; or the input's outcome if loading failed.
@@ -146,11 +157,12 @@ def load(
     try:
         seen = _fetch_and_read(item)
         ours = False
+        hooks.before()
         try:
             value = indexed()
         finally:
             _end_if_forked(pid)
-            after_step()
+            hooks.after()
         return value, Loaded(seen, time.perf_counter() - started)
     except BaseException as error:  # The error becomes the input's outcome.
         failure = failure_of(item, staging, error, time.perf_counter() - started, ours=ours)

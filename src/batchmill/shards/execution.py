@@ -12,7 +12,7 @@ from typing import Any
 
 from batchmill.execution.batch_runner import BatchRunner
 from batchmill.execution.failures import lost
-from batchmill.execution.run_input import answer, execute, load
+from batchmill.execution.run_input import StepHooks, answer, execute, load
 from batchmill.execution.staging import CONFINED_FOLDERS, StagingArea
 from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import Outcome
@@ -32,6 +32,7 @@ from batchmill.workers import (
 from batchmill.workers.confined import ConfinedProcess
 from batchmill.workers.landlock import check_support
 from batchmill.workers.processes import end_children
+from batchmill.workers.worker import this_worker
 
 logger = logging.getLogger(__name__)
 
@@ -123,8 +124,13 @@ class ShardExecution:
         if self._inputs.spec.confinement:
             return self._execute_confined(index, self._inputs.spec.confinement)
         look_up = partial(self._look_up, index)
-        # Processes that the step left behind could still write to its files.
-        return execute(self._step, self._items[index], self._staging, look_up, end_children)
+        return execute(
+            self._step,
+            self._items[index],
+            self._staging,
+            look_up,
+            StepHooks(_begin_step, _end_step),
+        )
 
     def _execute_confined(self, index: int, confinement: Confinement) -> Outcome:
         if not self._confined:  # This is the first input of this worker.
@@ -141,7 +147,8 @@ class ShardExecution:
             )
         item, look_up = self._items[index], partial(self._look_up, index)
         run = partial(self._confined, index)
-        return execute(self._step, item, self._staging, look_up, confined=run)
+        hooks = StepHooks(_begin_step, _end_confined_step)
+        return execute(self._step, item, self._staging, look_up, hooks, confined=run)
 
     def _answer(self, index: int) -> bytes:
         """Run the step on one input in the confined process of this worker."""
@@ -149,7 +156,7 @@ class ShardExecution:
 
     def _load_one(self, index: int) -> Outcome | Sample:
         look_up = partial(self._look_up, index)
-        loaded = load(self._items[index], self._staging, look_up, end_children)
+        loaded = load(self._items[index], self._staging, look_up, StepHooks(_begin_step, _end_step))
         return loaded if isinstance(loaded, Outcome) else Sample(*loaded)
 
     def _lost(self, index: int, worker_exit: WorkerExit) -> Outcome:
@@ -195,6 +202,21 @@ def _look_up_position(step: Step, positions: Sequence[int], index: int) -> Any:
 
 def _no_item(_: int) -> None:
     """Return None, because a function step has no items."""
+
+
+# In a worker: `--timeout` limits only the time between the two calls.
+def _begin_step() -> None:
+    this_worker.channel.begin_step()
+
+
+def _end_step() -> None:
+    # Processes that the step left behind could still write to its files.
+    end_children()
+    this_worker.channel.end_step()
+
+
+def _end_confined_step() -> None:
+    this_worker.channel.end_step()  # The confined process lives on, and ends its own children.
 
 
 class ShardMonitor:

@@ -29,6 +29,9 @@ _GATHER_OUTCOMES = 64
 _DUMP_SECONDS = 0.5
 # A timer ends the process this long after a batch's timeout, even if the watchdog cannot run.
 _LAST_RESORT_SECONDS = 30.0
+# The longest time to fetch and read an input, or to place its files. It is not `--timeout`, because
+# a slow store must not look like a slow step.
+TRANSFER_SECONDS = 3600.0
 # A worker hangs if no worker was busy and no outcome arrived for this number of checks.
 _MAX_QUIET_CHECKS = 300
 # With less memory left than this, the kernel or Ray may soon kill a process, perhaps the wrong one.
@@ -38,7 +41,7 @@ _LOW_MEMORY_BYTES, _LOW_MEMORY_SHARE = 256 * 2**20, 0.06
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The limits of one input: wall time in seconds, memory in bytes. None means no limit."""
+    """The limits of one input: memory in bytes, seconds in the step. None means no limit."""
 
     timeout_seconds: float | None = None
     memory_bytes: int | None = None
@@ -216,10 +219,15 @@ class Watchdog:
                 message = f"used {used / 2**20:,.0f} MiB of memory; --memory-limit is {limit}"
                 self._kill(number, occupied, "oom", message)
                 return
-        if timeout is not None and time.monotonic() - occupied.started > timeout:
-            self._kill(
-                number, occupied, "timeout", f"still running after {timeout:g} s (--timeout)"
-            )
+        if timeout is None:
+            return
+        seconds = time.monotonic() - occupied.started
+        if occupied.in_step and seconds > timeout:
+            message = f"still running after {timeout:g} s (--timeout)"
+            self._kill(number, occupied, "timeout", message)
+        elif not occupied.in_step and seconds > TRANSFER_SECONDS:
+            message = f"its files were not read or stored after {TRANSFER_SECONDS:g} s"
+            self._kill(number, occupied, "timeout", message)
 
     def _check_machine_memory(self) -> None:
         room = headroom()

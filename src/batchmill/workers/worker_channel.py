@@ -29,7 +29,8 @@ _BLOCK_BYTES = 512  # The unit of `st_blocks`.
 _PUNCH_HOLE = 3  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 # Loaded at import time: after a fork, a thread that no longer exists may hold the loader's lock.
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-_SLOT = struct.Struct("qd")  # Index and start time of the current input.
+# Index of the current input, start time of its current stage, and 1 while the step is running.
+_SLOT = struct.Struct("qdq")
 _BASELINE = struct.Struct("q")  # Bytes of memory before the first input.
 _LAST = struct.Struct("q")  # Index of the input that was begun last.
 _LAST_AT = _SLOT.size + _BASELINE.size
@@ -38,10 +39,18 @@ _IDLE = -1
 
 @dataclass(frozen=True)
 class Occupied:
-    """The index and start time (monotonic seconds) of a worker's current input."""
+    """A worker's current input.
+
+    Attributes:
+        index: The index of the input.
+        started: When the current stage began, in monotonic seconds. The stages are: fetch and read
+            the input, run the step, place its files.
+        in_step: True while the step is running.
+    """
 
     index: int
     started: float
+    in_step: bool = True
 
 
 class WorkerChannel:
@@ -49,7 +58,7 @@ class WorkerChannel:
 
     def __init__(self) -> None:
         self._slot = mmap.mmap(-1, _LAST_AT + _LAST.size)
-        _SLOT.pack_into(self._slot, 0, _IDLE, 0.0)
+        _SLOT.pack_into(self._slot, 0, _IDLE, 0.0, 0)
         _LAST.pack_into(self._slot, _LAST_AT, _IDLE)
         self._journal = RingBuffer()
         self.log = anonymous_file("batchmill-log")
@@ -63,15 +72,23 @@ class WorkerChannel:
     def begin(self, index: int) -> None:
         """Record that the worker begins an input."""
         _LAST.pack_into(self._slot, _LAST_AT, index)
-        self.resume(index)
+        _SLOT.pack_into(self._slot, 0, index, monotonic(), 0)
 
     def resume(self, index: int) -> None:
-        """Record that the worker continues an input that it began earlier."""
-        _SLOT.pack_into(self._slot, 0, index, monotonic())
+        """Record that the step continues with an input that the worker began earlier."""
+        _SLOT.pack_into(self._slot, 0, index, monotonic(), 1)
+
+    def begin_step(self) -> None:
+        """Record that the step begins with the current input."""
+        self.resume(_SLOT.unpack_from(self._slot)[0])
+
+    def end_step(self) -> None:
+        """Record that the step has returned or raised."""
+        _SLOT.pack_into(self._slot, 0, _SLOT.unpack_from(self._slot)[0], monotonic(), 0)
 
     def leave(self) -> None:
         """Record that the worker is idle."""
-        _SLOT.pack_into(self._slot, 0, _IDLE, 0.0)
+        _SLOT.pack_into(self._slot, 0, _IDLE, 0.0, 0)
 
     def finish(self, index: int, outcome: Outcome) -> None:
         """Write an input's outcome to the journal, and record that the worker is idle."""
@@ -99,8 +116,8 @@ class WorkerChannel:
     @property
     def occupied(self) -> Occupied | None:
         """The worker's current input; None if it is idle."""
-        index, started = _SLOT.unpack_from(self._slot)
-        return None if index == _IDLE else Occupied(index, started)
+        index, started, in_step = _SLOT.unpack_from(self._slot)
+        return None if index == _IDLE else Occupied(index, started, bool(in_step))
 
     def receive(self) -> list[tuple[int, Outcome]]:
         """Return the outcomes that have arrived, each with its input's index. Does not wait."""
