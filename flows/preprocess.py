@@ -11,9 +11,10 @@ from batchmill.flows.parameter_schema import JSON_OBJECT, titled
 from batchmill.tasks.manifest import load_manifest
 from prefect import flow
 from prefect.runtime import flow_run
-from prefect.states import Completed
+from prefect.states import Cancelled, Completed
 from pydantic import BeforeValidator
 
+from batchmill.errors import CancelledError
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import (
     ConfinementOptions,
@@ -94,7 +95,8 @@ def preprocess(
     check_prune(job, prune=run.prune)
     access = dataset_store.access if dataset_store else []
     cancellation = Cancellation(UUID(flow_run.get_id()))
-    observer = FlowObserver(failures, cancellation, WaitingRun() if run.wait else None)
+    wait = WaitingRun(lambda: cancellation.reason) if run.wait else None
+    observer = FlowObserver(failures, cancellation, wait)
     with access_to(access), cancellation.listening(), finding_step(step):
         try:
             ended = execute(
@@ -108,4 +110,6 @@ def preprocess(
             )
         except SupersededError as error:
             return Completed(name="Skipped", message=str(error))
+        except CancelledError as error:
+            return Cancelled(message=str(error))
     return observer.final_state(ended)

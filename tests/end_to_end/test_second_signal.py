@@ -13,6 +13,10 @@ import pytest
 from comparison import faults
 from live import flow_run_of, wait_for
 
+from batchmill.ledger.lease import lease
+from batchmill.ledger.ledger import Ledger
+from batchmill.storage import LocalStore
+
 STEPS = """
 import ctypes, os, signal, threading
 def stubborn(source, out, *, hurry):
@@ -103,6 +107,28 @@ def test_a_second_ctrl_c_ends_the_run_and_marks_it_as_cancelled(shell, api, work
     flow_run, _ = flow_run_of(api, work / "out")
     assert flow_run["state"]["type"] == "CANCELLED"
     check_next_run(shell)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_ends_a_run_that_waits_for_another(shell, api, work, scratch, number):
+    ledger = Ledger(LocalStore(work / "out"))
+    ledger.create()
+    with lease(ledger):
+        run = start(shell, scratch, "--wait")
+        waiting = {"flow_runs": {"state": {"name": {"any_": ["Waiting"]}}}}
+
+        def is_waiting():
+            found = api("/flow_runs/filter", waiting)
+            return any(one["parameters"]["output"] == str(work / "out") for one in found)
+
+        wait_for(is_waiting, "the wait", 120)
+        os.killpg(run.pid, number)
+        _, err = run.communicate(timeout=60)
+    assert run.returncode == 130, err
+    flow_run, _ = flow_run_of(api, work / "out")
+    assert flow_run["state"]["type"] == "CANCELLED"
+    assert flow_run["state"]["message"].endswith("while it waited for another run.")
+    assert ledger.runs() == []
 
 
 @pytest.mark.long

@@ -27,7 +27,7 @@ from batchmill.storage.store import no_check
 
 BEAT_SECONDS = 5.0
 LAPSE_SECONDS = 20.0
-_WAIT_SECONDS = 2.0
+_WAIT_SECONDS = 1.0
 _POLL_SECONDS = 1.0
 
 

@@ -5,7 +5,7 @@ process of its own. One is enough, because it reads the manifest after the wait.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -26,6 +26,7 @@ from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Running
 
+from batchmill.errors import CancelledError
 from batchmill.ledger.lease import Wait
 
 # The name of the state of a flow run that waits. Its type is RUNNING.
@@ -39,17 +40,25 @@ class SupersededError(Exception):
 
 
 class WaitingRun(Wait):
-    """The wait of the current flow run for its dataset."""
+    """The wait of the current flow run for its dataset.
 
-    def __init__(self) -> None:
+    Args:
+        cancelled: Returns how the flow run was cancelled, and "" until then.
+    """
+
+    def __init__(self, cancelled: Callable[[], str]) -> None:
+        self._cancelled = cancelled
         self._renewed: float | None = None
 
     def begin(self) -> None:
         """Show that the flow run waits, and renew this regularly.
 
         Raises:
+            CancelledError: The flow run was cancelled.
             SupersededError: The first call found an equal run of the same deployment that waits.
         """
+        if reason := self._cancelled():
+            raise CancelledError(f"Cancelled {reason}, while it waited for another run.")
         now = time.monotonic()
         if self._renewed is not None and now - self._renewed < _RENEW_SECONDS:
             return
