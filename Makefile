@@ -90,9 +90,9 @@ test-lowest: ## Run the fast tests with the lowest versions that pyproject.toml 
 		--extra s3 --python $(LOWEST)/bin/python --override $(LOWEST)/override.txt pyproject.toml \
 		--output-file $(LOWEST)/versions.txt
 	sed -i -E '/^(nvidia|triton|cuda)/d' $(LOWEST)/versions.txt  # Only a GPU build needs these.
-	$(LOWEST)/bin/python -m pip install --quiet --requirement $(LOWEST)/versions.txt \
+	$(LOWEST)/bin/python -m pip install --quiet --no-deps --requirement $(LOWEST)/versions.txt .
+	$(LOWEST)/bin/python -m pip install --quiet \
 		'pytest<9.2' pytest-xdist pytest-randomly hypothesis 'moto[server]' psutil
-	$(LOWEST)/bin/python -m pip install --quiet --no-deps .
 	$(LOWEST)/bin/python -m pytest -m 'not end_to_end and not slow and not system' \
 		--ignore tests/docs --ignore tests/benchmarks -n $(WORKERS) --dist worksteal
 

@@ -66,7 +66,7 @@ def test_the_server_of_a_killed_run_ends(bare_shell, words, work):
 
 
 @pytest.mark.long
-def test_a_run_whose_server_is_killed_ends_with_a_message_and_can_be_completed(bare_shell, work):
+def test_a_run_whose_server_is_killed_completes_the_dataset(bare_shell, work):
     shell = bare_shell
     shell.environment["PREFECT_CLIENT_MAX_RETRIES"] = "0"
     # The first ten inputs end immediately. The others wait until the server is killed.
@@ -90,13 +90,11 @@ def test_a_run_whose_server_is_killed_ends_with_a_message_and_can_be_completed(b
     for pid in servers(shell):
         os.kill(pid, signal.SIGKILL)
     (work / "go").touch()
-    _, err = run.communicate(timeout=300)
-    assert run.returncode == 1
-    assert "stopped responding. Committed results are kept. Run the same command again" in err
+    out, err = run.communicate(timeout=300)
+    assert run.returncode == 0, err
+    assert "60 inputs: 60 ok" in out
+    assert "Prefect's history of this run is incomplete" in out
     assert "Traceback" not in err
-    done = shell.batchmill(*command, "out")
-    assert done.returncode == 0, done.stderr
-    assert "60 inputs: 60 ok" in done.stdout
     assert shell.batchmill(*command, "undisturbed").returncode == 0
     assert contents(work / "out") == contents(work / "undisturbed")
     assert faults(work / "out") == []

@@ -38,7 +38,7 @@ def test_an_idle_run_writes_missing_tables(done):
     (done / "out" / "metadata.parquet").unlink()
     prepared = prepared_in(done)
     assert is_idle(prepared)
-    run = run_idle(prepared, prune=False, wait=False)
+    run = run_idle(prepared, prune=False, wait=False).run
     summary = prepared.ledger.read_summary(run)
     assert (summary["inputs"], summary["executed"]) == (2, 0)
     table = pd.read_parquet(done / "out" / "metadata.parquet")

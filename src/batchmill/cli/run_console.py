@@ -114,6 +114,8 @@ def _show(ended: EndedRun, seconds: float) -> None:
     dataset = prepared.job.output
     out.print(f"{summary.sentence()} ({summary.executed:,} executed in {seconds:.1f} s)")
     out.print(f"Dataset: {dataset}")
+    if ended.note:
+        out.print(ended.note)
     if summary.failed and not ended.error:
         out.print(failure_message(summary, dataset).partition("\n")[2])
     # The search takes a while, and a run that added nothing has no new duplicates.

@@ -1,7 +1,7 @@
 """Run a flow in this process and wait for its end."""
 
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 from prefect.exceptions import TerminationSignal
@@ -9,21 +9,17 @@ from prefect.exceptions import TerminationSignal
 from batchmill.errors import CancelledError, RunError
 from batchmill.flows.infer import infer
 from batchmill.flows.preprocess import preprocess
+from batchmill.jobs.idle_run import JobEnd
 from batchmill.ledger.ledger import Ledger
+from batchmill.options.failure_policy import FailurePolicy
 from batchmill.orchestration.interrupts import interrupts
 from batchmill.orchestration.server.api import lost_server_message, shared_api, wait_until_recorded
 from batchmill.planning.prepare import Prepared
+from batchmill.publishing.summary import failure_message, summarise
 from batchmill.shards.process import shard_processes
 
 
-class FlowEnd(NamedTuple):
-    """The number of a run, and the error that ended it, for example too many failed inputs."""
-
-    run: int
-    error: RunError | None = None
-
-
-def run_flow(model: str, parameters: dict[str, Any], prepared: Prepared) -> FlowEnd:
+def run_flow(model: str, parameters: dict[str, Any], prepared: Prepared) -> JobEnd:
     """Run the flow `infer` if there is a model, else `preprocess`. Provide a Prefect server.
 
     Args:
@@ -41,18 +37,18 @@ def run_flow(model: str, parameters: dict[str, Any], prepared: Prepared) -> Flow
     ledger = prepared.ledger
     before = max(ledger.runs(), default=0)
     try:
-        return FlowEnd(_run(infer if model else preprocess, parameters, prepared, before))
+        return _run(infer if model else preprocess, parameters, prepared, before)
     except CancelledError:
         raise
     except RunError as error:
         run = _run_after(ledger, before)
         if not run:
             raise
-        return FlowEnd(run, error)
+        return JobEnd(run, error)
 
 
-def _run(flow: Any, parameters: dict[str, Any], prepared: Prepared, before: int) -> int:
-    """Run a flow, and return the number of its run. Raises RunError if it is not Completed."""
+def _run(flow: Any, parameters: dict[str, Any], prepared: Prepared, before: int) -> JobEnd:
+    """Run a flow. Raises RunError if it is not Completed."""
     with interrupts() as signals, shard_processes() as processes, ExitStack() as api:
         if len(prepared.plan.pending) and parameters["cluster"] is None:
             # The shard processes start while the server is still starting.
@@ -64,8 +60,8 @@ def _run(flow: Any, parameters: dict[str, Any], prepared: Prepared, before: int)
             state: Any = flow(**parameters, return_state=True)
         except TerminationSignal as error:  # Prefect's handler of SIGTERM raises it.
             raise CancelledError("The flow run had not begun.") from error
-        except httpx.TransportError as error:
-            raise RunError(lost_server_message(error)) from error
+        except httpx.HTTPError as error:
+            return _run_without_server(prepared.ledger, before, parameters["failures"], error)
         flow_run = state.state_details.flow_run_id
         run = _run_after(prepared.ledger, before, str(flow_run))
         summary = prepared.ledger.read_summary(run) if run else None
@@ -79,7 +75,27 @@ def _run(flow: Any, parameters: dict[str, Any], prepared: Prepared, before: int)
         raise RunError(f"the run ended as {state.name}: {state.message or 'no reason given'}")
     if not state.is_completed():
         raise RunError(state.message or state.name or "failed")
-    return run
+    return JobEnd(run)
+
+
+def _run_without_server(
+    ledger: Ledger, before: int, policy: FailurePolicy, error: httpx.HTTPError
+) -> JobEnd:
+    """Return the end of a run whose server stopped responding, but whose tables are published.
+
+    Raises:
+        RunError: The run is incomplete, or more inputs failed than allowed.
+    """
+    run = _run_after(ledger, before)
+    if not run or ledger.read_summary(run) is None:
+        raise RunError(lost_server_message(error)) from error
+    summary = summarise(ledger, run)
+    if not summary.accepted(policy):
+        raise RunError(failure_message(summary, ledger.store.url)) from error
+    return JobEnd(
+        run,
+        note="Prefect's history of this run is incomplete, because its server stopped responding.",
+    )
 
 
 def _run_after(ledger: Ledger, before: int, flow_run: str = "") -> int:

@@ -3,11 +3,28 @@
 To import Prefect takes longer than to detect that a million inputs are unchanged.
 """
 
+from typing import NamedTuple
+
+from batchmill.errors import RunError
 from batchmill.ledger.lease import Wait
 from batchmill.planning.prepare import Prepared
 from batchmill.runs.execute import RunObserver, execute
 from batchmill.runs.run import Run
 from batchmill.runs.runner import InThisProcess
+
+
+class JobEnd(NamedTuple):
+    """How a job ended.
+
+    Attributes:
+        run: The number of the run.
+        error: The error that ended the run, for example too many failed inputs.
+        note: A sentence for the user about the history in Prefect. Usually empty.
+    """
+
+    run: int
+    error: RunError | None = None
+    note: str = ""
 
 
 class NotIdleError(Exception):
@@ -34,7 +51,7 @@ class _Idle(RunObserver):
             raise NotIdleError
 
 
-def run_idle(prepared: Prepared, *, prune: bool, wait: bool) -> int:
+def run_idle(prepared: Prepared, *, prune: bool, wait: bool) -> JobEnd:
     """Update the tables of an idle run, without Prefect.
 
     Args:
@@ -43,7 +60,7 @@ def run_idle(prepared: Prepared, *, prune: bool, wait: bool) -> int:
         wait: Wait until another run over the dataset has ended.
 
     Returns:
-        The number of the run.
+        How the job ended.
 
     Raises:
         NotIdleError: Inputs are pending or quarantined now. Nothing was written.
@@ -51,4 +68,4 @@ def run_idle(prepared: Prepared, *, prune: bool, wait: bool) -> int:
     """
     observer = _Idle()
     observer.wait = Wait() if wait else None
-    return execute(prepared, InThisProcess(), prune=prune, observer=observer).summary.run
+    return JobEnd(execute(prepared, InThisProcess(), prune=prune, observer=observer).summary.run)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from batchmill.errors import RunError
 from batchmill.inference.model_step import make_inference
-from batchmill.jobs.idle_run import NotIdleError, is_idle, run_idle
+from batchmill.jobs.idle_run import JobEnd, NotIdleError, is_idle, run_idle
 from batchmill.ledger.lease import check_free
 from batchmill.manifest import ManifestLike
 from batchmill.manifest.saved_list import listed_manifest, save_manifest
@@ -87,6 +87,7 @@ class EndedRun:
         summary: The counts of outcomes.
         access: The credentials of the store that contains the dataset.
         error: The error that ended the run, for example too many failed inputs.
+        note: A sentence for the user about the history in Prefect. Usually empty.
     """
 
     prepared: Prepared
@@ -94,6 +95,7 @@ class EndedRun:
     summary: Summary
     access: Sequence[Access] = ()
     error: RunError | None = None
+    note: str = ""
 
 
 def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
@@ -132,13 +134,14 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
             job = prepared.job
             save_manifest(prepared.manifest, job.manifest, job.inputs.input_column)
         with display.follow(prepared):
-            number, error = _execute(request, prepared)
+            ended = _execute(request, prepared)
         return EndedRun(
             prepared=prepared,
-            number=number,
-            summary=summarise(prepared.ledger, number),
+            number=ended.run,
+            summary=summarise(prepared.ledger, ended.run),
             access=cast("DatasetStore", request.store).access if request.store else (),
-            error=error,
+            error=ended.error,
+            note=ended.note,
         )
 
 
@@ -249,13 +252,13 @@ def _check_cluster(cluster: "RayCluster | None") -> None:
     check_cluster(cluster)
 
 
-def _execute(request: JobRequest, prepared: Prepared) -> tuple[int, RunError | None]:
-    """Run the flow, or an idle run without Prefect. Return the run's number and its error."""
+def _execute(request: JobRequest, prepared: Prepared) -> JobEnd:
+    """Run the flow, or an idle run without Prefect."""
     how = request.options.run
     # Only the flow can check a cluster.
     if request.cluster is None and is_idle(prepared):
         with suppress(NotIdleError):
-            return run_idle(prepared, prune=how.prune, wait=how.wait), None
+            return run_idle(prepared, prune=how.prune, wait=how.wait)
     # The server starts while this process imports Prefect, which takes one or two seconds.
     with starting_server(), handing_over(prepared):
         from batchmill.jobs.flow_run import run_flow

@@ -1,5 +1,6 @@
 """Choose the Prefect API of a run, and complete its records when the run ends."""
 
+import logging
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +27,8 @@ from batchmill.errors import ServiceError
 from batchmill.orchestration.server.embedded_server import embedded_server
 from batchmill.tasks.shard_log import send_logs
 from batchmill.urls import hide_secrets
+
+logger = logging.getLogger(__name__)
 
 _RECORD_SECONDS = 20.0
 _POLL_SECONDS = 0.2
@@ -124,12 +127,26 @@ def wait_until_recorded(flow_run: UUID, task_runs: int, seconds: float = _RECORD
         seconds: The longest time to wait.
     """
     deadline = time.monotonic() + seconds
-    with get_client(sync_client=True) as client:
+    with _recording() as client:
         while time.monotonic() < deadline:
             states = [run.state for run in _task_runs_of(client, flow_run)]
             if sum(1 for state in states if state and state.is_final()) >= task_runs:
                 return
             time.sleep(_POLL_SECONDS)
+
+
+@contextmanager
+def _recording() -> Iterator[SyncPrefectClient]:
+    """Yield a client. An error of the server ends the block, and is logged in one line."""
+    try:
+        # The retries of Prefect's client would delay the end of the run for minutes.
+        with (
+            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+            get_client(sync_client=True) as client,
+        ):
+            yield client
+    except (httpx.HTTPError, PrefectException) as error:
+        logger.warning("Prefect's history of this run is incomplete: %s", error)
 
 
 def end_flow_run(flow_run: UUID, end: State[Any]) -> None:
@@ -183,14 +200,14 @@ def record_ends(flow_run: UUID, task: Task[..., Any], ends: Iterable[TaskRunEnd]
     """Record in Prefect how task runs ended, if their own events are missing.
 
     A killed process does not send the event about its end. The events that it sent before may also
-    be lost.
+    be lost. An error of the server is logged, because the run itself does not need these records.
 
     Args:
         flow_run: The id of the flow run.
         task: The task of the task runs.
         ends: How each task run ended.
     """
-    with get_client(sync_client=True) as client:
+    with _recording() as client:
         known = {run.id: run.state for run in _task_runs_of(client, flow_run)}
         for end in ends:
             try:
