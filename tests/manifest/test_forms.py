@@ -48,6 +48,8 @@ def test_json_lines(folder):
         ('{"input": "a.wav", "x": ' + "[" * 100_000, "line 1: is not JSON"),
         ('{"input": 3}\n', "line 1: 3 in column 'input' is not a path"),
         ('{"input": "a.wav"}\n\n{"x": 1}\n', "line 3: no value in column 'input'"),
+        ('{"input": "a.wav", "x": 1, "x": 2}\n', "line 1: the key 'x' occurs more than once"),
+        ('\n{"input": "a.wav", "x": {"y": 1, "y": 1}}\n', "line 2: the key 'y' occurs more than"),
     ],
 )
 def test_faults_of_json_lines_have_their_lines(folder, content, expected):

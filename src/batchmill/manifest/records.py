@@ -1,6 +1,7 @@
 """Read JSON Lines and Parquet manifests."""
 
 import json
+from collections import Counter
 from typing import Any
 
 import pandas as pd
@@ -14,6 +15,22 @@ from batchmill.urls import parent
 # pandas stores `attrs` in a Parquet file. This attribute is the folder of a saved list's inputs.
 ROOT_ATTRIBUTE = "batchmill.root"
 _UTF8_MARK = b"\xef\xbb\xbf"
+
+
+class _DuplicateKeyError(ValueError):
+    """Two keys of a JSON object are equal. The json module would silently keep the last value."""
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise _DuplicateKeyError(f"the key {key!r} occurs more than once. Rename or delete one.")
+    return value
+
+
+# json.loads() would make a decoder for each line.
+_DECODER = json.JSONDecoder(object_pairs_hook=_without_duplicates)
 
 
 def read_json_lines(place: str, data: bytes) -> Source:
@@ -57,7 +74,9 @@ def flat(frame: pd.DataFrame) -> pd.DataFrame:
 def _read_line(line: bytes, rows: list[dict[str, Any]]) -> str | None:
     """Add a line's object to `rows`, or return the fault."""
     try:
-        value = json.loads(line.decode("utf-8", "replace"))
+        value = _DECODER.decode(line.decode("utf-8", "replace"))
+    except _DuplicateKeyError as error:
+        return str(error)
     except (ValueError, RecursionError) as error:
         return f"is not JSON ({error}). Fix the JSON, or delete the line."
     if not isinstance(value, dict):
