@@ -9,6 +9,7 @@ import pytest
 
 from batchmill import ManifestError, load_manifest
 from batchmill.manifest.inputs import MISSING_SIZE
+from batchmill.manifest.records import MAX_LINE_BYTES
 from batchmill.manifest.saved_list import save_manifest
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
@@ -235,3 +236,13 @@ def test_web_urls_with_control_characters_are_rejected(listed):
         load_manifest([listed], root="http://host")
     with pytest.raises(ManifestError, match="control character"):
         load_manifest(f"http://host/{listed}.csv")
+
+
+def test_a_line_of_json_above_the_size_limit_is_rejected_with_its_number(folder):
+    line = '{"input": "a.wav"}'
+    path = folder / "m.jsonl"
+    path.write_text(f"{line}\n{line:<{MAX_LINE_BYTES + 1}}\n")
+    with pytest.raises(ManifestError, match="line 2: has more than 32 MiB"):
+        load_manifest(str(path))
+    path.write_text(f"{line:<{MAX_LINE_BYTES}}\n")
+    assert names(load_manifest(str(path))) == ["a.wav"]

@@ -14,6 +14,8 @@ from batchmill.urls import parent
 
 # pandas stores `attrs` in a Parquet file. This attribute is the folder of a saved list's inputs.
 ROOT_ATTRIBUTE = "batchmill.root"
+# Python objects take up to 15 times the memory of their JSON text.
+MAX_LINE_BYTES = 32 * 2**20
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
@@ -73,6 +75,11 @@ def flat(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _read_line(line: bytes, rows: list[dict[str, Any]]) -> str | None:
     """Add a line's object to `rows`, or return the fault."""
+    if len(line) > MAX_LINE_BYTES:
+        return (
+            f"has more than {MAX_LINE_BYTES >> 20} MiB. Write large values to files, and name the "
+            "files in columns."
+        )
     try:
         value = _DECODER.decode(line.decode("utf-8", "replace"))
     except _DuplicateKeyError as error:
