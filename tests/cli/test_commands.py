@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,21 @@ def test_try_shows_rows_and_files(command, words, tmp_path, monkeypatch):
     assert "2 rows" in out
     assert "2 files, 12 bytes, kept in" in out
     assert sorted(os.listdir(keep)) == ["0.txt", "1.txt"]
+
+
+def test_too_little_memory_is_reported_in_one_line(command, tmp_path):
+    manifest = tmp_path / "m.csv"
+    manifest.touch()
+    os.truncate(manifest, 64 * 2**30)  # A file without blocks on the disk.
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (32 * 2**30, before[1]))
+    try:
+        code, _, err = command("plan", manifest, "--step", SPLIT, "--output", tmp_path / "d")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert code == 2
+    assert err.startswith("batchmill: there is not enough memory. ")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.end_to_end

@@ -125,6 +125,15 @@ def test_a_name_that_is_not_utf8_is_escaped(folder, pattern):
     assert found["a.wav"] != MISSING_SIZE
 
 
+@pytest.mark.parametrize("pattern", ["", "/*"])
+def test_a_file_whose_name_is_blank_is_an_input(tmp_path, pattern):
+    for name in (" ", "\n", "a.wav"):
+        (tmp_path / name).write_bytes(b"x")
+    manifest = load_manifest(f"{tmp_path}{pattern}")
+    assert names(manifest) == ["\n", " ", "a.wav"]
+    assert manifest.inputs["size"].to_pylist() == [1, 1, 1]
+
+
 def test_a_file_with_the_escaped_name_of_another_file_is_rejected(folder):
     for name in (b"/caf\xe9.wav", b"/caf\\xe9.wav"):
         with open(os.fsencode(folder) + name, "wb"):

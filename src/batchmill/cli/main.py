@@ -19,6 +19,10 @@ from batchmill.version import VERSION
 DONE, INCOMPLETE, NOT_STARTED, CANCELLED = 0, 1, 2, 130
 _RUNS = (["run"], ["infer"])
 _STAYS = " Committed results are kept. Run the same command again to resume."
+_TOO_LITTLE_MEMORY = (
+    "there is not enough memory. Raise the limits of this process (ulimit -v, ulimit -u, the "
+    "container's limit), or use a machine with more memory."
+)
 
 # A command is imported when it is called, because `try` needs neither Prefect nor Ray. So
 # `batchmill --help` shows the texts below. `batchmill COMMAND --help` shows the docstring.
@@ -110,6 +114,13 @@ def _call(called: list[str], arguments: list[str] | None) -> int:
     except KeyboardInterrupt:
         errors.print("Cancelled." + (_STAYS if called in _RUNS else ""))
         code = CANCELLED
+    except (MemoryError, RuntimeError) as error:
+        # The limit of `ulimit -v` also applies to the stacks of threads.
+        if not isinstance(error, MemoryError) and str(error) != "can't start new thread":
+            raise
+        stays = _STAYS if called in _RUNS else ""
+        errors.print(f"batchmill: {_TOO_LITTLE_MEMORY}{stays}", style="red")
+        code = INCOMPLETE if called in _RUNS else NOT_STARTED
     except BrokenPipeError:
         # The reader of the output has ended, for example `| head`. This is not an error.
         sys.stderr.close()

@@ -71,7 +71,8 @@ def check_inputs(source: Source, column: str, root: str, *, confined: bool) -> C
     """
     faults: dict[int, str] = {}
     values = source.frame[column]
-    names, places = _names(values, root, faults, confined=confined)
+    is_listing = source.form == "listing"
+    names, places = _names(values, root, faults, confined=confined, may_be_blank=is_listing)
     _find_duplicates(places, values, source, faults)
     if confined and not is_url(root):
         _find_escapes(names, root, faults)
@@ -82,7 +83,7 @@ def check_inputs(source: Source, column: str, root: str, *, confined: bool) -> C
 
 
 def _names(
-    values: pd.Series, root: str, faults: dict[int, str], *, confined: bool
+    values: pd.Series, root: str, faults: dict[int, str], *, confined: bool, may_be_blank: bool
 ) -> tuple[pa.StringArray, pa.StringArray]:
     """Return each input's name, and a key that only the same file has. Both are null for a fault.
 
@@ -105,7 +106,10 @@ def _names(
     resolved: list[_Resolved] = []
     for index in np.flatnonzero(odd.to_numpy(zero_copy_only=False)).tolist():
         value = names[index].as_py()
-        found = _resolve(value, root, str(values.name), confined=confined)
+        if value.strip() or may_be_blank:  # A file in a folder may be named " ".
+            found = _resolve(value, root, confined=confined)
+        else:
+            found = _Resolved(fault=_empty_cell(str(values.name)))
         if found.fault:
             faults[index] = found.fault
         resolved.append(found)
@@ -147,10 +151,8 @@ def _empty_cell(column: str) -> str:
     return f"no value in column {column!r}. Fill it in, or delete the row."
 
 
-def _resolve(value: str, root: str, column: str, *, confined: bool) -> _Resolved:
+def _resolve(value: str, root: str, *, confined: bool) -> _Resolved:
     """Return the name and the place of an unusual path, or its fault."""
-    if not value.strip():
-        return _Resolved(fault=_empty_cell(column))
     value = without_file_scheme(value)
     if is_url(value) and url_fault(value):
         return _Resolved(fault=f"{shown_url(value)!r} {url_fault(value)}")
