@@ -96,6 +96,43 @@ def test_the_type_of_a_column_fits_all_its_values(
     assert pq.read_schema(tmp_path / "metadata.parquet").field("v").type == expected
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 1000])
+def test_the_texts_of_a_mixed_column_do_not_depend_on_the_chunks(
+    ledger, tmp_path, monkeypatch, chunk
+):
+    monkeypatch.setattr(publishing, "_CHUNK", chunk)
+    values = ["1.0", "2", "NaN", "-Infinity", "1e22", "true", "null", '"x"', "1e-7"]
+    inputs = [f"i{number}" for number in range(len(values))]
+    rows = {name: f'[{{"v":{value}}}]' for name, value in zip(inputs, values, strict=True)}
+    rows["i0"] = '[{"v":1.0,"day":"now"}]'
+    commit(ledger, "000001-a-0", **rows)
+    day = pa.array(range(len(inputs)), pa.timestamp("s"))
+    publish(ledger, manifest_of(inputs, day=day))
+    published = pq.read_table(tmp_path / "metadata.parquet").to_pydict()
+    assert published["v"] == [
+        "1.0", "2", "NaN", "-Infinity", "1e+22", "true", None, "x", "1e-07",
+    ]  # fmt: skip
+    assert published["day"][:2] == ["now", '"1970-01-01 00:00:01"']
+
+
+@pytest.mark.parametrize("chunk", [1, 1000])
+@pytest.mark.parametrize(
+    ("value", "kind", "expected"),
+    [
+        ("7", pa.int32(), pa.int64()),
+        ("0.5", pa.float32(), pa.float64()),
+        ("0.5", pa.int16(), pa.float64()),
+    ],
+)
+def test_the_type_of_a_column_that_the_step_overrides_does_not_depend_on_the_chunks(
+    ledger, tmp_path, monkeypatch, chunk, value, kind, expected
+):
+    monkeypatch.setattr(publishing, "_CHUNK", chunk)
+    commit(ledger, "000001-a-0", a=f'[{{"v":{value}}}]', b="[{}]")
+    publish(ledger, manifest_of(["a", "b"], v=pa.array([1, 2]).cast(kind)))
+    assert pq.read_schema(tmp_path / "metadata.parquet").field("v").type == expected
+
+
 def test_the_manifests_types_are_kept(ledger, tmp_path):
     commit(ledger, "000001-a-0", a='[{"n":1}]')
     day = pa.array([20000], pa.date32())

@@ -52,6 +52,12 @@ class _Chunk(NamedTuple):
     columns: dict[str, _Column]
     more: pa.Array
 
+    def only(self, names: Container[str]) -> "_Chunk":
+        """Return the chunk without other columns. It limits the memory."""
+        return _Chunk(
+            {name: self.columns[name] for name in self.columns if name in names}, self.more
+        )
+
 
 class _StepKeys:
     """Selects the step's keys that become columns: the first keys in the order of the table.
@@ -140,11 +146,12 @@ def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
     """
     withdrawn = pc.is_null(records["position"])
     keys = _StepKeys(["output", *manifest.manifest_columns.column_names])
-    chunks = [
-        _chunk(part.slice(start, _CHUNK), manifest, keys)
+    parts = [
+        part.slice(start, _CHUNK)
         for part in (records.filter(pc.invert(withdrawn)), records.filter(withdrawn))
         for start in range(0, len(part), _CHUNK)
     ]
+    chunks = [_chunk(part, manifest, keys) for part in parts]
     found = [name for chunk in chunks for name in chunk.columns]
     names = dict.fromkeys(["input", *(["output"] if "output" in found else [])])
     if (
@@ -154,6 +161,11 @@ def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
         names[PARTITION_COLUMN] = None
     names |= dict.fromkeys([*manifest.manifest_columns.column_names, *found])
     columns = {name: _column(name, chunks) for name in names}
+    mixed = frozenset(name for name, column in columns.items() if column is None)
+    if mixed:
+        # A typed chunk no longer has the text of a value: 1 and 1.0 are equal floats.
+        texts = [_chunk(part, manifest, keys, mixed).only(mixed) for part in parts]
+        columns |= {name: _joined(_arrays(name, texts), pa.string()) for name in mixed}
     more = pa.chunked_array([chunk.more for chunk in chunks], pa.string())
     if more.null_count < len(more):
         columns[_free_name(columns)] = more
@@ -167,8 +179,13 @@ def _free_name(names: Container[str]) -> str:
     return name
 
 
-def _chunk(records: pa.Table, manifest: Manifest, keys: _StepKeys) -> _Chunk:
-    """Return the metadata rows of some records. The column types fit these rows only."""
+def _chunk(
+    records: pa.Table, manifest: Manifest, keys: _StepKeys, mixed: frozenset[str] = frozenset()
+) -> _Chunk:
+    """Return the metadata rows of some records.
+
+    The column types fit these rows only. The columns `mixed` are text.
+    """
     rows: list[dict[str, Any]] = []
     owners: list[int] = []
     for index, text in enumerate(records["rows"].to_pylist()):
@@ -178,16 +195,18 @@ def _chunk(records: pa.Table, manifest: Manifest, keys: _StepKeys) -> _Chunk:
     owner = pa.array(owners, pa.int64())
     columns: dict[str, _Column] = {"input": records["input"].take(owner)}
     for name, carried in _carried(records, manifest):
-        columns[name] = carried.take(owner)
+        column = carried.take(owner)
+        columns[name] = _texts(column.to_pylist()) if name in mixed else column
     cells, more = _cells_of(rows, keys)
     for key, (places, values) in cells.items():
+        convert = _texts if key in mixed else _typed
         if key in columns:  # The step's value overrides the manifest's value.
             merged = columns[key].to_pylist()
             for place, value in zip(places, values, strict=True):
                 merged[place] = value
-            columns[key] = _typed(merged)
+            columns[key] = convert(merged)
         else:
-            columns[key] = _spread(_typed(values), places, len(rows))
+            columns[key] = _spread(convert(values), places, len(rows))
     if PARTITION_COLUMN in records.column_names:
         columns[PARTITION_COLUMN] = records[PARTITION_COLUMN].take(owner)
     return _Chunk(columns, more)
@@ -254,6 +273,10 @@ def _typed(values: Sequence[Any]) -> pa.Array:
         # A whole number may have more than 64 bits. Then the column becomes text.
         with suppress(OverflowError, pa.ArrowInvalid):
             return pa.array(values, pa.int64() if kinds == {int} else pa.float64())
+    return _texts(values)
+
+
+def _texts(values: Iterable[Any]) -> pa.Array:
     return pa.array([_text(value) for value in values], pa.string())
 
 
@@ -263,19 +286,24 @@ def _text(value: Any) -> str | None:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _column(name: str, chunks: Sequence[_Chunk]) -> pa.ChunkedArray:
-    """Join a column of all chunks. If their types differ, use a type that fits all values."""
-    arrays = [
-        chunk.columns[name] if name in chunk.columns else pa.nulls(len(chunk.more))
-        for chunk in chunks
-    ]
+def _column(name: str, chunks: Sequence[_Chunk]) -> pa.ChunkedArray | None:
+    """Join a column of all chunks. Return None if no type other than text fits all values."""
+    arrays = _arrays(name, chunks)
     types = {array.type for array in arrays} - {pa.null()}
     if len(types) <= 1:
         return _joined(arrays, types.pop() if types else pa.string())
-    if types == {pa.int64(), pa.float64()}:
+    if all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in types):
+        is_whole = all(pa.types.is_integer(kind) for kind in types)
         with suppress(pa.ArrowInvalid):  # A float cannot hold every whole number.
-            return _joined(arrays, pa.float64())
-    return _joined(arrays, pa.string())
+            return _joined(arrays, pa.int64() if is_whole else pa.float64())
+    return None
+
+
+def _arrays(name: str, chunks: Sequence[_Chunk]) -> list[_Column]:
+    return [
+        chunk.columns[name] if name in chunk.columns else pa.nulls(len(chunk.more))
+        for chunk in chunks
+    ]
 
 
 def _joined(arrays: Sequence[_Column], kind: pa.DataType) -> pa.ChunkedArray:
