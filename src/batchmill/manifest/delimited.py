@@ -7,8 +7,10 @@ by record, to find the line of each fault.
 import csv
 import io
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -87,12 +89,23 @@ def type_columns(frame: pd.DataFrame, leave: str) -> pd.DataFrame:
             elif values.str.fullmatch(_NUMBER).all():
                 numbers = column.astype("Float64")
                 # 1.1 and 1.10 are the same number, but may be two version names.
-                if numbers.nunique() == values.nunique():
+                if numbers.nunique() == values.nunique() and not _loses_digits(values):
                     column = numbers
             elif values.isin(["true", "false", "True", "False"]).all():
                 column = column.str.lower().map({"true": True, "false": False}).astype("boolean")
         typed[name] = column
     return pd.DataFrame(typed)
+
+
+def _loses_digits(values: pd.Series) -> bool:
+    """Return whether a number is not what a float prints with the same number of digits."""
+    long = values[values.str.len() > sys.float_info.dig]
+    return not all(text == repr(float(text)) or _is_printed(text) for text in long.tolist())
+
+
+def _is_printed(text: str) -> bool:
+    exact = Decimal(text)
+    return Decimal(f"{float(text):.{len(exact.as_tuple().digits) - 1}e}") == exact
 
 
 def encoding_faults(data: bytes) -> list[str]:
