@@ -45,6 +45,19 @@ def yields(*items):
         ({"lone": "a\ud800"}, [{"lone": "a?"}]),
         (enum.IntEnum("Level", ["LOW"])["LOW"], [{"value": 1}]),
         (np.str_("text"), [{"value": "text"}]),
+        ({"d": np.datetime64("2026-01-02", "D")}, [{"d": "2026-01-02"}]),
+        ({"t": np.datetime64("2026-01-02T03:04:05", "ns")}, [{"t": "2026-01-02T03:04:05"}]),
+        (
+            {"t": np.array(["2026-01-02T03:04:05.000000006", "NaT"], "datetime64[ns]")},
+            [{"t": ["2026-01-02T03:04:05.000000006", None]}],
+        ),
+        ({"t": np.array("2026-01-02T03", "datetime64[ns]")}, [{"t": "2026-01-02T03:00:00"}]),
+        ({"t": np.datetime64("20260-01-02", "us")}, [{"t": "20260-01-02T00:00:00.000000"}]),
+        ({"s": np.timedelta64(1_500_000_000, "ns")}, [{"s": 1.5}]),
+        ({"s": np.array([1500, "NaT"], "timedelta64[ms]")}, [{"s": [1.5, None]}]),
+        ({"s": datetime.timedelta(seconds=1.5)}, [{"s": 1.5}]),
+        ({"x": np.longdouble("0.5")}, [{"x": 0.5}]),
+        ({"x": np.array([[0.5]], np.longdouble)}, [{"x": [[0.5]]}]),
     ],
 )
 def test_results_become_rows(result, expected):
@@ -67,9 +80,18 @@ def test_values_survive_encoding(value):
     assert repr(json.loads(encode_rows([{"value": value}]))) == repr([{"value": value}])
 
 
-def test_a_value_that_no_table_can_hold_is_rejected_with_its_key():
-    with pytest.raises(TypeError, match="the value of 'lock' is a object"):
-        encode_rows(rows_of({"lock": object()}))
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (object(), "object"),
+        (1j, "complex"),
+        (np.clongdouble(1j), "clongdouble"),
+        (np.timedelta64(1, "M"), "timedelta64"),
+    ],
+)
+def test_a_value_that_no_table_can_hold_is_rejected_with_its_key(value, kind):
+    with pytest.raises(TypeError, match=f"the value of 'lock' is a {kind}"):
+        encode_rows(rows_of({"lock": value}))
 
 
 def test_a_reserved_key_is_rejected():

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping, Set
+from datetime import timedelta
 from typing import Any
 
 import orjson
@@ -156,17 +157,61 @@ def _plain(value: Any, where: str, level: int = 1) -> Any:
         items = sorted(value) if isinstance(value, set | frozenset) else value
         return [_plain(item, where, level + 1) for item in items]
     if hasattr(value, "tolist"):  # numpy's and torch's arrays and scalars
-        return _plain(value.tolist(), where, level)
+        return _plain(_listed(value, where), where, level)
+    if isinstance(value, timedelta) and not hasattr(value, "isoformat"):  # pandas' has one.
+        return value.total_seconds()
     if hasattr(value, "isoformat"):
         return value.isoformat()
     if hasattr(value, "__fspath__"):
         return str(value)
     if hasattr(value, "value") and hasattr(value, "name"):  # an Enum
         return _plain(value.value, where, level)
-    raise TypeError(
+    raise _unknown_type(value, where)
+
+
+def _unknown_type(value: Any, where: str) -> TypeError:
+    return TypeError(
         f"the value of {where!r} is a {type(value).__name__}, which no table can hold. "
         "Use numbers, text, lists or dicts. Write other data to a file in `out`."
     )
+
+
+def _listed(value: Any, where: str) -> Any:
+    """Convert an array or a scalar of numpy or torch to Python types."""
+    kind = getattr(getattr(value, "dtype", None), "kind", None)
+    if kind in ("M", "m"):
+        if value.ndim:
+            return list(value)
+        return _instant(value[()]) if kind == "M" else _seconds(value[()], where)
+    listed = value.tolist()
+    if type(listed) is not type(value):
+        return listed
+    # Python has no type with the precision of np.longdouble.
+    if kind == "f":
+        return float(value)
+    raise _unknown_type(value, where)
+
+
+def _instant(value: Any) -> str | None:
+    """Return a np.datetime64 as ISO text. Its `tolist` gives a number for nanoseconds."""
+    if value != value:  # NaT
+        return None
+    moment = value.tolist()
+    if isinstance(moment, int):
+        microseconds = value.astype("datetime64[us]")
+        # Years above 9999 and parts of a microsecond have no Python type.
+        moment = microseconds.tolist() if microseconds == value else value
+    return moment.isoformat() if hasattr(moment, "isoformat") else str(value)
+
+
+def _seconds(value: Any, where: str) -> float | None:
+    """Return a np.timedelta64 in seconds."""
+    if value != value:  # NaT
+        return None
+    try:
+        return float(value / type(value)(1, "s"))
+    except TypeError as error:  # Months and years have no fixed length.
+        raise _unknown_type(value, where) from error
 
 
 def _plain_subclass(value: Any) -> Any:
