@@ -6,14 +6,13 @@ installed packages, except the package that contains the step.
 """
 
 import ast
-import importlib.util
 import inspect
 import os
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from functools import partial
-from importlib.machinery import SOURCE_SUFFIXES
+from importlib.machinery import SOURCE_SUFFIXES, ModuleSpec
 from typing import Any
 
 from batchmill.digests import digest
@@ -135,18 +134,50 @@ def _digest_of_text(text: bytes) -> str:
 
 
 def source_file(name: str) -> str | None:
-    """Return the source file of a module without importing it. None if it has none."""
+    """Return the source file of a module without importing anything. None if it has none."""
     if name.partition(".")[0] in sys.stdlib_module_names:
         return None
     path = getattr(sys.modules.get(name), "__file__", None)
     if path is None:
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ImportError, ValueError, AttributeError):
-            return None  # The name is an attribute of a module, or the module is not installed.
+        spec = _spec(name)
         path = spec.origin if spec else None
     is_source = path and path.endswith(tuple(SOURCE_SUFFIXES)) and os.path.isfile(path)
     return path if is_source else None
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """Find a module as the import system does, but without importing its parents.
+
+    The parents may be slow to import, or may need something that this machine does not have.
+    """
+    if name in sys.modules:
+        return getattr(sys.modules[name], "__spec__", None)
+    parent, _, last = name.rpartition(".")
+    folders = _folders(parent) if parent else None
+    if parent and not folders:
+        return None  # The name is an attribute of a module, or the module is not installed.
+    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    try:
+        specs = (finder.find_spec(name, folders) for finder in finders)
+        return next((spec for spec in specs if spec), None)
+    except KeyError:
+        # The import system looks up the parent of a package without __init__.py in sys.modules.
+        spec = ModuleSpec(name, None, is_package=True)
+        inner = (os.path.join(folder, last) for folder in folders or ())
+        spec.submodule_search_locations = [folder for folder in inner if os.path.isdir(folder)]
+        return spec
+    except (ImportError, ValueError, AttributeError):
+        return None
+
+
+def _folders(name: str) -> list[str] | None:
+    """Return the folders of a package. None for another module."""
+    if name in sys.modules:
+        folders = getattr(sys.modules[name], "__path__", None)
+    else:
+        spec = _spec(name)
+        folders = spec.submodule_search_locations if spec else None
+    return None if folders is None else list(folders)
 
 
 def _is_users(name: str, path: str, tops: set[str]) -> bool:
