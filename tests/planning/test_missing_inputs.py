@@ -1,12 +1,19 @@
-"""A manifest whose inputs mostly do not exist is rejected before anything starts."""
+"""Test what a run does about inputs that do not exist, with and without an earlier result."""
 
 import os
+from contextlib import nullcontext
+from functools import partial
 
+import pandas as pd
 import pytest
+from comparison import contents, faults
 from jobs import job_of, run_job
 
 from batchmill import ManifestError
+from batchmill.ledger.open import open_ledger
+from batchmill.options.failure_policy import FailurePolicy
 from batchmill.planning.prepare import prepare
+from batchmill.publishing.summary import failure_message
 
 SPLIT = "batchmill.steps.words:split"
 
@@ -34,6 +41,66 @@ def test_a_job_whose_inputs_were_removed_later_keeps_its_outcomes(tmp_path):
         os.unlink(tmp_path / f"{number}.txt")
     with pytest.raises(ManifestError, match="3 of 3 inputs do not exist"):
         prepare(job_of(manifest, SPLIT, tmp_path / "out"))
+
+
+def test_an_ok_result_stays_if_its_input_cannot_be_found(tmp_path):
+    manifest, dataset = write_manifest(tmp_path, 0, 4), tmp_path / "out"
+    run_job(manifest, SPLIT, dataset)
+    before = contents(dataset)
+    os.rename(tmp_path / "0.txt", tmp_path / "away")
+    for options in ({}, {"force": True}, {"prune": True}):
+        summary = run_job(manifest, SPLIT, dataset, **options)
+        assert contents(dataset) == before
+        assert summary.outcomes == {"ok": 3, "missing": 1}
+        assert not summary.accepted(FailurePolicy())
+        assert summary.accepted(FailurePolicy(known_failures="ok"))
+        message = failure_message(summary, str(dataset))
+        assert "0.txt: missing: its file cannot be found, so its earlier result stays" in message
+        assert "delete their rows from the manifest, and add --prune" in message
+    os.rename(tmp_path / "away", tmp_path / "0.txt")
+    assert prepare(job_of(manifest, SPLIT, dataset)).plan.counts["unchanged"] == 4
+
+
+def test_a_result_whose_input_cannot_be_found_is_removed_with_its_row(tmp_path):
+    manifest, dataset = write_manifest(tmp_path, 0, 4), tmp_path / "out"
+    run_job(manifest, SPLIT, dataset)
+    os.unlink(tmp_path / "0.txt")
+    manifest.write_text("input\n1.txt\n2.txt\n3.txt")
+    run_job(manifest, SPLIT, dataset, prune=True)
+    assert set(pd.read_parquet(dataset / "metadata.parquet")["input"]) == {
+        "1.txt",
+        "2.txt",
+        "3.txt",
+    }
+
+
+class Interrupts(list):
+    """Interrupts the run at its first outcome."""
+
+    def append(self, outcome):
+        super().append(outcome)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("seen", [None, Interrupts()])
+def test_a_result_stays_if_its_input_vanishes_during_a_run(tmp_path, seen):
+    manifest, dataset = write_manifest(tmp_path, 0, 4), tmp_path / "out"
+    run_job(manifest, SPLIT, dataset)
+    before = contents(dataset)
+    (tmp_path / "0.txt").write_text("another word")
+    away = partial(os.rename, tmp_path / "0.txt", tmp_path / "away")
+    with pytest.raises(KeyboardInterrupt) if seen is not None else nullcontext():
+        summary = run_job(manifest, SPLIT, dataset, before=away, seen=seen)
+        assert summary.outcomes == {"ok": 3, "missing": 1}
+        assert (summary.executed, summary.results_kept) == (0, 1)
+        assert summary.failures[0][1].startswith("missing: its file cannot be found")
+    if seen is not None:
+        assert open_ledger(str(dataset)).records(run=2)["outcome"].to_pylist() == ["missing"]
+        run_job(manifest, SPLIT, dataset)
+    assert contents(dataset) == before
+    assert faults(dataset) == []
+    os.rename(tmp_path / "away", tmp_path / "0.txt")
+    assert run_job(manifest, SPLIT, dataset).executed == 1
 
 
 def write_manifest(folder, missing, total):

@@ -143,6 +143,10 @@ def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
         out.print(_line(reason, counts[reason], prepared.plan.first(reason, SHOWN_NAMES)))
     for reason in ("quarantined", "unchanged"):
         out.print(f"{counts[reason]:>12,} {reason}")
+    unreadable = prepared.plan.unreadable
+    if len(unreadable):
+        names = unreadable.slice(0, SHOWN_NAMES).to_pylist()
+        out.print(_line("unreadable, and their results stay", len(unreadable), names))
     gone = prepared.plan.withdrawn["input"].slice(0, SHOWN_NAMES).to_pylist()
     out.print(_line("withdrawn", counts["withdrawn"], gone))
     if gone:

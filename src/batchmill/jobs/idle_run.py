@@ -42,7 +42,8 @@ def is_idle(prepared: Prepared) -> bool:
 
 
 def _is_done(prepared: Prepared) -> bool:
-    return not len(prepared.plan.pending) and not prepared.plan.counts["quarantined"]
+    plan = prepared.plan
+    return not len(plan.pending) and not plan.counts["quarantined"] and not len(plan.unreadable)
 
 
 class _Idle(RunObserver):

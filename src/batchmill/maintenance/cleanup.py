@@ -81,6 +81,27 @@ def record_touched(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table) -> No
     ledger.rewrite_records(run, records)
 
 
+def keep_results(ledger: Ledger, run: int) -> None:
+    """Record the `ok` results of earlier runs again, if their inputs are missing in this run.
+
+    A file that was moved away during a run must not remove its result.
+    """
+    now = ledger.records(["input", "outcome"], run=run)
+    missing = now["input"].filter(pc.equal(now["outcome"], "missing"))
+    if not len(missing):
+        return
+    before = ledger.records(before=run)
+    is_ok = pc.equal(before["outcome"], "ok")
+    kept = before.filter(pc.and_(is_ok, pc.is_in(before["input"], value_set=missing)))
+    if not len(kept):
+        return
+    # Within a run, an `ok` record wins. The step was not started in this run.
+    for name, value in (("run", run), ("attempts", 0)):
+        column = kept.schema.get_field_index(name)
+        kept = kept.set_column(column, name, pa.array([value] * len(kept), pa.int32()))
+    ledger.rewrite_records(run, kept)
+
+
 def remove_replaced(ledger: Ledger, run: int) -> None:
     """Remove files of earlier runs or attempts that the inputs' new outcomes do not name."""
     store = ledger.store

@@ -11,13 +11,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.manifest import Manifest
+from batchmill.manifest.inputs import MISSING_SIZE
 from batchmill.planning.change_detection import FileChanges
 from batchmill.storage.remote import UNKNOWN_TIME
+from batchmill.urls import is_web, join
 
 # Shared, because creating an encoder takes longer than encoding one row.
 _JSON = json.JSONEncoder(default=str, ensure_ascii=False)
 
 REASONS = ("new", "changed", "damaged", "retry", "forced")
+# The reason of inputs with a result whose file does not exist or cannot be looked up.
+UNREADABLE = "unreadable"
 PLANNED_COLUMNS = (
     "input",
     "input_id",
@@ -42,15 +46,19 @@ class Plan:
             (bytes, -1 if there is no such file), `mtime_ns`, `etag` and `reason` (one of REASONS).
         withdrawn: `input` and `input_id` of the recorded inputs that the manifest no longer lists.
         touched: Inputs whose time changed while their content stayed the same.
+        unreadable: Inputs whose file cannot be looked up, although they have an `ok` result. They
+            are not executed, so the result stays.
         counts: The number of inputs by reason, and the numbers of quarantined, unchanged and
-            withdrawn inputs.
-        resolved: The number of inputs that are not pending, by recorded outcome.
+            withdrawn inputs. If there are unreadable inputs, also their number.
+        resolved: The number of inputs that are not pending, by recorded outcome. Unreadable inputs
+            count as missing.
         stale_steps: The identities of other steps that have records, with their number of records.
     """
 
     pending: pa.Table
     withdrawn: pa.Table
     touched: pa.Array
+    unreadable: pa.Array
     counts: Mapping[str, int]
     resolved: Mapping[str, int]
     stale_steps: Mapping[str, int]
@@ -107,21 +115,29 @@ def make_plan(
     compared = _compare(manifest, done, record_rows, step_identity, changes, takes_rows=takes_rows)
     is_released = _is_released(inputs["input"], done["run"], released or {})
     is_damaged = pc.is_in(inputs["input"], value_set=pa.array(sorted(changes.damaged), pa.string()))
-    reason = _reasons(compared, done, is_damaged, is_released, forced_after)
+    is_unreadable = _is_unreadable(manifest, done)
+    reason = pc.if_else(
+        is_unreadable,
+        UNREADABLE,
+        _reasons(compared, done, is_damaged, is_released, forced_after),
+    )
     is_pending = pc.is_in(reason, value_set=pa.array(REASONS))
     is_done = pc.invert(is_pending)
     withdrawn = _withdrawn(records, record_rows, manifest)
     counted = _count(reason)
+    resolved = pc.if_else(is_unreadable, "missing", done["outcome"])
     inputs = inputs.append_column("position", pa.array(np.arange(len(inputs))))
     return Plan(
         pending=inputs.append_column("reason", reason).filter(is_pending),
         withdrawn=withdrawn.select(["input", "input_id"]),
         touched=inputs["input"].filter(pc.and_(compared.is_touched, is_done)),
+        unreadable=inputs["input"].filter(is_unreadable),
         counts={
             **{name: counted[name] for name in (*REASONS, "quarantined", "unchanged")},
             "withdrawn": len(withdrawn),
+            **({UNREADABLE: counted[UNREADABLE]} if counted[UNREADABLE] else {}),
         },
-        resolved=dict(_count(done["outcome"].filter(is_done))),
+        resolved=dict(_count(resolved.filter(is_done))),
         stale_steps=dict(_count(done["step"].filter(compared.has_other_step)).most_common()),
     )
 
@@ -143,6 +159,19 @@ def _reasons(
         *REASONS,
         pc.if_else(is_quarantined, "quarantined", "unchanged"),
     )
+
+
+def _is_unreadable(manifest: Manifest, done: pa.Table) -> pa.ChunkedArray:
+    """Return which inputs have an `ok` result, but no file that can be looked up.
+
+    A web server may send a file although it did not report its size.
+    """
+    names = manifest.inputs["input"]
+    is_absent = pc.equal(manifest.inputs["size"], MISSING_SIZE)
+    is_ok = pc.equal(done["outcome"], "ok").fill_null(False)
+    absent = names.filter(pc.and_(is_ok, is_absent)).to_pylist()
+    found = [name for name in absent if not is_web(join(manifest.root, name))]
+    return pc.is_in(names, value_set=pa.array(found, pa.string()))
 
 
 def find_records(records: pa.Table, inputs: pa.Table) -> pa.Array:

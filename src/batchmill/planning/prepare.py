@@ -188,6 +188,7 @@ def _check_missing(job: Job, manifest: Manifest, plan: Plan) -> None:
         for name in plan.pending["input"].filter(is_missing).to_pylist()
         if not is_web(join(manifest.root, name))
     ]
+    names += plan.unreadable.to_pylist()
     if 2 * len(names) <= len(manifest):
         return
     first = shown_url(join(manifest.root, names[0]))

@@ -4,7 +4,7 @@ A task receives a range of rows, not a list of inputs. So its cost does not depe
 inputs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,6 +23,8 @@ from batchmill.planning.prepare import Prepared
 from batchmill.storage.remote import FileStat
 from batchmill.urls import join
 
+# The number of names that a summary shows.
+SHOWN_NAMES = 10
 _CARRIED = "carried"
 
 
@@ -45,6 +47,7 @@ class RunSpec:
         token: The token of the run's lease.
         partitioning: How the inputs are divided. None without partitions.
         partitions: The number of inputs by partition. Empty without partitions.
+        unreadable: The first inputs whose file cannot be looked up, and whose result stays.
         confinement: The rights of the step. None if the step is not confined.
         source_dataset: The dataset that is the manifest. Empty for other manifests.
     """
@@ -63,6 +66,7 @@ class RunSpec:
     token: str = ""
     partitioning: Partitioning | None = None
     partitions: Mapping[str, int] = field(default_factory=dict)
+    unreadable: Sequence[str] = ()
     confinement: Confinement | None = None
     source_dataset: str = ""
 
@@ -101,6 +105,7 @@ def write_run_plan(
         token=token,
         partitioning=job.partitioning,
         partitions=partitions_of(prepared),
+        unreadable=plan.unreadable.slice(0, SHOWN_NAMES).to_pylist(),
         confinement=job.confinement,
         source_dataset=manifest.dataset,
     )

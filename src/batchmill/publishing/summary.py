@@ -10,11 +10,12 @@ import pyarrow.compute as pc
 from batchmill.ledger.ledger import Ledger
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import KINDS, one_line
-from batchmill.planning.run_spec import planned_names, read_spec
+from batchmill.planning.plan import UNREADABLE
+from batchmill.planning.run_spec import SHOWN_NAMES, planned_names, read_spec
 from batchmill.sizes import counted, list_counts
 
-SHOWN_NAMES = 10
 RUN_AGAIN = "Run the same command again to execute the pending inputs."
+_RESULT_STAYS = "missing: its file cannot be found, so its earlier result stays in the dataset"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +25,13 @@ class Summary:
     Attributes:
         run: The run's number.
         inputs: The number of inputs in the manifest.
-        outcomes: The number of inputs by outcome.
+        outcomes: The number of inputs by outcome. Inputs with an earlier result count as missing if
+            their file cannot be found. Their result stays.
         pending: The number of inputs without an outcome.
         executed: The number of inputs whose step was started in this run.
         counts: The number of inputs by reason in the run's plan.
         failures: The first few inputs that are not ok, with their reasons.
+        results_kept: The number of inputs without a file whose earlier result stays.
         partitions: The number of inputs by partition; empty without partitions.
     """
 
@@ -39,6 +42,7 @@ class Summary:
     executed: int
     counts: Mapping[str, int] = field(default_factory=dict)
     failures: tuple[tuple[str, str], ...] = ()
+    results_kept: int = 0
     partitions: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -48,7 +52,9 @@ class Summary:
 
     def accepted(self, policy: FailurePolicy) -> bool:
         """Return whether all inputs have an outcome, and not more failed than the policy allows."""
-        known = self.counts.get("quarantined", 0) if policy.known_failures == "ok" else 0
+        known = 0
+        if policy.known_failures == "ok":
+            known = self.counts.get("quarantined", 0) + self.results_kept
         return self.pending == 0 and self.failed - known <= policy.failures_allowed(self.inputs)
 
     def as_json(self) -> dict[str, Any]:
@@ -81,6 +87,11 @@ def summarise(ledger: Ledger, run: int) -> Summary:
         for record in records.sort_by("input").to_pylist()
         if record["outcome"] != "ok"
     ]
+    # The step was not started for these results: they are of an earlier run.
+    is_kept = pc.and_(pc.equal(records["outcome"], "ok"), pc.equal(records["attempts"], 0))
+    vanished = records["input"].filter(is_kept).to_pylist()
+    outcomes.update(ok=-len(vanished), missing=len(vanished))
+    failures += [(name, _RESULT_STAYS) for name in (*vanished, *spec.unreadable)]
     return Summary(
         run=run,
         inputs=spec.inputs,
@@ -90,6 +101,7 @@ def summarise(ledger: Ledger, run: int) -> Summary:
         executed=pc.sum(pc.greater(records["attempts"], 0)).as_py() or 0,
         counts=spec.counts,
         failures=tuple(failures[:SHOWN_NAMES]),
+        results_kept=len(vanished) + spec.counts.get(UNREADABLE, 0),
         partitions=spec.partitions,
     )
 
@@ -127,7 +139,12 @@ def failure_message(summary: Summary, dataset: str) -> str:
     hidden = summary.failed - summary.counts.get("quarantined", 0) - len(summary.failures)
     if hidden > 0:
         lines.append(f"  ... and {hidden:,} more")
-    if summary.failed:
+    if summary.results_kept:
+        lines.append(
+            "Restore the missing files. To remove such results, delete their rows from the "
+            "manifest, and add --prune to the run."
+        )
+    if summary.failed > summary.results_kept:
         lines.append(f"For reasons and tracebacks: batchmill failures {dataset}")
     if summary.counts.get("quarantined"):
         lines.append(

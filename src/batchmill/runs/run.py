@@ -11,6 +11,7 @@ from batchmill.ledger.lease import Lease, Wait, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import (
     compact,
+    keep_results,
     record_touched,
     release_replaced,
     remove_orphans,
@@ -101,6 +102,7 @@ class Run:
             write_assignment(self.ledger, self.number, assignment)
         record_touched(self.ledger, self.number, self.prepared.plan, self.prepared.manifest.inputs)
         if self.pending:
+            keep_results(self.ledger, self.number)
             remove_replaced(self.ledger, self.number)
             # A step can write beside its folder: to `out/../../x`.
             self.ledger.store.remove(STAGING)
@@ -154,6 +156,7 @@ def open_run(prepared: Prepared, *, wait: Wait | None = None) -> Iterator[Run]:
     ledger.create()
     with lease(ledger, wait=wait) as held:
         if not held.clean:
+            keep_results(ledger, max(ledger.runs(), default=0))
             remove_orphans(ledger)
         prepared = plan_again(prepared, always=held.has_waited)
         if not held.clean and release_replaced(ledger, prepared.plan.pending["input"]):
