@@ -40,8 +40,8 @@ class Outcome(NamedTuple):
         rows: JSON text of the metadata rows.
         error: Type of the exception.
         message: Text of the exception.
-        size: With `mtime_ns`, `etag` and `content`: the fingerprint of the input when the step
-            received it.
+        size: With `mtime_ns`, `etag`, `ctime_ns` and `content`: the fingerprint of the input when
+            the step received it.
     """
 
     input: str
@@ -60,6 +60,7 @@ class Outcome(NamedTuple):
     size: int = -1
     mtime_ns: int = 0
     etag: str | None = None
+    ctime_ns: int | None = None
     content: str = ""
 
     @property

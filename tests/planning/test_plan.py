@@ -11,13 +11,14 @@ from batchmill.planning.change_detection import FileChanges
 from batchmill.planning.plan import PLANNED_COLUMNS, make_plan
 
 
-def manifest_of(*names, size=5, mtime_ns=1, etag=None):
+def manifest_of(*names, size=5, mtime_ns=1, etag=None, ctime_ns=3):
     inputs = pa.table(
         {
             "input": list(names),
             "size": [size] * len(names),
             "mtime_ns": [mtime_ns] * len(names),
             "etag": pa.array([etag] * len(names), pa.string()),
+            "ctime_ns": pa.array([ctime_ns] * len(names), pa.int64()),
         }
     )
     return Manifest(name="m.csv", root="/data", inputs=inputs, manifest_columns=pa.table({}))
@@ -33,6 +34,7 @@ def records_of(**outcomes):
             "size": 5,
             "mtime_ns": 1,
             "etag": None,
+            "ctime_ns": 3,
             "content": "xxh128:5",
             "carried": "{}",
             "step": "s",
@@ -74,7 +76,7 @@ def test_each_input_has_one_reason():
     assert plan.stale_steps == {}
 
 
-@pytest.mark.parametrize("change", [{"size": 6}, {"mtime_ns": 2}])
+@pytest.mark.parametrize("change", [{"size": 6}, {"mtime_ns": 2}, {"ctime_ns": 4}])
 def test_a_changed_file_is_executed_again(change):
     plan = make_plan(manifest_of("a", **change), records_of(a="ok"), "s")
     assert reasons(plan) == {"a": "changed"}
@@ -90,6 +92,13 @@ def test_a_file_with_another_time_is_compared_by_content(content, expected):
     plan = make_plan(manifest_of("a", mtime_ns=2), records_of(a="ok"), "s", changes=changes)
     assert reasons(plan) == expected
     assert plan.touched.to_pylist() == ([] if expected else ["a"])
+
+
+def test_a_record_of_an_older_version_has_no_time_of_the_last_change():
+    records = records_of(a="ok")
+    column = records.schema.get_field_index("ctime_ns")
+    records = records.set_column(column, "ctime_ns", pa.nulls(1, pa.int64()))
+    assert reasons(make_plan(manifest_of("a"), records, "s")) == {}
 
 
 def test_an_input_with_damaged_outputs_is_executed_again():

@@ -7,13 +7,16 @@ import shutil
 from contextlib import ExitStack
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from comparison import contents
 from copying_job import HELPER, STEP, CopyingJob
 from jobs import run_job
 
 from batchmill import ManifestError, StoreError
+from batchmill.layout import PARTS
 from batchmill.ledger.lease import Wait, lease
+from batchmill.ledger.parts import write_part
 from batchmill.maintenance.verify import verify
 from batchmill.manifest.saved_list import listed_manifest, save_manifest
 from batchmill.options.failure_policy import FailurePolicy
@@ -97,6 +100,36 @@ def test_an_edited_step_executes_all_inputs_and_reports_why(job):
     job.edit(step=STEP.format(helper=job.helper) + "step.version = '2'\n")
     assert "the step's version changed from None to 2" in job.plan().step_changes
     assert job.run() == 20
+    assert job.run() == 0
+
+
+def test_a_file_replaced_by_another_of_the_same_size_and_time_is_executed(job):
+    job.run()
+    seen = job.path("00003.txt").stat()
+    other = job.folder / "other"
+    other.write_text("3.txt0000")
+    os.utime(other, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    os.replace(other, job.path("00003.txt"))
+    assert job.plan().plan.first("changed", 5) == ["in/00003.txt"]
+    assert job.run() == 1
+    assert job.output("00003.txt").read_text() == "3.txt0000"
+
+
+def test_a_file_with_other_rights_is_read_once_and_not_executed(job):
+    job.run()
+    job.path("00003.txt").chmod(0o600)
+    assert job.plan().plan.touched.to_pylist() == ["in/00003.txt"]
+    assert job.run() == 0
+    assert len(job.plan().plan.touched) == 0
+
+
+def test_parts_without_the_time_of_the_last_change_execute_nothing(job):
+    job.run()
+    names = job.ledger.part_names()
+    older = pa.concat_tables(map(job.ledger.read_part, names)).drop_columns(["ctime_ns"])
+    write_part(job.ledger.store, f"{PARTS}/000001-older", older)
+    job.ledger.delete_parts(names)
+    assert job.ledger.records(["ctime_ns"])["ctime_ns"].null_count == 20
     assert job.run() == 0
 
 

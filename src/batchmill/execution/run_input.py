@@ -229,6 +229,7 @@ def _place(
         size=loaded.seen.size,
         mtime_ns=loaded.seen.mtime_ns,
         etag=loaded.seen.etag,
+        ctime_ns=loaded.seen.ctime_ns,
         content=loaded.seen.content,
     )
 
@@ -316,4 +317,6 @@ def _fetch(item: Input, planned: remote.FileStat) -> Fingerprint:
         if now.etag == planned.etag and (now.etag or now.mtime_ns == planned.mtime_ns):
             break
         planned = now  # The input changed after planning, or during the fetch.
-    return fingerprint(item.path)._replace(mtime_ns=planned.mtime_ns, etag=planned.etag)
+    # The times of the local copy say nothing about the input.
+    seen = fingerprint(item.path)
+    return seen._replace(mtime_ns=planned.mtime_ns, etag=planned.etag, ctime_ns=None)

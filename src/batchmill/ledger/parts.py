@@ -46,6 +46,8 @@ PART_SCHEMA = pa.schema(
         ("size", pa.int64()),
         ("mtime_ns", pa.int64()),
         ("etag", pa.string()),
+        # Parts of older versions have no such column.
+        ("ctime_ns", pa.int64()),
         ("content", pa.string()),
         ("carried", pa.string()),
         ("step", pa.string()),

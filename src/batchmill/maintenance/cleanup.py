@@ -10,6 +10,7 @@ from batchmill.layout import FILES, LEASES, STAGING
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import PRUNED
 from batchmill.maintenance.verify import recorded_files, unreferenced
+from batchmill.planning.change_detection import TIMES
 from batchmill.planning.plan import Plan
 from batchmill.planning.plan_file import PlanFile
 from batchmill.planning.run_spec import planned_names
@@ -66,7 +67,7 @@ def release_replaced(ledger: Ledger, pending: pa.ChunkedArray) -> bool:
 
 
 def record_touched(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table) -> None:
-    """Record the new times and ETags of inputs whose content is unchanged.
+    """Record the new TIMES of inputs whose content is unchanged.
 
     Without this, the next run would read these inputs again.
     """
@@ -75,7 +76,7 @@ def record_touched(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table) -> No
     records = ledger.records()
     records = records.filter(pc.is_in(records["input"], value_set=plan.touched))
     place = pc.index_in(records["input"], value_set=inputs["input"])
-    for name in ("mtime_ns", "etag"):
+    for name in TIMES:
         column = records.schema.get_field_index(name)
         records = records.set_column(column, name, inputs[name].take(place))
     ledger.rewrite_records(run, records)

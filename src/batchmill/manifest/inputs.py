@@ -31,6 +31,8 @@ from batchmill.urls import (
 
 MISSING_SIZE = -1
 
+_COLUMNS = ["input", "size", "mtime_ns", "etag", "ctime_ns"]
+
 # Not a plain relative path: absolute, with // or . or .. in it, or not a path at all.
 _ODD_PATH = r"^/|/$|//|(^|/)\.\.?(/|$)|\x00|^\s*$"
 # Not a plain key below a URL: not a key at all, or ambiguous.
@@ -76,8 +78,7 @@ def check_inputs(source: Source, column: str, root: str, *, confined: bool) -> C
     _find_duplicates(places, values, source, faults)
     if confined and not is_url(root):
         _find_escapes(names, root, faults)
-    sizes, times, etags = _stat_inputs(names, root, faults, source.seen)
-    table = pa.table({"input": names, "size": sizes, "mtime_ns": times, "etag": etags})
+    table = _stat_inputs(names, root, faults, source.seen)
     found = [f"{source.places[index]}: {text}" for index, text in sorted(faults.items())]
     return CheckedInputs(table=table, faults=found)
 
@@ -225,39 +226,43 @@ def _find_escapes(names: pa.StringArray, root: str, faults: dict[int, str]) -> N
 
 def _stat_inputs(
     names: pa.StringArray, root: str, faults: dict[int, str], seen: Mapping[str, FileStat]
-) -> tuple[np.ndarray, np.ndarray, pa.StringArray]:
-    """Return each input's size, time and ETag.
+) -> pa.Table:
+    """Return the inputs with their sizes, times and ETags, as in `Manifest.inputs`.
 
     A missing file is not a fault, because it may exist when the input is executed.
     """
     is_remote = np.full(len(names), is_url(root))
     is_remote = np.asarray(pc.match_substring(names, "://").fill_null(False)) | is_remote
-    sizes, times = _stat_local(names, root, faults, is_remote)
+    sizes, times, changes = _stat_local(names, root, faults, is_remote)
+    changed = pa.array(changes, mask=sizes == MISSING_SIZE)
     if not is_remote.any():
-        return sizes, times, pa.nulls(len(names), pa.string())
+        etags = pa.nulls(len(names), pa.string())
+        return pa.table([names, sizes, times, etags, changed], _COLUMNS)
     places = {
         index: join(root, names[index].as_py())
         for index in np.flatnonzero(is_remote).tolist()
         if index not in faults
     }
     remote_places = {index: place for index, place in places.items() if is_url(place)}
-    etags: list[str | None] = [None] * len(names)
+    found_etags: list[str | None] = [None] * len(names)
     if seen:
         found = [seen.get(names[index].as_py()) for index in remote_places]
     else:
         found = _stat_urls(remote_places, faults)
     for index, what in zip(remote_places, found, strict=True):
         if what is not None:
-            sizes[index], times[index], etags[index] = what
-    return sizes, times, pa.array(etags, pa.string())
+            sizes[index], times[index], found_etags[index] = what
+    etags = pa.array(found_etags, pa.string())
+    return pa.table([names, sizes, times, etags, changed], _COLUMNS)
 
 
 def _stat_local(
     names: pa.StringArray, root: str, faults: dict[int, str], is_remote: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sizes and times of local files; MISSING_SIZE for missing and remote files."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the sizes and both times of local files; MISSING_SIZE for missing and remote files."""
     sizes: list[int] = []
     times: list[int] = []
+    changes: list[int] = []
     prefix = root if root.endswith("/") else f"{root}/"
     # The loop runs once per input, so lookups are moved out of it.
     read_status = os.stat
@@ -267,11 +272,12 @@ def _stat_local(
             if chunk[index] is not None and is_url(join(root, chunk[index])):
                 chunk[index] = None
         for name in chunk:
-            size, time = MISSING_SIZE, 0
+            size, time, change = MISSING_SIZE, 0, 0
             if name is not None:
                 try:
                     status = read_status(name if name[0] == "/" else prefix + name)
                     size, time = status.st_size, status.st_mtime_ns
+                    change = status.st_ctime_ns
                     if status.st_mode & _FILE_TYPE_BITS != stat.S_IFREG:
                         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
                         faults.setdefault(len(sizes), f"{name!r} is {kind}. Name a file.")
@@ -279,10 +285,15 @@ def _stat_local(
                     pass
             sizes.append(size)
             times.append(time)
+            changes.append(change)
+    return np.array(sizes, np.int64), _as_array(times), _as_array(changes)
+
+
+def _as_array(times: list[int]) -> np.ndarray:
     try:
-        return np.array(sizes, np.int64), np.array(times, np.int64)
+        return np.array(times, np.int64)
     except OverflowError:
-        return np.array(sizes, np.int64), np.array([recordable(time) for time in times], np.int64)
+        return np.array([recordable(time) for time in times], np.int64)
 
 
 def _stat_urls(places: Mapping[int, str], faults: dict[int, str]) -> list[FileStat | None]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,6 +13,9 @@ from batchmill.storage import Store, in_threads, is_url, remote
 from batchmill.storage.fingerprints import content_of
 from batchmill.urls import join
 
+# The columns that show without reading a file that it may have changed. A program that copies or
+# unpacks files can set `mtime_ns`, but not `ctime_ns`.
+TIMES = ("mtime_ns", "etag", "ctime_ns")
 _THREADS = 8
 
 
@@ -20,7 +24,7 @@ class FileChanges:
     """Differences between the ledger's records and the files.
 
     Attributes:
-        contents: The content hash of each input with the recorded size but another time or ETag.
+        contents: The content hash of each input with the recorded size but other TIMES.
             Empty text if the file cannot be read.
         damaged: Inputs with an output that is missing or has another size than recorded.
     """
@@ -34,7 +38,7 @@ def detect_changes(
 ) -> FileChanges:
     """Compare the ledger's records of a step with the files.
 
-    An input is read only if its size, time and ETag do not show whether it changed.
+    An input is read only if its size and TIMES do not show whether it changed.
 
     Args:
         manifest: The checked manifest.
@@ -55,13 +59,10 @@ def detect_changes(
         pc.equal(records["step"], identity).combine_chunks().take(record_rows).fill_null(False)
     )
     recorded, current = records.take(record_rows.filter(is_ours)), inputs.filter(is_ours)
-    has_other_time = pc.or_(
-        pc.not_equal(recorded["mtime_ns"], current["mtime_ns"]),
-        pc.not_equal(recorded["etag"], current["etag"]).fill_null(False),
-    )
     has_unknown_time = pc.equal(current["mtime_ns"], remote.UNKNOWN_TIME)
     is_unclear = pc.and_(
-        pc.equal(recorded["size"], current["size"]), pc.or_(has_other_time, has_unknown_time)
+        pc.equal(recorded["size"], current["size"]),
+        pc.or_(has_other_time(recorded, current), has_unknown_time),
     )
     names = current["input"].filter(is_unclear).to_pylist()
     contents = in_threads(lambda name: _read_content(join(manifest.root, name)), names, _THREADS)
@@ -69,6 +70,14 @@ def detect_changes(
     return FileChanges(
         contents=dict(zip(names, contents, strict=True)),
         damaged=frozenset(_find_damaged(ok, store)),
+    )
+
+
+def has_other_time(recorded: pa.Table, current: pa.Table) -> pa.ChunkedArray:
+    """Return which rows differ in one of TIMES. A null differs from nothing."""
+    return reduce(
+        pc.or_,
+        [pc.not_equal(recorded[name], current[name]).fill_null(False) for name in TIMES],
     )
 
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from batchmill.manifest import Manifest
 from batchmill.manifest.inputs import MISSING_SIZE
-from batchmill.planning.change_detection import FileChanges
+from batchmill.planning.change_detection import FileChanges, has_other_time
 from batchmill.storage.remote import UNKNOWN_TIME
 from batchmill.urls import is_web, join
 
@@ -30,6 +30,7 @@ PLANNED_COLUMNS = (
     "size",
     "mtime_ns",
     "etag",
+    "ctime_ns",
     "content",
     "carried",
     "step",
@@ -204,9 +205,7 @@ def _compare(
     """Compare each input with its record, the same row of `done`."""
     inputs = manifest.inputs
     has_other_step = _differ(done["step"], step_identity)
-    has_other_time = pc.or_(
-        _differ(done["mtime_ns"], inputs["mtime_ns"]), _differ(done["etag"], inputs["etag"])
-    )
+    is_other_time = has_other_time(done, inputs)
     has_unknown_time = pc.equal(inputs["mtime_ns"], UNKNOWN_TIME)
     has_same_content = pc.and_(
         pc.equal(done["content"], _content_hashes(inputs["input"], changes)),
@@ -214,7 +213,7 @@ def _compare(
     ).fill_null(False)
     is_other_file = pc.or_(
         _differ(done["size"], inputs["size"]),
-        pc.and_(pc.or_(has_other_time, has_unknown_time), pc.invert(has_same_content)),
+        pc.and_(pc.or_(is_other_time, has_unknown_time), pc.invert(has_same_content)),
     )
     is_changed = pc.or_(has_other_step, is_other_file)
     if takes_rows:
@@ -225,7 +224,7 @@ def _compare(
     return _Comparison(
         is_new=pc.is_null(record_rows),
         has_other_step=has_other_step,
-        is_touched=pc.and_(has_other_time, has_same_content),
+        is_touched=pc.and_(is_other_time, has_same_content),
         is_changed=is_changed,
     )
 

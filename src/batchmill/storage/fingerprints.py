@@ -1,4 +1,4 @@
-"""The fingerprint of a file: its size, its time, and the hash of its content."""
+"""The fingerprint of a file: its size, its times, and the hash of its content."""
 
 import os
 import stat
@@ -20,12 +20,15 @@ class Fingerprint(NamedTuple):
         mtime_ns: The time of the last change, in nanoseconds since 1970.
         content: The hash from `content_of`; empty if the file is unreadable or not a regular file.
         etag: The ETag of the file in its store; None if the store gives no ETag.
+        ctime_ns: The time of the last change of the content, the name or the rights, in nanoseconds
+            since 1970. A program cannot set it. None if the file is not local.
     """
 
     size: int
     mtime_ns: int
     content: str
     etag: str | None = None
+    ctime_ns: int | None = None
 
 
 def fingerprint(path: str) -> Fingerprint:
@@ -39,13 +42,18 @@ def fingerprint(path: str) -> Fingerprint:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:
         seen = os.stat(path)
-        return Fingerprint(seen.st_size, recordable(seen.st_mtime_ns), "")
+        return _fingerprint(seen, "")
     try:
         seen = os.fstat(descriptor)
         content = _hash(descriptor, seen.st_size) if stat.S_ISREG(seen.st_mode) else ""
-        return Fingerprint(seen.st_size, recordable(seen.st_mtime_ns), content)
+        return _fingerprint(seen, content)
     finally:
         os.close(descriptor)
+
+
+def _fingerprint(seen: os.stat_result, content: str) -> Fingerprint:
+    times = recordable(seen.st_mtime_ns), recordable(seen.st_ctime_ns)
+    return Fingerprint(seen.st_size, times[0], content, ctime_ns=times[1])
 
 
 def recordable(time_ns: int) -> int:

@@ -102,7 +102,9 @@ class Trial:
     def seen(self) -> dict[str, Fingerprint]:
         """Return the fingerprints of all files in the folder of the copies."""
         found = (Path(place, name) for place, _, names in os.walk(self.inputs) for name in names)
-        return {str(path.relative_to(self.inputs)): fingerprint(str(path)) for path in found}
+        seen = {str(path.relative_to(self.inputs)): fingerprint(str(path)) for path in found}
+        # A link to an input, or other rights, are no change for the next step.
+        return {name: file._replace(ctime_ns=None) for name, file in seen.items()}
 
 
 def result_of(outcome: Outcome) -> Result:
