@@ -6,6 +6,8 @@ import pickle
 import socket
 import stat
 import traceback
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from contention import at_once
@@ -43,6 +45,67 @@ def test_a_passing_error_is_retried(tmp_path, monkeypatch, error, tries):
         LocalStore(tmp_path).write_atomic("a", fail)
     assert count == tries
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.exists("a/b"),
+        lambda store: store.names("a"),
+        lambda store: store.links("a"),
+        lambda store: list(store.files("a")),
+        lambda store: list(store.sizes(["a/b"])),
+        lambda store: store.content_of("a/b"),
+        lambda store: store.remove("a"),
+        lambda store: store.staging("1").__enter__(),
+    ],
+)
+def test_one_stale_handle_is_no_error(tmp_path, monkeypatch, call):
+    store = LocalStore(tmp_path)
+    store.write("a/b", b"x")
+    errors = [OSError(errno.ESTALE, "Stale file handle")]
+
+    def stale_once(function):
+        def call_once(*args, **options):
+            if errors:
+                raise errors.pop()
+            return function(*args, **options)
+
+        return call_once
+
+    with monkeypatch.context() as stale:
+        stale.setattr("batchmill.storage.retries.retry_local.pauses", (0.0,))
+        stale.setattr(os, "open", stale_once(os.open))
+        stale.setattr(os, "lstat", stale_once(os.lstat))
+        call(store)
+    assert errors == []
+
+
+@pytest.mark.parametrize(("before", "after"), [([], ["x"]), (["x", "y"], ["x"]), (["x"], ["x/y"])])
+def test_outputs_from_another_disk_are_copied(tmp_path, other_disk, before, after):
+    """The folder `files` may be the mount point of its own disk."""
+    store = LocalStore(tmp_path)
+    for names in filter(None, (before, after)):
+        staged = other_disk / "staged"
+        for name in names:
+            (staged / name).parent.mkdir(parents=True, exist_ok=True)
+            (staged / name).write_text(f"{name} of {len(names)}")
+        (tmp_path / "files").mkdir(exist_ok=True)
+        store.put_folder(staged, "files/input", names)
+        assert not staged.exists()
+    assert {f"files/input/{name}" for name in after} <= set(store.files("files"))
+    assert store.read(f"files/input/{after[0]}").decode() == f"{after[0]} of 1"
+    assert store.names("files") == os.listdir(tmp_path / "files") == ["input"]
+
+
+@pytest.fixture
+def other_disk(tmp_path):
+    """Return a temporary folder on another file system."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system")
+    with TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder)
 
 
 def test_a_file_as_root_raises_store_error(tmp_path):

@@ -6,6 +6,7 @@ import re
 import shutil
 import stat
 import subprocess
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -61,10 +62,8 @@ class LocalStore:
 
     def exists(self, name: str) -> bool:
         """Return whether the name exists."""
-        with self._faults(name):
-            return stat_entry(self.url, name) is not None
+        return self._seen(name) is not None
 
-    @retry_local
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder in sorted order, without files that are being written."""
         return sorted(name for name, _ in self._list(folder) if not _TEMPORARY.fullmatch(name))
@@ -95,9 +94,11 @@ class LocalStore:
                 yield seen.st_size if stat.S_ISREG(seen.st_mode) else None
             except (FileNotFoundError, NotADirectoryError):
                 yield None
-            except OSError as error:
-                raise _fault(prefix + name, error) from error
+            except OSError:
+                again = self._seen(name)
+                yield again.st_size if again and stat.S_ISREG(again.st_mode) else None
 
+    @retry_local
     def content_of(self, name: str) -> str:
         """Read a file and hash its content."""
         with self._faults(name), open(open_file(self.url, name), "rb", buffering=0) as file:
@@ -168,16 +169,20 @@ class LocalStore:
     def remove(self, name: str) -> None:
         """Remove a file, or a folder and its content. Ignore a name that does not exist."""
         self.before_change()
+        seen = self._seen(name)
+        if seen and stat.S_ISDIR(seen.st_mode):
+            self._remove_tree(name)
+        else:
+            self.delete(name)
+
+    @retry_local
+    def _remove_tree(self, name: str) -> None:
         with self._faults(name):
-            seen = stat_entry(self.url, name)
-            if seen and stat.S_ISDIR(seen.st_mode):
-                remove_tree(self.url, name)
-                return
-        self.delete(name)
+            remove_tree(self.url, name)
 
     @retry_local
     def put_folder(self, folder: Path, name: str, files: Sequence[str]) -> None:
-        """Move the `files` of a folder on the same disk into the folder `name`."""
+        """Move the `files` of a folder into the folder `name`."""
         self.before_change()
         with self._faults(name):
             self._put_folder(folder, name, files)
@@ -187,9 +192,19 @@ class LocalStore:
             try:
                 os.rename(folder, last, dst_dir_fd=above)
                 return
-            except OSError:
-                if not stat_entry(self.url, name):
+            except OSError as error:
+                is_other_disk = error.errno == errno.EXDEV
+                if not is_other_disk and not stat_entry(self.url, name):
                     raise
+            if is_other_disk:
+                # `files` may be the mount point of its own disk. A later run removes an incomplete
+                # copy, because no record names it.
+                copied = f".{last}.part-{uuid.uuid4().hex}"
+                shutil.copytree(folder, f"/proc/self/fd/{above}/{copied}")
+                beside = self.root / PurePosixPath(name).parent / copied
+                self._put_folder(beside, name, files)
+                remove_folder(folder)
+                return
         # The files of an earlier run exist. Replace them one by one, so that every file exists at
         # any time.
         staged = [(str(folder), file) for file in files]
@@ -210,9 +225,8 @@ class LocalStore:
     def staging(self, attempt: str) -> Iterator[Path]:
         """Create an empty folder on the same disk for the block, so that files can be renamed."""
         name = f"{STAGING}/{attempt}"
-        with self._faults(name):
-            for needed in (FILES, name):
-                os.close(open_folder(self.url, needed, make=True))
+        for needed in (FILES, name):
+            self._make_folder(needed)
         try:
             yield self.root / name
         finally:
@@ -234,6 +248,18 @@ class LocalStore:
         """Return whether the disk has no free space."""
         return not has_room(self.root)
 
+    @retry_local
+    def _make_folder(self, name: str) -> None:
+        with self._faults(name):
+            os.close(open_folder(self.url, name, make=True))
+
+    @retry_local
+    def _seen(self, name: str) -> os.stat_result | None:
+        """Return the status of a name; None if it does not exist."""
+        with self._faults(name):
+            return stat_entry(self.url, name)
+
+    @retry_local
     def _list(self, folder: str) -> list[tuple[str, int]]:
         """Return the names in a folder, each with its type as in `stat`."""
         with self._faults(folder):
