@@ -1,5 +1,6 @@
 """Manifests, inputs and datasets work in an S3 bucket as in a folder."""
 
+import itertools
 import os
 import random
 import socket
@@ -352,6 +353,21 @@ def test_an_input_that_is_replaced_and_put_back_is_executed_again(job, store):
     job(before=lambda: store.write("in/1.txt", b"CONTENT of in/1.txt"))
     store.write("in/1.txt", before)
     assert executed(job) == 1
+
+
+def test_an_input_that_changes_during_each_fetch_is_executed_again(job, store, monkeypatch):
+    versions = itertools.count()
+    stat = remote.stat
+
+    def change_before_stat(url):
+        if url.endswith("in/1.txt"):
+            store.write("in/1.txt", b"version %d" % next(versions))
+        return stat(url)
+
+    with monkeypatch.context() as changing:
+        job(before=lambda: changing.setattr(remote, "stat", change_before_stat))
+    assert executed(job) == 1
+    assert executed(job) == 0
 
 
 def test_folder_markers_are_not_files(job, data, bucket):

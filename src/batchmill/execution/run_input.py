@@ -315,8 +315,13 @@ def _fetch(item: Input, planned: remote.FileStat) -> Fingerprint:
         if now is None:
             break  # Some web servers return a file, but no size, time or ETag.
         if now.etag == planned.etag and (now.etag or now.mtime_ns == planned.mtime_ns):
-            break
+            return _fetched(item, now.mtime_ns, now.etag)
         planned = now  # The input changed after planning, or during the fetch.
+    # No time or ETag is known to describe what was fetched. The next plan compares the contents.
+    return _fetched(item, remote.UNKNOWN_TIME, None)
+
+
+def _fetched(item: Input, mtime_ns: int, etag: str | None) -> Fingerprint:
     # The times of the local copy say nothing about the input.
     seen = fingerprint(item.path)
-    return seen._replace(mtime_ns=planned.mtime_ns, etag=planned.etag, ctime_ns=None)
+    return seen._replace(mtime_ns=mtime_ns, etag=etag, ctime_ns=None)
