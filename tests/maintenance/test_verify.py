@@ -63,6 +63,28 @@ def test_a_missing_or_replaced_output_folder_can_be_repaired(job):
     assert len(list((job.folder / "in").iterdir())) == 20, "what the link led to is untouched"
 
 
+def test_a_run_after_the_folders_of_all_runs_were_lost(job):
+    """A partial backup may lack them. Outcomes of the next run must win over all earlier ones."""
+    for times in (1, 2):
+        job.run(times=times)
+    shutil.rmtree(job.dataset / ".batchmill" / "runs")
+    found = list(verify(job.ledger, hash_files=True))
+    assert [(d.kind, d.path) for d in found] == [("missing", ".batchmill/runs/000002")]
+    assert job.run(times=3) == 20
+    assert job.summary.run == 3
+    assert job.output("00000.txt").read_text() == 3 * "00000.txt"
+    assert list(verify(job.ledger, hash_files=True)) == []
+    assert job.run(times=3) == 0
+
+
+def test_retry_and_force_work_after_the_folders_of_all_runs_were_lost(job):
+    job.run()
+    shutil.rmtree(job.dataset / ".batchmill" / "runs")
+    job.ledger.release(["in/00000.txt"])
+    assert job.reasons() == {"retry": 1, "unchanged": 19}
+    assert job.run(force=True) == 20
+
+
 @pytest.mark.slow
 def test_compaction_keeps_all_records(job):
     for number in range(6):

@@ -1,6 +1,7 @@
 """Read and write the ledger of a dataset: the committed outcomes, and how each run ended."""
 
 import json
+import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from batchmill.ledger.parts import (
     winning_records,
     write_part,
 )
+from batchmill.ledger.published_record import read_published_record
 from batchmill.ledger.run_control import RunControl
 from batchmill.ledger.step_descriptions import StepDescriptions
 from batchmill.outcome import Outcome
@@ -100,6 +102,17 @@ class Ledger:
         """Return the numbers of the runs that were started, in order."""
         return sorted(int(name) for name in self.store.names(RUNS) if name.isdigit())
 
+    def last_known_run(self) -> int:
+        """Return the last run that a file of the ledger names; 0 without one.
+
+        A partial backup may lack the folders of runs. A new run must have a higher number than all
+        recorded outcomes, because the record of the latest run wins.
+        """
+        names = [name.removeprefix(UPKEEP) for name in self.state()]
+        recorded = [int(found[0]) for name in names if (found := re.match("[0-9]+", name))]
+        published = read_published_record(self.store)
+        return max([*self.runs(), *recorded, published.run if published else 0])
+
     def last_ended_run(self) -> int | None:
         """Return the last run that ended; None without one.
 
@@ -136,7 +149,7 @@ class Ledger:
 
     def release(self, inputs: Sequence[str]) -> None:
         """Request a retry of inputs: their outcomes up to the last run no longer count."""
-        run = max(self.runs(), default=0)
+        run = self.last_known_run()
         text = json.dumps({"run": run, "inputs": list(inputs)}, ensure_ascii=False)
         self.store.write(f"{RELEASED}/{run:06d}-{uuid.uuid4().hex[:12]}.json", text.encode())
 

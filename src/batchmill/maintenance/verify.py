@@ -64,7 +64,10 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
         return _compare(store, owner, file, sizes[name], hash_files=hash_files)
 
     yield from filter(None, in_threads(compare, names, store.threads))
-    tables = TABLES if ledger.runs() else ()
+    last = ledger.last_known_run()
+    if last and last not in ledger.runs():
+        yield Difference("missing", ledger.run_folder(last), message="Run the job again")
+    tables = TABLES if last else ()
     top = store.names("")
     record = read_published_record(store)
     published = record.tables if record else {}

@@ -173,7 +173,7 @@ def _forced_after(ledger: Ledger) -> int:
 
     If the last run was forced and did not end, this run resumes it.
     """
-    last = max(ledger.runs(), default=0)
+    last = ledger.last_known_run()
     before, summary = ledger.control.read_forced(last), ledger.read_summary(last)
     has_ended = summary is not None and not summary["pending"]
     return last if before is None or has_ended else before

@@ -161,6 +161,6 @@ def open_run(prepared: Prepared, *, wait: Wait | None = None) -> Iterator[Run]:
         prepared = plan_again(prepared, always=held.has_waited)
         if not held.clean and release_replaced(ledger, prepared.plan.pending["input"]):
             prepared = plan_again(prepared)
-        number = 1 + max(ledger.runs(), default=0)
+        number = 1 + ledger.last_known_run()
         ledger.steps.record(prepared.step.identity, prepared.step.description)
         yield Run(prepared=prepared, number=number, lease=held)
