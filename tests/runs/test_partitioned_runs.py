@@ -1,5 +1,7 @@
 """Runs with partitions: the published tables, the recorded assignment, and `verify`."""
 
+import random
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -9,7 +11,7 @@ import pytest
 from comparison import contents
 from jobs import job_of, run_job
 
-from batchmill import ManifestError, OptionError
+from batchmill import LedgerError, ManifestError, OptionError
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import verify
 from batchmill.options.failure_policy import FailurePolicy
@@ -279,8 +281,8 @@ def test_the_ledger_keeps_one_assignment_and_writes_it_only_if_it_changes(job):
     names = []
     for options in (STRATIFIED, STRATIFIED, {}, STRATIFIED, SHARES, SHARES):
         job.run(**options)
-        names.append([path.name for path in Path("out/.batchmill/partitions").iterdir()])
-    assert names == [["000001.parquet"]] * 4 + [["000005.parquet"]] * 2
+        names.append([path.name[:6] for path in Path("out/.batchmill/partitions").iterdir()])
+    assert names == [["000001"]] * 4 + [["000005"]] * 2
 
 
 def test_a_run_that_ends_before_its_tables_is_completed_by_the_next(job, tmp_path, monkeypatch):
@@ -393,6 +395,52 @@ def test_verify_finds_a_group_in_the_wrong_partition_and_a_missing_column(job):
     assert job.found == [("leak", "has no column 'partition'")]
 
 
+def without_hash(path, table):
+    """Replace a recorded assignment by a file that has no hash in its name, as in 0.1.0."""
+    path.unlink()
+    pq.write_table(table, path.with_name("000001.parquet"))
+
+
+def test_an_assignment_without_a_hash_is_still_read(job):
+    job.run(**STRATIFIED)
+    (path,) = Path("out/.batchmill/partitions").iterdir()
+    without_hash(path, pq.read_table(path))
+    before = contents("out")
+    job.run(**STRATIFIED)
+    assert contents("out") == before
+    assert [path.name for path in Path("out/.batchmill/partitions").iterdir()] == ["000001.parquet"]
+    assert job.found == []
+
+
+@pytest.mark.parametrize("has_hash", [True, False])
+def test_a_damaged_assignment_is_reported_in_one_line(job, seed, has_hash):
+    """With a hash, any flipped bit is damage. Without one, it may stay unnoticed."""
+    job.run(**STRATIFIED)
+    (path,) = Path("out/.batchmill/partitions").iterdir()
+    ledger = open_ledger("out")
+    expected = last_assignment(ledger).rows
+    if not has_hash:
+        without_hash(path, pq.read_table(path))
+        (path,) = Path("out/.batchmill/partitions").iterdir()
+    whole, chance, messages = path.read_bytes(), random.Random(seed), []
+    damaged = [whole[:-20], b""]
+    for position in chance.sample(range(len(whole)), 300):
+        flipped = bytearray(whole)
+        flipped[position] ^= 1 << chance.randrange(8)
+        damaged.append(bytes(flipped))
+    for content in damaged:
+        path.write_bytes(content)
+        try:
+            last_assignment(ledger)
+        except LedgerError as error:
+            messages.append(str(error))
+    line = re.compile(rf"\S*{path}: [^\n]*(Move the file away|Install)[^\n]*")
+    assert [text for text in messages if not line.fullmatch(text)] == []
+    assert len(messages) == len(damaged) if has_hash else len(messages) > 2
+    path.write_bytes(whole)
+    assert last_assignment(ledger).rows == expected
+
+
 def test_verify_checks_the_record_itself_against_the_hash(job):
     job.rows[0]["partition"] = "test"  # A partition from the manifest need not follow the hash.
     job.run(**SHARES, group_by="who")
@@ -402,7 +450,7 @@ def test_verify_checks_the_record_itself_against_the_hash(job):
     places = table["partition"].to_pylist()
     places[6:8] = [other_than(places[6])] * 2
     changed = table.set_column(2, "partition", pa.array(places))
-    pq.write_table(changed.replace_schema_metadata(table.schema.metadata), path)
+    without_hash(path, changed.replace_schema_metadata(table.schema.metadata))
 
     def move(frame):
         frame.loc[frame["who"] == "speaker 3", "partition"] = places[6]
@@ -429,7 +477,7 @@ def test_an_assignment_of_an_unknown_version_is_rejected(job):
     (path,) = Path("out/.batchmill/partitions").iterdir()
     table = pq.read_table(path)
     metadata = table.schema.metadata | {b"batchmill.partitions": b"2"}
-    pq.write_table(table.replace_schema_metadata(metadata), path)
+    without_hash(path, table.replace_schema_metadata(metadata))
     with pytest.raises(
         Exception, match=r"000001\.parquet: has version 2, but this batchmill supports"
     ):

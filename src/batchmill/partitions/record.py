@@ -1,14 +1,18 @@
 """Record each input's group and partition in the ledger.
 
 Each run that changes the assignment writes a file. The latest file counts. It keeps stratified
-groups in their partitions, and allows a check of the dataset without its manifest.
+groups in their partitions, and allows a check of the dataset without its manifest. Its name ends
+with a hash of its content, so that damage is detected. Files of batchmill 0.1.0 have no hash.
 """
 
+import io
 import json
+import re
 from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
 from batchmill.errors import LedgerError
 from batchmill.layout import PARTITIONS
@@ -16,6 +20,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.partitions.partitioning import Partitioning
 
 _VERSION = "1"
+_NAME = re.compile(r"([0-9]+)(?:-([0-9a-f]{16}))?\.parquet")
 _VERSION_KEY, _HOW_KEY = b"batchmill.partitions", b"batchmill.partitioning"
 SCHEMA = pa.schema(
     [
@@ -57,8 +62,10 @@ def write_assignment(ledger: Ledger, run: int, assignment: Assignment) -> None:
         _HOW_KEY: json.dumps(asdict(how)),
     }
     rows = rows.replace_schema_metadata(described)
-    name = f"{PARTITIONS}/{run:06d}.parquet"
-    ledger.store.write_atomic(name, lambda file: pq.write_table(rows, file, compression="zstd"))
+    file = io.BytesIO()
+    pq.write_table(rows, file, compression="zstd")
+    data = file.getvalue()
+    ledger.store.write(f"{PARTITIONS}/{run:06d}-{_hash(data)}.parquet", data)
 
 
 def last_assignment(ledger: Ledger, until: int | None = None) -> Assignment | None:
@@ -91,29 +98,43 @@ def forget_earlier(ledger: Ledger) -> None:
 
 
 def _names(ledger: Ledger) -> list[str]:
-    found = ledger.store.names(PARTITIONS)
-    return sorted((name for name in found if name.partition(".")[0].isdigit()), key=_run_of)
+    return sorted(filter(_NAME.fullmatch, ledger.store.names(PARTITIONS)), key=_run_of)
 
 
 def _run_of(name: str) -> int:
-    return int(name.partition(".")[0])
+    return int(name.partition(".")[0].partition("-")[0])
 
 
 def _read(ledger: Ledger, name: str) -> Assignment:
     place = ledger.store.url_of(name)
+    remedy = (
+        "Move the file away, then run the command again. With --stratify, this assigns all groups "
+        "to partitions again."
+    )
     try:
-        rows = pq.ParquetFile(ledger.store.open(name)).read()
-    except (OSError, pa.ArrowException) as error:
-        raise LedgerError(
-            f"{place}: cannot be read ({error}). Move the file away, then run the command again. "
-            "With --stratify, this assigns all groups to partitions again."
-        ) from error
-    metadata = rows.schema.metadata or {}
-    version = metadata.get(_VERSION_KEY, b"none").decode()
-    if version != _VERSION:
-        raise LedgerError(
-            f"{place}: has version {version}, but this batchmill supports version {_VERSION}. "
-            "Install the batchmill version that wrote it, or a newer one."
-        )
-    partitioning = Partitioning(**json.loads(metadata[_HOW_KEY]))
-    return Assignment(partitioning=partitioning, rows=rows.replace_schema_metadata())
+        with ledger.store.open(name) as source:
+            data = source.read_buffer()
+        expected = _NAME.fullmatch(name.rpartition("/")[2])
+        if expected and expected[2] not in (None, _hash(data)):
+            raise LedgerError(
+                f"{place}: is damaged. Its content does not match the hash in its name. {remedy}"
+            )
+        rows = pq.ParquetFile(pa.BufferReader(data)).read()
+        metadata = rows.schema.metadata or {}
+        version = metadata.get(_VERSION_KEY, b"none").decode()
+        if version != _VERSION:
+            raise LedgerError(
+                f"{place}: has version {version}, but this batchmill supports version {_VERSION}. "
+                "Install the batchmill version that wrote it, or a newer one."
+            )
+        partitioning = Partitioning(**json.loads(metadata[_HOW_KEY]))
+        rows = rows.replace_schema_metadata().cast(SCHEMA)
+        rows.validate(full=True)
+    except (OSError, pa.ArrowException, ValueError, TypeError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise LedgerError(f"{place}: cannot be read ({reason}). {remedy}") from error
+    return Assignment(partitioning=partitioning, rows=rows)
+
+
+def _hash(data: bytes | pa.Buffer) -> str:
+    return xxhash.xxh3_64_hexdigest(data)
