@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from batchmill import OptionError, StoreError, open_dataset
 from batchmill.ledger.ledger import Ledger
+from batchmill.reading import published
 from batchmill.storage import LocalStore
 
 
@@ -280,6 +281,39 @@ def test_a_changed_table_is_rejected_after_opening(animals):
     for ask in (lambda: dataset.labels, lambda: dataset.partition, lambda: dataset.frame):
         with pytest.raises(OptionError, match="changed after it was opened"):
             ask()
+
+
+def test_a_table_that_differs_from_the_published_one_is_rejected(words, tmp_path):
+    dataset = tmp_path / "out"
+    run_job(words / "manifest.csv", "steps_under_test:copy", dataset)
+    table = dataset / "metadata.parquet"
+    whole = table.read_bytes()
+    table.write_bytes(whole.replace(b"a.txt", b"b.txt"))
+    assert table.read_bytes() != whole
+    with pytest.raises(StoreError, match=r"metadata\.parquet: differs from .* Run the job again"):
+        open_dataset(dataset)
+    run_job(words / "manifest.csv", "steps_under_test:copy", dataset)
+    assert table.read_bytes() == whole
+    open_dataset(dataset)
+
+
+def test_a_table_that_a_run_publishes_during_the_opening_is_not_rejected(
+    words, tmp_path, monkeypatch
+):
+    """Its samples are checked by `Generation`."""
+    dataset = tmp_path / "out"
+    run_job(words / "manifest.csv", "steps_under_test:copy", dataset)
+    real, records = published.read_published_record, []
+
+    def read_then_publish(store):
+        records.append(real(store))
+        if len(records) == 1:
+            run_job(words / "manifest.csv", "steps_under_test:copy", dataset, times=2)
+        return records[-1]
+
+    monkeypatch.setattr(published, "read_published_record", read_then_publish)
+    assert published.read_published(str(dataset)).run == 1
+    assert [record.run for record in records] == [1, 2]
 
 
 def test_samples_are_a_sequence(animals):

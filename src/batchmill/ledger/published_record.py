@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from batchmill.errors import LedgerError
-from batchmill.layout import PUBLISHED
+from batchmill.layout import PUBLISHED, TABLES
 from batchmill.ledger.json_file import read_sealed, sealed
-from batchmill.storage import Store
+from batchmill.storage import Store, in_threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,17 @@ class PublishedRecord:
     def write(self, store: Store) -> None:
         """Write the record to a dataset. Raises StoreError."""
         store.write(PUBLISHED, sealed(asdict(self)))
+
+    def matches(self, store: Store) -> bool:
+        """Return whether the tables in a dataset are those that were published.
+
+        The tables are read, unless their sizes differ. Raises StoreError.
+        """
+        recorded = [self.tables.get(name, {}) for name in TABLES]
+        if list(store.sizes(TABLES)) != [table.get("size") for table in recorded]:
+            return False
+        contents = in_threads(store.content_of, TABLES, store.threads)
+        return contents == [table.get("content") for table in recorded]
 
 
 def read_published_record(store: Store) -> PublishedRecord | None:

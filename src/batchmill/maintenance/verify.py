@@ -75,7 +75,7 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
         if table not in top:
             yield Difference("missing", table, message="the next run writes it")
         elif table in published and store.content_of(table) != published[table]["content"]:
-            message = "differs from the published table. Run verify --repair, then the job again"
+            message = "differs from the published table. Run the job again"
             yield Difference("changed", table, message=message)
     if record and record.run < ledger.last_recorded_run():
         message = f"is of run {record.run}, and older than the ledger. Run the job again"
@@ -175,8 +175,6 @@ def repair_differences(ledger: Ledger, differences: list[Difference]) -> None:
         if found.kind == "changed" and folder.startswith(f"{RUNS}/"):
             for name in (SUMMARY, PLAN, PLAN_ROWS):
                 ledger.store.delete(f"{folder}/{name}")
-    if any(found.path in TABLES and found.kind == "changed" for found in differences):
-        ledger.store.delete(PUBLISHED)  # The next run then writes the tables again.
 
 
 def _compare(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from batchmill.digests import digest
-from batchmill.layout import PUBLISHED, TABLES
+from batchmill.layout import PUBLISHED
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.published_record import PublishedRecord, read_published_record
 from batchmill.manifest import Manifest
@@ -18,11 +18,9 @@ def publish_changes(ledger: Ledger, manifest: Manifest) -> None:
     """Publish the tables of a dataset, unless they are up to date."""
     store = ledger.store
     made_of = _made_of(ledger, manifest)
-    sizes = dict(zip(TABLES, store.sizes(TABLES), strict=True))
     before = read_published_record(store)
-    recorded = before and {name: table["size"] for name, table in before.tables.items()}
     run = max(ledger.runs(), default=0)
-    if before and before.made_of == made_of and recorded == sizes:
+    if before and before.made_of == made_of and before.matches(store):
         if before.run != run:  # An earlier run was killed. This run has checked its files.
             replace(before, run=run).write(store)
         return

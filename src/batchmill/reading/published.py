@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from batchmill.errors import OptionError, StoreError
 from batchmill.layout import METADATA
 from batchmill.ledger.open import last_run, open_ledger
-from batchmill.ledger.published_record import read_published_record
+from batchmill.ledger.published_record import PublishedRecord, read_published_record
 from batchmill.planning.run_spec import read_spec
 from batchmill.storage import Store, is_url, remote
 from batchmill.storage.fingerprints import hash_file
@@ -41,7 +41,7 @@ def read_published(
 
     Raises:
         OptionError: There is no dataset or no table yet, or the table has another hash.
-        StoreError: The table cannot be read.
+        StoreError: The table cannot be read, or differs from the table that a run published.
     """
     ledger = open_ledger(dataset)
     store = ledger.store
@@ -55,6 +55,7 @@ def read_published(
                 f"{dataset}: its table changed after it was opened, so its samples may differ. "
                 "Open it again."
             )
+        _check_recorded(store, record, found)
         file.seek(0)
         try:
             # The pandas metadata in the schema would turn a manifest column into an index.
@@ -67,6 +68,20 @@ def read_published(
                 f"{dataset}/{METADATA}", f"cannot be read ({error}). Run the same command again."
             ) from error
     return Published(table, names, found, run)
+
+
+def _check_recorded(store: Store, record: PublishedRecord | None, found: str) -> None:
+    """Raise StoreError if the table's hash is not the one that was recorded at its publication."""
+    recorded = record.tables.get(METADATA) if record else None
+    if record is None or recorded is None or recorded["content"] == found:
+        return
+    # A run deletes the record before it replaces the table.
+    if read_published_record(store) == record:
+        raise StoreError(
+            store.url_of(METADATA),
+            f"differs from the table that run {record.run} published. Run the job again, which "
+            "writes the table again.",
+        )
 
 
 def input_root(dataset: str) -> str:
