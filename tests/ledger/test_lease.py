@@ -1,6 +1,7 @@
 """A dataset has one writer, even if processes or machines fail."""
 
 import json
+import math
 import os
 import socket
 import time
@@ -13,6 +14,7 @@ from contention import FORK, at_once
 from batchmill import LedgerError, StoreError
 from batchmill.ledger import lease as leases
 from batchmill.ledger.lease import Wait, holder, lease
+from batchmill.ledger.lease_holder import read_holder
 from batchmill.ledger.ledger import Ledger
 from batchmill.storage import open_store
 
@@ -36,6 +38,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(leases, "LAPSE_SECONDS", 0.5)
     monkeypatch.setattr(leases, "_WAIT_SECONDS", 0.05)
     monkeypatch.setattr(leases, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(leases, "_READ_AGAIN_SECONDS", 0.01)
 
 
 def lease_of_another_machine(ledger, *, age, number=3, **changes):
@@ -125,7 +128,7 @@ def test_exactly_one_process_takes_over_an_expired_lease(ledger, quick):
 def test_a_late_contender_does_not_get_an_old_number(ledger, monkeypatch):
     lease_of_another_machine(ledger, age=0.0, number=7)
     # The contender reads an old state: lease 3 has ended, and lease 4 does not exist yet.
-    early = [leases.Holder(**json.loads(ledger.store.read(f"{FOLDER}/000007.json")))]
+    early = [read_holder(ledger.store.read(f"{FOLDER}/000007.json"), 7)]
     early[0] = leases.replace(early[0], number=3, ended=True)
     real = leases._latest
     monkeypatch.setattr(leases, "_latest", lambda ledger: early.pop() if early else real(ledger))
@@ -203,8 +206,68 @@ def test_wait_waits_for_the_end_of_the_lease(ledger, quick, monkeypatch):
 
 def test_the_error_names_a_lease_of_another_version(ledger):
     ledger.store.write(f"{FOLDER}/000001.json", b'{"version": 99}')
-    with pytest.raises(LedgerError, match=r"000001\.json: is damaged, or is a lease of another"):
+    with pytest.raises(LedgerError, match=r"000001\.json: is damaged, or is not a lease of"):
         holder(ledger)
+
+
+@pytest.mark.parametrize("name", ["999999.json", "zzzz.json", "0000002.json", "000002.json.bak"])
+def test_a_foreign_file_is_rejected(ledger, quick, name):
+    with lease(ledger):
+        pass
+    ledger.store.write(f"{FOLDER}/{name}", ledger.store.read(f"{FOLDER}/000001.json"))
+    with pytest.raises(LedgerError, match=rf"^\S+/{name}: is damaged, .* remove the file\.$"):
+        lease(ledger, wait=Stop()).__enter__()
+    ledger.store.delete(f"{FOLDER}/{name}")
+    with lease(ledger):
+        pass
+
+
+class Stop(Wait):
+    def begin(self):
+        pytest.fail("the lease counts as held")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"beat": math.nan},
+        {"beat": math.inf},
+        {"beat": "now"},
+        {"since": 1e300},
+        {"since": None},
+        {"number": 4},
+        {"number": 3.0},
+        {"pid": "4711"},
+        {"pid": -1},
+        {"host": "a\nb"},
+        {"host": 1},
+        {"machine": ["x"]},
+        {"ended": "no"},
+        {"clean": None},
+    ],
+    ids=str,
+)
+def test_values_that_no_holder_writes_are_rejected(ledger, quick, changes):
+    fields = {"number": 3, "token": "another", "host": "far", "machine": "m", "pid": 1}
+    fields |= {"started": "1", "since": time.time(), "beat": time.time(), "ended": False}
+    ledger.store.write(f"{FOLDER}/000003.json", json.dumps(fields | changes).encode())
+    for attempt in (lambda: holder(ledger), lambda: lease(ledger, wait=Stop()).__enter__()):
+        with pytest.raises(LedgerError, match=r"000003\.json: is damaged.* remove the file\.$"):
+            attempt()
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000, b"\xff", b"[]", b"1" * 5000])
+def test_content_that_is_no_object_is_rejected(ledger, quick, data):
+    ledger.store.write(f"{FOLDER}/000003.json", data)
+    with pytest.raises(LedgerError, match=r"000003\.json: is damaged"):
+        holder(ledger)
+
+
+def test_more_than_a_million_leases(ledger):
+    lease_of_another_machine(ledger, age=0.0, number=999_999, ended=True)
+    for number in (1_000_000, 1_000_001):
+        with lease(ledger):
+            assert ledger.store.names(FOLDER) == [f"{number}.json"]
 
 
 def test_a_folder_that_cannot_be_created_is_rejected(tmp_path):

@@ -8,19 +8,16 @@ file says so, or when its process is known to be dead. It has expired when its f
 for a while, measured by the clock of the contender.
 """
 
-import json
-import os
-import socket
+import re
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from batchmill.errors import LedgerError, StoreError
 from batchmill.layout import LEASES
+from batchmill.ledger.lease_holder import Holder, read_holder, this_process
 from batchmill.ledger.ledger import Ledger
 from batchmill.storage import open_store
 from batchmill.storage.store import no_check
@@ -29,39 +26,8 @@ BEAT_SECONDS = 5.0
 LAPSE_SECONDS = 20.0
 _WAIT_SECONDS = 1.0
 _POLL_SECONDS = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Holder:
-    """The process that holds a lease, as its file describes it.
-
-    Attributes:
-        number: The number of the lease.
-        token: A random text that no other lease has.
-        host: The name of the host, for messages.
-        machine: The running system and its process namespace; empty if unknown.
-        pid: The id of the process.
-        started: The start time of the process. A later process with the same id has another one.
-        since: When the process acquired the lease, in seconds since 1970 by its own clock.
-        beat: The time of the last heartbeat, on the same clock.
-        ended: True if the process has released the lease.
-        clean: True if the process left no work for the next holder to finish.
-    """
-
-    number: int
-    token: str
-    host: str
-    machine: str
-    pid: int
-    started: str
-    since: float
-    beat: float
-    ended: bool = False
-    clean: bool = False
-
-    def __str__(self) -> str:
-        since = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(self.since))
-        return f"process {self.pid} on {self.host}, since {since}"
+_READ_AGAIN_SECONDS = 0.1
+_NUMBER = re.compile("([0-9]+)[.]json")
 
 
 class Wait:
@@ -173,9 +139,8 @@ def lease(ledger: Ledger, *, wait: Wait | None = None) -> Iterator[Lease]:
     while True:
         before = latest = _latest(ledger)
         if latest is None or _is_over(ledger, latest):
-            mine = _new_holder(1 + (latest.number if latest else 0))
-            data = json.dumps(asdict(mine)).encode()
-            if ledger.store.create(_name(mine.number), data):
+            mine = this_process(1 + (latest.number if latest else 0))
+            if ledger.store.create(_name(mine.number), mine.as_json()):
                 latest = _latest(ledger)
                 if latest and latest.token == mine.token:
                     break
@@ -221,10 +186,10 @@ def holder(ledger: Ledger) -> str | None:
         StoreError: The lease cannot be read.
     """
     latest = _latest(ledger)
-    if latest is None or latest.ended or _is_dead(latest):
+    if latest is None or latest.ended or latest.is_dead:
         return None
     # The kernel shows that a process of this machine is alive, even if its heartbeat is late.
-    return str(latest) if _is_here(latest) or not _looks_lapsed(latest) else None
+    return str(latest) if latest.is_here or not _looks_lapsed(latest) else None
 
 
 def read_token(ledger: Ledger) -> str | None:
@@ -276,33 +241,55 @@ def _name(number: int) -> str:
 def _latest(ledger: Ledger) -> Holder | None:
     tries = 10
     while True:
-        names = ledger.store.names(LEASES)
-        if not names:
+        numbers = _numbers(ledger)
+        if not numbers:
             return None
+        name = _name(numbers[-1])
         try:
-            return Holder(**json.loads(ledger.store.read(f"{LEASES}/{names[-1]}")))
+            return read_holder(ledger.store.read(name), numbers[-1])
         except StoreError:
-            if names == ledger.store.names(LEASES):
+            if numbers == _numbers(ledger):
                 raise
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             tries -= 1
             if tries:  # Another process may be writing the file.
-                time.sleep(0.1)
+                time.sleep(_READ_AGAIN_SECONDS)
                 continue
-            raise LedgerError(
-                f"{ledger.store.url_of(f'{LEASES}/{names[-1]}')}: is damaged, or is a lease of "
-                "another version. If no run is active, remove the file."
-            ) from error
+            raise _foreign(ledger, name) from error
+
+
+def _numbers(ledger: Ledger) -> list[int]:
+    """Return the numbers of all leases, in order.
+
+    Raises:
+        LedgerError: There is another file. Its name could hide the leases of later runs.
+    """
+    numbers = []
+    for name in ledger.store.names(LEASES):
+        if name.startswith("."):
+            continue  # A file system or a desktop may write such files.
+        found = _NUMBER.fullmatch(name)
+        if not found or _name(int(found[1])) != f"{LEASES}/{name}":
+            raise _foreign(ledger, f"{LEASES}/{name}")
+        numbers.append(int(found[1]))
+    return sorted(numbers)
+
+
+def _foreign(ledger: Ledger, name: str) -> LedgerError:
+    return LedgerError(
+        f"{ledger.store.url_of(name)}: is damaged, or is not a lease of this version of batchmill. "
+        "If no run is active, remove the file."
+    )
 
 
 def _write(ledger: Ledger, who: Holder) -> None:
-    ledger.store.write(_name(who.number), json.dumps(asdict(who)).encode())
+    ledger.store.write(_name(who.number), who.as_json())
 
 
 def _is_over(ledger: Ledger, latest: Holder) -> bool:
-    if latest.ended or _is_dead(latest):
+    if latest.ended or latest.is_dead:
         return True
-    if _is_here(latest) or not _looks_lapsed(latest):
+    if latest.is_here or not _looks_lapsed(latest):
         return False
     # The clocks of two machines differ. The lease has expired only if its file does not change for
     # this long by the clock of this machine.
@@ -316,44 +303,3 @@ def _is_over(ledger: Ledger, latest: Holder) -> bool:
 
 def _looks_lapsed(who: Holder) -> bool:
     return time.time() - who.beat > LAPSE_SECONDS
-
-
-def _is_here(who: Holder) -> bool:
-    return bool(who.machine) and who.machine == _machine()
-
-
-def _is_dead(who: Holder) -> bool:
-    """Return whether the process is known to be dead. False for a process of another machine."""
-    return _is_here(who) and _started(who.pid) != who.started
-
-
-def _machine() -> str:
-    """Return the running system and its process namespace; empty if unknown."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
-
-
-def _started(pid: int) -> str:
-    """Return the start time of a process, in clock ticks since boot; empty if it is dead."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
-
-
-def _new_holder(number: int) -> Holder:
-    now = time.time()
-    return Holder(
-        number=number,
-        token=uuid.uuid4().hex,
-        host=socket.gethostname(),
-        machine=_machine(),
-        pid=os.getpid(),
-        started=_started(os.getpid()),
-        since=now,
-        beat=now,
-    )

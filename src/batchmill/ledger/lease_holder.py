@@ -1,0 +1,127 @@
+"""The process that holds a lease, as the file of the lease describes it."""
+
+import json
+import os
+import socket
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+# Later times than the year 5000 are damage, and `time.localtime` does not accept all of them.
+_LATEST_SECONDS = 1e11
+_LARGEST_PID = 2**32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """The process that holds a lease.
+
+    Attributes:
+        number: The number of the lease.
+        token: A random text that no other lease has.
+        host: The name of the host, for messages.
+        machine: The running system and its process namespace; empty if unknown.
+        pid: The id of the process.
+        started: The start time of the process. A later process with the same id has another one.
+        since: When the process acquired the lease, in seconds since 1970 by its own clock.
+        beat: The time of the last heartbeat, on the same clock.
+        ended: True if the process has released the lease.
+        clean: True if the process left no work for the next holder to finish.
+    """
+
+    number: int
+    token: str
+    host: str
+    machine: str
+    pid: int
+    started: str
+    since: float
+    beat: float
+    ended: bool = False
+    clean: bool = False
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(self.since))
+        return f"process {self.pid} on {self.host}, since {since}"
+
+    @property
+    def is_here(self) -> bool:
+        """True if the process runs, or ran, on this machine since its start."""
+        return bool(self.machine) and self.machine == _machine()
+
+    @property
+    def is_dead(self) -> bool:
+        """True if the process is known to be dead. False for a process of another machine."""
+        return self.is_here and _started(self.pid) != self.started
+
+    def as_json(self) -> bytes:
+        """Return the content of the lease's file."""
+        return json.dumps(asdict(self)).encode()
+
+
+def this_process(number: int) -> Holder:
+    """Return this process as the holder of a new lease."""
+    now = time.time()
+    return Holder(
+        number=number,
+        token=uuid.uuid4().hex,
+        host=socket.gethostname(),
+        machine=_machine(),
+        pid=os.getpid(),
+        started=_started(os.getpid()),
+        since=now,
+        beat=now,
+    )
+
+
+def read_holder(data: bytes, number: int) -> Holder:
+    """Return the holder that the file of a lease describes.
+
+    Args:
+        data: The content of the file.
+        number: The number of the lease.
+
+    Raises:
+        ValueError: The content is not what `Holder.as_json` returns for a lease of this number.
+    """
+    try:
+        holder = Holder(**json.loads(data))
+    except (TypeError, RecursionError) as error:
+        raise ValueError(error) from error
+    texts = (holder.token, holder.host, holder.machine, holder.started)
+    is_sound = (
+        type(holder.number) is type(holder.pid) is int
+        and holder.number == number
+        and 0 < holder.pid < _LARGEST_PID
+        and all(isinstance(text, str) and text.isprintable() for text in texts)
+        and all(_is_time(value) for value in (holder.since, holder.beat))
+        and isinstance(holder.ended, bool)
+        and isinstance(holder.clean, bool)
+    )
+    if not is_sound:
+        raise ValueError(f"not the content of lease {number}")
+    return holder
+
+
+def _is_time(value: object) -> bool:
+    # A comparison with NaN is false.
+    return isinstance(value, int | float) and 0 <= value < _LATEST_SECONDS
+
+
+def _machine() -> str:
+    """Return the running system and its process namespace; empty if unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """Return the start time of a process, in clock ticks since boot; empty if it is dead."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
