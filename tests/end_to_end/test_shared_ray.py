@@ -1,22 +1,32 @@
 """Several runs in one process use one connection to Ray."""
 
 SCRIPT = """
-import sys, threading
+import sys, threading, time
 import batchmill
 
-def run(name, cluster="local"):
+def run(name, cluster="local", seconds=0.5):
     return batchmill.run(
-        "words/manifest.csv", "slow:step", name, cluster=cluster, params={"seconds": 0.5},
+        "words/manifest.csv", "slow:step", name, cluster=cluster, params={"seconds": seconds},
         num_workers=1, batch_size=1,
     ).summary.outcomes
 
 if __name__ == "__main__":
     found = {}
-    threads = [threading.Thread(target=lambda n=n: found.update({n: run(n)})) for n in ("a", "b")]
-    for thread in threads: thread.start()
-    for thread in threads: thread.join()
-    assert found == {"a": {"ok": 4}, "b": {"ok": 4}}, found
     import ray
+
+    def start(name, seconds):
+        thread = threading.Thread(target=lambda: found.update({name: run(name, seconds=seconds)}))
+        thread.start()
+        return thread
+
+    first = start("a", 0.5)  # This thread starts Ray, and ends before the other run.
+    while not ray.is_initialized():
+        time.sleep(0.05)
+    second = start("b", 3)
+    first.join()
+    assert second.is_alive()
+    second.join()
+    assert found == {"a": {"ok": 4}, "b": {"ok": 4}}, found
     assert not ray.is_initialized()
 
     ray.init(address="local", num_cpus=1, include_dashboard=False, logging_level="ERROR")
@@ -30,6 +40,8 @@ if __name__ == "__main__":
     except batchmill.OptionError as error:
         assert "127.0.0.1:1: this process is already connected to Ray at " + address in str(error)
         print("refused")
+    else:
+        raise SystemExit("not refused")
 """
 STEP = """
 import time

@@ -301,3 +301,15 @@ def test_devices():
     assert choose_device("auto").type in ("cpu", "cuda")
     with pytest.raises(StepError, match="is not a device"):
         choose_device("quantum")
+
+
+@pytest.mark.parametrize("form", ["dict", "list"])
+def test_nan_in_any_form_of_output_is_an_error(form):
+    nan = float("nan")
+    output = {"score": torch.tensor([1.0, nan])}
+    if form == "list":
+        output = [{"score": torch.tensor(nan)}]
+    step = PredictItems([], model="models:mean")
+    step._loaded = torch.device("cpu"), lambda batch: output
+    with pytest.raises(ValueError, match="NaN"):
+        step.predict(torch.ones(2))

@@ -11,6 +11,7 @@ from batchmill.orchestration.cluster.ray_errors import short_reason
         ("The worker died.\n\n  Traceback\n  ...\n", "The worker died. ..."),
         ("one line", "one line"),
         ("", "RuntimeError"),
+        ("h" * 1000 + "\nend", "h" * 300 + "... end"),
         ("No module 'x'\nmiddle\n" + "h" * 1000, "No module 'x' " + "h" * 300 + "..."),
     ],
 )

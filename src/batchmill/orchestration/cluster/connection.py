@@ -6,7 +6,9 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +42,9 @@ class _Connection:
 # Ray has one connection for each process.
 _lock = threading.Lock()
 _connection: _Connection | None = None
+# This thread lives as long as the process. The kernel kills a local Ray when the thread ends that
+# started it, and another run may still use it.
+_starter = ThreadPoolExecutor(1, "ray-starter")
 
 
 @contextmanager
@@ -76,7 +81,8 @@ def _join(cluster: RayCluster) -> RayTaskRunner[Any]:
     found = _connection or _Connection(cluster, is_ours=not ray.is_initialized())
     try:
         # The runner's own argument `address` would start a new Ray if "auto" finds no cluster.
-        runner = _connect(_settings_for(cluster) | {"address": cluster.address})
+        settings = _settings_for(cluster) | {"address": cluster.address}
+        runner = _starter.submit(copy_context().run, _connect, settings).result()
     except Exception as error:
         raise _failure(cluster, error) from error
     _connection = found
