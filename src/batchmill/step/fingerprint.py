@@ -10,12 +10,13 @@ import inspect
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib.machinery import SOURCE_SUFFIXES, ModuleSpec
+from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ModuleSpec
 from typing import Any
 
 from batchmill.digests import digest
+from batchmill.errors import StepError
 from batchmill.step.import_reference import is_reference
 
 # Folders of installed packages. Modules elsewhere are the user's own.
@@ -39,18 +40,35 @@ def describe_step(ref: str, target: Any, params: Mapping[str, Any]) -> dict[str,
     Returns:
         `ref`, `version` (the step's attribute, if any), `params`, and `sources` (the digest of each
         module's text).
+
+    Raises:
+        StepError: The version has values other than numbers, text, lists, dicts and sets.
     """
-    version = getattr(target, "version", None)
     sources = sources_of(ref, target)
     for name in getattr(target, "references", ()):
         if is_reference(str(params.get(name))):  # The parameter names code.
             sources |= sources_of(params[name])
     return {
         "ref": ref,
-        "version": version if isinstance(version, str | int | float) else None,
+        "version": _version_of(ref, target),
         "params": {name: _described(value) for name, value in sorted(params.items())},
         "sources": dict(sorted(sources.items())),
     }
+
+
+def _version_of(ref: str, target: Any) -> str | int | float | None:
+    version = getattr(target, "version", None)
+    if isinstance(version, str | int | float):
+        return version
+    if not isinstance(version, tuple | list | dict | set | frozenset):
+        return None  # It may be a property or a method.
+    try:
+        return _json_of(version)
+    except ValueError as error:
+        raise StepError(
+            f"step {ref}: its version {version!r} cannot be compared with later versions. Use "
+            "numbers, text, lists, dicts and sets."
+        ) from error
 
 
 def identity_of(description: Mapping[str, Any]) -> str:
@@ -96,9 +114,25 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _described(value: Any) -> str:
     """Return a value as JSON, the same in every process. Without a JSON form, its type is used."""
+    return _json_of(value, fallback=lambda odd: str(type(odd)))
+
+
+def _json_of(value: Any, fallback: Callable[[Any], Any] | None = None) -> str:
+    """Return a value as JSON, the same in every process. Raises ValueError without a fallback."""
     from pydantic_core import to_json
 
-    return to_json(value, fallback=lambda odd: str(type(odd))).decode()
+    return to_json(_with_sorted_sets(value), fallback=fallback).decode()
+
+
+def _with_sorted_sets(value: Any) -> Any:
+    """Return a value whose sets are sorted lists. A set of texts has no fixed order."""
+    if isinstance(value, set | frozenset):
+        return sorted((_with_sorted_sets(item) for item in value), key=_described)
+    if isinstance(value, dict):
+        return {key: _with_sorted_sets(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_sorted_sets(item) for item in value]
+    return value
 
 
 def sources_of(ref: str, target: Any = None) -> dict[str, str]:
@@ -119,7 +153,8 @@ def sources_of(ref: str, target: Any = None) -> dict[str, str]:
         with open(path, "rb") as file:
             text = file.read()
         sources[name] = _digest_of_text(text)
-        waiting += _imported(text, name, is_package=path.endswith("__init__.py"))
+        if path.endswith(tuple(SOURCE_SUFFIXES)):
+            waiting += _imported(text, name, is_package=path.endswith("__init__.py"))
     return dict(sorted(sources.items()))
 
 
@@ -134,15 +169,15 @@ def _digest_of_text(text: bytes) -> str:
 
 
 def source_file(name: str) -> str | None:
-    """Return the source file of a module without importing anything. None if it has none."""
+    """Return the source file or compiled file of a module. Import nothing. None without a file."""
     if name.partition(".")[0] in sys.stdlib_module_names:
         return None
     path = getattr(sys.modules.get(name), "__file__", None)
     if path is None:
         spec = _spec(name)
         path = spec.origin if spec else None
-    is_source = path and path.endswith(tuple(SOURCE_SUFFIXES)) and os.path.isfile(path)
-    return path if is_source else None
+    suffixes = (*SOURCE_SUFFIXES, *EXTENSION_SUFFIXES)
+    return path if path and path.endswith(suffixes) and os.path.isfile(path) else None
 
 
 def _spec(name: str) -> ModuleSpec | None:
@@ -209,6 +244,18 @@ def _imported(text: bytes, module: str, *, is_package: bool) -> Iterator[str]:
             yield from _with_parents(base)
             # A name that is imported from a package may be a module.
             yield from (f"{base}.{alias.name}" for alias in node.names if base)
+        elif isinstance(node, ast.Call):
+            yield from _imported_by_call(node)
+
+
+def _imported_by_call(node: ast.Call) -> Iterator[str]:
+    """Yield the names that `importlib.import_module("name")` or a similar call imports."""
+    function = getattr(node.func, "attr", getattr(node.func, "id", None))
+    if function in ("import_module", "__import__") and node.args:
+        name = getattr(node.args[0], "value", None)
+        # The package of a relative name is not known without running the code.
+        if isinstance(name, str) and not name.startswith("."):
+            yield from _with_parents(name)
 
 
 def _with_parents(name: str) -> Iterator[str]:
