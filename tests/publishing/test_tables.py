@@ -133,6 +133,33 @@ def test_the_type_of_a_column_that_the_step_overrides_does_not_depend_on_the_chu
     assert pq.read_schema(tmp_path / "metadata.parquet").field("v").type == expected
 
 
+@pytest.mark.long  # It needs 10 GB of memory.
+def test_a_column_with_more_than_two_gib_of_text_is_published(ledger, tmp_path):
+    text = "x" * 15 * 2**20
+    names = [f"{number:03}" for number in range(150)]
+    for name in names:
+        commit(ledger, f"000001-{name}-0", **{name: f'[{{"text":"{text}"}},{{"n":{int(name)}}}]'})
+    commit(ledger, "000002-a-0", **{"000": f'[{{"text":"{text}"}},{{"n":0}}]'})
+    publish(ledger, manifest_of(names[::-1]))
+    published = pq.ParquetFile(tmp_path / "metadata.parquet")
+    assert published.schema_arrow.field("text").type == pa.string()
+    rows = published.read(["input", "n"])
+    assert rows["input"].to_pylist() == [name for name in names[::-1] for _ in range(2)]
+    assert rows["n"].to_pylist()[1::2] == [int(name) for name in names[::-1]]
+
+
+def test_the_rows_in_memory_are_limited_in_number_and_size(monkeypatch):
+    monkeypatch.setattr(publishing, "_CHUNK", 3)
+    monkeypatch.setattr(publishing, "_CHUNK_BYTES", 10)
+    sizes = [2, 2, 2, 2, 20, 5, 5, 5]
+    records = pa.table({"rows": ["x" * size for size in sizes]})
+    parts = [
+        [len(text) for text in part["rows"].to_pylist()] for part in publishing._parts(records)
+    ]
+    assert parts == [[2, 2, 2], [2], [20], [5, 5], [5]]
+    assert list(publishing._parts(records.slice(0, 0))) == []
+
+
 def test_the_manifests_types_are_kept(ledger, tmp_path):
     commit(ledger, "000001-a-0", a='[{"n":1}]')
     day = pa.array([20000], pa.date32())

@@ -15,6 +15,7 @@ from batchmill.ledger.json_file import read_json, read_sealed, sealed
 from batchmill.ledger.parts import (
     PART_SCHEMA,
     PRUNED,
+    RECORDS_SCHEMA,
     VERSION,
     Origin,
     as_part,
@@ -236,7 +237,7 @@ class Ledger:
         wanted = [field.name for field in PART_SCHEMA if columns is None or field.name in columns]
         needed = sorted({*wanted, "input", "outcome", "run", "finished_at"})
         tables = list(self._read_parts(run, needed))
-        empty = pa.schema([PART_SCHEMA.field(name) for name in needed]).empty_table()
+        empty = pa.schema([RECORDS_SCHEMA.field(name) for name in needed]).empty_table()
         table = pa.concat_tables([empty, *tables], promote_options="permissive")
         if before is not None:
             table = table.filter(pc.less(table["run"], before))

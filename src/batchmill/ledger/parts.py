@@ -9,6 +9,7 @@ import io
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -54,6 +55,14 @@ PART_SCHEMA = pa.schema(
         ("run", pa.int32()),
     ],
     metadata={"batchmill.ledger": str(VERSION)},
+)
+
+# An Arrow array holds at most 2 GiB of text of the type string. The records of all parts may have
+# more in these columns, and a sort joins them.
+_LONG_TEXTS = {"rows", "carried", "message", "traceback", "log"}
+RECORDS_SCHEMA = pa.schema(
+    field.with_type(pa.large_string()) if field.name in _LONG_TEXTS else field
+    for field in PART_SCHEMA
 )
 
 
@@ -179,5 +188,6 @@ def winning_records(records: pa.Table) -> pa.Table:
     keys = records.select(["input", "run", "finished_at"]).to_pandas()
     keys["good"] = records["outcome"].to_pandas().isin([_OK, PRUNED])
     ordered = keys.sort_values(["run", "good", "finished_at"], kind="stable")
-    kept = ordered.drop_duplicates("input", keep="last").index
-    return records if len(kept) == len(records) else records.take(pa.array(kept.sort_values()))
+    wins = np.zeros(len(records), bool)
+    wins[ordered.drop_duplicates("input", keep="last").index] = True
+    return records.filter(pa.array(wins))

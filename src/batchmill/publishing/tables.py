@@ -18,8 +18,10 @@ from batchmill.partitions.record import last_assignment
 from batchmill.storage import Store
 from batchmill.storage.fingerprints import HashingFile
 
-# The rows of this number of inputs are Python objects at a time. It limits the memory.
+# The rows of this number of inputs, and about this size of text, are Python objects at a time. It
+# limits the memory.
 _CHUNK = 20_000
+_CHUNK_BYTES = 256 * 2**20
 # The step's keys that become columns. Each column takes memory in every row, so a table with more
 # columns than this would soon take more memory than a machine has.
 MAX_COLUMNS = 2000
@@ -147,9 +149,9 @@ def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
     withdrawn = pc.is_null(records["position"])
     keys = _StepKeys(["output", *manifest.manifest_columns.column_names])
     parts = [
-        part.slice(start, _CHUNK)
-        for part in (records.filter(pc.invert(withdrawn)), records.filter(withdrawn))
-        for start in range(0, len(part), _CHUNK)
+        part
+        for side in (records.filter(pc.invert(withdrawn)), records.filter(withdrawn))
+        for part in _parts(side)
     ]
     chunks = [_chunk(part, manifest, keys) for part in parts]
     found = [name for chunk in chunks for name in chunk.columns]
@@ -170,6 +172,18 @@ def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
     if more.null_count < len(more):
         columns[_free_name(columns)] = more
     return pa.table(columns)
+
+
+def _parts(records: pa.Table) -> Iterator[pa.Table]:
+    """Divide records into parts of at most `_CHUNK` records and `_CHUNK_BYTES` of rows."""
+    ends = np.cumsum(pc.binary_length(records["rows"]).to_numpy(), dtype=np.int64)
+    start = 0
+    while start < len(records):
+        limit = (ends[start - 1] if start else 0) + _CHUNK_BYTES
+        stop = min(int(np.searchsorted(ends, limit, side="right")), start + _CHUNK)
+        stop = max(stop, start + 1)
+        yield records.slice(start, stop - start)
+        start = stop
 
 
 def _free_name(names: Container[str]) -> str:
