@@ -6,6 +6,8 @@ import random
 import socket
 import subprocess
 import sys
+from collections import Counter
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -413,6 +415,64 @@ def test_changes_on_a_web_server_are_detected_by_content(web, inputs, tmp_path):
     assert run_job_of(urls, tmp_path).executed == 0
     (inputs / "in" / "1.txt").write_text("CONTENT of in/1.txt")
     assert run_job_of(urls, tmp_path).executed == 1
+
+
+class CountingHandler(SimpleHTTPRequestHandler):
+    """Counts the requests by method, and the bytes that it sent. It may omit the sizes."""
+
+    def __init__(self, *args, seen, sends_sizes=True, **options):
+        self.seen, self.sends_sizes = seen, sends_sizes
+        super().__init__(*args, **options)
+
+    def parse_request(self):
+        parsed = super().parse_request()
+        self.seen[self.command] += 1
+        return parsed
+
+    def send_header(self, keyword, value):
+        if keyword != "Content-Length" or self.sends_sizes:
+            super().send_header(keyword, value)
+
+    def copyfile(self, source, outputfile):
+        with suppress(ConnectionError):  # The client may close the connection early.
+            while data := source.read(2**16):
+                outputfile.write(data)
+                self.seen["bytes"] += len(data)
+
+
+@contextmanager
+def counting_web(folder, **options):
+    """Yield the URL of a web server for a folder, and its counts."""
+    seen = Counter()
+    handler = partial(CountingHandler, directory=str(folder), seen=seen, **options)
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
+        yield f"http://127.0.0.1:{server.server_port}", seen
+
+
+def test_each_of_many_inputs_on_a_web_server_is_one_request(inputs):
+    """The page of a folder on a web server has no sizes, and may not list all files."""
+    for number in range(remote.FEW + 1):
+        (inputs / f"{number}.txt").write_text("three")
+    with counting_web(inputs) as (url, seen):
+        urls = [f"{url}/{number}.txt" for number in range(remote.FEW + 1)]
+        assert {found.size for found in remote.stat_many(urls)} == {5}
+        assert seen == {"HEAD": remote.FEW + 1}
+
+
+def test_an_input_without_a_size_is_not_fetched_by_a_plan(inputs):
+    (inputs / "large.bin").write_bytes(b"x" * 2**25)
+    with counting_web(inputs, sends_sizes=False) as (url, seen):
+        assert remote.stat(f"{url}/large.bin").size == remote.UNKNOWN_SIZE
+        assert seen["bytes"] < 2**25
+
+
+def test_changes_of_inputs_without_a_size_are_detected_by_content(inputs, tmp_path):
+    with counting_web(inputs, sends_sizes=False) as (url, _):
+        urls = [f"{url}/in/{name}.txt" for name in (0, 1)]
+        assert run_job_of(urls, tmp_path).outcomes == {"ok": 2}
+        assert run_job_of(urls, tmp_path).executed == 0
+        (inputs / "in" / "1.txt").write_text("another content")
+        assert run_job_of(urls, tmp_path).executed == 1
 
 
 def test_an_unreachable_web_server_fails_only_its_own_inputs(web, tmp_path, unsteady):

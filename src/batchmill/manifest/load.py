@@ -37,9 +37,10 @@ class Manifest:
         root: The folder or URL that relative inputs are relative to.
         inputs: A table with one row per input, in the manifest's order. `input` is the input's
             name. The name of an input below `root` is relative to it. `size` is in bytes, -1
-            for a missing file. `mtime_ns` is the time of the last change.
-            The `etag` is null unless the store has ETags. `ctime_ns` is the time of the last change
-            of the content, the name or the rights; null for remote and missing files.
+            for a missing file, and -2 if the web server does not send it. `mtime_ns` is the time of
+            the last change. The `etag` is null unless the store has ETags. `ctime_ns` is the time
+            of the last change of the content, the name or the rights; null for remote and missing
+            files.
         manifest_columns: The manifest's other columns, row for row.
         too_young: Names of the files that were left out because they are too young. Another
             process may still be writing them.

@@ -61,7 +61,7 @@ def detect_changes(
     recorded, current = records.take(record_rows.filter(is_ours)), inputs.filter(is_ours)
     has_unknown_time = pc.equal(current["mtime_ns"], remote.UNKNOWN_TIME)
     is_unclear = pc.and_(
-        pc.equal(recorded["size"], current["size"]),
+        pc.invert(has_other_size(recorded, current)),
         pc.or_(has_other_time(recorded, current), has_unknown_time),
     )
     names = current["input"].filter(is_unclear).to_pylist()
@@ -71,6 +71,12 @@ def detect_changes(
         contents=dict(zip(names, contents, strict=True)),
         damaged=frozenset(_find_damaged(ok, store)),
     )
+
+
+def has_other_size(recorded: pa.Table, current: pa.Table) -> pa.ChunkedArray:
+    """Return which rows differ in size. A null or an unknown size differs from nothing."""
+    differs = pc.not_equal(recorded["size"], current["size"]).fill_null(False)
+    return pc.and_(differs, pc.not_equal(current["size"], remote.UNKNOWN_SIZE))
 
 
 def has_other_time(recorded: pa.Table, current: pa.Table) -> pa.ChunkedArray:

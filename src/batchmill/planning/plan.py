@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from batchmill.manifest import Manifest
 from batchmill.manifest.inputs import MISSING_SIZE
-from batchmill.planning.change_detection import FileChanges, has_other_time
+from batchmill.planning.change_detection import FileChanges, has_other_size, has_other_time
 from batchmill.storage.remote import UNKNOWN_TIME
 from batchmill.urls import is_web, join
 
@@ -205,14 +205,15 @@ def _compare(
     """Compare each input with its record, the same row of `done`."""
     inputs = manifest.inputs
     has_other_step = _differ(done["step"], step_identity)
+    is_other_size = has_other_size(done, inputs)
     is_other_time = has_other_time(done, inputs)
     has_unknown_time = pc.equal(inputs["mtime_ns"], UNKNOWN_TIME)
     has_same_content = pc.and_(
         pc.equal(done["content"], _content_hashes(inputs["input"], changes)),
-        pc.equal(done["size"], inputs["size"]),
+        pc.invert(is_other_size),
     ).fill_null(False)
     is_other_file = pc.or_(
-        _differ(done["size"], inputs["size"]),
+        is_other_size,
         pc.and_(pc.or_(is_other_time, has_unknown_time), pc.invert(has_same_content)),
     )
     is_changed = pc.or_(has_other_step, is_other_file)

@@ -14,7 +14,7 @@ from batchmill.storage.connection import connected
 from batchmill.storage.fingerprints import hash_file, recordable
 from batchmill.storage.retries import retry_remote
 from batchmill.storage.store import in_threads
-from batchmill.urls import is_url, shown_url, url_fault
+from batchmill.urls import is_url, is_web, shown_url, url_fault
 
 # The number of concurrent requests.
 THREADS = 16
@@ -24,15 +24,16 @@ FEW = 200
 _WHOLE_BYTES = 32 * 2**20
 _BLOCK_BYTES = 8 * 2**20
 
-
 UNKNOWN_TIME = -1
+UNKNOWN_SIZE = -2
 
 
 class FileStat(NamedTuple):
     """A file as its store describes it.
 
     Attributes:
-        size: The size in bytes; -1 if the store does not give it.
+        size: The size in bytes. It is UNKNOWN_SIZE if the store does not give it, as some web
+            servers.
         mtime_ns: The time of the last change, in nanoseconds since 1970. It is 0 if there is an
             ETag. It is UNKNOWN_TIME if the store gives neither an ETag nor a time: then only the
             content shows a change.
@@ -70,8 +71,6 @@ def stat(url: str) -> FileStat | None:
             found = files.info(path)
             if found.get("type") != "file":
                 return None
-            if found.get("size") is None:  # A web server may omit the size.
-                found["size"] = len(files.cat_file(path))
             return _seen(found)
     except StoreError as error:
         if isinstance(error.__cause__, FileNotFoundError):
@@ -80,11 +79,16 @@ def stat(url: str) -> FileStat | None:
 
 
 def stat_many(urls: Sequence[str]) -> list[FileStat | None]:
-    """Return the descriptions of files. List a folder once if many of them are in it."""
+    """Return the descriptions of files. List a folder once if many of them are in it.
+
+    A web server is never listed: the page of a folder has no sizes, and may omit files.
+    """
     if len(urls) <= FEW:
         return in_threads(stat, urls, THREADS)
     folders: dict[str, int] = {}
     for url in urls:
+        if is_web(url):
+            continue
         folder = url.rpartition("/")[0]
         folders[folder] = folders.get(folder, 0) + 1
     many = [folder for folder, count in folders.items() if count > FEW // 10]
@@ -250,7 +254,8 @@ def _files_in(found: dict[str, dict[str, Any]]) -> dict[str, FileStat]:
 def _seen(details: dict[str, Any]) -> FileStat:
     etag = str(details.get("ETag") or details.get("etag") or "").strip('"')
     size = details.get("size")
-    return FileStat(-1 if size is None else int(size), 0 if etag else _time(details), etag or None)
+    size = UNKNOWN_SIZE if size is None else int(size)
+    return FileStat(size, 0 if etag else _time(details), etag or None)
 
 
 def _time(details: dict[str, Any]) -> int:
