@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from jobs import run_job
 
+from batchmill.cli.console import PlainConsole
 from batchmill.cli.main import main, make_app
 from batchmill.options.failure_policy import FailurePolicy
 
@@ -332,6 +333,24 @@ def test_failures_as_csv(command, words, tmp_path, monkeypatch):
     assert code == 0
     assert text.startswith("input,outcome,error,message,attempts")
     assert "b.txt,failed,ValueError" in text
+
+
+def test_the_texts_of_failures_are_not_laid_out_line_by_line(command, words, tmp_path, monkeypatch):
+    """A console takes so long per line that 60,000 failures took a minute."""
+    monkeypatch.chdir(STEPS)
+    run_job(words, "steps_under_test:fails_on_b", tmp_path / "out")
+    calls = []
+    laid_out = PlainConsole.print
+    monkeypatch.setattr(
+        PlainConsole, "print", lambda *args: calls.append(args[1]) or laid_out(*args)
+    )
+    code, text, _ = command("failures", tmp_path / "out")
+    assert code == 0
+    assert calls == ["1 input is not ok. To print the complete texts, add --json or --csv."]
+    lines = text.splitlines()
+    assert lines[0].startswith("b.txt: failed: ValueError")
+    assert lines[1:3] == ["    traceback:", "        Traceback (most recent call last):"]
+    assert lines[-1] == calls[0]
 
 
 def test_failures_shows_where_a_step_was_when_its_time_was_over(
