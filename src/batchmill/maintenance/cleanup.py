@@ -6,7 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.layout import FILES, LEASES, STAGING
+from batchmill.layout import FILES, LEASES, RELEASED, STAGING
+from batchmill.ledger.json_file import read_json
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import PRUNED
 from batchmill.maintenance.verify import recorded_files, unreferenced
@@ -18,6 +19,9 @@ from batchmill.storage import in_threads
 
 # Reading a part takes a millisecond, so a dataset with this number opens in half a second.
 MANY_PARTS = 500
+# A run adds four or five files. An open dataset needs the plans of all later runs, so they are kept
+# longer than the report needs.
+KEPT_RUNS = 500
 
 
 def remove_orphans(ledger: Ledger) -> None:
@@ -152,6 +156,26 @@ def compact(ledger: Ledger, run: int, many: int = MANY_PARTS) -> None:
         return
     ledger.rewrite_records(run, ledger.records())
     ledger.delete_parts(names)
+
+
+def forget_released(ledger: Ledger) -> None:
+    """Remove the requests to retry whose inputs all have later outcomes."""
+    names = ledger.store.names(RELEASED)
+    if not names:
+        return
+    records = ledger.records(["input", "run"])
+    for name in names:
+        content = read_json(ledger.store, f"{RELEASED}/{name}", "run", "inputs")
+        is_listed = pc.is_in(records["input"], value_set=pa.array(content["inputs"], pa.string()))
+        waits = pc.and_(is_listed, pc.less_equal(records["run"], content["run"]))
+        if not pc.any(waits).as_py():
+            ledger.store.delete(f"{RELEASED}/{name}")
+
+
+def forget_runs(ledger: Ledger, run: int, kept: int = KEPT_RUNS) -> None:
+    """Remove the folders of all but the last `kept` runs, at the end of a run."""
+    old = [ledger.run_folder(number) for number in ledger.runs() if number <= run - kept]
+    in_threads(ledger.store.remove, old, ledger.store.threads)
 
 
 def _paths(records: pa.Table) -> pa.Array:

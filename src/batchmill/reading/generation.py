@@ -52,7 +52,8 @@ class Generation:
             place: The file's path, relative to the dataset.
 
         Raises:
-            StoreError: A later run executes the input of the file, or the ledger cannot be read.
+            StoreError: A later run executes the input of the file, or the plan of a later run was
+                removed or cannot be read.
         """
         self._update()
         own = place.removeprefix(f"{FILES}/").partition("/")[0].encode()
@@ -72,7 +73,15 @@ class Generation:
         if state == self._state:
             return
         complete = True
-        for run in self._ledger.runs():
+        runs = self._ledger.runs()
+        # The end of each run removes the folders of old runs.
+        if any(run not in self._planned for run in range(self._run + 1, min(runs, default=0))):
+            raise StoreError(
+                self._dataset,
+                "it has been open for a long time, and the plans of the next runs were removed. So "
+                "the files may differ from the table that is open. Open the dataset again.",
+            )
+        for run in runs:
             if run <= self._run or run in self._planned:
                 continue
             if self._ledger.store.exists(PlanFile(self._ledger, run).settings_name):

@@ -47,7 +47,7 @@ class RunWatcher:
 
     def __init__(self, ledger: Ledger, run: int = 0) -> None:
         self._ledger = ledger
-        self._before = 0 if run else len(ledger.runs())
+        self._before = 0 if run else max(ledger.runs(), default=0)
         self._run = run
         self._total = -1
         self._seen: set[str] = set()
@@ -60,7 +60,7 @@ class RunWatcher:
         Returns None before the run begins.
         """
         if not self._run:
-            self._run = next(iter(self._ledger.runs()[self._before :]), 0)
+            self._run = next((run for run in self._ledger.runs() if run > self._before), 0)
         if self._run and self._total < 0:
             try:
                 self._total = count_inputs(self._ledger, self._run)

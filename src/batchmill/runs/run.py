@@ -11,6 +11,8 @@ from batchmill.ledger.lease import Lease, Wait, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import (
     compact,
+    forget_released,
+    forget_runs,
     keep_results,
     record_touched,
     release_replaced,
@@ -84,7 +86,7 @@ class Run:
         return Probe(dataset=self.prepared.job.output, run=self.number, token=self.lease.token)
 
     def finalize(self, *, prune: bool = False) -> None:
-        """Record partitions and touched inputs, and remove the files of replaced outcomes.
+        """Record partitions and touched inputs, and remove what the new outcomes replace.
 
         Args:
             prune: Also remove the inputs that the manifest no longer lists.
@@ -108,6 +110,7 @@ class Run:
             self.ledger.store.remove(STAGING)
         if prune:
             remove_withdrawn(self.ledger, self.number, self.prepared.plan.withdrawn)
+        forget_released(self.ledger)
 
     @property
     def report_is_stale(self) -> bool:
@@ -118,7 +121,7 @@ class Run:
         return bool(changed) or REPORT not in self.ledger.store.names("")
 
     def end(self, *, task_runs: int = 0, lost: bool = False, report: bool = False) -> Summary:
-        """Compact the ledger, record the run's summary, and return it.
+        """Compact the ledger, record the run's summary, and return it. Remove old runs' folders.
 
         Args:
             task_runs: The number of attempts at shards.
@@ -134,6 +137,7 @@ class Run:
         more = {"task_runs": task_runs, "report": report, "seconds": seconds}
         self.ledger.write_summary(self.number, summary.as_json() | more)
         forget_earlier(self.ledger)
+        forget_runs(self.ledger, self.number)
         return summary
 
 

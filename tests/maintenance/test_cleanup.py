@@ -1,0 +1,77 @@
+"""Test that the records of old runs do not accumulate."""
+
+import pytest
+from copying_job import CopyingJob
+
+from batchmill import StoreError, open_dataset
+from batchmill.layout import PUBLISHED, RELEASED
+from batchmill.maintenance.cleanup import KEPT_RUNS, forget_runs
+from batchmill.maintenance.verify import verify
+from batchmill.runs.progress import RunWatcher
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return CopyingJob(tmp_path, 3)
+
+
+def test_the_folders_of_old_runs_are_removed(job):
+    job.run()
+    for run in range(2, KEPT_RUNS + 3):
+        job.ledger.control.record_flow_run(run, "a run before this one")
+    assert job.run() == 0
+    assert len(job.ledger.runs()) == KEPT_RUNS
+    assert max(job.ledger.runs()) == KEPT_RUNS + 3
+    assert list(verify(job.ledger)) == []
+    assert job.run() == 0
+    assert job.ledger.runs()[0] == 5
+
+
+def test_a_dataset_that_was_open_during_many_runs_must_be_opened_again(job):
+    job.run()
+    opened = open_dataset(job.dataset)
+    job.run(force=True)
+    job.run()
+    forget_runs(job.ledger, 3, kept=1)  # The plan of run 3 lists no input.
+    with pytest.raises(StoreError, match="plans of the next runs were removed"):
+        opened[0]
+    assert len(open_dataset(job.dataset)[0].data) > 0
+
+
+def test_a_dataset_that_is_read_during_many_runs_stays_readable(job):
+    job.run()
+    opened = open_dataset(job.dataset)
+    for number in range(3):
+        job.path("00002.txt").write_text(f"version {number}")
+        job.run()
+        forget_runs(job.ledger, number + 2, kept=1)
+        assert opened[0].data
+
+
+def test_a_new_run_is_followed_after_old_ones_were_removed(job):
+    for _ in range(3):
+        job.run(force=True)
+    watcher = RunWatcher(job.ledger)
+    job.run(force=True)
+    forget_runs(job.ledger, 4, kept=1)
+    progress = watcher.poll()
+    assert progress
+    assert progress.total == 3
+
+
+def test_a_request_to_retry_is_removed_when_it_was_executed(job):
+    job.run()
+    job.ledger.release(["in/00000.txt", "in/00001.txt"])
+    job.ledger.release(["in/00002.txt"])
+    job.names.remove("00002.txt")
+    job.list()
+    assert job.run() == 2
+    assert list(job.ledger.released()) == ["in/00002.txt"], "it was not executed"
+    published = job.ledger.store.read(PUBLISHED)
+    job.names.append("00002.txt")
+    job.list()
+    assert job.run() == 1
+    assert job.ledger.store.names(RELEASED) == []
+    assert job.ledger.store.read(PUBLISHED) != published
+    assert job.run() == 0
