@@ -1,6 +1,7 @@
 """Commit the outcomes of a shard in parts, while the shard runs."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -8,8 +9,10 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
 from batchmill.outcome import Outcome
 
-# A killed node loses at most the work of this period.
+# A killed node loses at most the work of this period, later a share of the time, with a limit. A
+# long run would otherwise write thousands of parts.
 COMMIT_SECONDS = 2.0
+_COMMIT_SHARE, _MAX_COMMIT_SECONDS = 0.01, 30.0
 # These limits bound the memory that uncommitted outcomes use.
 COMMIT_INPUTS, COMMIT_BYTES = 20_000, 32 * 2**20
 
@@ -18,8 +21,9 @@ COMMIT_INPUTS, COMMIT_BYTES = 20_000, 32 * 2**20
 class Committer:
     """A context manager that commits outcomes in parts, in a separate thread.
 
-    A part is committed every `COMMIT_SECONDS`, and sooner if there are many outcomes. Outcomes that
-    were added before the end of the `with` block are committed at its end.
+    A part is committed every `COMMIT_SECONDS`, later after one more percent of the time, at least
+    every 30 seconds, and sooner if there are many outcomes. Outcomes that were added before the end
+    of the `with` block are committed at its end.
 
     Attributes:
         ledger: The ledger to write to.
@@ -27,7 +31,7 @@ class Committer:
         origins: The origin of each outcome, by the name of the input.
         before_commit: Called before each commit. If it raises an error, nothing is committed any
             more.
-        on_tick: Called in the thread after each commit, at least every `COMMIT_SECONDS`.
+        on_tick: Called in the thread at least every `COMMIT_SECONDS`.
     """
 
     ledger: Ledger
@@ -75,10 +79,15 @@ class Committer:
 
     def _serve(self) -> None:
         try:
+            begun = committed = time.monotonic()
             while not self._ended:
-                self._due.wait(COMMIT_SECONDS)
+                is_urgent = self._due.wait(COMMIT_SECONDS)
                 self._due.clear()
-                self.flush()
+                now = time.monotonic()
+                pause = min(_COMMIT_SHARE * (now - begun), _MAX_COMMIT_SECONDS)
+                if is_urgent or now - committed >= pause:
+                    committed = now
+                    self.flush()
                 self.on_tick()
             self.flush()
         except Exception as error:  # noqa: BLE001  # `add` raises it in the shard's thread.

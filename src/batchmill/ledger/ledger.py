@@ -14,13 +14,12 @@ from batchmill.layout import FORMAT, PARTITIONS, PARTS, RELEASED, RUNS, STEPS, S
 from batchmill.ledger.json_file import read_json, read_sealed, sealed
 from batchmill.ledger.parts import (
     PART_SCHEMA,
-    PRUNED,
     RECORDS_SCHEMA,
     VERSION,
     Origin,
     as_part,
+    current_records,
     read_part,
-    winning_records,
     write_part,
 )
 from batchmill.ledger.published_record import read_published_record
@@ -222,27 +221,33 @@ class Ledger:
         columns: Iterable[str] | None = None,
         *,
         run: int | None = None,
-        before: int | None = None,
     ) -> pa.Table:
         """Return the winning record of each input.
 
         Args:
             columns: The columns to return; all by default.
             run: Consider the records of this run only.
-            before: Consider the records of runs before this one only.
 
         Raises:
             LedgerError: A part is damaged or foreign.
         """
         wanted = [field.name for field in PART_SCHEMA if columns is None or field.name in columns]
-        needed = sorted({*wanted, "input", "outcome", "run", "finished_at"})
+        return current_records(self.all_records(wanted, run=run)).select(wanted)
+
+    def all_records(self, columns: Iterable[str], *, run: int | None = None) -> pa.Table:
+        """Return all records, also those that do not win.
+
+        Args:
+            columns: The columns to return, besides those that `current_records` needs.
+            run: Consider the records of this run only.
+
+        Raises:
+            LedgerError: A part is damaged or foreign.
+        """
+        needed = sorted({*columns, "input", "outcome", "run", "finished_at"})
         tables = list(self._read_parts(run, needed))
         empty = pa.schema([RECORDS_SCHEMA.field(name) for name in needed]).empty_table()
-        table = pa.concat_tables([empty, *tables], promote_options="permissive")
-        if before is not None:
-            table = table.filter(pc.less(table["run"], before))
-        winners = winning_records(table)
-        return winners.filter(pc.not_equal(winners["outcome"], PRUNED)).select(wanted)
+        return pa.concat_tables([empty, *tables], promote_options="permissive")
 
     def _read_parts(self, run: int | None, columns: Sequence[str]) -> list[pa.Table]:
         while True:

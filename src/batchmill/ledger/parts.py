@@ -173,6 +173,16 @@ def _first_outside(table: pa.Table) -> str | None:
     return next((name for names in outside for name in names.to_pylist()), None)
 
 
+def current_records(records: pa.Table) -> pa.Table:
+    """Return the winning record of each input that was not removed.
+
+    Args:
+        records: Records of any number of parts.
+    """
+    winners = winning_records(records)
+    return winners.filter(pc.not_equal(winners["outcome"], PRUNED))
+
+
 def winning_records(records: pa.Table) -> pa.Table:
     """Return one record of each input.
 

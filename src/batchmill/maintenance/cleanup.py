@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from batchmill.layout import FILES, LEASES, RELEASED, STAGING
 from batchmill.ledger.json_file import read_json
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.parts import PRUNED
+from batchmill.ledger.parts import PART_SCHEMA, PRUNED, current_records
 from batchmill.maintenance.verify import recorded_files, unreferenced
 from batchmill.planning.change_detection import TIMES
 from batchmill.planning.plan import Plan
@@ -95,7 +95,8 @@ def keep_results(ledger: Ledger, run: int) -> None:
     missing = now["input"].filter(pc.equal(now["outcome"], "missing"))
     if not len(missing):
         return
-    before = ledger.records(before=run)
+    records = ledger.all_records(PART_SCHEMA.names)
+    before = current_records(records.filter(pc.less(records["run"], run))).select(PART_SCHEMA.names)
     is_ok = pc.equal(before["outcome"], "ok")
     kept = before.filter(pc.and_(is_ok, pc.is_in(before["input"], value_set=missing)))
     if not len(kept):
@@ -110,8 +111,10 @@ def keep_results(ledger: Ledger, run: int) -> None:
 def remove_replaced(ledger: Ledger, run: int) -> None:
     """Remove files of earlier runs or attempts that the inputs' new outcomes do not name."""
     store = ledger.store
-    now = ledger.records(["input", "input_id", "outcome", "attempts", "outputs"], run=run)
-    before = ledger.records(["input", "outputs"], before=run)
+    # One call for both, because a ledger may have many parts.
+    records = ledger.all_records(["input_id", "attempts", "outputs"])
+    now = current_records(records.filter(pc.equal(records["run"], run)))
+    before = current_records(records.filter(pc.less(records["run"], run)))
     before = before.filter(pc.is_in(before["input"], value_set=now["input"]))
     named = set(_paths(now).to_pylist())
     in_threads(store.delete, sorted(set(_paths(before).to_pylist()) - named), store.threads)

@@ -86,6 +86,11 @@ def last_with(ledger: Ledger, partitioning: Partitioning) -> Assignment | None:
     return None
 
 
+def name_of_last(ledger: Ledger) -> str:
+    """Return the file name of the last assignment; empty without one."""
+    return next(reversed(_names(ledger)), "")
+
+
 def has_assigned(ledger: Ledger, run: int) -> bool:
     """Return whether a run recorded a new assignment."""
     return any(_run_of(name) == run for name in _names(ledger))

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pyarrow as pa
 
 from batchmill.digests import digest
-from batchmill.layout import PUBLISHED
+from batchmill.layout import PUBLISHED, RELEASED
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.published_record import PublishedRecord, read_published_record
 from batchmill.manifest import Manifest
+from batchmill.partitions.record import name_of_last
 from batchmill.publishing.tables import publish
 from batchmill.storage.fingerprints import HashingFile
 from batchmill.version import VERSION
@@ -37,7 +38,10 @@ def _made_of(ledger: Ledger, manifest: Manifest) -> str:
     if manifest.partition is not None:
         columns, names = [*columns, manifest.partition], [*names, "its partition"]
     table = pa.Table.from_arrays(columns, names)
-    return digest("tables", VERSION, *ledger.state(), _hash(table))
+    # The run deletes earlier assignments after the publication.
+    last = name_of_last(ledger)
+    state = [*ledger.part_names(), *ledger.store.names(RELEASED), *([last] if last else [])]
+    return digest("tables", VERSION, *state, _hash(table))
 
 
 def _hash(table: pa.Table) -> str:

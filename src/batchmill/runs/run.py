@@ -88,6 +88,8 @@ class Run:
     def finalize(self, *, prune: bool = False) -> None:
         """Record partitions and touched inputs, and remove what the new outcomes replace.
 
+        Then compact the ledger. The tables are published after this.
+
         Args:
             prune: Also remove the inputs that the manifest no longer lists.
 
@@ -111,6 +113,10 @@ class Run:
         if prune:
             remove_withdrawn(self.ledger, self.number, self.prepared.plan.withdrawn)
         forget_released(self.ledger)
+        # An idle run leaves the parts as they are, so that its tables stay up to date. A killed run
+        # may have left many.
+        if not self.lease.clean or self.ledger.last_recorded_run() == self.number:
+            compact(self.ledger, self.number)
 
     @property
     def report_is_stale(self) -> bool:
@@ -121,14 +127,13 @@ class Run:
         return bool(changed) or REPORT not in self.ledger.store.names("")
 
     def end(self, *, task_runs: int = 0, lost: bool = False, report: bool = False) -> Summary:
-        """Compact the ledger, record the run's summary, and return it. Remove old runs' folders.
+        """Record the run's summary, and return it. Remove old runs' folders.
 
         Args:
             task_runs: The number of attempts at shards.
             lost: True if a process or machine was lost.
             report: True if the run writes a report.
         """
-        compact(self.ledger, self.number)
         summary = summarise(self.ledger, self.number)
         # An input without a committed outcome may have files in the dataset that no outcome names.
         # The next run must remove them.
