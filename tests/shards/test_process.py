@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from contextlib import ExitStack, suppress
 
 import psutil
@@ -70,6 +71,33 @@ def open_shards(words, tmp_path, monkeypatch):
 
     with ExitStack() as held:
         yield open_shards
+
+
+def test_an_answer_that_a_killed_process_did_not_finish_is_a_lost_process(
+    tmp_path, monkeypatch, open_shards
+):
+    """Not an error of the shard, whose inputs then would not be executed again."""
+    (shard, *_) = open_shards("step")
+    child = tmp_path / "child"
+    child.write_text(
+        f"#!{sys.executable}\n"
+        "import io, os, signal, socket, sys\n"
+        "from batchmill.shards import process\n"
+        "answer = io.BytesIO()\n"
+        "process._send(answer, 'x' * 100_000)\n"
+        "connection = socket.socket(fileno=int(sys.argv[4]))\n"
+        "connection.recv(2**20)\n"
+        "connection.sendall(answer.getvalue()[:-100])\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    child.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(child))
+    process = ShardProcess()
+    try:
+        with pytest.raises(ShardProcessDiedError, match="SIGKILL"):
+            process.run(shard, [], print)
+    finally:
+        process.end()
 
 
 def test_one_process_runs_one_shard_after_another(open_shards, started):

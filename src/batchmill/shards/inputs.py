@@ -113,11 +113,11 @@ class ShardInputs:
     def batch_size(self, *, step_is_batched: bool) -> int:
         """Return the batch size.
 
-        A later attempt at a batch step uses 1 if only a few inputs are left. One of these inputs
-        probably killed the process, and only an input alone in its batch can be identified.
+        After a loss, an attempt at a batch step uses 1 if only a few inputs are left. One of these
+        inputs probably killed the process, and only an input alone in its batch can be identified.
         """
         largest = self.spec.batch_size
-        if step_is_batched and self.shard.attempt > 1 and len(self) <= 2 * largest:
+        if step_is_batched and self.shard.losses and len(self) <= 2 * largest:
             return 1
         return largest
 

@@ -11,6 +11,7 @@ import os
 import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 _END_SECONDS = 10
 _SHOWN_BYTES = 4096
+# The size of a message, before it. A pickle alone does not reveal in all cases that its end is cut.
+_SIZE = struct.Struct("<Q")
 
 
 class ShardProcessDiedError(Exception):
@@ -92,7 +95,7 @@ class ShardProcess:
         try:
             _send(self._channel, (shard, list(access), sys.path))
             while True:
-                answer = pickle.load(self._channel)  # noqa: S301  # From our own child.
+                answer = _receive(self._channel)
                 if isinstance(answer, FailureNotice):
                     on_failure(answer)
                 elif isinstance(answer, BaseException):
@@ -215,7 +218,7 @@ def serve(descriptor: int, parent: int) -> None:
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as channel:
         while True:
             try:
-                shard, access, sys.path[:] = pickle.load(channel)  # noqa: S301  # From our parent.
+                shard, access, sys.path[:] = _receive(channel)
             except (EOFError, ConnectionError):
                 return
             _send(channel, _answer(shard, access, channel))
@@ -242,8 +245,17 @@ def _send(channel: Any, message: Any) -> None:
         if not isinstance(message, BaseException):
             raise
         data = pickle.dumps(RuntimeError(f"{type(message).__name__}: {message}"))
-    channel.write(data)
+    channel.write(_SIZE.pack(len(data)) + data)
     channel.flush()
+
+
+def _receive(channel: Any) -> Any:
+    """Return the next message. Raise EOFError if the other side ended before or within it."""
+    start = channel.read(_SIZE.size)
+    data = channel.read(*_SIZE.unpack(start)) if len(start) == _SIZE.size else b""
+    if not data or len(data) < _SIZE.unpack(start)[0]:
+        raise EOFError
+    return pickle.loads(data)  # noqa: S301  # From our parent or our own child.
 
 
 if __name__ == "__main__":

@@ -21,9 +21,10 @@ from batchmill.storage import open_store
 class Shard:
     """The rows from `start` up to `stop` of a run's plan. It is shard `number` of `total`.
 
-    An `attempt` after the first skips inputs that have an outcome. `left` counts the inputs without
-    one; -1 if the number is unknown. A shard that is `split_off` has the inputs that another shard
-    had not begun. If this shard was split, `given` is its original `stop`; otherwise -1.
+    An `attempt` after the first skips inputs that have an outcome. `losses` counts the attempts
+    that lost their process, so not those that never began. `left` counts the inputs without an
+    outcome; -1 if the number is unknown. A shard that is `split_off` has the inputs that another
+    shard had not begun. If this shard was split, `given` is its original `stop`; otherwise -1.
     """
 
     dataset: str
@@ -33,6 +34,7 @@ class Shard:
     start: int
     stop: int
     attempt: int = 1
+    losses: int = 0
     left: int = -1
     split_off: bool = False
     given: int = -1

@@ -1,6 +1,7 @@
 """Lost shards are submitted again, halved or ended. Lost nodes are detected."""
 
 import pytest
+from prefect.states import Crashed
 
 from batchmill.ledger.ledger import Ledger
 from batchmill.orchestration.runners.loss_policy import LossPolicy, split_lost
@@ -31,7 +32,8 @@ def policy_of(runner, queue, losses_allowed=50):
     ids=["finished", "first loss", "progress", "no progress", "gaps", "alone"],
 )
 def test_the_next_attempts_of_a_lost_shard(attempt, left, rows, expected):
-    parts = split_lost(shard_of(attempt=attempt, left=left, given=9), list(rows))
+    shard = shard_of(attempt=attempt, losses=attempt - 1, left=left, given=9)
+    parts = split_lost(shard, list(rows))
     assert [(part.start, part.stop, part.inputs) for part in parts] == expected
     assert all(part.attempt == attempt + 1 and part.given == -1 for part in parts)
 
@@ -97,6 +99,34 @@ def test_the_shards_of_a_missing_node_are_lost_after_five_seconds(
     queue.running[again.task_run_id] = SubmittedShard(queue.waiting.pop(), again)
     policy.fail_lost_nodes(99.0)
     assert again.task_run_id in queue.running, "a lost node is handled once"
+
+
+def test_a_node_that_returns_is_not_lost_when_it_disappears_again(
+    tmp_path, make_runner, make_future
+):
+    shard, future, runner = shard_of(tmp_path), make_future(), make_runner()
+    Ledger(LocalStore(tmp_path)).control.record_node(1, shard.key, "b")
+    queue = ShardQueue(running={future.task_run_id: SubmittedShard(shard, future)})
+    policy = policy_of(runner, queue, losses_allowed=0)
+    times = [(0.0, "ab"), (1.0, "a"), (2.0, "ab"), (10.0, "a"), (14.9, "a")]
+    for now, nodes in times:
+        runner.nodes = frozenset(nodes)
+        policy.fail_lost_nodes(now)
+    assert queue.running, "it has been missing for less than five seconds"
+    policy.fail_lost_nodes(15.0)
+    assert not queue.running
+
+
+def test_a_shard_that_never_began_is_not_halved_after_its_first_loss(make_runner, make_future):
+    """Any cause may have ended its first process, as for all shards."""
+    queue = ShardQueue()
+    policy = policy_of(make_runner(), queue)
+    policy.resubmit(SubmittedShard(shard_of(), make_future()), Crashed(message="a bad node"))
+    (moved,) = queue.waiting
+    assert moved.key != shard_of().key
+    assert len(split_lost(moved, list(range(8)))) == 1
+    (again,) = split_lost(moved, list(range(8)))
+    assert len(split_lost(again, list(range(8)))) == 2
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,8 @@ class LossPolicy:
         """Return the nodes that have been missing for too long. Each node is returned once."""
         missing = self._known_nodes - self._runner.nodes
         self._known_nodes |= self._runner.nodes
+        for node in self._runner.nodes:
+            self._missing_since.pop(node, None)
         # A node that has just disappeared is left to Ray, which usually reports the reason.
         lost = [
             node
@@ -206,7 +208,7 @@ def _is_inconclusive(shard: Shard, rows: Sequence[int]) -> bool:
 
     A first loss can have any cause. A shard that finished inputs makes progress.
     """
-    return shard.attempt == 1 or len(rows) < shard.inputs
+    return shard.losses == 0 or len(rows) < shard.inputs
 
 
 def _next_attempt(shard: Shard, rows: Sequence[int]) -> Shard:
@@ -215,6 +217,7 @@ def _next_attempt(shard: Shard, rows: Sequence[int]) -> Shard:
         start=rows[0],
         stop=rows[-1] + 1,
         attempt=shard.attempt + 1,
+        losses=shard.losses + 1,
         left=len(rows),
         given=-1,
     )
