@@ -6,6 +6,7 @@ import re
 import resource
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pandas as pd
@@ -60,6 +61,21 @@ def test_too_little_memory_is_reported_in_one_line(command, tmp_path):
     assert code == 2
     assert err.startswith("batchmill: there is not enough memory. ")
     assert err.count("\n") == 1
+
+
+def test_a_thread_without_memory_is_reported_in_one_line(command, words, tmp_path):
+    run_job(words / "manifest.csv", SPLIT, tmp_path / "d")
+    for path in words.glob("*.txt"):  # Threads read files whose time has changed.
+        os.utime(path, (1, 1))
+    before = threading.stack_size(2**46)  # More than the address space of a process.
+    try:
+        code, _, err = command(
+            "plan", words / "manifest.csv", "--step", SPLIT, "--output", tmp_path / "d"
+        )
+    finally:
+        threading.stack_size(before)
+    assert code == 2
+    assert err.startswith("batchmill: there is not enough memory. ")
 
 
 @pytest.mark.end_to_end
