@@ -5,6 +5,7 @@ import subprocess
 import numpy as np
 import pytest
 from jobs import run_job
+from live import clean_environment, shell_in
 from PIL import Image
 
 from batchmill import StoreError
@@ -13,6 +14,7 @@ from batchmill.maintenance.verify import verify
 from batchmill.storage import LocalStore
 
 STEP = "batchmill.steps.images:resize"
+WORDS = "batchmill.steps.words:split"
 
 
 @pytest.fixture
@@ -46,3 +48,22 @@ def test_a_run_on_a_full_disk_stops_and_can_be_resumed(disk, pictures):
     summary = run_job(pictures, STEP, disk / "out", width=700, height=700, num_workers=1)
     assert summary.outcomes == {"ok": 10}
     assert list(verify(ledger, hash_files=True)) == []
+
+
+def test_a_full_disk_of_prefect_is_reported(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("word")
+    home = tmp_path / "home"
+    home.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", home], check=True)
+    try:
+        environment = clean_environment(home)
+        with shell_in(tmp_path, environment) as shell:
+            done = shell.batchmill(
+                "run", "in", "--step", "batchmill.steps.words:split", "-o", "out"
+            )
+    finally:
+        subprocess.run(["umount", "--lazy", home], check=True)
+    assert done.returncode == 2
+    assert f"the disk of {home} is full" in done.stderr
+    assert "Traceback" not in done.stderr

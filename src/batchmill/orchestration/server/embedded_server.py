@@ -7,6 +7,8 @@ history in the user's Prefect database, and stops when the last run has ended.
 import fcntl
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -33,6 +35,10 @@ from batchmill.orchestration.server.server_process import (
 _START_SECONDS = 180
 _STOP_SECONDS = 20
 _POLL_SECONDS = 0.05
+# Prefect's empty database takes 2 MB.
+_LEAST_FREE_BYTES = 4 * 2**20
+# The last line of a traceback, such as `OSError: no space`.
+_ERROR_LINE = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt)\b")
 
 # The server processes that `starting_server` has started.
 _begun: list[subprocess.Popen[bytes]] = []
@@ -144,12 +150,19 @@ def _let_go(process: subprocess.Popen[bytes]) -> None:
 
 
 def _start_failure(folder: Path) -> str:
+    what = "The temporary Prefect server did not start"
+    if shutil.disk_usage(folder).free < _LEAST_FREE_BYTES:
+        return (
+            f"{what}: the disk of {folder.parent} is full. Free some space, or set PREFECT_HOME to "
+            "a folder on another disk."
+        )
     log = folder / LOG
-    last = log.read_text(errors="replace").strip().splitlines()[-5:] if log.exists() else []
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    errors = [line for line in lines if _ERROR_LINE.match(line)]
+    (reason,) = (errors or lines or ["it gave no reason"])[-1:]
     return (
-        f"The temporary Prefect server did not start. The last lines of its log {log}:\n  "
-        + "\n  ".join(last or ["(empty)"])
-        + "\nFix the cause, or run `prefect server start` and set PREFECT_API_URL to its address."
+        f"{what}: {reason}. Its log is {log}. Fix the cause, or run `prefect server start` and set "
+        "PREFECT_API_URL to its address."
     )
 
 

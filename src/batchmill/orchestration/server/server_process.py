@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 HOST, ANY_PORT = "127.0.0.1", 0
 USERS_LOCK, SERVER_LOCK = "users.lock", "server.lock"
 RECORD, LOG, PASSWORD = "server.json", "server.log", "password"
-# Exit code if the process is not needed: another one serves, or a server is configured.
-NOT_NEEDED = 3
+# Exit code if the process is not needed: another one serves, or a server is configured. uvicorn
+# itself ends a process with 3 if its application cannot start.
+NOT_NEEDED = 100
 _LOOK_SECONDS = 0.05
 _LOCK_TRIES = 10
 
@@ -67,6 +68,7 @@ def auth_string(folder: Path) -> str:
 
 def serve(port: int) -> int:
     """Serve until no process uses the server. Return the exit code of this process."""
+    os.umask(0o077)  # The database has saved secrets, and the user's folder may be readable by all.
     # Only Prefect's settings show whether a server is configured. Their import takes as long as
     # the import of all of Prefect, which a server needs anyway.
     from prefect.settings import PREFECT_API_URL, PREFECT_HOME
