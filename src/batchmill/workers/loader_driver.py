@@ -26,7 +26,7 @@ from batchmill.workers.dataloader import (
 )
 from batchmill.workers.input_queue import InputQueue, LoaderPass, make_batches
 from batchmill.workers.memory import kernel_oom_kills
-from batchmill.workers.processes import kill_tree
+from batchmill.workers.processes import ChildProcess
 from batchmill.workers.watchdog import BatchMonitor, Limits, Watchdog
 from batchmill.workers.worker import begin_worker
 from batchmill.workers.worker_channel import WorkerChannel
@@ -67,9 +67,10 @@ class LoaderDriver:
         oom_kills = kernel_oom_kills()
         with self._start_workers() as batches:
             processes = list(batches.workers)
+            workers = [ChildProcess(process.pid) for process in processes]
             watchdog = Watchdog(
                 self.channels,
-                [process.pid for process in processes],
+                workers,
                 self.limits,
                 self._drain,
                 self.stop,
@@ -82,12 +83,12 @@ class LoaderDriver:
             except WorkerDiedError:
                 self._worker_died = True
             except BaseException:  # The run was cancelled, or `deliver` failed.
-                for process in processes:
-                    kill_tree(process.pid)
+                for worker in workers:
+                    worker.kill_tree()
                 batches.abandon()
                 raise
             finally:
-                self._end_workers(batches, processes, watchdog)
+                self._end_workers(batches, processes, workers, watchdog)
         return self._exits(processes, watchdog, lambda: kernel_oom_kills() > oom_kills)
 
     def _start_workers(self) -> AbstractContextManager[LoaderIterator]:
@@ -138,15 +139,20 @@ class LoaderDriver:
                 self.processor.process(batch, self._drain)
 
     def _end_workers(
-        self, batches: LoaderIterator, processes: Sequence[Any], watchdog: Watchdog
+        self,
+        batches: LoaderIterator,
+        processes: Sequence[Any],
+        workers: Sequence[ChildProcess],
+        watchdog: Watchdog,
     ) -> None:
         """Wait until the workers finish their current inputs. End them and the watchdog."""
         self._drain.set()
         wait_until_idle(self.channels, processes)
         batches.end()
         watchdog.stop()
-        for process in processes:  # A worker may not have received the message to end.
-            kill_tree(process.pid)
+        for process, worker in zip(processes, workers, strict=True):
+            worker.kill_tree()  # It may not have received the message to end.
+            worker.close()
             process.join()
 
     def _exits(

@@ -60,32 +60,95 @@ def descendants(pid: int) -> Iterator[int]:
         yield from descendants(child)
 
 
-def pause(pid: int) -> bool:
-    """Suspend a process. Return False if it has ended, or is not suspended after 40 ms."""
-    _signal(pid, signal.SIGSTOP)
-    for _ in range(_PAUSE_CHECKS):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return False
-        if state in "TtZX":
-            return state in "Tt"
-        time.sleep(_PAUSE_SECONDS)
-    return False
+class ChildProcess:
+    """A handle to a child process of this process, or of `parent`.
+
+    Its signals never reach another process: the system may give the id of a process that has ended
+    to a new one. If the process with this id is not a child of `parent`, all methods do nothing.
+    Without pidfds (on other systems than Linux), the parent is checked only once.
+
+    Args:
+        pid: The id of the process.
+        parent: The id of its parent. By default, this process.
+    """
+
+    def __init__(self, pid: int, parent: int | None = None) -> None:
+        if pid <= 0:
+            raise ValueError(f"{pid} is not a process id: the signal would go to a process group")
+        self.pid = pid
+        self._descriptor: int | None = None
+        with suppress(AttributeError, OSError):
+            self._descriptor = os.pidfd_open(pid)
+        # The check comes second: before, another process could get the id after it.
+        self._is_child = not _LINUX or _parent_of(pid) == (parent or os.getpid())
+
+    def close(self) -> None:
+        """Close the handle. The process continues."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor, self._is_child = None, False
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, unless the process has ended."""
+        if not self._is_child:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            if self._descriptor is None:
+                os.kill(self.pid, number)
+            else:
+                signal.pidfd_send_signal(self._descriptor, number)
+
+    def pause(self) -> bool:
+        """Suspend it. Return False if it has ended, or is not suspended after 40 ms."""
+        self.send(signal.SIGSTOP)
+        for _ in range(_PAUSE_CHECKS if self._is_child else 0):
+            fields = _stat_of(self.pid)
+            if not fields or fields[0] in "TtZX":
+                return bool(fields) and fields[0] in "Tt"
+            time.sleep(_PAUSE_SECONDS)
+        return False
+
+    def resume(self) -> None:
+        """Continue the suspended process."""
+        self.send(signal.SIGCONT)
+
+    def kill_tree(self) -> None:
+        """Kill the process and its descendants."""
+        if not self._is_child:
+            return
+        # A suspended process cannot start other processes while its descendants are listed.
+        self.pause()
+        for descendant in list(_open_descendants(self.pid)):
+            descendant.send(signal.SIGKILL)
+            descendant.close()
+        self.send(signal.SIGKILL)
 
 
-def resume(pid: int) -> None:
-    """Continue a suspended process."""
-    _signal(pid, signal.SIGCONT)
+def _open_descendants(pid: int) -> Iterator[ChildProcess]:
+    for child in children(pid):
+        yield ChildProcess(child, parent=pid)
+        yield from _open_descendants(child)
+
+
+def _parent_of(pid: int) -> int | None:
+    """Return the id of a process's parent; None if the process has ended."""
+    fields = _stat_of(pid)
+    return int(fields[1]) if fields else None
+
+
+def _stat_of(pid: int) -> list[str]:
+    """Return the fields of `/proc/PID/stat` after the name; empty if the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process and its descendants."""
-    # A suspended process cannot start other processes while its descendants are listed.
-    pause(pid)
-    for descendant in list(descendants(pid)):
-        _signal(descendant, signal.SIGKILL)
-    _signal(pid, signal.SIGKILL)
+    """Kill a child of this process, and its descendants."""
+    child = ChildProcess(pid)
+    child.kill_tree()
+    child.close()
 
 
 def kill_descendants(pid: int, spare: frozenset[int] = frozenset()) -> None:
@@ -127,10 +190,3 @@ def has_ended(pid: int) -> bool:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return True
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    if pid <= 0:
-        raise ValueError(f"{pid} is not a process id: the signal would go to a process group")
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)

@@ -15,7 +15,7 @@ from typing import Literal
 from batchmill.outcome import Outcome
 from batchmill.workers.control import DrainFlag, Stop
 from batchmill.workers.memory import headroom
-from batchmill.workers.processes import kill_tree, pause, resume
+from batchmill.workers.processes import ChildProcess
 from batchmill.workers.worker import DUMP_SIGNAL
 from batchmill.workers.worker_channel import Occupied, WorkerChannel
 
@@ -94,14 +94,14 @@ class BatchMonitor:
 class Watchdog:
     """A thread that watches the workers of one DataLoader until `stop` is called.
 
-    It calls `receive` with the outcomes that have arrived. The workers' process ids are in `pids`,
-    in the order of `channels`. The batch that this process is processing is in `batch_monitor`.
+    It calls `receive` with the outcomes that have arrived. The workers are in the order of
+    `channels`. The batch that this process is processing is in `batch_monitor`.
     """
 
     def __init__(
         self,
         channels: Sequence[WorkerChannel],
-        pids: Sequence[int],
+        workers: Sequence[ChildProcess],
         limits: Limits,
         drain: DrainFlag,
         stop: Stop,
@@ -109,7 +109,7 @@ class Watchdog:
         batch_monitor: BatchMonitor,
     ) -> None:
         self._channels = channels
-        self._pids = pids
+        self._workers = workers
         self._limits = limits
         self._drain = drain
         self._stop_request = stop
@@ -158,11 +158,11 @@ class Watchdog:
     def _collect(self) -> int:
         """Collect the outcomes that have arrived, and return their number."""
         count = 0
-        for pid, channel in zip(self._pids, self._channels, strict=True):
+        for worker, channel in zip(self._workers, self._channels, strict=True):
             try:
                 arrived = channel.receive()
             except (EOFError, ValueError, TypeError):
-                kill_tree(pid)  # A step has overwritten the worker's journal.
+                worker.kill_tree()  # A step has overwritten the worker's journal.
                 continue
             count += len(arrived)
             if self.kill_reasons:  # An outcome that arrives after the kill is ignored.
@@ -192,9 +192,9 @@ class Watchdog:
         self._drain.set()
         if not self._stop_request.overdue:
             return
-        for pid, channel in zip(self._pids, self._channels, strict=True):
+        for worker, channel in zip(self._workers, self._channels, strict=True):
             if channel.occupied:
-                kill_tree(pid)
+                worker.kill_tree()
 
     def _check_silence(self) -> None:
         """Kill all workers if all of them are silent. New workers then execute their inputs."""
@@ -206,14 +206,14 @@ class Watchdog:
             self._kill_all()
 
     def _kill_all(self) -> None:
-        for pid in self._pids:
-            kill_tree(pid)
+        for worker in self._workers:
+            worker.kill_tree()
 
     def _check_limits(self, number: int, channel: WorkerChannel, occupied: Occupied) -> None:
         timeout, memory = self._limits.timeout_seconds, self._limits.memory_bytes
         # Check memory first, because an input that fills the memory is also slow.
         if memory is not None:
-            used = channel.used_bytes(self._pids[number], memory)
+            used = channel.used_bytes(self._workers[number].pid, memory)
             if used > memory:
                 limit = f"{memory / 2**20:,.0f} MiB"
                 message = f"used {used / 2**20:,.0f} MiB of memory; --memory-limit is {limit}"
@@ -237,7 +237,7 @@ class Watchdog:
         if room.available > low:
             return
         at_work = [
-            (channel.used_bytes(self._pids[number], _LOW_MEMORY_BYTES), number, occupied)
+            (channel.used_bytes(self._workers[number].pid, _LOW_MEMORY_BYTES), number, occupied)
             for number, channel in enumerate(self._channels)
             if (occupied := channel.occupied) and number not in self.kill_reasons
         ]
@@ -253,23 +253,23 @@ class Watchdog:
     def _kill(
         self, number: int, occupied: Occupied, kind: Literal["timeout", "oom"], message: str
     ) -> None:
-        channel, pid = self._channels[number], self._pids[number]
-        if not pause(pid):
+        channel, worker = self._channels[number], self._workers[number]
+        if not worker.pause():
             return  # The process has already died for another reason.
         if channel.occupied != occupied:
-            resume(pid)  # It has just finished the input.
+            worker.resume()  # It has just finished the input.
             return
         self.kill_reasons[number] = KillReason(occupied.index, kind, message)
         if kind == "timeout":
             self._drain.set()  # The worker must not begin another input while it writes its stack.
-            self._dump_stack(pid, channel.log)
-        kill_tree(pid)
+            self._dump_stack(worker, channel.log)
+        worker.kill_tree()
 
-    def _dump_stack(self, pid: int, log: int) -> None:
+    def _dump_stack(self, worker: ChildProcess, log: int) -> None:
         """Make a suspended worker write its stack to its log, and wait a moment for it."""
         before = os.fstat(log).st_size
-        os.kill(pid, DUMP_SIGNAL)
-        resume(pid)
+        worker.send(DUMP_SIGNAL)
+        worker.resume()
         deadline = time.monotonic() + _DUMP_SECONDS
         while time.monotonic() < deadline and os.fstat(log).st_size == before:
             time.sleep(0.01)

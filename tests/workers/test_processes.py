@@ -1,0 +1,86 @@
+"""Signals reach only the children of this process, and their descendants."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+from live import wait_for
+
+from batchmill.workers.control import DrainFlag, Stop
+from batchmill.workers.processes import ChildProcess, kill_tree
+from batchmill.workers.watchdog import BatchMonitor, Limits, Watchdog
+from batchmill.workers.worker_channel import WorkerChannel
+
+
+@pytest.fixture
+def stranger():
+    """A process that is not a child of this one. A worker's id may be reused by one."""
+    made = subprocess.run(
+        ["sh", "-c", "sleep 600 > /dev/null 2>&1 & echo $!"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    process = psutil.Process(int(made.stdout))
+    wait_for(lambda: process.status() == psutil.STATUS_SLEEPING, "the process sleeps")
+    yield process
+    process.kill()
+
+
+def test_a_stranger_gets_no_signal(stranger):
+    kill_tree(stranger.pid)
+    child = ChildProcess(stranger.pid)
+    assert not child.pause()
+    child.kill_tree()
+    child.send(signal.SIGKILL)
+    child.close()
+    assert stranger.status() == psutil.STATUS_SLEEPING
+
+
+def test_a_child_with_its_descendants_is_killed():
+    started = subprocess.Popen(
+        ["sh", "-c", "sh -c 'sleep 600 & sleep 600' & sleep 600 & wait"], stdout=subprocess.DEVNULL
+    )
+    below = psutil.Process(started.pid)
+    wait_for(lambda: len(below.children(recursive=True)) == 4, "descendants")
+    found = below.children(recursive=True)
+    child = ChildProcess(started.pid)
+    assert child.pause()
+    assert below.status() == psutil.STATUS_STOPPED
+    child.kill_tree()
+    assert started.wait() == -signal.SIGKILL
+    assert psutil.wait_procs(found, timeout=30)[1] == []
+    assert not child.pause(), "it has ended"
+    child.close()
+
+
+def test_without_pidfds_only_children_get_signals(stranger, monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open")
+    kill_tree(stranger.pid)
+    assert stranger.status() == psutil.STATUS_SLEEPING
+    started = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    kill_tree(started.pid)
+    assert started.wait() == -signal.SIGKILL
+    started.stdin.close()
+
+
+def test_the_watchdog_neither_kills_nor_blames_a_dead_worker(stranger):
+    """Its id now belongs to another process, and its last input exceeds the timeout."""
+    channel, child, ended = WorkerChannel(), ChildProcess(stranger.pid), Stop()
+    channel.begin(0)
+    drain = DrainFlag()
+    limits = Limits(timeout_seconds=0.0, memory_bytes=1)
+    watchdog = Watchdog([channel], [child], limits, drain, ended, lambda _: None, BatchMonitor())
+    checks = []
+    real = channel.bound_log
+    channel.bound_log = lambda: checks.append(real())
+    watchdog.start()
+    wait_for(lambda: len(checks) > 3, "checks of the watchdog")
+    watchdog.stop()
+    assert watchdog.kill_reasons == {}
+    assert stranger.status() == psutil.STATUS_SLEEPING
+    child.close()
+    channel.close()
