@@ -86,33 +86,49 @@ def record_touched(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table) -> No
     ledger.rewrite_records(run, records)
 
 
-def keep_results(ledger: Ledger, run: int) -> None:
+def keep_results(ledger: Ledger, run: int, records: pa.Table | None = None) -> bool:
     """Record the `ok` results of earlier runs again, if their inputs are missing in this run.
 
     A file that was moved away during a run must not remove its result.
+
+    Args:
+        ledger: The ledger.
+        run: The number of the run.
+        records: All records, with any columns. Read by default.
+
+    Returns:
+        True if results were recorded.
     """
-    now = ledger.records(["input", "outcome"], run=run)
+    records = ledger.all_records([]) if records is None else records
+    now = current_records(records.filter(pc.equal(records["run"], run)))
     missing = now["input"].filter(pc.equal(now["outcome"], "missing"))
     if not len(missing):
-        return
+        return False
     records = ledger.all_records(PART_SCHEMA.names)
     before = current_records(records.filter(pc.less(records["run"], run))).select(PART_SCHEMA.names)
     is_ok = pc.equal(before["outcome"], "ok")
     kept = before.filter(pc.and_(is_ok, pc.is_in(before["input"], value_set=missing)))
     if not len(kept):
-        return
+        return False
     # Within a run, an `ok` record wins. The step was not started in this run.
     for name, value in (("run", run), ("attempts", 0)):
         column = kept.schema.get_field_index(name)
         kept = kept.set_column(column, name, pa.array([value] * len(kept), pa.int32()))
     ledger.rewrite_records(run, kept)
+    return True
 
 
 def remove_replaced(ledger: Ledger, run: int) -> None:
-    """Remove files of earlier runs or attempts that the inputs' new outcomes do not name."""
+    """Remove files of earlier runs or attempts that the inputs' new outcomes do not name.
+
+    The files of results that `keep_results` records stay.
+    """
     store = ledger.store
-    # One call for both, because a ledger may have many parts.
-    records = ledger.all_records(["input_id", "attempts", "outputs"])
+    # All steps share one read, because a ledger may have many parts.
+    columns = ["input_id", "attempts", "outputs"]
+    records = ledger.all_records(columns)
+    if keep_results(ledger, run, records):
+        records = ledger.all_records(columns)
     now = current_records(records.filter(pc.equal(records["run"], run)))
     before = current_records(records.filter(pc.less(records["run"], run)))
     before = before.filter(pc.is_in(before["input"], value_set=now["input"]))

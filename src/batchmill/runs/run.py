@@ -106,7 +106,6 @@ class Run:
             write_assignment(self.ledger, self.number, assignment)
         record_touched(self.ledger, self.number, self.prepared.plan, self.prepared.manifest.inputs)
         if self.pending:
-            keep_results(self.ledger, self.number)
             remove_replaced(self.ledger, self.number)
             # A step can write beside its folder: to `out/../../x`.
             self.ledger.store.remove(STAGING)
