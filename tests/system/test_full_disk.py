@@ -1,5 +1,6 @@
 """A full disk costs no input: the run stops, and the next run completes the dataset."""
 
+import stat
 import subprocess
 
 import numpy as np
@@ -62,8 +63,10 @@ def test_a_full_disk_of_prefect_is_reported(tmp_path):
             done = shell.batchmill(
                 "run", "in", "--step", "batchmill.steps.words:split", "-o", "out"
             )
+        database = (home / "prefect.db").stat()
     finally:
         subprocess.run(["umount", "--lazy", home], check=True)
+    assert stat.S_IMODE(database.st_mode) == 0o600
     assert done.returncode == 2
     assert f"the disk of {home} is full" in done.stderr
     assert "Traceback" not in done.stderr
