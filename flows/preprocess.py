@@ -90,7 +90,7 @@ def preprocess(
         inputs=inputs,
         partitions=partitions,
         confinement=confinement,
-        force=run.force,
+        run=run,
     )
     check_prune(job, prune=run.prune)
     access = dataset_store.access if dataset_store else []

@@ -203,10 +203,10 @@ def test_labels_come_from_the_manifest(words, tmp_path):
 def test_a_watcher_follows_the_next_run(words, tmp_path):
     out = tmp_path / "out"
     run_job(words / "manifest.csv", "steps_under_test:length", out)
-    job = make_job(manifest=str(words), step="steps_under_test:fails_on_b", output=str(out))
-    watcher = RunWatcher(prepare(job).ledger)
+    watcher = RunWatcher(Ledger(LocalStore(out)))
     assert watcher.poll() is None
-    run_job(words / "manifest.csv", "steps_under_test:fails_on_b", out)
+    options = {"replace_step": True}
+    run_job(words / "manifest.csv", "steps_under_test:fails_on_b", out, options=options)
     progress = watcher.poll()
     assert (progress.total, progress.done, progress.failed) == (4, 4, 1)
 

@@ -89,14 +89,14 @@ def test_sets_have_the_same_identity_in_every_process(write):
 def test_a_version_of_any_plain_type_counts(version, expected):
     def step(source): ...
 
-    step.version = version
+    step.version = version  # type: ignore[attr-defined]
     assert describe_step("own_step:step", step, {})["version"] == expected
 
 
 def test_a_version_that_has_no_text_is_rejected():
     def step(source): ...
 
-    step.version = (object(), 2)
+    step.version = (object(), 2)  # type: ignore[attr-defined]
     with pytest.raises(StepError, match=r"step own_step:step: its version .* cannot be"):
         describe_step("own_step:step", step, {})
 

@@ -20,7 +20,7 @@ def job_of(manifest, step, output, *, params=None, **options):
         inputs=groups.inputs,
         partitions=groups.partitions,
         confinement=groups.confinement,
-        force=groups.run.force,
+        run=groups.run,
     )
 
 

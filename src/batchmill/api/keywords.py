@@ -41,6 +41,7 @@ class JobKeywords(TypedDict, total=False):
     known_failures: Literal["failed", "ok"]
     fail_fast: bool
     force: bool
+    replace_step: bool
     prune: bool
     wait: bool
 

@@ -210,7 +210,7 @@ def _prepare(request: JobRequest, held: ExitStack) -> tuple[JobRequest, Prepared
         inputs=options.inputs,
         partitions=options.partitions,
         confinement=options.confinement,
-        force=options.run.force,
+        run=options.run,
     )
     check_prune(job, prune=options.run.prune)
     if job.confinement and request.cluster is None:

@@ -244,6 +244,12 @@ class RunOptions(Options):
         description="Execute all inputs again, including those that are already done. If the "
         "run is stopped, the same command resumes it.",
     )
+    replace_step: bool = Field(
+        default=False,
+        title="Replace the step",
+        description="The dataset may have the results of another step. They are replaced. Without "
+        "this option, such a run is rejected.",
+    )
     prune: bool = Field(
         default=False,
         title="Prune",

@@ -10,7 +10,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from batchmill.errors import OptionError
 from batchmill.manifest.listing import is_glob
-from batchmill.options.groups import ConfinementOptions, InputOptions, PartitionOptions
+from batchmill.options.groups import ConfinementOptions, InputOptions, PartitionOptions, RunOptions
 from batchmill.partitions.partitioning import Partitioning, make_partitioning
 from batchmill.planning.confinement import Confinement, make_confinement
 from batchmill.storage import is_url
@@ -29,6 +29,7 @@ class Job:
         inputs: Options for reading the manifest.
         search: A folder that is appended to the import path.
         force: True to re-run all inputs.
+        replace_step: True if the dataset may have the results of another step.
         partitioning: How to divide the inputs. The published tables then have a column with each
             input's partition. Steps do not receive it.
         confinement: The rights of the step. None if the step is not confined.
@@ -41,6 +42,7 @@ class Job:
     inputs: InputOptions = InputOptions()
     search: str = ""
     force: bool = False
+    replace_step: bool = False
     partitioning: Partitioning | None = None
     confinement: Confinement | None = None
 
@@ -54,7 +56,7 @@ def make_job(
     inputs: InputOptions = InputOptions(),
     partitions: PartitionOptions = PartitionOptions(),
     confinement: ConfinementOptions = ConfinementOptions(),
-    force: bool = False,
+    run: RunOptions = RunOptions(),
 ) -> Job:
     """Make a job from a user's values: paths become absolute, `~` becomes the home folder.
 
@@ -69,7 +71,8 @@ def make_job(
         params=_plain_params(params or {}),
         inputs=inputs.model_copy(update={"root": root}),
         search=os.getcwd(),
-        force=force,
+        force=run.force,
+        replace_step=run.replace_step,
         partitioning=make_partitioning(partitions),
         confinement=make_confinement(confinement),
     )

@@ -19,6 +19,7 @@ from batchmill.planning.job import Job
 from batchmill.planning.partition_assignment import Division, check_rows, divide_manifest
 from batchmill.planning.plan import PLANNED_COLUMNS, Plan, find_records, make_plan
 from batchmill.security.allowlist import check_step
+from batchmill.sizes import counted
 from batchmill.step.fingerprint import differences, identity_of
 from batchmill.step.load import Step, load_step
 from batchmill.urls import is_web, join, same_place, shown_url
@@ -133,6 +134,8 @@ def _plan(
 ) -> Prepared:
     step = _fitted(step, manifest)
     records = ledger.records(PLANNED_COLUMNS)
+    if not job.replace_step:
+        _check_same_step(job, records, ledger)
     record_rows = find_records(records, manifest.inputs)
     file_changes = detect_changes(manifest, records, record_rows, step.identity, ledger.store)
     forced_after = _forced_after(ledger) if job.force else None
@@ -166,6 +169,23 @@ def _plan(
         assignment=division.assignment,
         partition_changes=division.changes,
     )
+
+
+def _check_same_step(job: Job, records: pa.Table, ledger: Ledger) -> None:
+    """Raise OptionError if all results of the dataset are of other steps.
+
+    The output is probably a mistake, and the run would replace good results. Another version of the
+    same step, or other params, are no mistake.
+    """
+    identities = records["step"].filter(pc.equal(records["outcome"], "ok"))
+    described = [ledger.steps.read(one) for one in pc.unique(identities).to_pylist()]
+    steps = sorted({one["ref"] for one in described if one})
+    if steps and job.step not in steps:
+        raise OptionError(
+            f"--output {job.output}: contains {counted(len(identities), 'result')} of the step "
+            f"{steps[0]}, and this run's step is {job.step}. Choose another output. To replace the "
+            "results, add --replace-step."
+        )
 
 
 def _forced_after(ledger: Ledger) -> int:
