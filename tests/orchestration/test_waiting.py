@@ -66,15 +66,15 @@ def test_a_waiting_run_renews_its_state(api, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("other", "is_superseded"),
+    ("manifest", "seconds", "is_superseded"),
     [
-        (run_of(manifest="/in"), True),
-        (run_of(manifest="/other"), False),
-        (run_of(manifest="/in", seconds=200), False),  # Its process has died.
+        ("/in", 0, True),
+        ("/other", 0, False),
+        ("/in", 200, False),  # The process of the other run has died.
     ],
 )
-def test_only_one_of_several_equal_runs_waits(api, other, is_superseded):
-    api.runs.append(other)
+def test_only_one_of_several_equal_runs_waits(api, manifest, seconds, is_superseded):
+    api.runs.append(run_of(seconds, manifest=manifest))
     wait = WaitingRun(lambda: "")
     if is_superseded:
         with pytest.raises(SupersededError):
