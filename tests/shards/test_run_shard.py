@@ -110,6 +110,12 @@ def test_an_input_that_fails_does_not_affect_other_inputs(words, tmp_path):
     message = failure_message(summary, "out")
     assert "4 inputs: 3 ok, 1 failed" in message
     assert "b.txt: failed: ValueError: bad header" in message
+    assert "Failed" not in failure_message(summary, "out", FailurePolicy(max_failures="1"))
+    last = failure_message(summary, "out", FailurePolicy()).splitlines()[-1]
+    assert last == (
+        "Failed: 1 input is not ok, and 0 may fail (--max-failures). Fix the cause, run: batchmill "
+        "retry out, and then the same command again."
+    )
     failures = pd.read_csv(tmp_path / "out" / "failures.csv")
     assert "in fails_on_b" in failures["traceback"][0]
 

@@ -91,7 +91,7 @@ def _run_without_server(
         raise RunError(lost_server_message(error)) from error
     summary = summarise(ledger, run)
     if not summary.accepted(policy):
-        raise RunError(failure_message(summary, ledger.store.url)) from error
+        raise RunError(failure_message(summary, ledger.store.url, policy)) from error
     return JobEnd(
         run,
         note="Prefect's history of this run is incomplete, because its server stopped responding.",

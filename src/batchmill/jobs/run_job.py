@@ -4,9 +4,10 @@ All checks run before a server, a process or a folder exists. Prefect is importe
 has something to execute or to report, or names a saved block.
 """
 
+import gc
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -261,9 +262,22 @@ def _execute(request: JobRequest, prepared: Prepared) -> JobEnd:
             return run_idle(prepared, prune=how.prune, wait=how.wait)
     # The server starts while this process imports Prefect, which takes one or two seconds.
     with starting_server(), handing_over(prepared):
-        from batchmill.jobs.flow_run import run_flow
+        with _without_garbage_collection():
+            from batchmill.jobs.flow_run import run_flow
 
         return run_flow(request.model, _parameters(request, prepared), prepared)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Search for no garbage during the block. Among imported objects, this takes a fifth of it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _parameters(request: JobRequest, prepared: Prepared) -> dict[str, Any]:

@@ -83,6 +83,6 @@ class FlowObserver(RunObserver, Publisher):
             reason = self._cancellation.reason
             return Cancelled(message=f"Cancelled {reason}. {summary.sentence()}")
         if not summary.accepted(self._policy):
-            lines = [failure_message(summary, self._dataset), *ended.reasons]
+            lines = [failure_message(summary, self._dataset, self._policy), *ended.reasons]
             return Failed(message="\n".join(lines))
         return Completed(message=summary.sentence(), data=summary.as_json())

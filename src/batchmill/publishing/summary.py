@@ -132,8 +132,14 @@ def count_released(ledger: Ledger) -> int:
     return sum(run <= released.get(name, 0) for name, run in pairs)
 
 
-def failure_message(summary: Summary, dataset: str) -> str:
-    """Return a message with the counts, the first inputs that are not ok, and the next commands."""
+def failure_message(summary: Summary, dataset: str, policy: FailurePolicy | None = None) -> str:
+    """Return a message with the counts, the first inputs that are not ok, and the next commands.
+
+    Args:
+        summary: The summary of the run.
+        dataset: The dataset.
+        policy: If it does not accept the run, the last line says so.
+    """
     lines = [summary.sentence()]
     lines += [f"  {name}: {why}" for name, why in summary.failures]
     hidden = summary.failed - summary.counts.get("quarantined", 0) - len(summary.failures)
@@ -153,4 +159,11 @@ def failure_message(summary: Summary, dataset: str) -> str:
         )
     if summary.pending:
         lines.append(RUN_AGAIN)
+    elif policy and not summary.accepted(policy):
+        allowed = policy.failures_allowed(summary.inputs)
+        lines.append(
+            f"Failed: {counted(summary.failed, 'input is', 'inputs are')} not ok, and {allowed:,} "
+            f"may fail (--max-failures). Fix the cause, run: batchmill retry {dataset}, and then "
+            "the same command again."
+        )
     return "\n".join(lines)

@@ -209,9 +209,14 @@ def shard_processes() -> Iterator[ShardProcesses]:
 
 def serve(descriptor: int, parent: int) -> None:
     """Run the shards that the parent sends over a socket, until the parent closes the socket."""
-    # Import torch now, while the parent prepares a shard. The import takes a second.
+    # Import torch now, while the parent prepares a shard. The import takes a second, and a search
+    # for garbage among the imported objects would take longer.
+    gc.disable()
     import batchmill.shards.execution  # noqa: F401
     from batchmill.workers.processes import end_with_parent
+
+    gc.freeze()
+    gc.enable()
 
     end_with_parent(parent)
 
