@@ -78,9 +78,7 @@ def test_an_answer_that_a_killed_process_did_not_finish_is_a_lost_process(
 ):
     """Not an error of the shard, whose inputs then would not be executed again."""
     (shard, *_) = open_shards("step")
-    child = tmp_path / "child"
-    child.write_text(
-        f"#!{sys.executable}\n"
+    (tmp_path / "child.py").write_text(
         "import io, os, signal, socket, sys\n"
         "from batchmill.shards import process\n"
         "answer = io.BytesIO()\n"
@@ -90,6 +88,9 @@ def test_an_answer_that_a_killed_process_did_not_finish_is_a_lost_process(
         "connection.sendall(answer.getvalue()[:-100])\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
+    child = tmp_path / "child"
+    # A shell, because the path of Python may contain a space.
+    child.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/child.py" "$@"\n')
     child.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(child))
     process = ShardProcess()
