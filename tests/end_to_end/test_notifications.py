@@ -117,7 +117,8 @@ def test_a_run_sends_one_message_to_a_real_receiver(shell, api, receiver, work):
     first, *rest = new_messages(1)[0].splitlines()
     assert first == "parts: split: Failed"
     assert rest[0] == "4 inputs: 3 ok, 1 failed"
-    assert "failed in an earlier run and were skipped" in rest[-1]
+    assert "failed in an earlier run and were skipped" in rest[-2]
+    assert rest[-1].startswith("Failed: ")
 
     # A run whose process was killed: the next run sets the state Crashed.
     last, *_ = api("/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
