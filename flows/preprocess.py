@@ -104,7 +104,7 @@ def preprocess(
                 FlowRunner(cluster, access, cancellation, observer),
                 execution=execution,
                 policy=failures,
-                prune=run.prune,
+                options=run,
                 observer=observer,
                 publisher=observer,
             )

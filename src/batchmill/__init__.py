@@ -8,6 +8,8 @@
 - `retry`: release failed inputs, so that the next run executes them.
 - `verify`: compare a dataset's files with its ledger.
 - `open_dataset`: open a dataset as a torch Dataset, for training.
+- `metadata`: return the table of a dataset, or of an earlier version.
+- `versions`, `keep`, `diff`: list, name and compare the versions of a dataset.
 - `load_manifest`: read and check a manifest.
 
 Each has a docstring: `help(batchmill.run)`. Errors are subclasses of `BatchmillError`.
@@ -19,7 +21,16 @@ from typing import TYPE_CHECKING, Any
 from batchmill import version
 
 if TYPE_CHECKING:
-    from batchmill.api.datasets import failures, retry, try_one, verify
+    from batchmill.api.datasets import (
+        diff,
+        failures,
+        keep,
+        metadata,
+        retry,
+        try_one,
+        verify,
+        versions,
+    )
     from batchmill.api.jobs import PlanResult, RunResult, infer, plan, run
     from batchmill.errors import (
         BatchmillError,
@@ -33,6 +44,7 @@ if TYPE_CHECKING:
         StoreError,
         WorkerError,
     )
+    from batchmill.maintenance.versions import VersionDiff
     from batchmill.manifest import Manifest, load_manifest
     from batchmill.outcome import Outcome
     from batchmill.reading import Padded, SampleDataset, open_dataset, pad_collate
@@ -54,10 +66,14 @@ __all__ = [
     "ServiceError",
     "StepError",
     "StoreError",
+    "VersionDiff",
     "WorkerError",
+    "diff",
     "failures",
     "infer",
+    "keep",
     "load_manifest",
+    "metadata",
     "open_dataset",
     "pad_collate",
     "plan",
@@ -65,13 +81,24 @@ __all__ = [
     "run",
     "try_one",
     "verify",
+    "versions",
 ]
 
 # Names are imported on first use: `import batchmill` loads no torch, pandas, prefect or ray.
 _HOMES = {
-    "batchmill.api.datasets": ("failures", "retry", "try_one", "verify"),
+    "batchmill.api.datasets": (
+        "diff",
+        "failures",
+        "keep",
+        "metadata",
+        "retry",
+        "try_one",
+        "verify",
+        "versions",
+    ),
     "batchmill.api.jobs": ("PlanResult", "RunResult", "infer", "plan", "run"),
     "batchmill.errors": tuple(name for name in __all__ if name.endswith("Error")),
+    "batchmill.maintenance.versions": ("VersionDiff",),
     "batchmill.manifest": ("Manifest", "load_manifest"),
     "batchmill.outcome": ("Outcome",),
     "batchmill.reading": ("Padded", "SampleDataset", "open_dataset", "pad_collate"),

@@ -9,6 +9,9 @@ STEPS = f"{LEDGER_FOLDER}/steps"
 PARTITIONS = f"{LEDGER_FOLDER}/partitions"
 LEASES = f"{LEDGER_FOLDER}/lease"
 PUBLISHED = f"{LEDGER_FOLDER}/published.json"
+VERSIONS = f"{LEDGER_FOLDER}/versions"
+# The names of the versions that stay.
+KEPT = f"{LEDGER_FOLDER}/kept.json"
 STAGING = f"{LEDGER_FOLDER}/staging"
 # A manifest that was not a file.
 SAVED_MANIFEST = f"{LEDGER_FOLDER}/manifest.parquet"
@@ -17,7 +20,7 @@ LEDGER_NAMES = {
     name.rpartition("/")[2]
     for name in (
         *(FORMAT, PARTS, RUNS, RELEASED, STEPS, PARTITIONS),
-        *(LEASES, PUBLISHED, STAGING, SAVED_MANIFEST),
+        *(LEASES, PUBLISHED, STAGING, SAVED_MANIFEST, VERSIONS, KEPT),
     )
 }
 # Parts with this prefix contain rewritten records.

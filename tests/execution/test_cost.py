@@ -174,6 +174,7 @@ def test_number_of_fsync_calls_of_a_run(tmp_path):
         for _ in range(2)
     )
     # Each run syncs the lease and the plan (twice each), the record of the tables and the summary.
-    # The first run also syncs the format (up to twice), the step, the part, its tables and report.
-    assert sum(first.values()) <= 6 + 8, first
+    # The first run also syncs the format (up to twice), the step, the part, its tables and report,
+    # and the version (its description and its table).
+    assert sum(first.values()) <= 6 + 10, first
     assert 0 < sum(second.values()) <= 6, second

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -42,6 +43,13 @@ def files_in(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
 
 
+def folder_of(dataset):
+    """Return the only folder of outputs. Its name is the input's id and a hash of the contents."""
+    (folder,) = (dataset / "files").iterdir()
+    assert re.fullmatch("id-a[.]txt[.][0-9a-f]{12}", folder.name)
+    return f"files/{folder.name}"
+
+
 @pytest.fixture
 def source(tmp_path):
     path = tmp_path / "a.txt"
@@ -52,14 +60,13 @@ def source(tmp_path):
 def test_files_are_stored_under_the_inputs_id_and_rows_name_them(dataset, source):
     outcome = run(dataset, source, load_step("steps_under_test:copy", {"times": 2}, search=HERE))
     assert outcome.kind == "ok"
+    folder = folder_of(dataset)
     assert outcome.rows == (
-        '[{"output":"files/id-a.txt/0.txt","copy":0},{"output":"files/id-a.txt/1.txt","copy":1}]'
+        f'[{{"output":"{folder}/0.txt","copy":0}},{{"output":"{folder}/1.txt","copy":1}}]'
     )
-    assert [(file.path, file.size) for file in outcome.outputs] == [
-        ("files/id-a.txt/0.txt", 6),
-        ("files/id-a.txt/1.txt", 6),
-    ]
-    assert files_in(dataset) == ["files/id-a.txt/0.txt", "files/id-a.txt/1.txt"]
+    names = [f"{folder}/0.txt", f"{folder}/1.txt"]
+    assert [(file.path, file.size) for file in outcome.outputs] == [(name, 6) for name in names]
+    assert files_in(dataset) == names
 
 
 def test_a_step_without_files_leaves_no_folder(dataset, source):
@@ -181,7 +188,8 @@ def test_written_files_and_named_files_must_agree(dataset, source, written, name
 def test_out_may_have_folders_and_a_file_may_have_two_rows(dataset, source):
     outcome = run(dataset, source, writes("a", "sub/b", rows=["a", "sub/b", "./a"]))
     assert outcome.kind == "ok"
-    assert files_in(dataset) == ["files/id-a.txt/a", "files/id-a.txt/sub/b"]
+    folder = folder_of(dataset)
+    assert files_in(dataset) == [f"{folder}/a", f"{folder}/sub/b"]
 
 
 def test_folders_of_outputs_become_writable_again(dataset, source):
@@ -193,7 +201,7 @@ def test_folders_of_outputs_become_writable_again(dataset, source):
         return {"output": "sub/a"}
 
     assert run(dataset, source, step_of(step)).kind == "ok"
-    for folder in ("files/id-a.txt", "files/id-a.txt/sub"):
+    for folder in (folder_of(dataset), f"{folder_of(dataset)}/sub"):
         assert stat.S_IMODE((dataset / folder).stat().st_mode) == 0o700
 
 
@@ -218,12 +226,31 @@ def test_a_symbolic_link_is_rejected(dataset, source, tmp_path):
         (["a"], []),
     ],
 )
-def test_a_second_execution_replaces_the_files_of_the_first(dataset, source, before, after):
-    """Files that it did not write again stay. The holder of the lease removes them."""
-    run(dataset, source, writes(*before, rows=before))
-    outcome = run(dataset, source, writes(*after, rows=after))
-    assert outcome.kind == "ok", outcome.message
-    assert {f"files/id-a.txt/{name}" for name in after} <= set(files_in(dataset))
+def test_a_second_execution_leaves_the_files_of_the_first(dataset, source, before, after):
+    first = run(dataset, source, writes(*before, rows=before))
+    second = run(dataset, source, writes(*after, rows=after))
+    assert [first.kind, second.kind] == ["ok", "ok"]
+    written = [file.path for outcome in (first, second) for file in outcome.outputs]
+    assert files_in(dataset) == sorted(written)
+    assert len(written) == len(before) + len(after)
+
+
+def test_a_second_execution_with_equal_files_adds_nothing(dataset, source):
+    first = run(dataset, source, writes("a", "x/y", rows=["a", "x/y"]))
+    second = run(dataset, source, writes("a", "x/y", rows=["x/y", "a"]))
+    assert first.outputs == second.outputs
+    assert files_in(dataset) == [file.path for file in first.outputs]
+
+
+def test_a_second_execution_replaces_files_that_were_damaged(dataset, source):
+    first = run(dataset, source, writes("a", "b", rows=["a", "b"]))
+    _, damaged = (dataset / file.path for file in first.outputs)
+    content = damaged.read_bytes()
+    damaged.write_bytes(b"?" * len(content))
+    (damaged.parent / "stray").write_bytes(b"")
+    second = run(dataset, source, writes("a", "b", rows=["a", "b"]))
+    assert (first.outputs, damaged.read_bytes()) == (second.outputs, content)
+    assert files_in(dataset) == [file.path for file in first.outputs]
 
 
 def test_a_failure_does_not_remove_the_files_of_an_earlier_run(dataset, source):
@@ -250,7 +277,7 @@ def test_an_absolute_path_below_out_is_accepted(dataset, source):
         return {"output": out / "a"}
 
     assert run(dataset, source, step_of(step)).kind == "ok"
-    assert files_in(dataset) == ["files/id-a.txt/a"]
+    assert files_in(dataset) == [f"{folder_of(dataset)}/a"]
 
 
 def no_space(source, out):

@@ -6,6 +6,7 @@ from jobs import job_of, run_job
 
 from batchmill.jobs.idle_run import NotIdleError, is_idle, run_idle
 from batchmill.options.failure_policy import FailurePolicy
+from batchmill.options.groups import RunOptions
 from batchmill.planning.prepare import prepare
 from batchmill.runs.run import open_run
 
@@ -38,7 +39,7 @@ def test_an_idle_run_writes_missing_tables(done):
     (done / "out" / "metadata.parquet").unlink()
     prepared = prepared_in(done)
     assert is_idle(prepared)
-    run = run_idle(prepared, prune=False, wait=False).run
+    run = run_idle(prepared, RunOptions()).run
     summary = prepared.ledger.read_summary(run)
     assert (summary["inputs"], summary["executed"]) == (2, 0)
     table = pd.read_parquet(done / "out" / "metadata.parquet")
@@ -48,7 +49,7 @@ def test_an_idle_run_writes_missing_tables(done):
 
 def test_an_idle_run_prunes(done):
     (done / "in" / "b.txt").unlink()
-    run_idle(prepared_in(done), prune=True, wait=False)
+    run_idle(prepared_in(done), RunOptions(prune=True))
     table = pd.read_parquet(done / "out" / "metadata.parquet")
     assert set(table["input"]) == {"a.txt"}
 
@@ -58,7 +59,7 @@ def test_a_run_is_not_idle_if_inputs_became_pending_meanwhile(done):
     (done / "in" / "c.txt").write_text("c")
     prepared.ledger.release(["a.txt"])
     with pytest.raises(NotIdleError):
-        run_idle(prepared, prune=False, wait=False)
+        run_idle(prepared, RunOptions())
 
 
 def test_a_run_with_failures_of_earlier_runs_is_not_idle(tmp_path):
@@ -69,4 +70,4 @@ def test_a_run_with_failures_of_earlier_runs_is_not_idle(tmp_path):
     assert not len(prepared.plan.pending)
     assert not is_idle(prepared)
     with pytest.raises(NotIdleError):
-        run_idle(prepared, prune=False, wait=False)
+        run_idle(prepared, RunOptions())

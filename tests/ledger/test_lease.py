@@ -142,7 +142,7 @@ CHANGES = {
     "create": lambda store, folder: store.create("new", b"old"),
     "delete": lambda store, folder: store.delete("metadata.csv"),
     "remove": lambda store, folder: store.remove("files"),
-    "put_folder": lambda store, folder: store.put_folder(folder, "files/a", ["x"]),
+    "put_folder": lambda store, folder: store.put_folder(folder, "files/a", {"x": ""}),
 }
 
 

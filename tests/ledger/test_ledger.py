@@ -19,10 +19,10 @@ def ledger(tmp_path):
     return ledger
 
 
-def record(name, kind="ok", run=1, finished_at=1.0, **more):
+def record(name, kind="ok", run=1, finished_at=1.0, attempt=1, **more):
     seen = {"size": 5, "mtime_ns": 7, "content": "xxh128:1"}
     outcome = Outcome(name, f"id-{name}", kind, 1, 0.5, finished_at, "host", **seen, **more)
-    return outcome, Origin("{}", "step", run)
+    return outcome, Origin("{}", "step", run, attempt)
 
 
 def outcomes(ledger, **options):
@@ -46,11 +46,12 @@ def test_an_empty_ledger_has_all_columns(ledger):
     assert "outcome" in ledger.records().column_names
 
 
-def test_the_latest_run_wins_and_within_it_the_latest_record(ledger):
+def test_the_latest_run_wins_and_within_it_the_latest_attempt(ledger):
+    """Clocks differ between machines, so no time decides."""
     ledger.commit("000002-b-00000", [record("a", "ok", run=2, finished_at=1.0)])
     ledger.commit("000001-a-00000", [record("a", "failed", run=1, finished_at=9.0)])
-    ledger.commit("000001-a-00001", [record("b", "crashed", run=1, finished_at=3.0)])
-    ledger.commit("000001-a-00002", [record("b", "failed", run=1, finished_at=2.0)])
+    ledger.commit("000001-a-00001", [record("b", "crashed", run=1, finished_at=3.0, attempt=2)])
+    ledger.commit("000001-a-00002", [record("b", "failed", run=1, finished_at=4.0, attempt=1)])
     assert outcomes(ledger) == {"a": "ok", "b": "crashed"}
     assert outcomes(ledger, run=1) == {"a": "failed", "b": "crashed"}
 

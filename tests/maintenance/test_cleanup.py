@@ -3,7 +3,7 @@
 import pytest
 from copying_job import CopyingJob
 
-from batchmill import StoreError, open_dataset
+from batchmill import open_dataset
 from batchmill.layout import PUBLISHED, RELEASED
 from batchmill.maintenance.cleanup import KEPT_RUNS, forget_runs
 from batchmill.maintenance.verify import verify
@@ -26,17 +26,6 @@ def test_the_folders_of_old_runs_are_removed(job):
     assert list(verify(job.ledger)) == []
     assert job.run() == 0
     assert job.ledger.runs()[0] == 5
-
-
-def test_a_dataset_that_was_open_during_many_runs_must_be_opened_again(job):
-    job.run()
-    opened = open_dataset(job.dataset)
-    job.run(force=True)
-    job.run()
-    forget_runs(job.ledger, 3, kept=1)  # The plan of run 3 lists no input.
-    with pytest.raises(StoreError, match="plans of the next runs were removed"):
-        opened[0]
-    assert len(open_dataset(job.dataset)[0].data) > 0
 
 
 def test_a_dataset_that_is_read_during_many_runs_stays_readable(job):

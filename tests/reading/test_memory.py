@@ -109,7 +109,7 @@ def test_the_file_is_not_created_from_another_table(folder):
     pickled = pickle.dumps(dataset)
     del dataset
     publish_rows(folder, texts(7), label=list("bcabcab"))
-    with pytest.raises(OptionError, match="changed after it was opened"):
+    with pytest.raises(OptionError, match="does not exist any more"):
         pickle.loads(pickled)
 
 

@@ -147,6 +147,8 @@ def test_withdrawn_rows_stay_until_they_are_pruned(job):
     assert job.run() == 0
     assert gone.exists()
     assert job.run(prune=True) == 0
+    assert gone.exists(), "the earlier version stays"
+    assert job.run(keep_versions=0) == 0
     assert not gone.parent.exists()
     assert "in/00002.txt" not in set(pd.read_parquet(job.dataset / "metadata.parquet")["input"])
     assert job.reasons() == {"unchanged": 19}
@@ -243,7 +245,7 @@ def test_files_of_a_newly_failed_input_are_removed(job):
     job.run()
     before = job.output("00009.txt")
     job.path("00009.txt").write_bytes(b"\xff")
-    job.run()
+    job.run(keep_versions=0)
     assert job.summary.outcomes == {"ok": 19, "failed": 1}
     assert not before.parent.exists()
     assert list(verify(job.ledger)) == []
@@ -312,7 +314,7 @@ def test_files_that_a_step_no_longer_writes_are_removed(job, before, after):
 
     for names in (before, after):
         job.edit(step=writing(names))
-        job.run()
+        job.run(keep_versions=0)
     found = {str(path.relative_to(job.dataset / "files")) for path in outputs_below(job.dataset)}
     assert {name.partition("/")[2] for name in found} == set(after)
     assert list(verify(job.ledger, hash_files=True)) == []

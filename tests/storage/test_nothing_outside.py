@@ -111,7 +111,7 @@ def test_put_folder_does_not_follow_a_link(tmp_path, outside):
         (tmp_path / "dataset" / "files").rmdir()
         (tmp_path / "dataset" / "files").symlink_to(outside)
         with pytest.raises(StoreError, match="is a link"):
-            store.put_folder(folder / "a", "files/inner", ["x"])
+            store.put_folder(folder / "a", "files/inner", {"x": ""})
 
 
 def test_a_folder_that_becomes_a_link_during_a_call_is_not_followed(tmp_path, outside):

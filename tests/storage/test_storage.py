@@ -16,6 +16,7 @@ from batchmill import StoreError
 from batchmill.security.credentials import Access, access_to, options_for
 from batchmill.storage import LocalStore, remote
 from batchmill.storage.connection import connected
+from batchmill.storage.fingerprints import content_of
 
 
 def test_attempts_that_begin_and_end_together_get_their_folders(tmp_path):
@@ -81,20 +82,21 @@ def test_one_stale_handle_is_no_error(tmp_path, monkeypatch, call):
     assert errors == []
 
 
-@pytest.mark.parametrize(("before", "after"), [([], ["x"]), (["x", "y"], ["x"]), (["x"], ["x/y"])])
-def test_outputs_from_another_disk_are_copied(tmp_path, other_disk, before, after):
+@pytest.mark.parametrize("damage", [False, True])
+def test_outputs_from_another_disk_are_copied(tmp_path, other_disk, damage):
     """The folder `files` may be the mount point of its own disk."""
     store = LocalStore(tmp_path)
-    for names in filter(None, (before, after)):
+    (tmp_path / "files").mkdir()
+    for times in (1, 2):
         staged = other_disk / "staged"
-        for name in names:
-            (staged / name).parent.mkdir(parents=True, exist_ok=True)
-            (staged / name).write_text(f"{name} of {len(names)}")
-        (tmp_path / "files").mkdir(exist_ok=True)
-        store.put_folder(staged, "files/input", names)
+        (staged / "y").mkdir(parents=True)
+        (staged / "y" / "x").write_text("content")
+        store.put_folder(staged, "files/input", {"y/x": content_of(str(staged / "y" / "x"))})
         assert not staged.exists()
-    assert {f"files/input/{name}" for name in after} <= set(store.files("files"))
-    assert store.read(f"files/input/{after[0]}").decode() == f"{after[0]} of 1"
+        if damage and times == 1:
+            (tmp_path / "files" / "input" / "y" / "x").write_text("CONTENT")
+    assert list(store.files("files")) == ["files/input/y/x"]
+    assert store.read("files/input/y/x") == b"content"
     assert store.names("files") == os.listdir(tmp_path / "files") == ["input"]
 
 

@@ -124,16 +124,21 @@ def test_remove_and_delete_leave_other_files(store):
     assert store.names("files") == []
 
 
-def test_put_folder_replaces_earlier_files(store):
+@pytest.mark.parametrize("damage", [False, True])
+def test_put_folder_leaves_the_same_files_and_replaces_damaged_ones(store, damage):
     with store.staging("one") as folder:
-        for names in (["a", "b/c"], ["a", "d"]):
+        for times in (1, 2):
             staged = folder / "x"
-            for name in names:
+            contents = {}
+            for name in ("a", "b/c"):
                 (staged / name).parent.mkdir(parents=True, exist_ok=True)
-                (staged / name).write_text(f"{names}")
-            store.put_folder(staged, "files/x", names)
-    assert sorted(store.files("files")) == ["files/x/a", "files/x/b/c", "files/x/d"]
-    assert store.read("files/x/a") == store.read("files/x/d") == b"['a', 'd']"
+                (staged / name).write_text(f"this is {name}")
+                contents[name] = content_of(str(staged / name))
+            store.put_folder(staged, "files/x", contents)
+            if damage and times == 1:
+                store.write("files/x/a", b"THIS IS a")
+    assert list(store.files("files")) == ["files/x/a", "files/x/b/c"]
+    assert {name: store.content_of(f"files/x/{name}") for name in contents} == contents
     assert not folder.exists()
 
 

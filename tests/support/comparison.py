@@ -5,7 +5,7 @@ from batchmill.maintenance.verify import verify
 from batchmill.storage import open_store
 
 # The entries of the ledger's folder after a first run.
-AFTER_A_RUN = ["format.json", "lease", "parts", "published.json", "runs", "steps"]
+AFTER_A_RUN = ["format.json", "lease", "parts", "published.json", "runs", "steps", "versions"]
 
 
 def contents(dataset):

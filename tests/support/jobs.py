@@ -1,7 +1,7 @@
 """Run a whole job in this process, without Prefect and Ray."""
 
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import ExecutionOptions
+from batchmill.options.groups import ExecutionOptions, RunOptions
 from batchmill.options.job_settings import JobSettings
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
@@ -48,6 +48,7 @@ def run_job(
     before=None,
     force=False,
     prune=False,
+    keep_versions=1,
     options=None,
     **params,
 ):
@@ -61,7 +62,7 @@ def run_job(
         InThisProcess(cores=cores, on_outcome=seen.append if seen is not None else None),
         execution=ExecutionOptions(batch_size=batch_size, num_workers=num_workers),
         policy=policy or FailurePolicy(),
-        prune=prune,
+        options=RunOptions(prune=prune, keep_versions=keep_versions),
         observer=Before(before),
     )
     return ended.summary

@@ -8,13 +8,33 @@ from typing import Any
 
 import pandas as pd
 
+from batchmill.errors import OptionError
 from batchmill.execution.single_input import run_single_input
 from batchmill.jobs.failed_inputs import failure_table, release_failures
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import Difference, examine
+from batchmill.maintenance.versions import (
+    VersionDiff,
+    compare_versions,
+    drop_name,
+    keep_version,
+    list_versions,
+)
 from batchmill.outcome import Outcome
 from batchmill.step.load import load_step, reference_to
+from batchmill.urls import absolute
 
+_VERSION_COLUMNS = [
+    "version",
+    "created",
+    "rows",
+    "failures",
+    "step",
+    "params",
+    "own_bytes",
+    "names",
+    "table",
+]
 _DIFFERENCE_COLUMNS = ["kind", "path", "input", "message"]
 
 
@@ -81,6 +101,99 @@ def verify(
     )
     rows = [asdict(difference) for difference in found]
     return pd.DataFrame(rows, columns=_DIFFERENCE_COLUMNS)
+
+
+def versions(dataset: str | os.PathLike[str]) -> pd.DataFrame:
+    """Return the versions of a dataset that can be opened, in order.
+
+    Args:
+        dataset: The dataset's folder or URL.
+
+    Returns:
+        One row per version: version, created, rows, failures, step, params, own_bytes (the size of
+        the files that no other version has), names, and table (the hash of its table).
+
+    Raises:
+        OptionError: There is no such dataset.
+    """
+    rows = [
+        {
+            "version": one.version.number,
+            "created": pd.Timestamp(one.version.created, unit="s", tz="UTC"),
+            "rows": one.version.rows,
+            "failures": one.version.failed,
+            "step": one.step,
+            "params": dict(one.params),
+            "own_bytes": one.own_bytes,
+            "names": list(one.names),
+            "table": one.version.table,
+        }
+        for one in list_versions(open_ledger(os.fspath(dataset)))
+    ]
+    return pd.DataFrame(rows, columns=_VERSION_COLUMNS)
+
+
+def keep(
+    dataset: str | os.PathLike[str],
+    version: int | str | None = None,
+    *,
+    name: str = "",
+    drop: str = "",
+) -> None:
+    """Give a version of a dataset a name, so that no run removes it, or remove a name.
+
+    Args:
+        dataset: The dataset's folder or URL.
+        version: The number or name of the version to name.
+        name: The new name: letters, digits and ._-, beginning with a letter.
+        drop: A name to remove instead. The next runs may remove its version.
+
+    Raises:
+        OptionError: There is no such dataset, version or name, or the name is in use.
+        LedgerError: A run is using the dataset.
+    """
+    if bool(drop) == bool(name) or (version is not None) != bool(name):
+        raise OptionError("keep: give a version and name=, or only drop= with a name.")
+    ledger = open_ledger(os.fspath(dataset))
+    if version is None:
+        drop_name(ledger, drop)
+    else:
+        keep_version(ledger, version, name)
+
+
+def diff(dataset: str | os.PathLike[str], before: int | str, after: int | str) -> VersionDiff:
+    """Compare two versions of a dataset.
+
+    Args:
+        dataset: The dataset's folder or URL.
+        before: The number or name of a version.
+        after: The number or name of another version.
+
+    Returns:
+        The inputs that were added, removed and changed.
+
+    Raises:
+        OptionError: There is no such dataset or version.
+    """
+    return compare_versions(open_ledger(os.fspath(dataset)), before, after)
+
+
+def metadata(dataset: str | os.PathLike[str], *, version: int | str | None = None) -> pd.DataFrame:
+    """Return the metadata table of a dataset, one row per result.
+
+    Args:
+        dataset: The dataset's folder or URL.
+        version: The number or name of a version. None: the last one.
+
+    Raises:
+        OptionError: There is no such dataset or version, or no table yet.
+        StoreError: The table is damaged.
+    """
+    from batchmill.reading.published import read_published  # Imports torch.
+
+    table = read_published(absolute(os.fspath(dataset)), version=version).table
+    frame: pd.DataFrame = table.to_pandas()
+    return frame
 
 
 def try_one(

@@ -2,14 +2,20 @@
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+
+import xxhash
 
 from batchmill.execution.rows import Row
 from batchmill.layout import FILES
 from batchmill.outcome import WrittenFile
 from batchmill.storage import Store
 from batchmill.storage.fingerprints import fingerprint
+
+# The digits of the hash in a folder's name. With 48 bits, two different outputs of one input
+# practically never have the same name.
+_DIGITS = 12
 
 
 class OutputError(Exception):
@@ -25,7 +31,7 @@ def place_outputs(
         staged: The folder that the step wrote to; None if the step writes no files.
         rows: The step's rows. Their `output` is changed in place.
         store: The dataset's store.
-        input_id: The input's id, which names its folder in the dataset.
+        input_id: The input's id.
 
     Returns:
         The files, with their paths in the dataset.
@@ -43,15 +49,32 @@ def place_outputs(
     _compare(set(named), set(names))
     # The files are hashed now, while they are in the page cache.
     written = {name: fingerprint(f"{staged}/{name}") for name in names}
-    folder = f"{FILES}/{input_id}"
+    contents = {name: seen.content for name, seen in written.items()}
+    folder = f"{FILES}/{folder_name(input_id, contents)}"
     if written and staged:
-        store.put_folder(staged, folder, names)
+        store.put_folder(staged, folder, contents)
     for name, naming in named.items():
         for row in naming:
             row["output"] = f"{folder}/{name}"
     return tuple(
         WrittenFile(f"{folder}/{name}", seen.size, seen.content) for name, seen in written.items()
     )
+
+
+def folder_name(input_id: str, contents: Mapping[str, str]) -> str:
+    """Return the name of the folder for an input's files, which depends on their contents.
+
+    So a file never changes: other outputs of the same input have another folder.
+
+    Args:
+        input_id: The input's id.
+        contents: The content hash of each file, by name.
+
+    >>> folder_name("a-ae53ac10e51459de", {"clip.wav": "xxh128:0a"})
+    'a-ae53ac10e51459de.7cd8e667d143'
+    """
+    text = "".join(f"{name}\0{content}\n" for name, content in contents.items())
+    return f"{input_id}.{xxhash.xxh3_64_hexdigest(text.encode())[:_DIGITS]}"
 
 
 def _check_folder(staged: Path) -> None:
@@ -63,7 +86,7 @@ def _check_folder(staged: Path) -> None:
 
 
 def _make_writable(folder: str | Path, mode: int) -> None:
-    """Let this user change a folder. Otherwise no later run could replace or remove its files."""
+    """Let this user change a folder. Otherwise no later run could remove its files."""
     if mode & stat.S_IRWXU != stat.S_IRWXU:
         os.chmod(folder, stat.S_IMODE(mode) | stat.S_IRWXU)
 

@@ -100,8 +100,6 @@ def execute(
         return _place(item, staging, staged, rows, Loaded(seen, 0.0), started)
     except BaseException as error:  # The error becomes the input's outcome.
         failure = failure_of(item, staging, error, time.perf_counter() - started, ours=ours)
-        # Files of an earlier run stay in the dataset: this attempt may be late, and another run may
-        # own them now.
         if staged:
             remove_folder(staged)
         return failure._replace(**seen._asdict())

@@ -61,7 +61,8 @@ def run_single_input(step: Step, place: str, row: dict[str, Any], keep: Path | N
             outcome = execute(step, item, staging, partial(_load_item, step, item, staging))
         outcome = relative_to_own_folder(outcome)
         if keep and outcome.outputs:
-            shutil.copytree(Path(folder, FILES, item.input_id), keep, dirs_exist_ok=True)
+            (made,) = Path(folder, FILES).iterdir()
+            shutil.copytree(made, keep, dirs_exist_ok=True)
     return hide_in(outcome)
 
 
@@ -135,10 +136,13 @@ def _load_item(step: Step, item: Input, staging: StagingArea) -> Any:
 
 def relative_to_own_folder(outcome: Outcome) -> Outcome:
     """Make the paths of files relative to the step's folder instead of the dataset."""
-    inside = f"{FILES}/{outcome.input_id}/"
+
+    def relative(path: str) -> str:
+        return path.removeprefix(f"{FILES}/").partition("/")[2]
+
     rows = json.loads(outcome.rows)
     for row in rows:
         if row.get("output"):
-            row["output"] = row["output"].removeprefix(inside)
-    files = tuple(f._replace(path=f.path.removeprefix(inside)) for f in outcome.outputs)
+            row["output"] = relative(row["output"])
+    files = tuple(f._replace(path=relative(f.path)) for f in outcome.outputs)
     return outcome._replace(rows=json.dumps(rows), outputs=files)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from batchmill.errors import RunError
 from batchmill.ledger.lease import Wait
+from batchmill.options.groups import RunOptions
 from batchmill.planning.prepare import Prepared
 from batchmill.runs.execute import RunObserver, execute
 from batchmill.runs.run import Run
@@ -52,13 +53,12 @@ class _Idle(RunObserver):
             raise NotIdleError
 
 
-def run_idle(prepared: Prepared, *, prune: bool, wait: bool) -> JobEnd:
+def run_idle(prepared: Prepared, options: RunOptions) -> JobEnd:
     """Update the tables of an idle run, without Prefect.
 
     Args:
         prepared: The job, for which `is_idle` returned True.
-        prune: Also remove the files and rows of inputs that are no longer in the manifest.
-        wait: Wait until another run over the dataset has ended.
+        options: The options of this run.
 
     Returns:
         How the job ended.
@@ -68,5 +68,7 @@ def run_idle(prepared: Prepared, *, prune: bool, wait: bool) -> JobEnd:
         BatchmillError: See `execute`.
     """
     observer = _Idle()
-    observer.wait = Wait() if wait else None
-    return JobEnd(execute(prepared, InThisProcess(), prune=prune, observer=observer).summary.run)
+    observer.wait = Wait() if options.wait else None
+    return JobEnd(
+        execute(prepared, InThisProcess(), options=options, observer=observer).summary.run
+    )

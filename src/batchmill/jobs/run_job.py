@@ -255,11 +255,10 @@ def _check_cluster(cluster: "RayCluster | None") -> None:
 
 def _execute(request: JobRequest, prepared: Prepared) -> JobEnd:
     """Run the flow, or an idle run without Prefect."""
-    how = request.options.run
     # Only the flow can check a cluster.
     if request.cluster is None and is_idle(prepared):
         with suppress(NotIdleError):
-            return run_idle(prepared, prune=how.prune, wait=how.wait)
+            return run_idle(prepared, request.options.run)
     # The server starts while this process imports Prefect, which takes one or two seconds.
     with starting_server(), handing_over(prepared):
         with _without_garbage_collection():

@@ -20,6 +20,8 @@
       released/RUN-ID.json         inputs whose outcomes up to RUN do not count
       partitions/RUN.parquet       the partition of each input, from RUN on
       published.json               the hashes of the published tables
+      versions/RUN.json, .parquet  a version that can be opened: its description, its table
+      kept.json                    the names of the versions that stay
       lease/NUMBER.json            the process that holds the dataset
       manifest.parquet             the manifest, if it was not a file
       staging/                     outputs that are being written

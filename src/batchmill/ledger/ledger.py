@@ -25,6 +25,7 @@ from batchmill.ledger.parts import (
 from batchmill.ledger.published_record import read_published_record
 from batchmill.ledger.run_control import RunControl
 from batchmill.ledger.step_descriptions import StepDescriptions
+from batchmill.ledger.versions import Versions
 from batchmill.outcome import Outcome
 from batchmill.storage import Store, in_threads
 
@@ -41,12 +42,14 @@ class Ledger:
         store: The store of the dataset.
         control: The messages between runs and their shards.
         steps: The descriptions of the steps of the runs.
+        versions: The versions that can be opened.
     """
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.control = RunControl(store, RUNS)
         self.steps = StepDescriptions(store, STEPS)
+        self.versions = Versions(store)
 
     @property
     def exists(self) -> bool:
@@ -179,7 +182,7 @@ class Ledger:
     def rewrite_records(self, run: int, records: pa.Table) -> None:
         """Write records of earlier runs again, with changes or in fewer parts.
 
-        A record with the same `run` and `finished_at` as before replaces the earlier one.
+        A record with the same `run` and `attempt` as before replaces the earlier one.
 
         Args:
             run: The number of the run that rewrites them.
@@ -244,7 +247,7 @@ class Ledger:
         Raises:
             LedgerError: A part is damaged or foreign.
         """
-        needed = sorted({*columns, "input", "outcome", "run", "finished_at"})
+        needed = sorted({*columns, "input", "outcome", "run", "attempt"})
         tables = list(self._read_parts(run, needed))
         empty = pa.schema([RECORDS_SCHEMA.field(name) for name in needed]).empty_table()
         return pa.concat_tables([empty, *tables], promote_options="permissive")

@@ -53,6 +53,8 @@ PART_SCHEMA = pa.schema(
         ("carried", pa.string()),
         ("step", pa.string()),
         ("run", pa.int32()),
+        # Parts of older versions have no such column.
+        ("attempt", pa.int32()),
     ],
     metadata={"batchmill.ledger": str(VERSION)},
 )
@@ -73,11 +75,14 @@ class Origin(NamedTuple):
         carried: The other columns of the manifest's row, as a JSON object.
         step: The identity of the step.
         run: The number of the run.
+        attempt: The number of the attempt at the shard. A later attempt begins only when the
+            earlier one counts as lost.
     """
 
     carried: str
     step: str
     run: int
+    attempt: int = 1
 
 
 def as_part(records: Sequence[tuple[Outcome, Origin]]) -> pa.Table:
@@ -188,16 +193,17 @@ def winning_records(records: pa.Table) -> pa.Table:
 
     The record of the latest run wins. Within a run, an `ok` or `pruned` record wins over others:
     the attempt on a node that was counted as lost may fail after another attempt has succeeded.
-    Then the latest record wins, then the last one in the table.
+    Then the record of the latest attempt wins, then the last one in the table. No clock decides.
 
     Args:
         records: Records of any number of parts.
     """
     if len(records["input"].unique()) == len(records):
         return records
-    keys = records.select(["input", "run", "finished_at"]).to_pandas()
+    keys = records.select(["input", "run"]).to_pandas()
     keys["good"] = records["outcome"].to_pandas().isin([_OK, PRUNED])
-    ordered = keys.sort_values(["run", "good", "finished_at"], kind="stable")
+    keys["attempt"] = records["attempt"].fill_null(0).to_pandas()
+    ordered = keys.sort_values(["run", "good", "attempt"], kind="stable")
     wins = np.zeros(len(records), bool)
     wins[ordered.drop_duplicates("input", keep="last").index] = True
     return records.filter(pa.array(wins))

@@ -1,7 +1,7 @@
 """Removes old files and records from a dataset. Only the holder of its lease may do that."""
 
 import time
-from typing import Any
+from collections.abc import Set
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,12 +10,11 @@ from batchmill.layout import FILES, LEASES, RELEASED, STAGING
 from batchmill.ledger.json_file import read_json
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import PART_SCHEMA, PRUNED, current_records
-from batchmill.maintenance.verify import recorded_files, unreferenced
+from batchmill.ledger.versions import records_of
+from batchmill.maintenance.verify import named_files, output_paths, unreferenced
 from batchmill.planning.change_detection import TIMES
 from batchmill.planning.plan import Plan
-from batchmill.planning.plan_file import PlanFile
-from batchmill.planning.run_spec import planned_names
-from batchmill.storage import in_threads
+from batchmill.storage import Store, in_threads
 
 # Reading a part takes a millisecond, so a dataset with this number opens in half a second.
 MANY_PARTS = 500
@@ -31,43 +30,8 @@ def remove_orphans(ledger: Ledger) -> None:
     for name in list(store.leftovers()):
         if not name.startswith(LEASES):  # Other runs may be trying to take the lease.
             store.delete(name)
-    strays = list(unreferenced(store, recorded_files(ledger)))
+    strays = list(unreferenced(store, named_files(ledger)))
     in_threads(store.remove, strays, store.threads)
-
-
-def release_replaced(ledger: Ledger, pending: pa.ChunkedArray) -> bool:
-    """Release inputs whose files a killed run has replaced without a record.
-
-    This happens if the input or the step was changed back after the kill. If the input is pending
-    anyway, its files are not read.
-
-    Args:
-        ledger: The ledger of the dataset.
-        pending: The names of the inputs that the next run executes.
-
-    Returns:
-        True if an input was released.
-    """
-    run = max(ledger.runs(), default=0)
-    if not ledger.store.exists(PlanFile(ledger, run).settings_name):
-        return False
-    planned = planned_names(ledger, run)
-    done = [*pending.chunks, *ledger.records(["input"], run=run)["input"].chunks]
-    is_done = pc.is_in(planned, value_set=pa.chunked_array(done, pa.string()))
-    suspects = planned.filter(pc.invert(is_done))
-    records = ledger.records(["input", "outputs"])
-    records = records.filter(pc.is_in(records["input"], value_set=suspects))
-
-    def differs(record: dict[str, Any]) -> bool:
-        content_of = ledger.store.content_of
-        return any(content_of(file["path"]) != file["content"] for file in record["outputs"])
-
-    rows = records.to_pylist()
-    flags = in_threads(differs, rows, ledger.store.threads)
-    names = [row["input"] for row, flag in zip(rows, flags, strict=True) if flag]
-    if names:
-        ledger.release(names)
-    return bool(names)
 
 
 def record_touched(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table) -> None:
@@ -118,35 +82,53 @@ def keep_results(ledger: Ledger, run: int, records: pa.Table | None = None) -> b
     return True
 
 
-def remove_replaced(ledger: Ledger, run: int) -> None:
-    """Remove files of earlier runs or attempts that the inputs' new outcomes do not name.
+def sweep(ledger: Ledger, run: int, kept: int) -> None:
+    """Remove old versions, and the files that no version names any more, at the end of a run.
 
-    The files of results that `keep_results` records stay.
+    Args:
+        ledger: The ledger.
+        run: The number of the run. Its tables are published.
+        kept: The number of versions to keep before the last one. Versions with a name always stay.
     """
-    store = ledger.store
-    # All steps share one read, because a ledger may have many parts.
-    columns = ["input_id", "attempts", "outputs"]
-    records = ledger.all_records(columns)
-    if keep_results(ledger, run, records):
-        records = ledger.all_records(columns)
-    now = current_records(records.filter(pc.equal(records["run"], run)))
-    before = current_records(records.filter(pc.less(records["run"], run)))
-    before = before.filter(pc.is_in(before["input"], value_set=now["input"]))
-    named = set(_paths(now).to_pylist())
-    in_threads(store.delete, sorted(set(_paths(before).to_pylist()) - named), store.threads)
-    # An attempt may have died after it wrote its outputs and before its outcome was committed.
-    odd = pc.or_(pc.not_equal(now["outcome"], "ok"), pc.greater(now["attempts"], 1))
+    store, versions = ledger.store, [version.number for version in ledger.versions.read_all()]
+    stay = {*versions[-1 - kept :], *ledger.versions.names().values()}
+    dropped = [number for number in versions if number not in stay]
+    if not dropped and ledger.last_recorded_run() != run:
+        return  # The run has changed no record.
+    records = ledger.all_records(["input_id", "attempts", "outputs"])
+    now = current_records(records)
+    named = set(output_paths(now))
+    for number in stay.intersection(versions[:-1]):
+        named.update(output_paths(records_of(records, number)))
+    # Files of results since the previous version that did not win, and of removed versions.
+    before = max((number for number in versions if number < run), default=0)
+    gone = set(output_paths(records.filter(pc.greater(records["run"], before))))
+    for number in (*dropped, before):
+        gone.update(output_paths(records_of(records, number)))
+    in_threads(store.delete, sorted(gone - named), store.threads)
+    _remove_unrecorded(store, now.filter(pc.equal(now["run"], run)), named)
+    # A version is removed after its files. If the process stops in between, the next run continues.
+    for number in dropped:
+        ledger.versions.remove(number)
 
-    def tidy(identifier: str) -> None:
-        for name in list(store.files(f"{FILES}/{identifier}")):
-            if name not in named:
-                store.remove(name)
 
-    in_threads(tidy, now["input_id"].filter(odd).to_pylist(), store.threads)
+def _remove_unrecorded(store: Store, executed: pa.Table, named: Set[str]) -> None:
+    """Remove files of attempts that died before their outcome was committed."""
+    is_odd = pc.or_(pc.not_equal(executed["outcome"], "ok"), pc.greater(executed["attempts"], 1))
+    odd = set(executed["input_id"].filter(is_odd).to_pylist())
+    if not odd:
+        return
+    folders = {name.split("/")[1] for name in named}
+    left = [
+        f"{FILES}/{name}"
+        for name in store.names(FILES)
+        if name not in folders and name.partition(".")[0] in odd
+    ]
+    in_threads(store.remove, left, store.threads)
 
 
 def remove_withdrawn(ledger: Ledger, run: int, withdrawn: pa.Table) -> None:
-    """Remove the records and files of inputs that the manifest no longer lists."""
+    """Remove the results of inputs that the manifest no longer lists. `sweep` removes the files."""
     if len(withdrawn) == 0:
         return
     records = ledger.records()
@@ -161,20 +143,28 @@ def remove_withdrawn(ledger: Ledger, run: int, withdrawn: pa.Table) -> None:
     }
     for name, values in changes.items():
         records = records.set_column(records.schema.get_field_index(name), name, values)
-    # The record first: a later run removes files without a record, but a record without its files
-    # would be wrong.
     ledger.rewrite_records(run, records)
-    folders = [f"{FILES}/{name}" for name in withdrawn["input_id"].to_pylist()]
-    in_threads(ledger.store.remove, folders, ledger.store.threads)
 
 
 def compact(ledger: Ledger, run: int, many: int = MANY_PARTS) -> None:
-    """Merge all parts of the ledger into one, if there are at least `many`."""
+    """Merge all parts of the ledger into one, if there are at least `many`.
+
+    The records that no version needs are removed.
+    """
     names = ledger.part_names()
     if len(names) < many:
         return
-    ledger.rewrite_records(run, ledger.records())
+    records = ledger.all_records(PART_SCHEMA.names)
+    stay = [current_records(records)]
+    stay += [records_of(records, version.number) for version in ledger.versions.read_all()]
+    ledger.rewrite_records(run, _distinct(pa.concat_tables(stay)))
     ledger.delete_parts(names)
+
+
+def _distinct(records: pa.Table) -> pa.Table:
+    """Return records without repetitions."""
+    keys = records.select(["input", "run", "attempt"]).to_pandas()
+    return records.filter(pa.array(~keys.duplicated()))
 
 
 def forget_released(ledger: Ledger) -> None:
@@ -195,7 +185,3 @@ def forget_runs(ledger: Ledger, run: int, kept: int = KEPT_RUNS) -> None:
     """Remove the folders of all but the last `kept` runs, at the end of a run."""
     old = [ledger.run_folder(number) for number in ledger.runs() if number <= run - kept]
     in_threads(ledger.store.remove, old, ledger.store.threads)
-
-
-def _paths(records: pa.Table) -> pa.Array:
-    return records["outputs"].combine_chunks().flatten().field("path")

@@ -1,9 +1,12 @@
 """Compares a dataset with its ledger, and repairs the differences."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from batchmill.errors import LedgerError, StoreError
 from batchmill.layout import (
@@ -21,7 +24,9 @@ from batchmill.layout import (
 )
 from batchmill.ledger.lease import check_free, lease
 from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import current_records
 from batchmill.ledger.published_record import read_published_record
+from batchmill.ledger.versions import records_of
 from batchmill.maintenance.leakage import find_duplicates, find_leaks
 from batchmill.maintenance.source_partitions import compare_with_source
 from batchmill.planning.plan_file import PlanFile
@@ -86,7 +91,7 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
     strays += [
         f"{LEDGER_FOLDER}/{name}" for name in store.names(LEDGER_FOLDER) if name not in LEDGER_NAMES
     ]
-    for name in [*strays, *unreferenced(store, owners)]:
+    for name in [*strays, *unreferenced(store, owners.keys() | named_files(ledger))]:
         yield Difference("unreferenced", name)
     damaged = list(_damaged_files(ledger))
     for name in damaged:
@@ -128,7 +133,22 @@ def recorded_files(ledger: Ledger) -> dict[str, tuple[str, Mapping[str, Any]]]:
     }
 
 
-def unreferenced(store: Store, named: Mapping[str, object]) -> Iterator[str]:
+def named_files(ledger: Ledger) -> set[str]:
+    """Return the names of all outputs of the dataset and of its versions."""
+    records = ledger.all_records(["outputs"])
+    tables = [current_records(records)]
+    tables += [records_of(records, version.number) for version in ledger.versions.read_all()]
+    return {name for table in tables for name in output_paths(table)}
+
+
+def output_paths(records: pa.Table) -> list[str]:
+    """Return the names of the outputs of some records."""
+    files = pc.list_flatten(records["outputs"]).combine_chunks()
+    paths: list[str] = files.field("path").to_pylist()
+    return paths
+
+
+def unreferenced(store: Store, named: Set[str]) -> Iterator[str]:
     """Yield the outputs that are not `named`. A folder without any named output is one item."""
     folders = {str(above) for name in named for above in PurePosixPath(name).parents}
     last = ""

@@ -255,6 +255,13 @@ class RunOptions(Options):
         title="Prune",
         description="Remove files and rows of inputs that are no longer in the manifest.",
     )
+    keep_versions: int = Field(
+        default=1,
+        ge=0,
+        title="Earlier versions to keep",
+        description="Number of earlier versions of the dataset to keep. A program that "
+        "reads one of them can continue. Versions with a name always stay.",
+    )
     wait: bool = Field(
         default=False,
         title="Wait for another run",

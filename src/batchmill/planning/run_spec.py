@@ -160,12 +160,6 @@ def planned_names(ledger: Ledger, run: int) -> pa.ChunkedArray:
     return PlanFile(ledger, run).rows().column("input")
 
 
-def planned_ids(ledger: Ledger, run: int) -> list[str]:
-    """Return the ids of the inputs in a run's plan."""
-    ids: list[str] = PlanFile(ledger, run).rows().column("input_id").to_pylist()
-    return ids
-
-
 def some_inputs(ledger: Ledger, run: int, count: int) -> list[str]:
     """Return the paths or URLs of a few planned inputs whose files existed at planning."""
     root = read_spec(ledger, run).root

@@ -1,15 +1,20 @@
 """Publish a dataset's tables if its records or its manifest changed."""
 
+import time
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
 from batchmill.digests import digest
-from batchmill.layout import PUBLISHED, RELEASED
+from batchmill.layout import FAILURES_CSV, METADATA, PUBLISHED, RELEASED
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.published_record import PublishedRecord, read_published_record
+from batchmill.ledger.versions import Version
 from batchmill.manifest import Manifest
 from batchmill.partitions.record import name_of_last
+from batchmill.planning.run_spec import read_spec
 from batchmill.publishing.tables import publish
 from batchmill.storage.fingerprints import HashingFile
 from batchmill.version import VERSION
@@ -28,7 +33,23 @@ def publish_changes(ledger: Ledger, manifest: Manifest) -> None:
     # The record is deleted first. If the process stops now, the next run publishes again.
     store.delete(PUBLISHED)
     tables = {name: table._asdict() for name, table in publish(ledger, manifest).items()}
+    _add_version(ledger, run, tables)
     PublishedRecord(run=run, made_of=made_of, tables=tables).write(store)
+
+
+def _add_version(ledger: Ledger, run: int, tables: Mapping[str, Mapping[str, Any]]) -> None:
+    """Record the published tables as a version, unless they are those of the last version."""
+    version = Version(
+        number=run,
+        created=time.time(),
+        rows=tables[METADATA]["rows"],
+        failed=tables[FAILURES_CSV]["rows"],
+        step=read_spec(ledger, run).identity,
+        table=tables[METADATA]["content"],
+    )
+    last = ledger.versions.read_all()[-1:]
+    if [(one.table, one.failed) for one in last] != [(version.table, version.failed)]:
+        ledger.versions.add(version, METADATA)
 
 
 def _made_of(ledger: Ledger, manifest: Manifest) -> str:

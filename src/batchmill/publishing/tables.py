@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
@@ -42,10 +43,11 @@ _Column: TypeAlias = pa.Array | pa.ChunkedArray
 
 
 class PublishedTable(NamedTuple):
-    """The size in bytes and the content hash of a table."""
+    """The size in bytes, the content hash and the number of rows of a table."""
 
     size: int
     content: str
+    rows: int
 
 
 class _Chunk(NamedTuple):
@@ -103,12 +105,12 @@ def publish(ledger: Ledger, manifest: Manifest) -> dict[str, PublishedTable]:
     metadata = metadata_table(records.filter(ok), manifest)
     failures = failure_records(ledger)
     options: dict[str, Any] = {"compression": "zstd", "row_group_size": 128 * 1024}
-    writers: dict[str, Callable[[HashingFile], object]] = {
-        METADATA: lambda file: pq.write_table(metadata, file, **options),
-        METADATA_CSV: lambda file: pcsv.write_csv(metadata, file),
-        FAILURES_CSV: lambda file: pcsv.write_csv(failures, file),
+    store = ledger.store
+    return {
+        METADATA: _write(store, METADATA, metadata, partial(pq.write_table, **options)),
+        METADATA_CSV: _write(store, METADATA_CSV, metadata, pcsv.write_csv),
+        FAILURES_CSV: _write(store, FAILURES_CSV, failures, pcsv.write_csv),
     }
-    return {name: _write(ledger.store, name, writer) for name, writer in writers.items()}
 
 
 def _assigned(ledger: Ledger, names: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -119,13 +121,15 @@ def _assigned(ledger: Ledger, names: pa.ChunkedArray) -> pa.ChunkedArray:
     return last.rows[PARTITION_COLUMN].take(pc.index_in(names, value_set=last.rows["input"]))
 
 
-def _write(store: Store, name: str, writer: Callable[[HashingFile], object]) -> PublishedTable:
+def _write(
+    store: Store, name: str, table: pa.Table, writer: Callable[[pa.Table, HashingFile], object]
+) -> PublishedTable:
     written: list[PublishedTable] = []
 
     def write(file: BinaryIO) -> None:
         hashing = HashingFile(file)
-        writer(hashing)
-        written.append(PublishedTable(hashing.size, hashing.content))
+        writer(table, hashing)
+        written.append(PublishedTable(hashing.size, hashing.content, len(table)))
 
     store.write_atomic(name, write)
     return written[-1]

@@ -15,9 +15,8 @@ from torch.utils.data import Dataset
 from batchmill.errors import BatchmillError, OptionError
 from batchmill.layout import PARTITION_COLUMN
 from batchmill.reading.files import Load, choose_load, one_of_each_suffix, open_place
-from batchmill.reading.generation import Generation
 from batchmill.reading.mapped import MappedTable, map_table
-from batchmill.reading.published import input_root, read_published
+from batchmill.reading.published import check_kept, input_root, read_published
 from batchmill.reading.sample import sample_type
 from batchmill.reading.selection import (
     LABEL,
@@ -42,6 +41,7 @@ def open_dataset(
     columns: Sequence[str] = (),
     only_labelled: bool = False,
     transform: Callable[[Any], Any] | None = None,
+    version: int | str | None = None,
 ) -> "SampleDataset":
     """Open the published table of a dataset as a torch Dataset. Each row with a file is a sample.
 
@@ -55,12 +55,15 @@ def open_dataset(
         columns: Columns of the table that become fields of a sample, after its label.
         only_labelled: True to leave out rows without a label.
         transform: Called with the content of a file. Returns the sample's `data`.
+        version: The number or name of a version. None: the last one. A reader keeps its version
+            while runs update the dataset.
 
     Returns:
         The samples.
 
     Raises:
-        OptionError: The URL is not a dataset, has no table yet, or lacks a column or partition.
+        OptionError: The URL is not a dataset, has no table yet, or lacks a column, a partition or
+            this version.
         StoreError: The table cannot be read.
     """
     dataset = absolute(os.fspath(url))
@@ -70,7 +73,7 @@ def open_dataset(
         columns=_names(columns),
         only_labelled=only_labelled,
     )
-    published = read_published(dataset, selection.needed)
+    published = read_published(dataset, selection.needed, version=version)
     check_columns(published.columns, selection)
     samples = make_samples(published.table, selection)
     if not len(samples.table):
@@ -83,8 +86,7 @@ def open_dataset(
     chosen = choose_load(load, names, dataset)
     root = _input_root(dataset, places[0].as_py()) if samples.are_inputs and len(places) else None
     table = map_table(samples.table, partial(_table_again, selection, published.content))
-    generation = None if samples.are_inputs else Generation(dataset, published.run)
-    return SampleDataset(selection, published.content, table, root, chosen, transform, generation)
+    return SampleDataset(selection, published.content, table, root, chosen, transform)
 
 
 def _names(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -122,9 +124,7 @@ class SampleDataset(Dataset[Any]):
         root: str | None,
         load: Load,
         transform: Callable[[Any], Any] | None,
-        generation: Generation | None,
     ) -> None:
-        self._generation = generation
         self._selection = selection
         self._content = content
         self._table = table
@@ -144,7 +144,7 @@ class SampleDataset(Dataset[Any]):
 
         Raises:
             IndexError: There is no sample with this index.
-            StoreError: The file is missing or damaged, or a later run replaces it.
+            StoreError: The file is missing or damaged, or the version was removed.
             OptionError: The input may not be read here.
         """
         place, *values = self._table.row(operator.index(index))
@@ -152,14 +152,12 @@ class SampleDataset(Dataset[Any]):
         full = join(self._root, place)
         try:
             data = open_place(full, self._load, is_input=self._inputs_root is not None)
-            self._check_generation(place)
             if self._transform is not None:
                 data = self._transform(data)
         except BatchmillError:
-            self._check_generation(place)
+            self._check_kept()
             raise
         except Exception as error:
-            self._check_generation(place)
             error.add_note(f"This was raised for sample {index} of {self!r}: {full}")
             raise
         return sample_type(self._fields)(name, data, *values)
@@ -168,10 +166,10 @@ class SampleDataset(Dataset[Any]):
         """Yield all samples in order. Raises the errors of `dataset[index]`."""
         return (self[index] for index in range(len(self)))
 
-    def _check_generation(self, place: str) -> None:
-        """Raise StoreError if a later run replaces a file. That may also explain another error."""
-        if self._generation is not None:
-            self._generation.check(place)
+    def _check_kept(self) -> None:
+        """Raise StoreError if the version was removed. That explains a missing file."""
+        if self._inputs_root is None:
+            check_kept(self._selection.dataset, self._content)
 
     def __repr__(self) -> str:
         chosen = self._selection.partitions

@@ -1,7 +1,7 @@
 """Read the published table of a dataset, and the root of its inputs."""
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import BinaryIO, NamedTuple
 
 import pyarrow as pa
@@ -11,51 +11,99 @@ from batchmill.errors import OptionError, StoreError
 from batchmill.layout import METADATA
 from batchmill.ledger.open import last_run, open_ledger
 from batchmill.ledger.published_record import PublishedRecord, read_published_record
+from batchmill.ledger.versions import Versions
 from batchmill.planning.run_spec import read_spec
 from batchmill.storage import Store, is_url, remote
 from batchmill.storage.fingerprints import hash_file
 from batchmill.storage.scratch import scratch_folder
 
+_REMOVED = (
+    "the version that was opened does not exist any more. Later runs have removed it, or its table "
+    "was changed. Open the dataset again. To keep a version, give it a name (batchmill keep), or "
+    "keep more versions (--keep-versions)."
+)
+
 
 class Published(NamedTuple):
-    """Some columns of the table, the names of all columns, the hash of the file, and its run."""
+    """Some columns of the table, the names of all columns, and the hash of the file."""
 
     table: pa.Table
     columns: list[str]
     content: str
-    run: int
 
 
 def read_published(
-    dataset: str, columns: Collection[str] | None = None, content: str = ""
+    dataset: str,
+    columns: Collection[str] | None = None,
+    content: str = "",
+    version: int | str | None = None,
 ) -> Published:
     """Read a dataset's table.
 
     Args:
         dataset: The dataset's path or URL.
         columns: The columns to read. Missing columns are ignored. None: all columns.
-        content: The expected hash of the table. Empty: any table.
+        content: The hash of the table to read. Empty: the table of the `version`.
+        version: The number or name of a version. None: the last one.
 
     Returns:
         The table.
 
     Raises:
-        OptionError: There is no dataset or no table yet, or the table has another hash.
+        OptionError: There is no dataset or no table yet, or the version was removed.
         StoreError: The table cannot be read, or differs from the table that a run published.
     """
-    ledger = open_ledger(dataset)
-    store = ledger.store
-    # The record is read before the table: if a run publishes in between, its files are rejected.
+    store = open_ledger(dataset).store
+    versions = Versions(store)
+    if content:
+        return _read_content(dataset, store, columns, content)
+    if version is not None:
+        found = versions.find(version)
+        return _read(dataset, store, versions.table_name(found.number), columns, found.table)
+    # The record is read before the table. A run deletes the record before it replaces the table.
     record = read_published_record(store)
-    run = record.run if record else ledger.last_ended_run() or 0
-    with _opened(store, dataset) as file:
+    published = _read(dataset, store, METADATA, columns)
+    _check_recorded(store, record, published.content)
+    return published
+
+
+def _read_content(
+    dataset: str, store: Store, columns: Collection[str] | None, content: str
+) -> Published:
+    """Read the table with a hash: the last one, or that of an earlier version."""
+    versions = Versions(store)
+    numbers = [version.number for version in versions.read_all() if version.table == content]
+    for name in (*map(versions.table_name, numbers), METADATA):
+        with suppress(StoreError, OptionError):
+            return _read(dataset, store, name, columns, content)
+    raise OptionError(f"{dataset}: {_REMOVED}")
+
+
+def check_kept(dataset: str, content: str) -> None:
+    """Raise StoreError if the version that has a table was removed.
+
+    Args:
+        dataset: The dataset's path or URL.
+        content: The hash of the table.
+    """
+    store = open_ledger(dataset).store
+    record = read_published_record(store)
+    kept = {version.table for version in Versions(store).read_all()}
+    if record:  # A dataset of an older batchmill has no versions yet.
+        kept.add(record.tables[METADATA]["content"])
+    if kept and content not in kept:
+        raise StoreError(dataset, _REMOVED)
+
+
+def _read(
+    dataset: str, store: Store, name: str, columns: Collection[str] | None, content: str = ""
+) -> Published:
+    """Read a table by its name, and check its hash if `content` is given."""
+    place = store.url_of(name)
+    with _opened(store, dataset, name) as file:
         found = hash_file(file)
         if content and found != content:
-            raise OptionError(
-                f"{dataset}: its table changed after it was opened, so its samples may differ. "
-                "Open it again."
-            )
-        _check_recorded(store, record, found)
+            raise StoreError(place, "differs from the table that was published.")
         file.seek(0)
         try:
             # The pandas metadata in the schema would turn a manifest column into an index.
@@ -65,9 +113,9 @@ def read_published(
             table = parquet.read(columns=chosen).replace_schema_metadata(None)
         except (OSError, pa.ArrowException) as error:
             raise StoreError(
-                f"{dataset}/{METADATA}", f"cannot be read ({error}). Run the same command again."
+                place, f"cannot be read ({error}). Run the same command again."
             ) from error
-    return Published(table, names, found, run)
+    return Published(table, names, found)
 
 
 def _check_recorded(store: Store, record: PublishedRecord | None, found: str) -> None:
@@ -91,12 +139,12 @@ def input_root(dataset: str) -> str:
 
 
 @contextmanager
-def _opened(store: Store, dataset: str) -> Iterator[BinaryIO]:
-    """Open the table. A remote table is fetched first, because it is read twice."""
-    place = store.url_of(METADATA)
-    if not store.exists(METADATA):
+def _opened(store: Store, dataset: str, name: str) -> Iterator[BinaryIO]:
+    """Open a table. A remote table is fetched first, because it is read twice."""
+    place = store.url_of(name)
+    if not store.exists(name):
         raise OptionError(
-            f"{dataset}: has no {METADATA} yet, because a run writes it at its end. Complete "
+            f"{dataset}: has no {name} yet, because a run writes it at its end. Complete "
             "a run first."
         )
     with scratch_folder() as folder:

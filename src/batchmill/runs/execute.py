@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from batchmill.ledger.lease import Wait
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import ExecutionOptions
+from batchmill.options.groups import ExecutionOptions, RunOptions
 from batchmill.planning.batching import Batching
 from batchmill.planning.prepare import Prepared
 from batchmill.publishing.publisher import Publisher
@@ -54,7 +54,7 @@ def execute(
     *,
     execution: ExecutionOptions = ExecutionOptions(),
     policy: FailurePolicy = FailurePolicy(),
-    prune: bool = False,
+    options: RunOptions = RunOptions(),
     observer: RunObserver | None = None,
     publisher: Publisher | None = None,
 ) -> RunEnd:
@@ -65,7 +65,7 @@ def execute(
         runner: Executes the shards.
         execution: How the inputs are divided into batches and shards.
         policy: How failed inputs are handled.
-        prune: Also remove the files and rows of inputs that the manifest no longer lists.
+        options: The options of this run only.
         observer: Receives the stages of the run.
         publisher: Writes the tables and the report.
 
@@ -82,7 +82,7 @@ def execute(
         if not run.pending:
             run.divide_nothing(policy)
             observer.planned(run)
-            return _publish(run, ShardsEnd(), prune, observer, publisher)
+            return _publish(run, ShardsEnd(), options, observer, publisher)
         with runner:  # It ends its processes while the tables are written.
             chosen, reason = resolve_workers(execution, run.prepared, runner.cores.node)
             layout, shards = run.divide(Batching.from_options(chosen, reason), runner.cores, policy)
@@ -92,16 +92,25 @@ def execute(
                 summary = summarise(run.ledger, run.number)
                 observer.end(summary, is_cancelled=True)
                 return RunEnd(summary=summary, is_cancelled=True)
-            return _publish(run, ended, prune, observer, publisher)
+            return _publish(run, ended, options, observer, publisher)
 
 
 def _publish(
-    run: Run, ended: ShardsEnd, prune: bool, observer: RunObserver, publisher: Publisher
+    run: Run,
+    ended: ShardsEnd,
+    options: RunOptions,
+    observer: RunObserver,
+    publisher: Publisher,
 ) -> RunEnd:
-    run.finalize(prune=prune)
+    run.finalize(prune=options.prune)
     publisher.write_tables(run.prepared)
     is_stale = run.report_is_stale
-    summary = run.end(task_runs=ended.task_runs, lost=ended.lost, report=is_stale)
+    summary = run.end(
+        task_runs=ended.task_runs,
+        lost=ended.lost,
+        report=is_stale,
+        keep_versions=options.keep_versions,
+    )
     if is_stale:
         publisher.write_report(run.ledger, run.number, run.prepared.job.output)
     observer.end(summary, is_cancelled=False)

@@ -15,10 +15,9 @@ from batchmill.maintenance.cleanup import (
     forget_runs,
     keep_results,
     record_touched,
-    release_replaced,
     remove_orphans,
-    remove_replaced,
     remove_withdrawn,
+    sweep,
 )
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.partitions.record import forget_earlier, write_assignment
@@ -86,9 +85,9 @@ class Run:
         return Probe(dataset=self.prepared.job.output, run=self.number, token=self.lease.token)
 
     def finalize(self, *, prune: bool = False) -> None:
-        """Record partitions and touched inputs, and remove what the new outcomes replace.
+        """Record partitions and touched inputs, and compact the ledger.
 
-        Then compact the ledger. The tables are published after this.
+        The tables are published after this.
 
         Args:
             prune: Also remove the inputs that the manifest no longer lists.
@@ -106,7 +105,7 @@ class Run:
             write_assignment(self.ledger, self.number, assignment)
         record_touched(self.ledger, self.number, self.prepared.plan, self.prepared.manifest.inputs)
         if self.pending:
-            remove_replaced(self.ledger, self.number)
+            keep_results(self.ledger, self.number)
             # A step can write beside its folder: to `out/../../x`.
             self.ledger.store.remove(STAGING)
         if prune:
@@ -125,10 +124,18 @@ class Run:
         changed = changed or before.get("partitions", {}) != partitions_of(self.prepared)
         return bool(changed) or REPORT not in self.ledger.store.names("")
 
-    def end(self, *, task_runs: int = 0, lost: bool = False, report: bool = False) -> Summary:
-        """Record the run's summary, and return it. Remove old runs' folders.
+    def end(
+        self,
+        *,
+        task_runs: int = 0,
+        lost: bool = False,
+        report: bool = False,
+        keep_versions: int = 1,
+    ) -> Summary:
+        """Record the run's summary, and return it. Remove old versions and old runs' folders.
 
         Args:
+            keep_versions: The number of versions to keep before the last one.
             task_runs: The number of attempts at shards.
             lost: True if a process or machine was lost.
             report: True if the run writes a report.
@@ -140,6 +147,7 @@ class Run:
         seconds = round(time.time() - self._begun, 3)
         more = {"task_runs": task_runs, "report": report, "seconds": seconds}
         self.ledger.write_summary(self.number, summary.as_json() | more)
+        sweep(self.ledger, self.number, keep_versions)
         forget_earlier(self.ledger)
         forget_runs(self.ledger, self.number)
         return summary
@@ -167,8 +175,6 @@ def open_run(prepared: Prepared, *, wait: Wait | None = None) -> Iterator[Run]:
             keep_results(ledger, max(ledger.runs(), default=0))
             remove_orphans(ledger)
         prepared = plan_again(prepared, always=held.has_waited)
-        if not held.clean and release_replaced(ledger, prepared.plan.pending["input"]):
-            prepared = plan_again(prepared)
         number = 1 + ledger.last_known_run()
         ledger.steps.record(prepared.step.identity, prepared.step.description)
         yield Run(prepared=prepared, number=number, lease=held)

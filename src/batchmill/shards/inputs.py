@@ -70,7 +70,7 @@ class ShardInputs:
             plan_rows = list(compress(plan_rows, left.to_pylist()))
         columns = carried_rows(table)
         origins = {
-            name: Origin(encode_manifest_columns(row), spec.identity, spec.run)
+            name: Origin(encode_manifest_columns(row), spec.identity, spec.run, shard.attempt)
             for name, row in zip(table["input"].to_pylist(), columns, strict=True)
         }
         return cls(

@@ -131,7 +131,8 @@ def give_up(shard: Shard, reason: str) -> str | None:
         message=f"the shard's process died each time it ran this input alone: {reason}",
     )
     outcome = as_planned(outcome, table, 0)
-    origin = Origin(encode_manifest_columns(carried_rows(table)[0]), spec.identity, spec.run)
+    carried = encode_manifest_columns(carried_rows(table)[0])
+    origin = Origin(carried, spec.identity, spec.run, shard.attempt)
     ledger.commit(f"{shard.run:06d}-{uuid.uuid4().hex[:12]}-00000", [(outcome, origin)])
     return str(name)
 

@@ -1,4 +1,4 @@
-"""Open, move and remove files below a folder. Links are not followed, so nothing outside changes.
+"""Open and remove files below a folder. Links are not followed, so nothing outside changes.
 
 Each folder of a name is opened relative to the folder before it, and must not be a link. A link
 that another process creates in the meantime has no effect: an open folder stays the same folder.
@@ -95,12 +95,6 @@ def stat_entry(root: str, name: str) -> os.stat_result | None:
             return os.stat(last, dir_fd=folder, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def move(source: tuple[str, str], target: tuple[str, str]) -> None:
-    """Rename a file, and create the target folder. `source` and `target` are a root and a name."""
-    with folder_of(*source) as (here, name), folder_of(*target, make=True) as (there, new):
-        os.rename(name, new, src_dir_fd=here, dst_dir_fd=there)
 
 
 def remove_tree(root: str, name: str) -> None:

@@ -7,7 +7,7 @@ import shutil
 import stat
 import subprocess
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -19,7 +19,6 @@ from batchmill.layout import FILES, STAGING
 from batchmill.storage.beneath import (
     folder_of,
     link_file,
-    move,
     open_file,
     open_folder,
     remove_tree,
@@ -37,9 +36,9 @@ _ROOM_BYTES = 2**20
 _PASSING = {errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR}
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 _NO_RIGHT = {errno.EACCES, errno.EPERM, errno.EROFS}
-
-# A root, and the name of something below it.
-_Place = tuple[str, str]
+_COPY_BYTES = 2**20
+# The name of a folder is in use. A rename never replaces a folder that contains files.
+_TAKEN = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
 
 
 class LocalStore:
@@ -134,6 +133,15 @@ class LocalStore:
             # A rename is atomic only within one file system, so the temporary file is beside it.
             os.rename(temporary, last, src_dir_fd=folder, dst_dir_fd=folder)
 
+    def copy(self, source: str, target: str) -> None:
+        """Copy a file within the store, and replace an earlier one."""
+
+        def write(file: BinaryIO) -> None:
+            with open(open_file(self.url, source), "rb", buffering=0) as original:
+                shutil.copyfileobj(original, file, _COPY_BYTES)
+
+        self.write_atomic(target, write)
+
     @retry_local
     def create(self, name: str, data: bytes) -> bool:
         """Write a file that does not exist yet. Return False if it exists.
@@ -181,45 +189,33 @@ class LocalStore:
             remove_tree(self.url, name)
 
     @retry_local
-    def put_folder(self, folder: Path, name: str, files: Sequence[str]) -> None:
-        """Move the `files` of a folder into the folder `name`."""
+    def put_folder(self, folder: Path, name: str, contents: Mapping[str, str]) -> None:
+        """Move a folder to `name`, unless the same files are there already."""
         self.before_change()
-        with self._faults(name):
-            self._put_folder(folder, name, files)
-
-    def _put_folder(self, folder: Path, name: str, files: Sequence[str]) -> None:
-        with folder_of(self.url, name) as (above, last):
+        with self._faults(name), folder_of(self.url, name) as (above, last):
             try:
-                os.rename(folder, last, dst_dir_fd=above)
+                _move(folder, above, last)
                 return
             except OSError as error:
-                is_other_disk = error.errno == errno.EXDEV
-                if not is_other_disk and not stat_entry(self.url, name):
+                if error.errno not in _TAKEN:
                     raise
-            if is_other_disk:
-                # `files` may be the mount point of its own disk. A later run removes an incomplete
-                # copy, because no record names it.
-                copied = f".{last}.part-{uuid.uuid4().hex}"
-                shutil.copytree(folder, f"/proc/self/fd/{above}/{copied}")
-                beside = self.root / PurePosixPath(name).parent / copied
-                self._put_folder(beside, name, files)
+            if self._has(name, contents):
                 remove_folder(folder)
                 return
-        # The files of an earlier run exist. Replace them one by one, so that every file exists at
-        # any time.
-        staged = [(str(folder), file) for file in files]
-        placed = [(self.url, f"{name}/{file}") for file in files]
+            # The existing folder is damaged: its name depends on its contents.
+            aside = _temporary_name(last)
+            os.rename(last, aside, src_dir_fd=above, dst_dir_fd=above)
+            _move(folder, above, last)
+            self.remove(f"{PurePosixPath(name).parent}/{aside}")
+
+    def _has(self, folder: str, contents: Mapping[str, str]) -> bool:
+        """Return whether a folder has exactly these files, with these contents."""
         try:
-            _replace_files(staged, placed)
-        except (FileExistsError, IsADirectoryError, NotADirectoryError):
-            # A file must replace a folder, or a folder must replace a file.
-            for source, target in zip(placed, staged, strict=True):
-                if not stat_entry(*target):
-                    move(source, target)
-            self.remove(name)
-            with folder_of(self.url, name) as (above, last):
-                os.rename(folder, last, dst_dir_fd=above)
-        remove_folder(folder)
+            if sorted(self.files(folder)) != sorted(f"{folder}/{file}" for file in contents):
+                return False
+            return all(self.content_of(f"{folder}/{file}") == contents[file] for file in contents)
+        except StoreError:  # A link, or something that cannot be read.
+            return False
 
     @contextmanager
     def staging(self, attempt: str) -> Iterator[Path]:
@@ -311,11 +307,27 @@ def _type_of(entry: os.DirEntry[str]) -> int:
     return stat.S_IFDIR if entry.is_dir(follow_symlinks=False) else stat.S_IFREG
 
 
-def _replace_files(sources: Iterable[_Place], targets: Iterable[_Place]) -> None:
-    for source, target in zip(sources, targets, strict=True):
-        # Before a retry, an earlier attempt may have moved some files.
-        if stat_entry(*source) or not stat_entry(*target):
-            move(source, target)
+def _temporary_name(name: str) -> str:
+    return f".{name}.part-{uuid.uuid4().hex}"
+
+
+def _move(folder: Path, above: int, name: str) -> None:
+    """Move a folder into an open folder, and replace at most an empty folder."""
+    try:
+        os.rename(folder, name, dst_dir_fd=above)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        # `files` may be the mount point of its own disk. A later run removes an incomplete copy,
+        # because no record names it.
+        copied = _temporary_name(name)
+        shutil.copytree(folder, f"/proc/self/fd/{above}/{copied}")
+        try:
+            os.rename(copied, name, src_dir_fd=above, dst_dir_fd=above)
+        except OSError:
+            shutil.rmtree(copied, ignore_errors=True, dir_fd=above)
+            raise
+        remove_folder(folder)
 
 
 def _fault(place: str, error: OSError) -> StoreError:

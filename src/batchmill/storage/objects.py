@@ -1,6 +1,6 @@
 """A store in a prefix of a bucket, or behind another URL that fsspec opens."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
@@ -100,6 +100,11 @@ class ObjectStore:
                 raise StoreError(str(path), f"{error.strerror}.", general=True) from error
             remote.upload(str(path), self.url_of(name))
 
+    def copy(self, source: str, target: str) -> None:
+        """Copy a file within the store, and replace an earlier one."""
+        self.before_change()
+        remote.copy(self.url_of(source), self.url_of(target))
+
     def create(self, name: str, data: bytes) -> bool:
         """Write a file that does not exist yet. Return False if it exists."""
         self.before_change()
@@ -116,11 +121,14 @@ class ObjectStore:
         inside = [self.url_of(found) for found in self.files(name)]
         in_threads(remote.delete, [*inside, self.url_of(name)], self.threads)
 
-    def put_folder(self, folder: Path, name: str, files: Sequence[str]) -> None:
-        """Upload the `files` of a folder into the folder `name`."""
+    def put_folder(self, folder: Path, name: str, contents: Mapping[str, str]) -> None:
+        """Upload the files of a folder into the folder `name`."""
         self.before_change()
-        for file in files:
+
+        def upload(file: str) -> None:
             remote.upload(f"{folder}/{file}", self.url_of(f"{name}/{file}"))
+
+        in_threads(upload, list(contents), self.threads)
 
     def staging(self, attempt: str) -> AbstractContextManager[Path]:  # noqa: ARG002
         """Create an empty folder on this machine, for the block."""

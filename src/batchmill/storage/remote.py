@@ -180,6 +180,13 @@ def write(url: str, data: bytes) -> None:
 
 
 @retry_remote
+def copy(source: str, target: str) -> None:
+    """Copy a file within one store. The store itself copies it."""
+    with connected(source) as (files, path), connected(target) as (_, copied):
+        files.cp_file(path, copied)
+
+
+@retry_remote
 def create(url: str, data: bytes) -> bool:
     """Write a file that does not exist yet. Return False if it exists."""
     try:

@@ -1,6 +1,6 @@
 """The interface of a store, and functions that all stores use."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -80,6 +80,10 @@ class Store(Protocol):
         """
         ...
 
+    def copy(self, source: str, target: str) -> None:
+        """Copy a file within the store, and replace an earlier one."""
+        ...
+
     def create(self, name: str, data: bytes) -> bool:
         """Write a file that does not exist yet. Return False if it exists.
 
@@ -95,10 +99,16 @@ class Store(Protocol):
         """Remove a file, or a folder and its content. Ignore a name that does not exist."""
         ...
 
-    def put_folder(self, folder: Path, name: str, files: Sequence[str]) -> None:
-        """Move the `files` of a local folder into the folder `name`.
+    def put_folder(self, folder: Path, name: str, contents: Mapping[str, str]) -> None:
+        """Move the files of a local folder into the folder `name`.
 
-        Each file replaces an earlier one.
+        The name must depend on the contents. So another attempt that uses it has the same files,
+        and no file is ever replaced by another content.
+
+        Args:
+            folder: The local folder.
+            name: The folder in the store.
+            contents: The content hash of each file.
         """
         ...
 

@@ -1,0 +1,124 @@
+"""`batchmill versions`, `keep` and `diff`: list, name and compare versions of a dataset."""
+
+import json as json_text
+import time
+from dataclasses import asdict
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from batchmill.cli.console import console
+from batchmill.cli.options import Dataset, Json
+from batchmill.errors import OptionError
+from batchmill.ledger.open import open_ledger
+from batchmill.maintenance.versions import (
+    ListedVersion,
+    compare_versions,
+    drop_name,
+    keep_version,
+    list_versions,
+)
+from batchmill.sizes import counted, readable_size
+
+_SHOWN_NAMES = 5
+
+WhichVersion = Annotated[str, Parameter(help="The number or name of a version.")]
+
+
+def versions(dataset: Dataset, /, *, json: Json = False) -> None:
+    """List the versions of a dataset that can be opened.
+
+    Each run that changes the tables makes a version. The previous one stays (--keep-versions), and
+    each one with a name (batchmill keep).
+
+    ```
+    batchmill versions dataset
+    ```
+    """
+    found = list_versions(open_ledger(dataset))
+    if json:
+        print(json_text.dumps([_as_json(one) for one in found], ensure_ascii=False))
+        return
+    out = console()
+    for one in found:
+        version = one.version
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(version.created))
+        names = f" ({', '.join(one.names)})" if one.names else ""
+        params = ", ".join(f"{name}={value}" for name, value in one.params.items())
+        out.print(
+            f"{version.number}{names}: {when}, {counted(version.rows, 'row')}, "
+            f"{counted(version.failed, 'failure')}, {one.step}({params}), "
+            f"{readable_size(one.own_bytes)} that no other version has"
+        )
+    if not found:
+        out.print("No version yet: the first run that changes the tables makes one.")
+
+
+def keep(
+    dataset: Dataset,
+    version: WhichVersion = "",
+    /,
+    *,
+    name: Annotated[str, Parameter(help="A name for the version, for example paper.")] = "",
+    drop: Annotated[str, Parameter(help="A name to remove.")] = "",
+) -> None:
+    """Give a version of a dataset a name, so that no run removes it.
+
+    ```
+    batchmill keep dataset 12 --name paper
+    batchmill keep dataset --drop paper
+    ```
+    """
+    if bool(drop) == bool(name) or bool(version) != bool(name):
+        raise OptionError("give a version and --name, or only --drop with a name.")
+    ledger = open_ledger(dataset)
+    if drop:
+        drop_name(ledger, drop)
+        console().print(f"{drop} is no name any more. The next runs may remove its version.")
+        return
+    number = keep_version(ledger, version, name).number
+    console().print(
+        f"Version {number} of {dataset} is now {name}, and stays. To read it: "
+        f"batchmill.open_dataset({dataset!r}, version={name!r})"
+    )
+
+
+def diff(
+    dataset: Dataset, before: WhichVersion, after: WhichVersion, /, *, json: Json = False
+) -> None:
+    """Compare two versions of a dataset: inputs that were added, removed or changed, and why.
+
+    ```
+    batchmill diff dataset 11 12
+    batchmill diff dataset paper 12 --json
+    ```
+    """
+    found = compare_versions(open_ledger(dataset), before, after)
+    if json:
+        print(json_text.dumps(asdict(found), ensure_ascii=False))
+        return
+    out = console()
+    out.print(f"{counted(found.before.rows, 'row')} before, {found.after.rows:,} after")
+    groups = [("added", found.added), ("removed", found.removed)]
+    groups += [(f"changed ({reason})", names) for reason, names in found.changed.items()]
+    for what, names in groups:
+        if names:
+            more = ", ..." if len(names) > _SHOWN_NAMES else ""
+            out.print(f"{what}: {len(names):,}: {', '.join(names[:_SHOWN_NAMES])}{more}")
+    if not any(names for _, names in groups):
+        out.print("The rows and files are the same.")
+
+
+def _as_json(one: ListedVersion) -> dict[str, object]:
+    version = one.version
+    return {
+        "version": version.number,
+        "created": version.created,
+        "rows": version.rows,
+        "failures": version.failed,
+        "step": one.step,
+        "params": dict(one.params),
+        "own_bytes": one.own_bytes,
+        "names": list(one.names),
+        "table": version.table,
+    }

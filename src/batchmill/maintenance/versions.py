@@ -1,0 +1,163 @@
+"""List, name and compare the versions of a dataset."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from batchmill.ledger.lease import lease
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.versions import Version, records_of
+
+_INPUT, _STEP, _PARAMS, _ROW, _OTHER = "input", "step", "params", "row", "executed again"
+_COLUMNS = ("input", "outcome", "content", "step", "carried", "rows", "outputs")
+
+
+class ListedVersion(NamedTuple):
+    """One version, as users see it.
+
+    Attributes:
+        version: The version.
+        names: The names that keep it.
+        step: The reference of its step.
+        params: The step's keyword arguments.
+        own_bytes: The size of the files that only this version has, in bytes.
+    """
+
+    version: Version
+    names: tuple[str, ...]
+    step: str
+    params: Mapping[str, Any]
+    own_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionDiff:
+    """The differences between two versions.
+
+    Attributes:
+        before: The first version.
+        after: The second version.
+        added: The inputs whose rows only the second version has.
+        removed: The inputs whose rows only the first version has.
+        changed: The inputs with other rows or files, by reason: "input" (its content changed),
+            "step", "params", "row" (the manifest's other columns), or "executed again".
+    """
+
+    before: Version
+    after: Version
+    added: Sequence[str]
+    removed: Sequence[str]
+    changed: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def list_versions(ledger: Ledger) -> list[ListedVersion]:
+    """Return the versions of a dataset in order. Raises LedgerError and StoreError."""
+    versions = ledger.versions.read_all()
+    names = ledger.versions.names()
+    records = ledger.all_records(["outputs"])
+    frames = []
+    for version in versions:
+        files = pc.list_flatten(records_of(records, version.number)["outputs"]).combine_chunks()
+        frame = files.flatten()  # The columns path, size and content.
+        frames.append(pd.DataFrame({"path": frame[0].to_pandas(), "size": frame[1].to_pandas()}))
+    every = pd.concat(frames, keys=[v.number for v in versions]) if frames else pd.DataFrame()
+    own = every[~every["path"].duplicated(keep=False)] if frames else every
+    sizes = own["size"].groupby(level=0).sum().to_dict() if len(own) else {}
+    found = []
+    for version in versions:
+        described = ledger.steps.read(version.step) or {}
+        found.append(
+            ListedVersion(
+                version,
+                tuple(sorted(name for name, number in names.items() if number == version.number)),
+                described.get("ref", ""),
+                described.get("params", {}),
+                int(sizes.get(version.number, 0)),
+            )
+        )
+    return found
+
+
+def keep_version(ledger: Ledger, version: int | str, name: str) -> Version:
+    """Give a version a name, so that no run removes it.
+
+    Raises:
+        OptionError: The name cannot be used, or there is no such version.
+        LedgerError: A run is using the dataset.
+    """
+    with lease(ledger) as held:
+        found = ledger.versions.find(version)
+        ledger.versions.keep(name, found.number)
+        held.clean_end = held.clean
+    return found
+
+
+def drop_name(ledger: Ledger, name: str) -> None:
+    """Remove the name of a version. The next run may remove the version.
+
+    Raises:
+        OptionError: There is no such name.
+        LedgerError: A run is using the dataset.
+    """
+    with lease(ledger) as held:
+        ledger.versions.drop(name)
+        held.clean_end = held.clean
+
+
+def compare_versions(ledger: Ledger, before: int | str, after: int | str) -> VersionDiff:
+    """Return the differences between two versions.
+
+    Args:
+        ledger: The ledger of the dataset.
+        before: The number or name of a version.
+        after: The number or name of another version.
+
+    Raises:
+        OptionError: There is no such version.
+        LedgerError: The ledger is damaged.
+    """
+    first, second = ledger.versions.find(before), ledger.versions.find(after)
+    records = ledger.all_records(_COLUMNS)
+    old, new = (_results(ledger, records, version) for version in (first, second))
+    both = old.join(new, how="inner", lsuffix="_old", rsuffix="_new")
+    differs = (both["rows_old"] != both["rows_new"]) | (both["paths_old"] != both["paths_new"])
+    changed: dict[str, list[str]] = {}
+    for row in both[differs].itertuples():
+        changed.setdefault(_reason(ledger, row), []).append(str(row.Index))
+    return VersionDiff(
+        before=first,
+        after=second,
+        added=sorted(new.index.difference(old.index)),
+        removed=sorted(old.index.difference(new.index)),
+        changed={reason: sorted(names) for reason, names in changed.items()},
+    )
+
+
+def _results(ledger: Ledger, records: pa.Table, version: Version) -> pd.DataFrame:
+    """Return the results in the table of a version, by input."""
+    table = ledger.versions.table_name(version.number)
+    listed = pq.ParquetFile(ledger.store.open(table)).read(columns=["input"])["input"]
+    found = records_of(records, version.number)
+    found = found.filter(pc.is_in(found["input"], value_set=pc.unique(listed)))
+    frame = found.select(["input", "content", "step", "carried", "rows"]).to_pandas()
+    frame["paths"] = [
+        json.dumps([file["path"] for file in files]) for files in found["outputs"].to_pylist()
+    ]
+    indexed: pd.DataFrame = frame.set_index("input")
+    return indexed
+
+
+def _reason(ledger: Ledger, row: Any) -> str:
+    if row.content_old != row.content_new:
+        return _INPUT
+    if row.step_old != row.step_new:
+        old, new = (ledger.steps.read(one) or {} for one in (row.step_old, row.step_new))
+        same_code = {**old, "params": None} == {**new, "params": None}
+        return _PARAMS if old and same_code else _STEP
+    return _ROW if row.carried_old != row.carried_new else _OTHER

@@ -1,0 +1,130 @@
+"""The commands and calls that list, name and compare versions of a dataset."""
+
+import json
+
+import pytest
+from copying_job import CopyingJob
+
+import batchmill
+from batchmill import LedgerError, OptionError
+from batchmill.cli.main import main
+from batchmill.ledger.lease import lease
+from batchmill.maintenance.verify import verify
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """Return a job over three inputs whose dataset has the versions 1 and 2."""
+    monkeypatch.chdir(tmp_path)
+    made = CopyingJob(tmp_path, 3)
+    made.run()
+    made.path("00001.txt").write_text("changed")
+    made.names.append("00003.txt")
+    made.path("00003.txt").write_text("new")
+    made.list()
+    made.run()
+    return made
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+
+    def command(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return ended.value.code, out, err
+
+    return command
+
+
+def test_versions_lists_each_version_with_its_step_and_own_files(job, command):
+    code, out, _ = command("versions", job.dataset)
+    first, second = out.splitlines()
+    assert code == 0
+    assert first.startswith("1: ")
+    assert "3 rows, 0 failures, step_" in first
+    assert first.endswith("9 bytes that no other version has")
+    assert second.endswith("10 bytes that no other version has")
+    _, out, _ = command("versions", job.dataset, "--json")
+    assert [(one["version"], one["rows"], one["own_bytes"]) for one in json.loads(out)] == [
+        (1, 3, 9),
+        (2, 4, 10),
+    ]
+    assert batchmill.versions(job.dataset)["own_bytes"].tolist() == [9, 10]
+
+
+def test_a_kept_version_is_shown_and_read_by_its_name(job, command):
+    code, out, _ = command("keep", job.dataset, 1, "--name", "paper")
+    assert code == 0
+    assert "version='paper'" in out
+    assert command("versions", job.dataset)[1].startswith("1 (paper): ")
+    assert len(batchmill.metadata(job.dataset, version="paper")) == 3
+    assert len(batchmill.metadata(job.dataset)) == 4
+    assert sorted(sample.data for sample in batchmill.open_dataset(job.dataset, version=1)) == [
+        "00000.txt",
+        "00001.txt",
+        "00002.txt",
+    ]
+    assert command("keep", job.dataset, "--drop", "paper")[0] == 0
+    assert batchmill.versions(job.dataset)["names"].tolist() == [[], []]
+    assert list(verify(job.ledger)) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1,), "give a version and --name"),
+        (("--name", "paper"), "give a version and --name"),
+        ((1, "--name", "paper", "--drop", "x"), "give a version and --name"),
+        ((7, "--name", "paper"), "there is no such version. Versions: 1, 2. Names: taken."),
+        ((2, "--name", "taken"), "is the name of version 1"),
+        ((2, "--name", "7"), "begins with a letter"),
+        (("--drop", "other"), "no version has this name. Names: taken."),
+    ],
+)
+def test_a_mistake_is_reported_and_changes_nothing(job, command, arguments, message):
+    batchmill.keep(job.dataset, 1, name="taken")
+    code, _, err = command("keep", job.dataset, *arguments)
+    assert (code, message in err) == (2, True), err
+    assert job.ledger.versions.names() == {"taken": 1}
+
+
+def test_a_version_is_not_named_during_a_run(job):
+    with lease(job.ledger), pytest.raises(LedgerError, match="another run is using it"):
+        batchmill.keep(job.dataset, 1, name="paper")
+
+
+def test_keep_takes_a_name_to_give_or_a_name_to_remove(job):
+    for options in ({}, {"name": "a", "drop": "b"}):
+        with pytest.raises(OptionError, match="give a version and name="):
+            batchmill.keep(job.dataset, 1, **options)
+
+
+def test_diff_names_the_inputs_that_differ_and_the_reason(job, command):
+    code, out, _ = command("diff", job.dataset, 1, 2)
+    assert code == 0
+    assert out.splitlines() == [
+        "3 rows before, 4 after",
+        "added: 1: in/00003.txt",
+        "changed (input): 1: in/00001.txt",
+    ]
+    assert command("diff", job.dataset, 1, 1)[1].endswith("The rows and files are the same.\n")
+    found = batchmill.diff(job.dataset, 2, 1)
+    assert (found.added, found.removed) == ([], ["in/00003.txt"])
+
+
+@pytest.mark.parametrize("reason", ["step", "params", "removed"])
+def test_diff_tells_the_step_from_its_params(job, reason):
+    if reason == "step":
+        job.edit(helper="def measure(source):\n    return 2 * len(source.read_text())\n")
+    if reason == "removed":
+        job.names.remove("00002.txt")
+        job.list()
+    job.run(prune=reason == "removed", **({"times": 3} if reason == "params" else {}))
+    found = batchmill.diff(job.dataset, 2, 3)
+    if reason == "removed":
+        assert (found.removed, found.changed) == (["in/00002.txt"], {})
+    else:
+        assert found.changed == {reason: [f"in/0000{number}.txt" for number in range(4)]}
