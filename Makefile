@@ -94,7 +94,8 @@ test-lowest: ## Run the fast tests with the lowest versions that pyproject.toml 
 	$(LOWEST)/bin/python -m pip install --quiet \
 		'pytest<9.2' pytest-xdist pytest-randomly hypothesis 'moto[server]' psutil
 	$(LOWEST)/bin/python -m pytest -m 'not end_to_end and not slow and not system' \
-		--ignore tests/docs --ignore tests/benchmarks -n $(WORKERS) --dist worksteal
+		--ignore tests/docs --ignore tests/benchmarks --ignore tests/system \
+		--ignore tests/support -n $(WORKERS) --dist worksteal
 
 coverage: setup ## Run the fast tests, and list the lines that they do not execute
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt pytest-cov

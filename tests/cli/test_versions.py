@@ -116,7 +116,7 @@ def test_diff_names_the_inputs_that_differ_and_the_reason(job, command):
 
 
 @pytest.mark.parametrize("reason", ["step", "params", "removed"])
-def test_diff_tells_the_step_from_its_params(job, reason):
+def test_diff_distinguishes_the_step_from_its_params(job, reason):
     if reason == "step":
         job.edit(helper="def measure(source):\n    return 2 * len(source.read_text())\n")
     if reason == "removed":
