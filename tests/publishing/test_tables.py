@@ -1,5 +1,6 @@
 """Test that tables depend on manifest and rows, but not on the order of execution."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -182,11 +183,12 @@ def test_the_steps_values_override_the_manifest(ledger, tmp_path):
     assert table(tmp_path)["label"] == ["mine", "x"]
 
 
-def test_withdrawn_inputs_come_last_with_their_recorded_columns(ledger, tmp_path):
-    commit(ledger, "000001-a-0", a='[{"n":1}]', z='[{"n":2}]', b='[{"n":3}]')
-    publish(ledger, manifest_of(["z"], label=["new"]))
-    assert table(tmp_path)["input"] == ["z", "a", "b"]
-    assert table(tmp_path)["label"] == ["new", "old", "old"]
+def test_only_inputs_of_the_manifest_are_in_the_tables(ledger, tmp_path):
+    """A file that is too young for this manifest is not withdrawn."""
+    commit(ledger, "000001-a-0", a='[{"n":1}]', z='[{"n":2}]', b='[{"n":3}]', c="no", y="no")
+    publish(ledger, replace(manifest_of(["z", "y"]), too_young=pa.array(["a"])))
+    assert table(tmp_path) == {"input": ["z", "a"], "n": [2, 1]}
+    assert pd.read_csv(tmp_path / "failures.csv")["input"].tolist() == ["y"]
 
 
 def test_failures_have_a_separate_table(ledger, tmp_path):

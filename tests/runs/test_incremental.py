@@ -13,7 +13,7 @@ from comparison import contents
 from copying_job import HELPER, STEP, CopyingJob
 from jobs import run_job
 
-from batchmill import ManifestError, StoreError
+from batchmill import ManifestError, OptionError, StoreError, open_dataset
 from batchmill.layout import PARTS
 from batchmill.ledger.lease import Wait, lease
 from batchmill.ledger.parts import write_part
@@ -241,14 +241,49 @@ def test_force_executes_all_inputs(job):
     assert contents(job.dataset) == before
 
 
-def test_files_of_a_newly_failed_input_are_removed(job):
+def test_the_last_good_result_of_a_failed_input_stays(job):
     job.run()
     before = job.output("00009.txt")
     job.path("00009.txt").write_bytes(b"\xff")
+    for content in (b"\xfe", b"\xfd"):
+        job.run(keep_versions=0)
+        assert job.summary.outcomes == {"ok": 19, "failed": 1}
+        assert (job.output("00009.txt"), before.read_text()) == (before, "00009.txt")
+        table = pd.read_parquet(job.dataset / "metadata.parquet").set_index("input")
+        assert table.index[table["stale"]].tolist() == ["in/00009.txt"]
+        assert pd.read_csv(job.dataset / "failures.csv")["result_run"].tolist() == [1]
+        assert list(verify(job.ledger, hash_files=True)) == []
+        job.path("00009.txt").write_bytes(content)
+    job.path("00009.txt").write_text("good")
+    assert job.run(keep_versions=0) == 1
+    assert job.output("00009.txt").read_text() == "good"
+    assert not before.exists()
+    assert "stale" not in pd.read_parquet(job.dataset / "metadata.parquet")
+
+
+def test_a_mistake_in_the_step_removes_no_good_result(job):
+    job.run()
+    good = {path: path.read_text() for path in outputs_below(job.dataset)}
+    job.edit(helper="def measure(source):\n    return undefined\n")
     job.run(keep_versions=0)
+    assert job.summary.outcomes == {"failed": 20}
+    assert {path: path.read_text() for path in outputs_below(job.dataset)} == good
+    samples = open_dataset(job.dataset, columns=["stale"])
+    assert [sample.stale for sample in samples] == [True] * 20
+    with pytest.raises(OptionError, match="no sample to open"):
+        open_dataset(job.dataset, stale=False)
+
+
+def test_results_of_failed_inputs_are_removed_on_request(job):
+    job.run()
+    job.path("00009.txt").write_bytes(b"\xff")
+    job.run()
+    assert job.run(prune_failed=True, keep_versions=0) == 0
     assert job.summary.outcomes == {"ok": 19, "failed": 1}
-    assert not before.parent.exists()
-    assert list(verify(job.ledger)) == []
+    assert len(pd.read_parquet(job.dataset / "metadata.parquet")) == 19
+    assert len(outputs_below(job.dataset)) == 19
+    assert list(verify(job.ledger, hash_files=True)) == []
+    assert job.reasons() == {"unchanged": 19, "quarantined": 1}
 
 
 def test_a_file_changed_after_planning_is_recorded_as_it_was_read(job):

@@ -169,8 +169,15 @@ def test_the_report_is_stale_after_the_partitions_change(job):
 
 
 def withdraw(job, *names):
-    """Remove inputs from the manifest. Their rows stay in the table."""
+    """Remove inputs from the manifest. Their results stay in the ledger."""
     job.rows = [row for row in job.rows if row["input"] not in names]
+
+
+def recorded():
+    """The recorded partition of each input, also of the withdrawn ones."""
+    rows = last_assignment(open_ledger("out")).rows
+    pairs = zip(rows["input"].to_pylist(), rows["partition"].to_pylist(), strict=True)
+    return {name: partition for name, partition in pairs if name is not None}
 
 
 def partitions(job):
@@ -187,7 +194,9 @@ def test_an_input_that_the_manifest_no_longer_lists_keeps_its_partition(job, opt
     before = partitions(job)
     withdraw(job, "in/003-1", "in/004-1", "in/004-2")
     summary = job.run(**options)
-    assert partitions(job) == before
+    assert recorded() == before
+    listed = {row["input"] for row in job.rows}
+    assert partitions(job) == {name: before[name] for name in listed}
     assert sum(summary.partitions.values()) == len(job.rows), "only listed inputs are counted"
     assert job.found == []
 
@@ -198,8 +207,10 @@ def test_other_shares_and_seeds_move_withdrawn_inputs_with_their_group(job, opti
     withdraw(job, *(f"in/{number:03d}-1" for number in range(10)), "in/000-2", "in/001-2")
     for change in ({"seed": 1}, {"seed": 2}, {"partition": "train=0.5,test=0.5"}):
         job.run(**options | change)
-        assert set(partitions(job).values()) == set(job.by_speaker.values())
-        assert len(job.by_speaker) == 20
+        assert len(job.by_speaker) == 18, "all inputs of two speakers are withdrawn"
+        assert len(recorded()) == 40
+        pairs = {(name[:6], partition) for name, partition in recorded().items()}
+        assert len(pairs) == 20, "the inputs of a speaker are in one partition"
         assert job.found == []
 
 
@@ -214,11 +225,11 @@ def test_a_partition_by_hand_stays_while_its_group_is_withdrawn(job):
         if row["who"] == "speaker 1":
             row["partition"] = "other"
     job.run(**options | {"seed": 3})
-    assert job.by_speaker["speaker 0"] == "test"
+    assert {recorded()["in/000-1"], recorded()["in/000-2"]} == {"test"}
     assert job.by_speaker["speaker 1"] == "other", "the listed inputs decide for the group"
     assert job.found == []
     job.run(partition="train=1,other=0", group_by="who")
-    assert job.by_speaker["speaker 0"] == "train", "the partition 'test' does not exist any longer"
+    assert recorded()["in/000-1"] == "train", "the partition 'test' does not exist any longer"
     assert job.found == []
 
 

@@ -49,6 +49,7 @@ def run_job(
     force=False,
     prune=False,
     keep_versions=1,
+    prune_failed=False,
     options=None,
     **params,
 ):
@@ -62,7 +63,7 @@ def run_job(
         InThisProcess(cores=cores, on_outcome=seen.append if seen is not None else None),
         execution=ExecutionOptions(batch_size=batch_size, num_workers=num_workers),
         policy=policy or FailurePolicy(),
-        options=RunOptions(prune=prune, keep_versions=keep_versions),
+        options=RunOptions(prune=prune, keep_versions=keep_versions, prune_failed=prune_failed),
         observer=Before(before),
     )
     return ended.summary

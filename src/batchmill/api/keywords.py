@@ -43,6 +43,7 @@ class JobKeywords(TypedDict, total=False):
     force: bool
     replace_step: bool
     prune: bool
+    prune_failed: bool
     keep_versions: int
     wait: bool
 

@@ -2,7 +2,7 @@
 
 import json as json_text
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -63,11 +63,13 @@ def failures(
         out.print(f"{count} not ok. To print the complete texts, add --json or --csv.")
 
 
-def _lines(records: Iterable[Mapping[str, str]]) -> Iterator[str]:
+def _lines(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the reason of each failure, and the lines of its texts to show."""
     for record in records:
         why = one_line(record["error"], record["message"])
         yield f"{record['input']}: {record['outcome']}: {why}"
+        if record["result_run"] is not None:
+            yield f"    the result of run {record['result_run']} stays"
         for title, text in (("traceback", record["traceback"]), ("printed", record["log"])):
             lines, which = _most_telling(text.rstrip().splitlines())
             if lines:

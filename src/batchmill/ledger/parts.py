@@ -55,6 +55,8 @@ PART_SCHEMA = pa.schema(
         ("run", pa.int32()),
         # Parts of older versions have no such column.
         ("attempt", pa.int32()),
+        # The run whose rows and outputs an input keeps that is not ok now. Usually null.
+        ("result_run", pa.int32()),
     ],
     metadata={"batchmill.ledger": str(VERSION)},
 )
@@ -95,6 +97,7 @@ def as_part(records: Sequence[tuple[Outcome, Origin]]) -> pa.Table:
     fields = dict(zip(Outcome._fields, zip(*outcomes, strict=True), strict=True))
     fields |= dict(zip(Origin._fields, zip(*origins, strict=True), strict=True))
     fields["outcome"] = fields.pop("kind")
+    fields["result_run"] = (None,) * len(outcomes)
     columns = [pa.array(fields[field.name], field.type) for field in PART_SCHEMA]
     return pa.Table.from_arrays(columns, schema=PART_SCHEMA)
 
@@ -186,6 +189,11 @@ def current_records(records: pa.Table) -> pa.Table:
     """
     winners = winning_records(records)
     return winners.filter(pc.not_equal(winners["outcome"], PRUNED))
+
+
+def has_result(records: pa.Table) -> pa.ChunkedArray:
+    """Return which records have rows and outputs: of this run, or of the `result_run`."""
+    return pc.or_(pc.equal(records["outcome"], _OK), pc.is_valid(records["result_run"]))
 
 
 def winning_records(records: pa.Table) -> pa.Table:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Set
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -9,7 +10,7 @@ import pyarrow.compute as pc
 from batchmill.layout import FILES, LEASES, RELEASED, STAGING
 from batchmill.ledger.json_file import read_json
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.parts import PART_SCHEMA, PRUNED, current_records
+from batchmill.ledger.parts import PART_SCHEMA, PRUNED, current_records, has_result
 from batchmill.ledger.versions import records_of
 from batchmill.maintenance.verify import named_files, output_paths, unreferenced
 from batchmill.planning.change_detection import TIMES
@@ -44,42 +45,74 @@ def record_touched(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table) -> No
     records = ledger.records()
     records = records.filter(pc.is_in(records["input"], value_set=plan.touched))
     place = pc.index_in(records["input"], value_set=inputs["input"])
-    for name in TIMES:
-        column = records.schema.get_field_index(name)
-        records = records.set_column(column, name, inputs[name].take(place))
-    ledger.rewrite_records(run, records)
+    ledger.rewrite_records(
+        run, _with(records, **{name: inputs[name].take(place) for name in TIMES})
+    )
 
 
-def keep_results(ledger: Ledger, run: int, records: pa.Table | None = None) -> bool:
-    """Record the `ok` results of earlier runs again, if their inputs are missing in this run.
+def keep_results(ledger: Ledger, run: int) -> bool:
+    """Keep the last good results of inputs that are not ok in a run.
 
-    A file that was moved away during a run must not remove its result.
+    Their records get the rows and outputs of the earlier result. If the file of an input is
+    missing, its earlier `ok` record is written again: a file that was moved away during a run must
+    not change its outcome.
 
     Args:
         ledger: The ledger.
         run: The number of the run.
-        records: All records, with any columns. Read by default.
 
     Returns:
-        True if results were recorded.
+        True if results were kept.
     """
-    records = ledger.all_records([]) if records is None else records
-    now = current_records(records.filter(pc.equal(records["run"], run)))
-    missing = now["input"].filter(pc.equal(now["outcome"], "missing"))
-    if not len(missing):
+    records = ledger.all_records(["result_run"])
+    bad = _results_to_keep(records, run)[0]["input"]
+    if not len(bad):
         return False
     records = ledger.all_records(PART_SCHEMA.names)
-    before = current_records(records.filter(pc.less(records["run"], run))).select(PART_SCHEMA.names)
-    is_ok = pc.equal(before["outcome"], "ok")
-    kept = before.filter(pc.and_(is_ok, pc.is_in(before["input"], value_set=missing)))
-    if not len(kept):
-        return False
+    records = records.select(PART_SCHEMA.names).filter(pc.is_in(records["input"], value_set=bad))
+    now, before = _results_to_keep(records, run)
+    is_missing = pc.and_(pc.equal(now["outcome"], "missing"), pc.equal(before["outcome"], "ok"))
     # Within a run, an `ok` record wins. The step was not started in this run.
-    for name, value in (("run", run), ("attempts", 0)):
-        column = kept.schema.get_field_index(name)
-        kept = kept.set_column(column, name, pa.array([value] * len(kept), pa.int32()))
-    ledger.rewrite_records(run, kept)
+    again = before.filter(is_missing)
+    again = _with(again, run=[run] * len(again), attempts=[0] * len(again))
+    source = pc.if_else(pc.is_valid(before["result_run"]), before["result_run"], before["run"])
+    failed = _with(now, rows=before["rows"], outputs=before["outputs"], result_run=source)
+    failed = failed.filter(pc.invert(is_missing))
+    ledger.rewrite_records(run, pa.concat_tables([again, failed]))
     return True
+
+
+def _results_to_keep(records: pa.Table, run: int) -> tuple[pa.Table, pa.Table]:
+    """Return the records of a run without a result, and the earlier records with their results."""
+    now = current_records(records.filter(pc.equal(records["run"], run)))
+    now = now.filter(pc.invert(has_result(now)))
+    before = current_records(records.filter(pc.less(records["run"], run)))
+    before = before.filter(has_result(before))
+    place = pc.index_in(now["input"], value_set=before["input"])
+    return now.filter(pc.is_valid(place)), before.take(place.drop_null())
+
+
+def _with(records: pa.Table, **columns: Any) -> pa.Table:
+    """Return records with other values in some columns."""
+    for name, values in columns.items():
+        place = records.schema.get_field_index(name)
+        kind = records.schema.field(name).type
+        values = values if isinstance(values, pa.ChunkedArray) else pa.array(values, kind)
+        records = records.set_column(place, name, values.cast(kind))
+    return records
+
+
+def drop_kept_results(ledger: Ledger, run: int) -> None:
+    """Remove the earlier results of inputs that are not ok. `sweep` removes the files."""
+    records = ledger.records()
+    kept = records.filter(pc.is_valid(records["result_run"]))
+    if len(kept):
+        count = len(kept)
+        empty = _with(
+            kept, rows=["[]"] * count, outputs=[[]] * count, result_run=[None] * count,
+            run=[run] * count, attempts=[0] * count,
+        )  # fmt: skip
+        ledger.rewrite_records(run, empty)
 
 
 def sweep(ledger: Ledger, run: int, kept: int) -> None:
@@ -134,16 +167,15 @@ def remove_withdrawn(ledger: Ledger, run: int, withdrawn: pa.Table) -> None:
     records = ledger.records()
     records = records.filter(pc.is_in(records["input"], value_set=withdrawn["input"]))
     count = len(records)
-    changes = {
-        "outcome": pa.array([PRUNED] * count),
-        "rows": pa.array(["[]"] * count),
-        "outputs": pa.array([[]] * count, records.schema.field("outputs").type),
-        "finished_at": pa.array([time.time()] * count),
-        "run": pa.array([run] * count, pa.int32()),
-    }
-    for name, values in changes.items():
-        records = records.set_column(records.schema.get_field_index(name), name, values)
-    ledger.rewrite_records(run, records)
+    pruned = _with(
+        records,
+        outcome=[PRUNED] * count,
+        rows=["[]"] * count,
+        outputs=[[]] * count,
+        finished_at=[time.time()] * count,
+        run=[run] * count,
+    )
+    ledger.rewrite_records(run, pruned)
 
 
 def compact(ledger: Ledger, run: int, many: int = MANY_PARTS) -> None:

@@ -255,6 +255,12 @@ class RunOptions(Options):
         title="Prune",
         description="Remove files and rows of inputs that are no longer in the manifest.",
     )
+    prune_failed: bool = Field(
+        default=False,
+        title="Prune results of failed inputs",
+        description="Remove the files and rows that inputs had before they failed. Without this "
+        "option, the last good result stays until the input succeeds.",
+    )
     keep_versions: int = Field(
         default=1,
         ge=0,

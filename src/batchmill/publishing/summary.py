@@ -80,6 +80,8 @@ def summarise(ledger: Ledger, run: int) -> Summary:
     spec = read_spec(ledger, run)
     planned = planned_names(ledger, run)
     records = ledger.records(["input", "outcome", "attempts", "error", "message"], run=run)
+    # A run also records inputs that it did not plan, if it removes their earlier results.
+    records = records.filter(pc.is_in(records["input"], value_set=planned))
     outcomes = Counter(records["outcome"].to_pylist())
     outcomes.update(spec.resolved)
     failures = [

@@ -12,8 +12,16 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
-from batchmill.layout import FAILURES_CSV, METADATA, METADATA_CSV, MORE_COLUMNS, PARTITION_COLUMN
+from batchmill.layout import (
+    FAILURES_CSV,
+    METADATA,
+    METADATA_CSV,
+    MORE_COLUMNS,
+    PARTITION_COLUMN,
+    STALE_KEY,
+)
 from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import has_result
 from batchmill.manifest import Manifest
 from batchmill.partitions.record import last_assignment
 from batchmill.storage import Store
@@ -36,7 +44,9 @@ _FAILURE_COLUMNS = (
     "host",
     "traceback",
     "log",
+    "result_run",
 )
+_STALE = "stale"
 
 
 _Column: TypeAlias = pa.Array | pa.ChunkedArray
@@ -51,16 +61,22 @@ class PublishedTable(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """The metadata rows of some records. `more` has the keys above the limit, as JSON objects."""
+    """The metadata rows of some records.
+
+    Attributes:
+        columns: The columns.
+        more: The keys above the limit, as JSON objects.
+        stale: True for the rows of earlier results.
+    """
 
     columns: dict[str, _Column]
     more: pa.Array
+    stale: pa.Array
 
     def only(self, names: Container[str]) -> "_Chunk":
         """Return the chunk without other columns. It limits the memory."""
-        return _Chunk(
-            {name: self.columns[name] for name in self.columns if name in names}, self.more
-        )
+        columns = {name: self.columns[name] for name in self.columns if name in names}
+        return self._replace(columns=columns)
 
 
 class _StepKeys:
@@ -90,20 +106,24 @@ def publish(ledger: Ledger, manifest: Manifest) -> dict[str, PublishedTable]:
 
     `metadata` has one row per row that the step returned: `input`, `output`, `partition` (with
     partitions only), the manifest's columns and the step's columns. Rows are in the manifest's
-    order. Inputs that the manifest no longer lists come last. Only the first `MAX_COLUMNS` keys of
-    the step become columns. `more_columns` has the others as JSON. `failures.csv` has one row per
-    input that is not ok.
+    order, without inputs that the manifest no longer lists. Only the first `MAX_COLUMNS` keys of
+    the step become columns. `more_columns` has the others as JSON. If inputs that are not ok keep
+    earlier results, the column `stale` is true for their rows. `failures.csv` has one row per input
+    that is not ok.
     """
-    records = ledger.records(["input", "outcome", "rows", "carried"])
+    records = ledger.records(["input", "outcome", "rows", "result_run"])
     position = pc.index_in(records["input"], value_set=manifest.inputs["input"])
-    records = records.append_column("position", position).sort_by(
-        [("position", "ascending"), ("input", "ascending")]
-    )
+    # A file that is too young is no withdrawn input. It has no other columns.
+    is_young = pc.is_in(records["input"], value_set=manifest.too_young)
+    records = records.append_column("position", position)
+    records = records.filter(pc.or_(pc.is_valid(position), is_young))
+    records = records.sort_by([("position", "ascending"), ("input", "ascending")])
     if manifest.partition is not None:
         records = records.append_column(PARTITION_COLUMN, _assigned(ledger, records["input"]))
-    ok = pc.equal(records["outcome"], "ok")
-    metadata = metadata_table(records.filter(ok), manifest)
+    metadata = metadata_table(records.filter(has_result(records)), manifest)
     failures = failure_records(ledger)
+    is_listed = pc.is_in(failures["input"], value_set=manifest.inputs["input"])
+    failures = failures.filter(is_listed)
     options: dict[str, Any] = {"compression": "zstd", "row_group_size": 128 * 1024}
     store = ledger.store
     return {
@@ -114,7 +134,7 @@ def publish(ledger: Ledger, manifest: Manifest) -> dict[str, PublishedTable]:
 
 
 def _assigned(ledger: Ledger, names: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the recorded partition of each input, also of those that the manifest omits."""
+    """Return the recorded partition of each input."""
     last = last_assignment(ledger)
     if last is None:
         return pa.chunked_array([pa.nulls(len(names), pa.string())])
@@ -145,18 +165,14 @@ def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
     """Return the metadata table.
 
     Args:
-        records: The records with the outcome `ok`, in the order of the table. `position` is the
-            record's row in the manifest, null if the manifest no longer lists the input.
-            `partition` is the input's partition. Without partitions, there is no such column.
+        records: The records with a result, in the order of the table. `position` is the record's
+            row in the manifest, null if its file is too young. `result_run` is valid for an earlier
+            result. `partition` is the input's partition. Without partitions, there is no such
+            column.
         manifest: The manifest.
     """
-    withdrawn = pc.is_null(records["position"])
     keys = _StepKeys(["output", *manifest.manifest_columns.column_names])
-    parts = [
-        part
-        for side in (records.filter(pc.invert(withdrawn)), records.filter(withdrawn))
-        for part in _parts(side)
-    ]
+    parts = list(_parts(records))
     chunks = [_chunk(part, manifest, keys) for part in parts]
     found = [name for chunk in chunks for name in chunk.columns]
     names = dict.fromkeys(["input", *(["output"] if "output" in found else [])])
@@ -174,8 +190,12 @@ def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
         columns |= {name: _joined(_arrays(name, texts), pa.string()) for name in mixed}
     more = pa.chunked_array([chunk.more for chunk in chunks], pa.string())
     if more.null_count < len(more):
-        columns[_free_name(columns)] = more
-    return pa.table(columns)
+        columns[_free_name(MORE_COLUMNS, columns)] = more
+    stale = pa.chunked_array([chunk.stale for chunk in chunks], pa.bool_())
+    if not pc.any(stale).as_py():
+        return pa.table(columns)
+    name = _free_name(_STALE, columns)
+    return pa.table(columns | {name: stale}).replace_schema_metadata({STALE_KEY: name})
 
 
 def _parts(records: pa.Table) -> Iterator[pa.Table]:
@@ -190,8 +210,7 @@ def _parts(records: pa.Table) -> Iterator[pa.Table]:
         start = stop
 
 
-def _free_name(names: Container[str]) -> str:
-    name = MORE_COLUMNS
+def _free_name(name: str, names: Container[str]) -> str:
     while name in names:
         name += "_"
     return name
@@ -212,8 +231,9 @@ def _chunk(
         owners += [index] * len(made)
     owner = pa.array(owners, pa.int64())
     columns: dict[str, _Column] = {"input": records["input"].take(owner)}
-    for name, carried in _carried(records, manifest):
-        column = carried.take(owner)
+    place = records["position"].take(owner)
+    for name in manifest.manifest_columns.column_names:
+        column = manifest.manifest_columns[name].take(place)
         columns[name] = _texts(column.to_pylist()) if name in mixed else column
     cells, more = _cells_of(rows, keys)
     for key, (places, values) in cells.items():
@@ -227,7 +247,7 @@ def _chunk(
             columns[key] = _spread(convert(values), places, len(rows))
     if PARTITION_COLUMN in records.column_names:
         columns[PARTITION_COLUMN] = records[PARTITION_COLUMN].take(owner)
-    return _Chunk(columns, more)
+    return _Chunk(columns, more, pc.is_valid(records["result_run"]).combine_chunks().take(owner))
 
 
 def _cells_of(
@@ -264,22 +284,6 @@ def _spread(values: pa.Array, places: Sequence[int], count: int) -> pa.Array:
     index = np.full(count, -1)
     index[places] = np.arange(len(places))
     return values.take(pa.array(index, mask=index < 0))
-
-
-def _carried(records: pa.Table, manifest: Manifest) -> Iterator[tuple[str, _Column]]:
-    """Yield the manifest's columns of some records. For withdrawn inputs, the ledger has them."""
-    if records["position"].null_count == 0:
-        for name in manifest.manifest_columns.column_names:
-            yield name, manifest.manifest_columns[name].take(records["position"])
-        return
-    recorded = [json.loads(text) for text in records["carried"].to_pylist()]
-    for name in dict.fromkeys(key for row in recorded for key in row):
-        column = _typed([row.get(name) for row in recorded])
-        if name in manifest.manifest_columns.column_names:
-            # An earlier manifest may have had another type. Then the column becomes text.
-            with suppress(pa.ArrowException):
-                column = column.cast(manifest.manifest_columns.schema.field(name).type)
-        yield name, column
 
 
 def _typed(values: Sequence[Any]) -> pa.Array:

@@ -42,6 +42,7 @@ def open_dataset(
     only_labelled: bool = False,
     transform: Callable[[Any], Any] | None = None,
     version: int | str | None = None,
+    stale: bool = True,
 ) -> "SampleDataset":
     """Open the published table of a dataset as a torch Dataset. Each row with a file is a sample.
 
@@ -57,6 +58,7 @@ def open_dataset(
         transform: Called with the content of a file. Returns the sample's `data`.
         version: The number or name of a version. None: the last one. A reader keeps its version
             while runs update the dataset.
+        stale: False to leave out earlier results of inputs that are not ok.
 
     Returns:
         The samples.
@@ -72,8 +74,9 @@ def open_dataset(
         partitions=None if partition is None else _names(partition),
         columns=_names(columns),
         only_labelled=only_labelled,
+        stale=stale,
     )
-    published = read_published(dataset, selection.needed, version=version)
+    published = read_published(dataset, selection.needed, version=version, stale=stale)
     check_columns(published.columns, selection)
     samples = make_samples(published.table, selection)
     if not len(samples.table):
@@ -94,8 +97,8 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _table_again(selection: Selection, content: str) -> pa.Table:
-    table = read_published(selection.dataset, selection.needed, content).table
-    return make_samples(table, selection).table
+    published = read_published(selection.dataset, selection.needed, content, stale=selection.stale)
+    return make_samples(published.table, selection).table
 
 
 def _input_root(dataset: str, name: str) -> str:
@@ -225,4 +228,5 @@ class SampleDataset(Dataset[Any]):
         """Read columns of all samples. Raises OptionError if the table changed meanwhile."""
         dataset = self._selection.dataset
         wanted = None if columns is None else {"input", "output", *columns}
-        return named(read_published(dataset, wanted, self._content).table, dataset)
+        stale = self._selection.stale
+        return named(read_published(dataset, wanted, self._content, stale=stale).table, dataset)

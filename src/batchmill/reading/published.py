@@ -5,10 +5,11 @@ from contextlib import contextmanager, suppress
 from typing import BinaryIO, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from batchmill.errors import OptionError, StoreError
-from batchmill.layout import METADATA
+from batchmill.layout import METADATA, STALE_KEY
 from batchmill.ledger.open import last_run, open_ledger
 from batchmill.ledger.published_record import PublishedRecord, read_published_record
 from batchmill.ledger.versions import Versions
@@ -25,11 +26,19 @@ _REMOVED = (
 
 
 class Published(NamedTuple):
-    """Some columns of the table, the names of all columns, and the hash of the file."""
+    """A part of a table.
+
+    Attributes:
+        table: Some columns.
+        columns: The names of all columns.
+        content: The hash of the file.
+        stale: The column that is true in rows of earlier results. Empty without such rows.
+    """
 
     table: pa.Table
     columns: list[str]
     content: str
+    stale: str
 
 
 def read_published(
@@ -37,6 +46,8 @@ def read_published(
     columns: Collection[str] | None = None,
     content: str = "",
     version: int | str | None = None,
+    *,
+    stale: bool = True,
 ) -> Published:
     """Read a dataset's table.
 
@@ -45,6 +56,7 @@ def read_published(
         columns: The columns to read. Missing columns are ignored. None: all columns.
         content: The hash of the table to read. Empty: the table of the `version`.
         version: The number or name of a version. None: the last one.
+        stale: False to leave out earlier results of inputs that are not ok.
 
     Returns:
         The table.
@@ -56,10 +68,22 @@ def read_published(
     store = open_ledger(dataset).store
     versions = Versions(store)
     if content:
-        return _read_content(dataset, store, columns, content)
-    if version is not None:
+        published = _read_content(dataset, store, columns, content)
+    elif version is not None:
         found = versions.find(version)
-        return _read(dataset, store, versions.table_name(found.number), columns, found.table)
+        published = _read(dataset, store, versions.table_name(found.number), columns, found.table)
+    else:
+        published = _read_last(dataset, store, columns)
+    column = published.stale
+    if column and not stale:
+        fresh = published.table.filter(pc.invert(published.table[column]))
+        published = published._replace(table=fresh)
+    if column and columns is not None and column not in columns:
+        published = published._replace(table=published.table.drop_columns(column))
+    return published
+
+
+def _read_last(dataset: str, store: Store, columns: Collection[str] | None) -> Published:
     # The record is read before the table. A run deletes the record before it replaces the table.
     record = read_published_record(store)
     published = _read(dataset, store, METADATA, columns)
@@ -109,13 +133,14 @@ def _read(
             # The pandas metadata in the schema would turn a manifest column into an index.
             parquet = pq.ParquetFile(file)
             names = parquet.schema_arrow.names
-            chosen = [name for name in names if columns is None or name in columns]
+            stale = (parquet.schema_arrow.metadata or {}).get(STALE_KEY, b"").decode()
+            chosen = [name for name in names if columns is None or name in {*columns, stale}]
             table = parquet.read(columns=chosen).replace_schema_metadata(None)
         except (OSError, pa.ArrowException) as error:
             raise StoreError(
                 place, f"cannot be read ({error}). Run the same command again."
             ) from error
-    return Published(table, names, found)
+    return Published(table, names, found, stale)
 
 
 def _check_recorded(store: Store, record: PublishedRecord | None, found: str) -> None:

@@ -28,12 +28,14 @@ class Selection:
         partitions: The partitions to read. None: all rows.
         columns: The columns that become fields of a sample.
         only_labelled: True to leave out rows without a label.
+        stale: False to leave out earlier results of inputs that are not ok.
     """
 
     dataset: str
     partitions: tuple[str, ...] | None = None
     columns: tuple[str, ...] = ()
     only_labelled: bool = False
+    stale: bool = True
 
     @property
     def needed(self) -> frozenset[str]:

@@ -102,7 +102,7 @@ def _publish(
     observer: RunObserver,
     publisher: Publisher,
 ) -> RunEnd:
-    run.finalize(prune=options.prune)
+    run.finalize(prune=options.prune, prune_failed=options.prune_failed)
     publisher.write_tables(run.prepared)
     is_stale = run.report_is_stale
     summary = run.end(

@@ -11,6 +11,7 @@ from batchmill.ledger.lease import Lease, Wait, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import (
     compact,
+    drop_kept_results,
     forget_released,
     forget_runs,
     keep_results,
@@ -84,13 +85,14 @@ class Run:
         """Return the data that a machine needs to check whether it can run the shards."""
         return Probe(dataset=self.prepared.job.output, run=self.number, token=self.lease.token)
 
-    def finalize(self, *, prune: bool = False) -> None:
+    def finalize(self, *, prune: bool = False, prune_failed: bool = False) -> None:
         """Record partitions and touched inputs, and compact the ledger.
 
         The tables are published after this.
 
         Args:
             prune: Also remove the inputs that the manifest no longer lists.
+            prune_failed: Also remove the earlier results of inputs that are not ok.
 
         Raises:
             LedgerError: Another run has taken the dataset's lease.
@@ -108,6 +110,8 @@ class Run:
             keep_results(self.ledger, self.number)
             # A step can write beside its folder: to `out/../../x`.
             self.ledger.store.remove(STAGING)
+        if prune_failed:
+            drop_kept_results(self.ledger, self.number)
         if prune:
             remove_withdrawn(self.ledger, self.number, self.prepared.plan.withdrawn)
         forget_released(self.ledger)
