@@ -4,12 +4,16 @@ import json
 
 import pytest
 from copying_job import CopyingJob
+from jobs import run_job
 
 import batchmill
-from batchmill import LedgerError, OptionError
+from batchmill import LedgerError, ManifestError, OptionError
 from batchmill.cli.main import main
 from batchmill.ledger.lease import lease
+from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.verify import verify
+from batchmill.planning.run_spec import read_spec
+from batchmill.storage import LocalStore
 
 
 @pytest.fixture
@@ -128,3 +132,34 @@ def test_diff_distinguishes_the_step_from_its_params(job, reason):
         assert (found.removed, found.changed) == (["in/00002.txt"], {})
     else:
         assert found.changed == {reason: [f"in/0000{number}.txt" for number in range(4)]}
+
+
+def test_a_version_is_verified_alone(job, command):
+    assert command("verify", job.dataset, "--version", "1", "--hash")[0] == 0
+    (job.dataset / batchmill.metadata(job.dataset, version=1)["output"][1]).write_text("CHANGED!!")
+    code, out, _ = command("verify", job.dataset, "--version", "1", "--hash")
+    assert (code, "same size, different content" in out) == (1, True)
+    assert command("verify", job.dataset, "--version", "2", "--hash")[0] == 0
+    code, _, err = command("verify", job.dataset, "--version", "1", "--repair")
+    assert (code, "--repair and --version cannot be combined" in err) == (2, True)
+    table = job.dataset / ".batchmill" / "versions" / "000001.parquet"
+    table.write_bytes(table.read_bytes() + b"x")
+    found = batchmill.verify(job.dataset, version=1)
+    assert found["message"].tolist() == ["differs from the published table"]
+
+
+def test_a_manifest_may_name_a_version_and_its_number_is_recorded(job):
+    batchmill.keep(job.dataset, 1, name="paper")
+    for text, rows, number in (("out@paper", 3, 1), ("out@1", 3, 1), ("out", 4, 2)):
+        manifest = batchmill.load_manifest(text)
+        assert (len(manifest), manifest.version) == (rows, number)
+        assert manifest.dataset == str(job.dataset)
+    run_job("out@paper", f"{job.module}:step", "parts")
+    assert read_spec(Ledger(LocalStore("parts")), 1).source_version == 1
+    assert len(batchmill.metadata("parts")) == 3
+    with pytest.raises(OptionError, match="version nope: there is no such version"):
+        batchmill.load_manifest("out@nope")
+    with pytest.raises(OptionError, match="is the same dataset as the manifest"):
+        run_job("out@1", f"{job.module}:step", "out")
+    with pytest.raises(ManifestError, match="no such file or folder"):
+        batchmill.load_manifest("other@1")

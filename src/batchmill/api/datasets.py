@@ -79,7 +79,11 @@ def retry(dataset: str | os.PathLike[str], *inputs: str, kind: Sequence[str] = (
 
 
 def verify(
-    dataset: str | os.PathLike[str], *, hash: bool = False, repair: bool = False
+    dataset: str | os.PathLike[str],
+    *,
+    hash: bool = False,
+    repair: bool = False,
+    version: int | str | None = None,
 ) -> pd.DataFrame:
     """Compare a dataset's files with its ledger.
 
@@ -87,17 +91,18 @@ def verify(
         dataset: The dataset's folder or URL.
         hash: Read all outputs and compare their contents, not only their sizes.
         repair: Release the inputs of missing or changed files, and remove unreferenced files.
+        version: Compare only the files of this version: its number or name.
 
     Returns:
         One row per difference: kind, path, input, message. The table is empty if the dataset
         matches its ledger.
 
     Raises:
-        OptionError: There is no such dataset.
+        OptionError: There is no such dataset or version.
         LedgerError: A run is using the dataset.
     """
     found: list[Difference] = examine(
-        open_ledger(os.fspath(dataset)), hash_files=hash, repair=repair
+        open_ledger(os.fspath(dataset)), hash_files=hash, repair=repair, version=version
     )
     rows = [asdict(difference) for difference in found]
     return pd.DataFrame(rows, columns=_DIFFERENCE_COLUMNS)

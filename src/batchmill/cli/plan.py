@@ -151,8 +151,8 @@ def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
     out.print(_line("withdrawn", counts["withdrawn"], gone))
     if gone:
         out.print(
-            "Results of withdrawn inputs stay in the ledger, but not in the tables. To remove them, "
-            "add --prune to the run."
+            "Results of withdrawn inputs stay in the ledger, but not in the tables. To remove "
+            "them, add --prune to the run."
         )
     too_young = prepared.manifest.too_young
     if len(too_young):

@@ -30,6 +30,9 @@ def verify(
             help="Release the inputs of missing or changed files, and remove unreferenced files."
         ),
     ] = False,
+    version: Annotated[
+        str, Parameter(help="Compare the files of this version only: its number or name.")
+    ] = "",
     json: Json = False,
 ) -> int:
     """Compare a dataset's files with its ledger, and list missing, changed and unreferenced files.
@@ -41,10 +44,11 @@ def verify(
     ```
     batchmill verify dataset
     batchmill verify dataset --hash --repair
+    batchmill verify dataset --hash --version paper
     ```
     """
     ledger = open_ledger(dataset)
-    found = examine(ledger, hash_files=hash, repair=repair)
+    found = examine(ledger, hash_files=hash, repair=repair, version=version or None)
     if json:
         print(json_text.dumps([asdict(difference) for difference in found], ensure_ascii=False))
     else:

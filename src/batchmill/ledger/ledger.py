@@ -173,10 +173,15 @@ class Ledger:
     def commit(self, part: str, records: Sequence[tuple[Outcome, Origin]]) -> None:
         """Write one part. The outputs that it names must exist already.
 
+        First, they are written to the disk. Otherwise, a power cut could leave a record of files
+        that are empty.
+
         Args:
             part: The name of the part, without the hash of its content and the suffix.
             records: The outcomes, each with its origin.
         """
+        if any(outcome.outputs for outcome, _ in records):
+            self.store.sync()
         write_part(self.store, f"{PARTS}/{part}", as_part(records))
 
     def rewrite_records(self, run: int, records: pa.Table) -> None:

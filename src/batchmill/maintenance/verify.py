@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.errors import LedgerError, StoreError
+from batchmill.errors import LedgerError, OptionError, StoreError
 from batchmill.layout import (
     FILES,
     LEDGER_FOLDER,
@@ -60,15 +60,8 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
     are compared too. If a plan or a summary is damaged, leaks and duplicates are not searched.
     """
     store = ledger.store
-    owners = recorded_files(ledger)
-    names = list(owners)
-    sizes = dict(zip(names, store.sizes(names), strict=True))
-
-    def compare(name: str) -> Difference | None:
-        owner, file = owners[name]
-        return _compare(store, owner, file, sizes[name], hash_files=hash_files)
-
-    yield from filter(None, in_threads(compare, names, store.threads))
+    owners = files_by_path(ledger.records(["input", "outputs"]))
+    yield from _compare_outputs(store, owners, hash_files=hash_files)
     last = ledger.last_known_run()
     if last and last not in ledger.runs():
         yield Difference("missing", ledger.run_folder(last), message="Run the job again")
@@ -109,6 +102,42 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
         yield Difference("duplicate", METADATA, message=message)
 
 
+def verify_version(
+    ledger: Ledger, wanted: int | str, *, hash_files: bool = False
+) -> Iterator[Difference]:
+    """Yield the differences between the files of a version and what its run published.
+
+    Args:
+        ledger: The ledger.
+        wanted: The number or name of the version.
+        hash_files: Also compare the contents of all outputs.
+
+    Raises:
+        OptionError: There is no such version.
+    """
+    version = ledger.versions.find(wanted)
+    records = records_of(ledger.all_records(["input", "outputs"]), version.number)
+    yield from _compare_outputs(ledger.store, files_by_path(records), hash_files=hash_files)
+    table = ledger.versions.table_name(version.number)
+    if not ledger.store.exists(table):
+        yield Difference("missing", table)
+    elif ledger.store.content_of(table) != version.table:
+        yield Difference("changed", table, message="differs from the published table")
+
+
+def _compare_outputs(
+    store: Store, owners: Mapping[str, tuple[str, Mapping[str, Any]]], *, hash_files: bool
+) -> Iterator[Difference]:
+    names = list(owners)
+    sizes = dict(zip(names, store.sizes(names), strict=True))
+
+    def compare(name: str) -> Difference | None:
+        owner, file = owners[name]
+        return _compare(store, owner, file, sizes[name], hash_files=hash_files)
+
+    yield from filter(None, in_threads(compare, names, store.threads))
+
+
 def _damaged_files(ledger: Ledger) -> Iterator[str]:
     """Yield the names of damaged plans and summaries."""
     for run in ledger.runs():
@@ -121,9 +150,8 @@ def _damaged_files(ledger: Ledger) -> Iterator[str]:
             yield ledger.summary_name(run)
 
 
-def recorded_files(ledger: Ledger) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """Return the input and the record of each output in the ledger, by the output's path."""
-    records = ledger.records(["input", "outputs"])
+def files_by_path(records: pa.Table) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """Return the input and the description of each output of some records, by its path."""
     return {
         file["path"]: (owner, file)
         for owner, files in zip(
@@ -164,12 +192,32 @@ def unreferenced(store: Store, named: Set[str]) -> Iterator[str]:
         last = stray
 
 
-def examine(ledger: Ledger, *, hash_files: bool = False, repair: bool = False) -> list[Difference]:
+def examine(
+    ledger: Ledger,
+    *,
+    hash_files: bool = False,
+    repair: bool = False,
+    version: int | str | None = None,
+) -> list[Difference]:
     """Return the differences between a dataset and its ledger. With `repair`, also repair them.
 
+    Args:
+        ledger: The ledger.
+        hash_files: Also compare the contents of all outputs.
+        repair: Repair the differences.
+        version: Examine only the files of this version. It cannot be repaired.
+
     Raises:
+        OptionError: There is no such version, or it should be repaired.
         LedgerError: Another run is using the dataset.
     """
+    if version is not None:
+        if repair:
+            raise OptionError(
+                "--repair and --version cannot be combined: a run can make the files of the last "
+                "version again, but not those of an earlier one."
+            )
+        return list(verify_version(ledger, version, hash_files=hash_files))
     check_free(ledger)
     if not repair:
         return list(verify(ledger, hash_files=hash_files))

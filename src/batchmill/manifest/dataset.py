@@ -1,12 +1,44 @@
-"""Read a dataset as a manifest: its outputs become the inputs, its metadata the other columns."""
+"""Read a dataset as a manifest: its outputs become the inputs, its metadata the other columns.
+
+`DATASET@VERSION` names an earlier version by its number or name.
+"""
+
+import os
 
 import pandas as pd
 import pyarrow as pa
 
 from batchmill.errors import ManifestError
-from batchmill.layout import MADE_FROM, ORIGINAL_INPUT
+from batchmill.layout import FORMAT, MADE_FROM, ORIGINAL_INPUT
+from batchmill.ledger.versions import Versions
 from batchmill.manifest.records import read_parquet
 from batchmill.manifest.source import Source, fits, numbered
+from batchmill.storage import is_url, open_store
+from batchmill.storage.fingerprints import HashingFile
+
+
+def read_version(text: str, pattern: str) -> Source | None:
+    """Read a version of a dataset. Returns None if the text does not name one.
+
+    Args:
+        text: DATASET@VERSION.
+        pattern: The pattern that an output's name must match.
+
+    Raises:
+        OptionError: The dataset has no such version.
+        StoreError: The dataset cannot be read.
+        ManifestError: See `read_dataset`.
+    """
+    place, _, wanted = text.rpartition("@")
+    if not (place and wanted) or "/" in wanted:
+        return None
+    place = place.rstrip("/") if is_url(place) else os.path.abspath(place)
+    store = open_store(place)
+    if not store.exists(FORMAT):
+        return None
+    versions = Versions(store)
+    name = versions.table_name(versions.find(wanted).number)
+    return read_dataset(place, pattern, store.read(name))
 
 
 def read_dataset(place: str, pattern: str, table: bytes | None) -> Source:
@@ -18,8 +50,8 @@ def read_dataset(place: str, pattern: str, table: bytes | None) -> Source:
         table: The content of its metadata table. None if there is no table yet.
 
     Returns:
-        One row per output. Rows without an output are left out. If several rows name one output,
-        the first row counts.
+        One row per output, and the number of the version. Rows without an output are left out. If
+        several rows name one output, the first row counts.
 
     Raises:
         ManifestError: The dataset has no table yet.
@@ -50,7 +82,16 @@ def read_dataset(place: str, pattern: str, table: bytes | None) -> Source:
         folder=place,
         locate=numbered("output", len(frame)),
         faults=faults,
+        version=_version_of(place, table),
     )
+
+
+def _version_of(place: str, table: bytes) -> int:
+    """Return the number of the version that has a table; 0 if there is none."""
+    hashing = HashingFile()
+    hashing.write(table)
+    versions = Versions(open_store(place)).read_all()
+    return next((v.number for v in versions if v.table == hashing.content), 0)
 
 
 def _first_inputs(frame: pd.DataFrame) -> pd.Series:

@@ -8,6 +8,7 @@ import pandas as pd
 import pyarrow as pa
 
 from batchmill.errors import ManifestError, StoreError
+from batchmill.manifest.dataset import read_version
 from batchmill.manifest.delimited import read_delimited
 from batchmill.manifest.listing import is_glob, read_folder, read_glob, read_prefix, read_url_glob
 from batchmill.manifest.records import flat, read_json_lines, read_parquet
@@ -86,6 +87,9 @@ def _read_path(text: str, pattern: str) -> Source:
             str(error.filename or text),
             [f"cannot be read: {error.strerror}. Check the path and its permissions."],
         ) from error
+    found = read_version(text, pattern)
+    if found:
+        return found
     if is_glob(text):
         return read_glob(text)
     searched = "" if path.is_absolute() else f" (looked in {os.getcwd()})"
@@ -105,6 +109,10 @@ def _read_url(url: str, pattern: str, *, may_be_empty: bool) -> Source:
         remote.check_bucket(url)
         if is_glob(url) and not remote.is_folder(url):
             return read_url_glob(url)
+        if "@" in url and not remote.is_folder(url):
+            found = read_version(url, pattern)
+            if found:
+                return found
         if not may_be_empty and not remote.is_folder(url):
             raise ManifestError(url, ["no such file, and no files below it. Check the URL."])
         return read_prefix(url, pattern)

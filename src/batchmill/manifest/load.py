@@ -47,6 +47,7 @@ class Manifest:
         groups: The groups of the inputs. None without a partitioning.
         partition: The partition of each row, once it is decided.
         dataset: The folder or URL of the dataset that is the manifest. Empty for other manifests.
+        version: The number of the version of that dataset. 0 without one.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Manifest:
     groups: Groups | None = None
     partition: pa.Array | None = None
     dataset: str = ""
+    version: int = 0
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -123,6 +125,7 @@ def load_manifest(
         manifest_columns=_read_manifest_columns(table, column),
         groups=groups,
         dataset=_dataset_of(table),
+        version=table.version,
     )
     # Objects in a bucket appear only when they are complete. A table lists its files on purpose, so
     # their age does not matter.

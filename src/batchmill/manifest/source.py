@@ -28,6 +28,7 @@ class Source:
         locate: Returns the place of each row, such as "line 7" or "row 7". It may read the manifest
             a second time, so it is called only for a manifest with faults.
         faults: Faults that the reader found.
+        version: The number of the version, if the form is a dataset. 0 if it has none.
         seen: The entry of each file in the store's listing. Empty unless the form is a listing.
     """
 
@@ -37,6 +38,7 @@ class Source:
     form: Literal["text", "typed", "listing", "dataset"]
     locate: Callable[[], Sequence[str]]
     faults: list[str] = field(default_factory=list)
+    version: int = 0
     seen: Mapping[str, FileStat] = field(default_factory=dict)
 
     @cached_property

@@ -74,16 +74,15 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
         StoreError: A store does not respond.
     """
     check_step(job.step)
-    if listed is None and same_place(job.manifest, job.output):
-        raise OptionError(
-            f"--output {job.output}: is the same dataset as the manifest. Choose another output."
-        )
+    if listed is None:
+        _check_other_place(job, job.manifest)
     ledger = open_output(job.output)
     # The state is read before the manifest. Otherwise another run could record inputs that are
     # missing in this manifest, and the change of state would not be noticed.
     state = ledger.state()
     # The manifest is read before the step, so that a rejected job imports no user code.
     manifest = _read_manifest(job, listed)
+    _check_other_place(job, manifest.dataset)
     step = load_step(job.step, job.params, search=job.search)
     if job.confinement and step.is_batched:
         raise OptionError(
@@ -106,6 +105,14 @@ def plan_again(prepared: Prepared, *, always: bool = False) -> Prepared:
     is_list = job.manifest == listed_manifest(job.output)
     manifest = prepared.manifest if is_list else _read_manifest(job)
     return _plan(job, manifest, prepared.step, ledger, state)
+
+
+def _check_other_place(job: Job, manifest: str) -> None:
+    """Raise OptionError if the manifest is the output, or one of its versions."""
+    if manifest and same_place(manifest, job.output):
+        raise OptionError(
+            f"--output {job.output}: is the same dataset as the manifest. Choose another output."
+        )
 
 
 def _read_manifest(job: Job, listed: ManifestLike | None = None) -> Manifest:

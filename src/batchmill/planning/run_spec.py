@@ -50,6 +50,7 @@ class RunSpec:
         unreadable: The first inputs whose file cannot be looked up, and whose result stays.
         confinement: The rights of the step. None if the step is not confined.
         source_dataset: The dataset that is the manifest. Empty for other manifests.
+        source_version: The number of its version. 0 without one.
     """
 
     run: int
@@ -69,6 +70,7 @@ class RunSpec:
     unreadable: Sequence[str] = ()
     confinement: Confinement | None = None
     source_dataset: str = ""
+    source_version: int = 0
 
     @property
     def inputs(self) -> int:
@@ -108,6 +110,7 @@ def write_run_plan(
         unreadable=plan.unreadable.slice(0, SHOWN_NAMES).to_pylist(),
         confinement=job.confinement,
         source_dataset=manifest.dataset,
+        source_version=manifest.version,
     )
     order = pa.array(layout.order)
     pending = plan.pending.take(order)

@@ -8,11 +8,13 @@ Every function raises StoreError for a name that points outside the root, and OS
 a link in the name.
 """
 
+import ctypes
 import errno
 import os
 import shutil
 import stat
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +24,8 @@ from batchmill.storage.store import parts_of
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _MAKE_TRIES = 100
+# Only Linux has `syncfs`.
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
@@ -105,6 +109,22 @@ def remove_tree(root: str, name: str) -> None:
         except RecursionError:  # The folders are nested too deeply for Python.
             command = ["rm", "-rf", "--", last]
             subprocess.run(command, cwd=f"/dev/fd/{folder}", check=False)
+
+
+def sync_file_system(path: str) -> None:
+    """Write all changed data of the file system of a folder to its disk.
+
+    For many small files, this takes a fraction of the time of one `fsync` a file.
+    """
+    folder = os.open(path, _FOLDER)
+    try:
+        if _LIBC is None:
+            os.sync()
+        elif _LIBC.syncfs(folder):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), path)
+    finally:
+        os.close(folder)
 
 
 @contextmanager

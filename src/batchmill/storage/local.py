@@ -23,6 +23,7 @@ from batchmill.storage.beneath import (
     open_folder,
     remove_tree,
     stat_entry,
+    sync_file_system,
     temporary_file,
 )
 from batchmill.storage.fingerprints import hash_file
@@ -216,6 +217,12 @@ class LocalStore:
             return all(self.content_of(f"{folder}/{file}") == contents[file] for file in contents)
         except StoreError:  # A link, or something that cannot be read.
             return False
+
+    @retry_local
+    def sync(self) -> None:
+        """Wait until all files of the store's file system are on its disk."""
+        with self._faults(""):
+            sync_file_system(self.url)
 
     @contextmanager
     def staging(self, attempt: str) -> Iterator[Path]:

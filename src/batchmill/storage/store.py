@@ -112,6 +112,10 @@ class Store(Protocol):
         """
         ...
 
+    def sync(self) -> None:
+        """Wait until all files in the store are on its disk, so that they survive a power cut."""
+        ...
+
     def staging(self, attempt: str) -> AbstractContextManager[Path]:
         """Create an empty local folder for the outputs of one attempt, for the block."""
         ...

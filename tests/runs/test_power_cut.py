@@ -1,0 +1,81 @@
+"""A power cut loses what was not written to the disk. No record may name such a file."""
+
+import pytest
+from copying_job import CopyingJob
+
+from batchmill.ledger.committer import Committer
+from batchmill.ledger.ledger import Ledger
+from batchmill.maintenance.verify import verify
+from batchmill.storage import LocalStore
+
+
+class Disk:
+    """Remembers the outputs that were on the disk at the last `sync`.
+
+    A file that the store writes itself is synced before its name appears, so parts are always on
+    the disk.
+    """
+
+    def __init__(self, files):
+        self._files = files
+        self.kept = {}
+
+    def sync(self):
+        self.kept = {path: path.read_bytes() for path in self._files.rglob("*.txt")}
+
+    def cut(self):
+        """Lose the content of all files that were not synced, as a journaling file system does."""
+        lost = [path for path in self._files.rglob("*.txt") if path not in self.kept]
+        for path in lost:
+            path.write_bytes(b"")
+        return lost
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return CopyingJob(tmp_path, 12)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_records_name_only_files_that_survive_a_power_cut(job, monkeypatch, parts):
+    """The power fails after some parts, before the next one."""
+    disk, commit, add = Disk(job.dataset / "files"), Ledger.commit, Committer.add
+
+    def commit_some(ledger, part, records):
+        if parts == len(ledger.part_names()):
+            raise RuntimeError("the power fails")
+        commit(ledger, part, records)
+
+    def add_and_commit(committer, outcomes):
+        add(committer, outcomes)
+        committer.flush()
+
+    monkeypatch.setattr(LocalStore, "sync", lambda _: disk.sync())
+    monkeypatch.setattr(Ledger, "commit", commit_some)
+    monkeypatch.setattr(Committer, "add", add_and_commit)
+    with pytest.raises(RuntimeError, match="the power fails"):
+        job.run(batch_size=4, num_workers=1)
+    assert disk.cut(), "the power cut has an effect"
+    found = list(verify(job.ledger, hash_files=True))
+    assert [difference.path for difference in found if difference.input] == []
+    monkeypatch.undo()
+    monkeypatch.chdir(job.folder)
+    recorded = len(job.ledger.records(["input"]))
+    assert 0 < recorded < 12
+    assert job.run() == 12 - recorded
+    assert list(verify(job.ledger, hash_files=True)) == []
+
+
+def test_outputs_are_written_to_the_disk_once_for_each_part(job, monkeypatch):
+    calls, sync = [], LocalStore.sync
+
+    def count(store):
+        calls.append(store)
+        sync(store)
+
+    monkeypatch.setattr(LocalStore, "sync", count)
+    job.run()
+    assert len(calls) == len(job.ledger.part_names())
+    job.run()
+    assert len(calls) == len(job.ledger.part_names())
