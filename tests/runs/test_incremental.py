@@ -79,27 +79,41 @@ def test_only_changed_inputs_are_executed(tmp_path, monkeypatch):
 
 
 def test_a_change_of_the_signature_or_of_the_step_is_reported_once():
-    before = {"ref": "a:step", "version": None, "params": {"old": "1"}, "sources": {"a": "x"}}
+    before = {"ref": "a:step", "version": None, "params": {"old": "1"}, "code": {}}
     now = before | {"params": {"new": "2"}}
     assert differences(before, now) == [
         "the parameter new was added with the value 2",
         "the parameter old was removed",
     ]
-    now = now | {"ref": "b:step", "sources": {"b": "x"}}
+    now = now | {"ref": "b:step"}
     assert differences(before, now) == ["the step changed from a:step to b:step"]
 
 
 def test_an_edited_step_executes_all_inputs_and_reports_why(job):
     job.run()
-    job.edit(step=STEP.format(helper=job.helper) + "# a remark\n")
-    assert job.plan().step_changes == [f"the source of {job.module} changed"]
+    job.edit(step=STEP.format(helper=job.helper).replace("times=1", "times=1, unused=None"))
+    assert job.plan().step_changes == [
+        "the parameter unused was added with the value null",
+        "step changed",
+    ]
     assert job.run() == 20
     job.edit(helper=HELPER.replace("len(", "1 + len("))
-    assert job.plan().step_changes == [f"the source of {job.helper} changed"]
+    assert f"step > {job.helper}.measure changed" in job.plan().step_changes
     assert job.run() == 20
     job.edit(step=STEP.format(helper=job.helper) + "step.version = '2'\n")
     assert "the step's version changed from None to 2" in job.plan().step_changes
     assert job.run() == 20
+    assert job.run() == 0
+
+
+def test_a_remark_and_an_unused_function_execute_nothing(job):
+    job.run()
+    job.edit(
+        step=STEP.format(helper=job.helper).replace("*, times=1):", "*, times=1):\n    'Copy.' #")
+        + "# a remark\n",
+        helper=HELPER + "def unused(): ...\n",
+    )
+    assert job.plan().step_changes == []
     assert job.run() == 0
 
 

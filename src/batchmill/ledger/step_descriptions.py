@@ -27,7 +27,7 @@ class StepDescriptions:
 
         Args:
             identity: The identity of the step.
-            description: JSON values, such as the reference, the params and the source digests.
+            description: JSON values, such as the reference, the params and the digests of its code.
 
         Raises:
             StoreError: The dataset cannot be written.

@@ -16,6 +16,11 @@ _SHORTEST_SECRET = 6
 _NO_SECRETS = ("region_name", "profile", "username", "account_name", "project")
 
 
+def names_a_secret(name: str) -> bool:
+    """Return whether the name of a variable or option suggests that it holds a credential."""
+    return _SECRET_NAME.search(name) is not None
+
+
 def without_secrets(text: str) -> str:
     """Replace the credentials of this process in a text.
 
@@ -33,7 +38,7 @@ def _secrets() -> Iterator[str]:
     for options in fsspec.config.conf.values():
         pairs += options.items()
     for name, value in pairs:
-        if isinstance(value, str) and len(value) >= _SHORTEST_SECRET and _SECRET_NAME.search(name):
+        if isinstance(value, str) and len(value) >= _SHORTEST_SECRET and names_a_secret(name):
             yield value
     for options in granted_options():
         yield from _texts(options)

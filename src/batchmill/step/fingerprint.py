@@ -1,32 +1,20 @@
-"""Identify a version of a step by its reference, its sources, its version and its parameters.
+"""Identify a version of a step by its reference, its code, its version and its parameters.
 
-Results of a step with another identity are out of date. The sources include the module that defines
-the step, and all modules of the user that it imports. They do not include the standard library and
-installed packages, except the package that contains the step.
+Results of a step with another identity are out of date. The code is what the step reaches in the
+modules of the user: see `batchmill.step.code.reachable`. It does not include the standard library
+and installed packages, except the package that contains the step.
 """
 
-import ast
 import inspect
-import os
-import sys
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ModuleSpec
 from typing import Any
 
 from batchmill.digests import digest
 from batchmill.errors import StepError
+from batchmill.step.code.module import Value
+from batchmill.step.code.reachable import described, reachable_code
 from batchmill.step.import_reference import is_reference
-
-# Folders of installed packages. Modules elsewhere are the user's own.
-_INSTALLED = tuple(
-    os.path.realpath(sysconfig.get_path(name)) + os.sep
-    for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
-_INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
-_OURS = __name__.partition(".")[0]
-_OUR_STEPS = f"{_OURS}.steps."
 
 
 def describe_step(ref: str, target: Any, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,22 +26,58 @@ def describe_step(ref: str, target: Any, params: Mapping[str, Any]) -> dict[str,
         params: Its checked parameters.
 
     Returns:
-        `ref`, `version` (the step's attribute, if any), `params`, and `sources` (the digest of each
-        module's text).
+        `ref`, `version` (the step's attribute, if any), `params`, and `code`: for each definition
+        that the step reaches, its digest, the path that leads to it, and the value of a constant.
 
     Raises:
         StepError: The version has values other than numbers, text, lists, dicts and sets.
     """
-    sources = sources_of(ref, target)
-    for name in getattr(target, "references", ()):
-        if is_reference(str(params.get(name))):  # The parameter names code.
-            sources |= sources_of(params[name])
     return {
         "ref": ref,
         "version": _version_of(ref, target),
         "params": {name: _described(value) for name, value in sorted(params.items())},
-        "sources": dict(sorted(sources.items())),
+        "code": described(reachable_code(roots_of(ref, target, params))),
     }
+
+
+def roots_of(ref: str, target: Any, params: Mapping[str, Any]) -> list[Value]:
+    """Return the values where the code of a step begins.
+
+    Args:
+        ref: The step's reference.
+        target: The step.
+        params: Its checked parameters. Those in the step's attribute `references` may name code.
+
+    Returns:
+        Attributes of modules.
+    """
+    names = [str(params.get(name)) for name in getattr(target, "references", ())]
+    roots = [_value_of(text) for text in (ref, *filter(is_reference, names))]
+    function = target.func if isinstance(target, partial) else target
+    # An object's class may belong to torch, such as Subset. Its module is not the step's.
+    if inspect.isroutine(function) or inspect.isclass(function):
+        module = getattr(inspect.getmodule(function), "__name__", "")
+        name = getattr(function, "__qualname__", "")
+        if module and name and not name.startswith("<"):
+            roots.append(Value(module, tuple(name.partition(".<")[0].split("."))))
+    return list(dict.fromkeys(roots))
+
+
+def code_digest(ref: str) -> str:
+    """Return the digest of the code behind a reference. Imports nothing."""
+    return _digest_of_code(described(reachable_code([_value_of(ref)])))
+
+
+def _value_of(ref: str) -> Value:
+    module, _, attribute = ref.partition(":")
+    return Value(module, tuple(attribute.split(".")) if attribute else ())
+
+
+def _digest_of_code(code: Mapping[str, Mapping[str, str]]) -> str:
+    # The path and the shown value follow from the code, and are for the user only.
+    return digest(
+        "code", *(part for key, found in sorted(code.items()) for part in (key, found["digest"]))
+    )
 
 
 def _version_of(ref: str, target: Any) -> str | int | float | None:
@@ -73,7 +97,8 @@ def _version_of(ref: str, target: Any) -> str | int | float | None:
 
 def identity_of(description: Mapping[str, Any]) -> str:
     """Return the digest of a step's description."""
-    return digest("step", _described(description))
+    code = _digest_of_code(description["code"])
+    return digest("step", _described({**description, "code": code}))
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -102,14 +127,27 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             lines.append(f"the parameter {name} was added with the value {new}")
         elif old != new:
             lines.append(f"the parameter {name} changed from {old} to {new}")
-    for name in sorted(before["sources"].keys() | now["sources"].keys()):
-        if name not in now["sources"]:
-            lines.append(f"the step no longer imports {name}")
-        elif name not in before["sources"]:
-            lines.append(f"the step now imports {name}")
-        elif before["sources"][name] != now["sources"][name]:
-            lines.append(f"the source of {name} changed")
-    return lines
+    return [*lines, *_code_changes(before.get("code"), now["code"])]
+
+
+Code = Mapping[str, Mapping[str, str]]
+
+
+def _code_changes(before: Code | None, now: Code) -> Iterator[str]:
+    if before is None:
+        yield "this version of batchmill identifies the code of a step in another way"
+        return
+    both = before.keys() & now.keys()
+    changed = sorted(key for key in both if before[key]["digest"] != now[key]["digest"])
+    for key in changed:
+        path, old, new = now[key]["path"], before[key].get("value"), now[key].get("value")
+        yield f"{path}: {old} -> {new}" if old and new and old != new else f"{path} changed"
+    if not changed:
+        # Otherwise a changed definition is the reason why another one is used or not.
+        for key in sorted(before.keys() - both):
+            yield f"{before[key]['path']} was removed"
+        for key in sorted(now.keys() - both):
+            yield f"{now[key]['path']} is new"
 
 
 def _described(value: Any) -> str:
@@ -133,132 +171,3 @@ def _with_sorted_sets(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_with_sorted_sets(item) for item in value]
     return value
-
-
-def sources_of(ref: str, target: Any = None) -> dict[str, str]:
-    """Return the digests of the sources behind a reference, by module. Imports nothing."""
-    function = target.func if isinstance(target, partial) else target
-    own = {ref.partition(":")[0]}
-    # An object's class may belong to torch, such as Subset. Its module is not the step's.
-    if inspect.isroutine(function) or inspect.isclass(function):
-        own |= {getattr(inspect.getmodule(function), "__name__", "")} - {""}
-    # Modules of batchmill count only below batchmill.steps: the engine does not change results.
-    tops = {name.partition(".")[0] for name in own}
-    waiting, sources = sorted(own), {}
-    while waiting:
-        name = waiting.pop()
-        path = source_file(name)
-        if name in sources or not path or not (name in own or _is_users(name, path, tops)):
-            continue
-        with open(path, "rb") as file:
-            text = file.read()
-        sources[name] = _digest_of_text(text)
-        if path.endswith(tuple(SOURCE_SUFFIXES)):
-            waiting += _imported(text, name, is_package=path.endswith("__init__.py"))
-    return dict(sorted(sources.items()))
-
-
-def digest_of_source(path: str) -> str:
-    """Return the digest of a source file. Raises OSError."""
-    with open(path, "rb") as file:
-        return _digest_of_text(file.read())
-
-
-def _digest_of_text(text: bytes) -> str:
-    return digest("source", text.decode("utf-8", "surrogateescape"))
-
-
-def source_file(name: str) -> str | None:
-    """Return the source file or compiled file of a module. Import nothing. None without a file."""
-    if name.partition(".")[0] in sys.stdlib_module_names:
-        return None
-    path = getattr(sys.modules.get(name), "__file__", None)
-    if path is None:
-        spec = _spec(name)
-        path = spec.origin if spec else None
-    suffixes = (*SOURCE_SUFFIXES, *EXTENSION_SUFFIXES)
-    return path if path and path.endswith(suffixes) and os.path.isfile(path) else None
-
-
-def _spec(name: str) -> ModuleSpec | None:
-    """Find a module as the import system does, but without importing its parents.
-
-    The parents may be slow to import, or may need something that this machine does not have.
-    """
-    if name in sys.modules:
-        return getattr(sys.modules[name], "__spec__", None)
-    parent, _, last = name.rpartition(".")
-    folders = _folders(parent) if parent else None
-    if parent and not folders:
-        return None  # The name is an attribute of a module, or the module is not installed.
-    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
-    try:
-        specs = (finder.find_spec(name, folders) for finder in finders)
-        return next((spec for spec in specs if spec), None)
-    except KeyError:
-        # The import system looks up the parent of a package without __init__.py in sys.modules.
-        spec = ModuleSpec(name, None, is_package=True)
-        inner = (os.path.join(folder, last) for folder in folders or ())
-        spec.submodule_search_locations = [folder for folder in inner if os.path.isdir(folder)]
-        return spec
-    except (ImportError, ValueError, AttributeError):
-        return None
-
-
-def _folders(name: str) -> list[str] | None:
-    """Return the folders of a package. None for another module."""
-    if name in sys.modules:
-        folders = getattr(sys.modules[name], "__path__", None)
-    else:
-        spec = _spec(name)
-        folders = spec.submodule_search_locations if spec else None
-    return None if folders is None else list(folders)
-
-
-def _is_users(name: str, path: str, tops: set[str]) -> bool:
-    top = name.partition(".")[0]
-    if top == _OURS:
-        return top in tops and name.startswith(_OUR_STEPS)
-    if top in tops:
-        return True
-    place = os.path.realpath(path)
-    return not (place.startswith(_INSTALLED) or _INSTALLED_FOLDERS & {*place.split(os.sep)})
-
-
-def _imported(text: bytes, module: str, *, is_package: bool) -> Iterator[str]:
-    """Yield the names that a module's source imports, anywhere in it."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return  # The file was edited after it was imported.
-    package = module if is_package else module.rpartition(".")[0]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _with_parents(alias.name)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                above = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*above, *([base] if base else [])])
-            yield from _with_parents(base)
-            # A name that is imported from a package may be a module.
-            yield from (f"{base}.{alias.name}" for alias in node.names if base)
-        elif isinstance(node, ast.Call):
-            yield from _imported_by_call(node)
-
-
-def _imported_by_call(node: ast.Call) -> Iterator[str]:
-    """Yield the names that `importlib.import_module("name")` or a similar call imports."""
-    function = getattr(node.func, "attr", getattr(node.func, "id", None))
-    if function in ("import_module", "__import__") and node.args:
-        name = getattr(node.args[0], "value", None)
-        # The package of a relative name is not known without running the code.
-        if isinstance(name, str) and not name.startswith("."):
-            yield from _with_parents(name)
-
-
-def _with_parents(name: str) -> Iterator[str]:
-    parts = name.split(".")
-    for end in range(1, len(parts) + 1):
-        yield ".".join(parts[:end])

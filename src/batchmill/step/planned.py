@@ -12,7 +12,9 @@ from functools import partial
 from typing import Any
 
 from batchmill.errors import StepError
-from batchmill.step.fingerprint import digest_of_source, source_file
+from batchmill.step.code.files import source_file
+from batchmill.step.code.reachable import digests_in
+from batchmill.step.fingerprint import roots_of
 from batchmill.step.load import Step
 from batchmill.step.tracked_file import FileState, state_of
 
@@ -24,7 +26,8 @@ _compared: set[str] = set()
 def differences_from_plan(step: Step, planned: Mapping[str, Any]) -> list[str]:
     """Compare a step, as this machine has it, with its description in a run's plan.
 
-    Only modules that both machines have are compared, because others may be optional imports.
+    Only definitions that both machines have are compared, because others may come from optional
+    imports. A step that uses another definition differs itself.
 
     Args:
         step: The step.
@@ -33,13 +36,13 @@ def differences_from_plan(step: Step, planned: Mapping[str, Any]) -> list[str]:
     Returns:
         One text per difference, which names the file.
     """
-    here = step.description["sources"]
-    modules = [
-        f"the source of {name} ({source_file(name)})"
-        for name in sorted(here.keys() & planned["sources"].keys())
-        if here[name] != planned["sources"][name]
+    here, there = step.description["code"], planned["code"]
+    definitions = [
+        f"{here[key]['path']} ({source_file(key.partition(':')[0])})"
+        for key in sorted(here.keys() & there.keys())
+        if here[key]["digest"] != there[key]["digest"]
     ]
-    return [*modules, *_differing_contents(step, planned)]
+    return [*definitions, *_differing_contents(step, planned)]
 
 
 def _differing_contents(step: Step, planned: Mapping[str, Any]) -> list[str]:
@@ -65,8 +68,8 @@ class _Watched:
 
     text: str
     read_state: Callable[[], FileState]
-    read_content: Callable[[], str]
-    expected: str
+    read_content: Callable[[], object]
+    expected: object
     state: FileState | None = None
 
     def has_changed(self) -> bool:
@@ -117,14 +120,18 @@ class PlannedStep:
         self._refuse([watched.text for watched in self._watched if watched.has_changed()])
 
     def _modules_to_import(self) -> list[_Watched]:
-        sources = self.step.description["sources"] | self.planned["sources"]
-        paths = {name: source_file(name) for name in sources if name not in sys.modules}
+        code = self.step.description["code"] | self.planned["code"]
+        roots = roots_of(self.step.ref, self.step.target, self.step.params)
+        expected: dict[str, dict[str, str]] = {}
+        for key, found in code.items():
+            expected.setdefault(key.partition(":")[0], {})[key] = found["digest"]
+        paths = {name: source_file(name) for name in expected if name not in sys.modules}
         return [
             _Watched(
                 f"the source of {name} ({path})",
                 partial(state_of, [path]),
-                partial(digest_of_source, path),
-                sources[name],
+                partial(digests_in, name, [key.partition(":")[2] for key in expected[name]], roots),
+                expected[name],
             )
             for name, path in paths.items()
             if path

@@ -1,7 +1,6 @@
 """Run a model over files: workers open and collate them, the shard's process calls the model."""
 
 import inspect
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,7 +20,7 @@ from batchmill.inference.models import Model, choose_device, load_model
 from batchmill.reading import pad_collate
 from batchmill.reading.files import choose_load, open_by_suffix
 from batchmill.security.allowlist import refused_models
-from batchmill.step.fingerprint import sources_of
+from batchmill.step.fingerprint import code_digest
 from batchmill.step.import_reference import is_reference, resolve_reference
 from batchmill.step.tracked_file import ContentCounts
 
@@ -180,14 +179,14 @@ class PredictItems:
 
     @property
     def version(self) -> str:
-        """The identity of the model: its file's content, or the sources that make it."""
+        """The identity of the model: its file's content, or the code that makes it."""
         file = self.version_files.get("model")
         try:
             content = ContentCounts().content(file) if file else ""
         except OSError as error:
             raise StepError(f"model {file}: {error.strerror}.") from error
-        made_by = {} if file == self._reference else sources_of(self._reference)
-        return digest("model", content, json.dumps(made_by))
+        made_by = "" if file == self._reference else code_digest(self._reference)
+        return digest("model", content, made_by)
 
     def process_batch(self, batch: Any) -> Any:
         """Return the rows of a batch."""

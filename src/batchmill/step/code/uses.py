@@ -1,0 +1,129 @@
+"""The values that a piece of code uses: names of its module, and attributes of other modules."""
+
+import ast
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from batchmill.step.code.module import ModuleCode, Value, bound_by_import, imported_modules
+
+# They look up names of the module that a syntax tree does not show.
+_LOOKUPS = {"globals", "locals", "vars", "exec", "eval"}
+_LOOKUP_ATTRIBUTES = {"__subclasses__", "__globals__", "f_globals"}
+_IMPORT_CALLS = {"import_module", "__import__"}
+
+
+class Uses(NamedTuple):
+    """The values and modules that a piece of code uses.
+
+    Attributes:
+        values: The values, in the order of the code.
+        modules: The modules that it imports when it is executed.
+    """
+
+    values: tuple[Value, ...]
+    modules: tuple[str, ...]
+
+
+def uses_of(node: ast.stmt, code: ModuleCode) -> Uses:
+    """Return what a statement at the top level of a module uses.
+
+    A local variable counts as a use of the module's definition with the same name. So more may
+    count than is used, but never less.
+
+    Args:
+        node: The statement.
+        code: Its module.
+
+    Returns:
+        The used values and modules. A use of the whole module is a value without attributes.
+    """
+    package = code.name if code.is_package else code.name.rpartition(".")[0]
+    visitor = _Visitor(code, package, node)
+    visitor.visit(node)
+    return Uses(tuple(dict.fromkeys(visitor.values)), tuple(dict.fromkeys(visitor.modules)))
+
+
+class _Visitor(ast.NodeVisitor):
+    def __init__(self, code: ModuleCode, package: str, node: ast.stmt) -> None:
+        self.values: list[Value] = []
+        self.modules: list[str] = []
+        self._code = code
+        self._package = package
+        self._local: dict[str, list[Value]] = {}
+        for part in ast.walk(node):
+            if isinstance(part, ast.Import | ast.ImportFrom):
+                self.modules += imported_modules(part, package)
+                for name, value in bound_by_import(part, package):
+                    self._local.setdefault(name, []).append(value)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        self._use(node.id)
+
+    def visit_Global(self, node: ast.Global) -> None:
+        for name in node.names:
+            self._use(name)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if node.attr in _LOOKUP_ATTRIBUTES:
+            self.values.append(Value(self._code.name))
+        attributes: list[str] = []
+        root: ast.expr = node
+        while isinstance(root, ast.Attribute):
+            attributes.insert(0, root.attr)
+            root = root.value
+        if isinstance(root, ast.Name):
+            self._use(root.id, *attributes)
+        else:
+            self.visit(root)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        function = getattr(node.func, "attr", getattr(node.func, "id", None))
+        if function in _IMPORT_CALLS and node.args:
+            name = getattr(node.args[0], "value", None)
+            # The package of a relative name is not known without running the code.
+            if isinstance(name, str) and not name.startswith("."):
+                self.modules.append(name)
+                self.values.append(Value(name))
+        self.generic_visit(node)
+
+    def visit_arg(self, node: ast.arg) -> None:
+        self._visit_annotation(node.annotation)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self._visit_annotation(node.annotation)
+        self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self._visit_annotation(node.returns)
+        self.generic_visit(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self.visit_FunctionDef(node)
+
+    def _visit_annotation(self, annotation: ast.expr | None) -> None:
+        """Visit an annotation, and the texts in it, which may be annotations too."""
+        for part in _with_texts(annotation):
+            self.visit(part)
+
+    def _use(self, name: str, *attributes: str) -> None:
+        for value in self._local.get(name, ()):
+            self.values.append(Value(value.module, value.attributes + attributes))
+        if self._code.defines(name):
+            self.values.append(Value(self._code.name, (name, *attributes)))
+        elif name in _LOOKUPS:
+            self.values.append(Value(self._code.name))
+        for value in [*self._local.get(name, ()), *self._code.imports.get(name, ())]:
+            if value.module == "sys" and "modules" in value.attributes + attributes:
+                self.values.append(Value(self._code.name))
+
+
+def _with_texts(annotation: ast.expr | None) -> Iterator[ast.expr]:
+    if annotation is None:
+        return
+    yield annotation
+    for part in ast.walk(annotation):
+        if isinstance(part, ast.Constant) and isinstance(part.value, str):
+            try:
+                yield ast.parse(part.value, mode="eval").body
+            except (SyntaxError, ValueError):
+                continue  # It is a text, for example in a Literal.
