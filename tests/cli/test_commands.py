@@ -394,3 +394,36 @@ def test_control_characters_of_names_do_not_reach_the_terminal(command):
     assert code == 2
     assert "a\\x1b[31m.csv" in err
     assert "\x1b" not in out + err
+
+
+@pytest.mark.slow
+def test_plan_and_run_name_what_changed_in_the_step(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("a")
+    (tmp_path / "named_step.py").write_text(
+        "from named_rules import helper\ndef step(source): return {'sum': helper(source)}\n"
+    )
+    job = ("in", "--step", "named_step:step", "--output", "out")
+    reason = "Re-running all inputs:"
+
+    def edit(**values):
+        values = dict.fromkeys("ABCDEFG", 3) | values
+        constants = "".join(f"{name} = {value}\n" for name, value in values.items())
+        helper = f"def helper(source): return {' + '.join(values)}\n"
+        (tmp_path / "named_rules.py").write_text(constants + helper)
+        for module in ("named_step", "named_rules"):
+            sys.modules.pop(module, None)
+
+    edit()
+    assert command("run", *job)[0] == 0
+    edit(A=5)
+    _, shown, _ = command("plan", *job)
+    assert f"{reason} step > helper > A: 3 -> 5.\n" in shown
+    edit(**dict.fromkeys("ABCDEFG", 5))
+    _, _, shown = command("run", *job)
+    assert [line for line in shown.splitlines() if line.startswith(reason)] == [
+        *(f"{reason} step > helper > {name}: 3 -> 5." for name in "ABCDE"),
+        f"{reason} 2 more changes.",
+    ]

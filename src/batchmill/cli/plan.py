@@ -29,6 +29,7 @@ from batchmill.sizes import counted
 from batchmill.step.params import parse_params
 
 SHOWN_NAMES = 5
+_SHOWN_CHANGES = 5
 
 
 def plan(
@@ -119,6 +120,16 @@ def partitions_as_json(prepared: Prepared) -> dict[str, object]:
     }
 
 
+def change_lines(prepared: Prepared) -> list[str]:
+    """Return lines with the changes of the step, if all inputs are executed again."""
+    changes = prepared.step_changes
+    more = len(changes) - _SHOWN_CHANGES
+    return [
+        *(f"Re-running all inputs: {line}." for line in changes[:_SHOWN_CHANGES]),
+        *([f"Re-running all inputs: {counted(more, 'more change')}."] if more > 0 else []),
+    ]
+
+
 def partition_lines(prepared: Prepared) -> list[str]:
     """Return lines with the partitions' sizes, warnings, and why groups are re-assigned."""
     counts, how = partitions_of(prepared), prepared.job.partitioning
@@ -158,9 +169,7 @@ def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
     if len(too_young):
         names = too_young.slice(0, SHOWN_NAMES).to_pylist()
         out.print(_line("skipped, younger than --min-age", len(too_young), names))
-    for line in prepared.step_changes:
-        out.print(f"Re-running all inputs: {line}.")
-    for line in partition_lines(prepared):
+    for line in [*change_lines(prepared), *partition_lines(prepared)]:
         out.print(line)
     pending = len(prepared.plan.pending)
     if not pending:

@@ -8,7 +8,7 @@ import time
 from contextlib import AbstractContextManager, ExitStack, redirect_stdout
 
 from batchmill.cli.console import console
-from batchmill.cli.plan import partition_lines, partitions_as_json
+from batchmill.cli.plan import change_lines, partition_lines, partitions_as_json
 from batchmill.cli.progress import showing_progress
 from batchmill.errors import RunError
 from batchmill.jobs.run_job import EndedRun, JobDisplay, JobRequest, run_job
@@ -32,9 +32,7 @@ class RunConsole(JobDisplay):
 
     def show_plan(self, prepared: Prepared) -> None:
         """Print the number of inputs to execute, and the reason if all are executed again."""
-        lines = [_to_do(prepared)]
-        lines += [f"Re-running all inputs: {line}." for line in prepared.step_changes]
-        self._print(*lines, *partition_lines(prepared))
+        self._print(_to_do(prepared), *change_lines(prepared), *partition_lines(prepared))
         self.started = time.monotonic()
 
     def show_trial(self) -> None:

@@ -127,7 +127,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             lines.append(f"the parameter {name} was added with the value {new}")
         elif old != new:
             lines.append(f"the parameter {name} changed from {old} to {new}")
-    return [*lines, *_code_changes(before.get("code"), now["code"])]
+    # An import and the imported definition may have the same path.
+    return [*lines, *dict.fromkeys(_code_changes(before.get("code"), now["code"]))]
 
 
 Code = Mapping[str, Mapping[str, str]]
