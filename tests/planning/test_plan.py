@@ -152,3 +152,15 @@ def test_plan_returns_the_first_names_of_a_reason():
     plan = make_plan(manifest_of("a", "b", "c"), records_of(b="ok"), "s")
     assert plan.first("new", 1) == ["a"]
     assert plan.first("changed", 5) == []
+
+
+def test_only_ok_outcomes_of_accepted_steps_are_adopted():
+    records = records_of(a="ok", b="failed", c="ok", d="ok")
+    manifest = manifest_of("a", "b", "c", "e")
+    plan = make_plan(manifest, records, "new", adopted_steps={"s"}, released={"c": 1})
+    assert reasons(plan) == {"b": "changed", "c": "retry", "e": "new"}
+    assert plan.adopted.to_pylist() == ["a"]
+    assert (plan.counts["adopted"], plan.counts["unchanged"]) == (1, 0)
+    other = make_plan(manifest, records, "new", adopted_steps={"t"})
+    assert other.adopted.to_pylist() == []
+    assert "adopted" not in other.counts

@@ -42,6 +42,7 @@ class JobKeywords(TypedDict, total=False):
     fail_fast: bool
     force: bool
     replace_step: bool
+    accept_change: bool
     prune: bool
     prune_failed: bool
     keep_versions: int

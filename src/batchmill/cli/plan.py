@@ -25,6 +25,7 @@ from batchmill.planning.batching import Layout, parallelism
 from batchmill.planning.plan import REASONS
 from batchmill.planning.prepare import Prepared
 from batchmill.planning.run_spec import partitions_of
+from batchmill.publishing.summary import adopted_line
 from batchmill.sizes import counted
 from batchmill.step.params import parse_params
 
@@ -121,13 +122,13 @@ def partitions_as_json(prepared: Prepared) -> dict[str, object]:
 
 
 def change_lines(prepared: Prepared) -> list[str]:
-    """Return lines with the changes of the step, if all inputs are executed again."""
+    """Return lines with the changes of the step, and whether they are accepted."""
     changes = prepared.step_changes
     more = len(changes) - _SHOWN_CHANGES
-    return [
-        *(f"Re-running all inputs: {line}." for line in changes[:_SHOWN_CHANGES]),
-        *([f"Re-running all inputs: {counted(more, 'more change')}."] if more > 0 else []),
-    ]
+    shown = [*changes[:_SHOWN_CHANGES], *([counted(more, "more change")] if more > 0 else [])]
+    adopted = adopted_line(prepared.plan.counts)
+    what = "Accepted change" if adopted else "Re-running all inputs"
+    return [*filter(None, [adopted]), *(f"{what}: {line}." for line in shown)]
 
 
 def partition_lines(prepared: Prepared) -> list[str]:

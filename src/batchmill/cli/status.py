@@ -8,6 +8,7 @@ from batchmill.ledger.lease import holder
 from batchmill.ledger.open import last_run, open_ledger
 from batchmill.publishing.summary import (
     RUN_AGAIN,
+    adopted_line,
     count_contents,
     count_released,
     failure_message,
@@ -55,6 +56,8 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
     message = failure_message(summary, dataset)
     # During a run, the advice to repeat the command would be wrong.
     out.print(message.removesuffix(f"\n{RUN_AGAIN}") if who else message)
+    if adopted := adopted_line(summary.counts):
+        out.print(adopted)
     let_go = count_released(ledger)
     if let_go:
         out.print(f"Inputs released for the next run: {let_go:,}")

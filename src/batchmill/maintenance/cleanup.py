@@ -35,15 +35,27 @@ def remove_orphans(ledger: Ledger) -> None:
     in_threads(store.remove, strays, store.threads)
 
 
-def record_touched(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table) -> None:
-    """Record the new TIMES of inputs whose content is unchanged.
+def record_unchanged(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table, step: str) -> None:
+    """Record the new TIMES of inputs whose content is unchanged, and the step of adopted inputs.
 
-    Without this, the next run would read these inputs again.
+    Without this, the next run would read or execute these inputs again.
+
+    Args:
+        ledger: The ledger.
+        run: The number of the run.
+        plan: The run's plan.
+        inputs: The inputs of the manifest.
+        step: The identity of the run's step.
     """
-    if len(plan.touched) == 0:
+    chunks = [*plan.touched.chunks, *plan.adopted.chunks]
+    names = pa.chunked_array(chunks, pa.string())
+    if len(names) == 0:
         return
     records = ledger.records()
-    records = records.filter(pc.is_in(records["input"], value_set=plan.touched))
+    records = records.filter(pc.is_in(records["input"], value_set=names))
+    is_adopted = pc.is_in(records["input"], value_set=plan.adopted)
+    steps = pc.if_else(is_adopted, step, records["step"])
+    records = records.set_column(records.schema.get_field_index("step"), "step", steps)
     place = pc.index_in(records["input"], value_set=inputs["input"])
     ledger.rewrite_records(
         run, _with(records, **{name: inputs[name].take(place) for name in TIMES})

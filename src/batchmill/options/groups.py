@@ -250,6 +250,12 @@ class RunOptions(Options):
         description="The dataset may have the results of another step. They are replaced. Without "
         "this option, such a run is rejected.",
     )
+    accept_change: bool = Field(
+        default=False,
+        title="Accept the changed code",
+        description="Keep the outputs that an earlier version of the step's code made, because the "
+        "change does not affect them. Only inputs that did not change are kept.",
+    )
     prune: bool = Field(
         default=False,
         title="Prune",

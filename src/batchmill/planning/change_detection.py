@@ -1,6 +1,6 @@
 """Detect which files a plan depends on have changed: inputs, and outputs of earlier runs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -34,7 +34,11 @@ class FileChanges:
 
 
 def detect_changes(
-    manifest: Manifest, records: pa.Table, record_rows: pa.Array, identity: str, store: Store
+    manifest: Manifest,
+    records: pa.Table,
+    record_rows: pa.Array,
+    identities: Collection[str],
+    store: Store,
 ) -> FileChanges:
     """Compare the ledger's records of a step with the files.
 
@@ -44,7 +48,8 @@ def detect_changes(
         manifest: The checked manifest.
         records: The ledger's records.
         record_rows: The row of each input's record, null for an input without a record.
-        identity: The step's identity. Records of other steps are ignored.
+        identities: The step's identity, and those whose outcomes are adopted. Records of other
+            steps are ignored.
         store: The dataset's store, which holds the outputs.
 
     Returns:
@@ -55,9 +60,8 @@ def detect_changes(
     """
     inputs = manifest.inputs
     # Inputs recorded with another step are executed again in any case.
-    is_ours = (
-        pc.equal(records["step"], identity).combine_chunks().take(record_rows).fill_null(False)
-    )
+    is_ours = pc.is_in(records["step"], value_set=pa.array(sorted(identities), pa.string()))
+    is_ours = is_ours.combine_chunks().take(record_rows).fill_null(False)
     recorded, current = records.take(record_rows.filter(is_ours)), inputs.filter(is_ours)
     has_unknown_time = pc.equal(current["mtime_ns"], remote.UNKNOWN_TIME)
     is_unclear = pc.and_(

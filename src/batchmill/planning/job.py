@@ -30,6 +30,7 @@ class Job:
         search: A folder that is appended to the import path.
         force: True to re-run all inputs.
         replace_step: True if the dataset may have the results of another step.
+        accept_change: True to keep the outputs of an earlier version of the step's code.
         partitioning: How to divide the inputs. The published tables then have a column with each
             input's partition. Steps do not receive it.
         confinement: The rights of the step. None if the step is not confined.
@@ -43,6 +44,7 @@ class Job:
     search: str = ""
     force: bool = False
     replace_step: bool = False
+    accept_change: bool = False
     partitioning: Partitioning | None = None
     confinement: Confinement | None = None
 
@@ -73,6 +75,7 @@ def make_job(
         search=os.getcwd(),
         force=run.force,
         replace_step=run.replace_step,
+        accept_change=run.accept_change,
         partitioning=make_partitioning(partitions),
         confinement=make_confinement(confinement),
     )

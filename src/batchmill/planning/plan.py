@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +22,8 @@ _JSON = json.JSONEncoder(default=str, ensure_ascii=False)
 REASONS = ("new", "changed", "damaged", "retry", "forced")
 # The reason of inputs with a result whose file does not exist or cannot be looked up.
 UNREADABLE = "unreadable"
+# The reason of inputs whose outputs an earlier version of the step's code made, and that are kept.
+ADOPTED = "adopted"
 PLANNED_COLUMNS = (
     "input",
     "input_id",
@@ -47,10 +49,12 @@ class Plan:
             (bytes, -1 if there is no such file), `mtime_ns`, `etag` and `reason` (one of REASONS).
         withdrawn: `input` and `input_id` of the recorded inputs that the manifest no longer lists.
         touched: Inputs whose time changed while their content stayed the same.
+        adopted: Inputs whose outputs an earlier version of the step's code made. The user accepts
+            them for the present code.
         unreadable: Inputs whose file cannot be looked up, although they have an `ok` result. They
             are not executed, so the result stays.
         counts: The number of inputs by reason, and the numbers of quarantined, unchanged and
-            withdrawn inputs. If there are unreadable inputs, also their number.
+            withdrawn inputs. If there are unreadable or adopted inputs, also their numbers.
         resolved: The number of inputs that are not pending, by recorded outcome. Unreadable inputs
             count as missing.
         stale_steps: The identities of other steps that have records, with their number of records.
@@ -59,6 +63,7 @@ class Plan:
     pending: pa.Table
     withdrawn: pa.Table
     touched: pa.Array
+    adopted: pa.Array
     unreadable: pa.Array
     counts: Mapping[str, int]
     resolved: Mapping[str, int]
@@ -75,7 +80,6 @@ class _Comparison(NamedTuple):
     """One mask per kind of difference between an input and its record."""
 
     is_new: pa.Array
-    has_other_step: pa.Array
     is_touched: pa.Array
     is_changed: pa.Array
 
@@ -90,6 +94,7 @@ def make_plan(
     released: Mapping[str, int] | None = None,
     changes: FileChanges | None = None,
     forced_after: int | None = None,
+    adopted_steps: Collection[str] = (),
 ) -> Plan:
     """Compare the inputs of a manifest with the records of a ledger.
 
@@ -105,6 +110,8 @@ def make_plan(
         changes: The result of `detect_changes`. Without it, each file with another time is
             "changed".
         forced_after: The last run whose outcomes a forced run ignores. None without `--force`.
+        adopted_steps: Identities of earlier versions of the step. The user accepts their `ok`
+            outcomes for this version.
 
     Returns:
         The plan.
@@ -113,7 +120,11 @@ def make_plan(
     inputs = manifest.inputs
     record_rows = find_records(records, inputs) if record_rows is None else record_rows
     done = records.take(record_rows)
-    compared = _compare(manifest, done, record_rows, step_identity, changes, takes_rows=takes_rows)
+    is_adopted = _is_adopted(done, adopted_steps)
+    recorded_step = pc.if_else(is_adopted, step_identity, done["step"])
+    compared = _compare(
+        manifest, done, record_rows, recorded_step, step_identity, changes, takes_rows=takes_rows
+    )
     is_released = _is_released(inputs["input"], done["run"], released or {})
     is_damaged = pc.is_in(inputs["input"], value_set=pa.array(sorted(changes.damaged), pa.string()))
     is_unreadable = _is_unreadable(manifest, done)
@@ -122,9 +133,12 @@ def make_plan(
         UNREADABLE,
         _reasons(compared, done, is_damaged, is_released, forced_after),
     )
+    is_adopted = pc.and_(is_adopted, pc.equal(reason, "unchanged"))
+    reason = pc.if_else(is_adopted, ADOPTED, reason)
     is_pending = pc.is_in(reason, value_set=pa.array(REASONS))
     is_done = pc.invert(is_pending)
     withdrawn = _withdrawn(records, record_rows, manifest)
+    has_other_step = _differ(done["step"], step_identity)
     counted = _count(reason)
     resolved = pc.if_else(is_unreadable, "missing", done["outcome"])
     inputs = inputs.append_column("position", pa.array(np.arange(len(inputs))))
@@ -132,14 +146,15 @@ def make_plan(
         pending=inputs.append_column("reason", reason).filter(is_pending),
         withdrawn=withdrawn.select(["input", "input_id"]),
         touched=inputs["input"].filter(pc.and_(compared.is_touched, is_done)),
+        adopted=inputs["input"].filter(is_adopted),
         unreadable=inputs["input"].filter(is_unreadable),
         counts={
             **{name: counted[name] for name in (*REASONS, "quarantined", "unchanged")},
             "withdrawn": len(withdrawn),
-            **({UNREADABLE: counted[UNREADABLE]} if counted[UNREADABLE] else {}),
+            **{name: counted[name] for name in (UNREADABLE, ADOPTED) if counted[name]},
         },
         resolved=dict(_count(resolved.filter(is_done))),
-        stale_steps=dict(_count(done["step"].filter(compared.has_other_step)).most_common()),
+        stale_steps=dict(_count(done["step"].filter(has_other_step)).most_common()),
     )
 
 
@@ -197,14 +212,15 @@ def _compare(
     manifest: Manifest,
     done: pa.Table,
     record_rows: pa.Array,
+    recorded_step: pa.ChunkedArray,
     step_identity: str,
     changes: FileChanges,
     *,
     takes_rows: bool,
 ) -> _Comparison:
-    """Compare each input with its record, the same row of `done`."""
+    """Compare each input with its record, the same row of `done` and `recorded_step`."""
     inputs = manifest.inputs
-    has_other_step = _differ(done["step"], step_identity)
+    has_other_step = _differ(recorded_step, step_identity)
     is_other_size = has_other_size(done, inputs)
     is_other_time = has_other_time(done, inputs)
     has_unknown_time = pc.equal(inputs["mtime_ns"], UNKNOWN_TIME)
@@ -224,7 +240,6 @@ def _compare(
         is_changed = pc.or_(is_changed, _differ(done["carried"], rows))
     return _Comparison(
         is_new=pc.is_null(record_rows),
-        has_other_step=has_other_step,
         is_touched=pc.and_(is_other_time, has_same_content),
         is_changed=is_changed,
     )
@@ -250,6 +265,12 @@ def _content_hashes(names: pa.ChunkedArray, changes: FileChanges) -> pa.Array:
     index = pc.index_in(names, value_set=pa.array(list(changes.contents), pa.string()))
     hashes = pa.array([text or None for text in changes.contents.values()], pa.string())
     return hashes.take(index.combine_chunks()) if len(hashes) else pa.nulls(len(names), pa.string())
+
+
+def _is_adopted(done: pa.Table, steps: Collection[str]) -> pa.ChunkedArray:
+    """Return which records are `ok` outcomes of one of these steps."""
+    is_theirs = pc.is_in(done["step"], value_set=pa.array(sorted(steps), pa.string()))
+    return pc.and_(is_theirs, pc.equal(done["outcome"], "ok")).fill_null(False)
 
 
 def _is_released(

@@ -20,7 +20,7 @@ from batchmill.planning.partition_assignment import Division, check_rows, divide
 from batchmill.planning.plan import PLANNED_COLUMNS, Plan, find_records, make_plan
 from batchmill.security.allowlist import check_step
 from batchmill.sizes import counted
-from batchmill.step.fingerprint import differences, identity_of
+from batchmill.step.fingerprint import differences, has_same_settings, identity_of
 from batchmill.step.load import Step, load_step
 from batchmill.urls import is_web, join, same_place, shown_url
 
@@ -144,7 +144,10 @@ def _plan(
     if not job.replace_step:
         _check_same_step(job, records, ledger)
     record_rows = find_records(records, manifest.inputs)
-    file_changes = detect_changes(manifest, records, record_rows, step.identity, ledger.store)
+    adopted = _adopted_steps(records, ledger, step) if job.accept_change else set[str]()
+    file_changes = detect_changes(
+        manifest, records, record_rows, {step.identity, *adopted}, ledger.store
+    )
     forced_after = _forced_after(ledger) if job.force else None
     plan = make_plan(
         manifest,
@@ -155,6 +158,7 @@ def _plan(
         released=ledger.released(),
         changes=file_changes,
         forced_after=forced_after,
+        adopted_steps=adopted,
     )
     if not job.inputs.allow_missing:
         _check_missing(job, manifest, plan)
@@ -193,6 +197,29 @@ def _check_same_step(job: Job, records: pa.Table, ledger: Ledger) -> None:
             f"{steps[0]}, and this run's step is {job.step}. Choose another output. To replace the "
             "results, add --replace-step."
         )
+
+
+def _adopted_steps(records: pa.Table, ledger: Ledger, step: Step) -> set[str]:
+    """Return the earlier versions of the step that differ only in their code.
+
+    Raises:
+        OptionError: All versions with an `ok` outcome differ in more, so none can be accepted.
+    """
+    identities = pc.unique(records["step"].filter(pc.equal(records["outcome"], "ok"))).to_pylist()
+    described = {one: ledger.steps.read(one) for one in identities if one != step.identity}
+    adopted = {
+        one
+        for one, before in described.items()
+        if before and has_same_settings(before, step.description)
+    }
+    if described and not adopted and step.identity not in identities:
+        before = next(filter(None, described.values()), None)
+        reason = differences(before, step.description)[0] if before else "its step is unknown"
+        raise OptionError(
+            f"--accept-change: no outcome can be kept, because {reason}. The option accepts only a "
+            "change of the step's code. Drop it to execute the inputs again."
+        )
+    return adopted
 
 
 def _forced_after(ledger: Ledger) -> int:

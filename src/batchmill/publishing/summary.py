@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from batchmill.ledger.ledger import Ledger
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import KINDS, one_line
-from batchmill.planning.plan import UNREADABLE
+from batchmill.planning.plan import ADOPTED, UNREADABLE
 from batchmill.planning.run_spec import SHOWN_NAMES, planned_names, read_spec
 from batchmill.sizes import counted, list_counts
 
@@ -106,6 +106,13 @@ def summarise(ledger: Ledger, run: int) -> Summary:
         results_kept=len(vanished) + spec.counts.get(UNREADABLE, 0),
         partitions=spec.partitions,
     )
+
+
+def adopted_line(counts: Mapping[str, int]) -> str:
+    """Return a line with the number of outcomes in a plan that are adopted. Empty without any."""
+    count = counts.get(ADOPTED, 0)
+    outcomes = counted(count, "outcome")
+    return f"{outcomes} adopted for changed code, on the user's word." if count else ""
 
 
 class Contents(NamedTuple):

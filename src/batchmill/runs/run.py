@@ -15,7 +15,7 @@ from batchmill.maintenance.cleanup import (
     forget_released,
     forget_runs,
     keep_results,
-    record_touched,
+    record_unchanged,
     remove_orphans,
     remove_withdrawn,
     sweep,
@@ -86,7 +86,7 @@ class Run:
         return Probe(dataset=self.prepared.job.output, run=self.number, token=self.lease.token)
 
     def finalize(self, *, prune: bool = False, prune_failed: bool = False) -> None:
-        """Record partitions and touched inputs, and compact the ledger.
+        """Record partitions, touched and adopted inputs, and compact the ledger.
 
         The tables are published after this.
 
@@ -105,7 +105,14 @@ class Run:
             assignment = without_withdrawn(assignment, self.prepared.manifest)
         if assignment:
             write_assignment(self.ledger, self.number, assignment)
-        record_touched(self.ledger, self.number, self.prepared.plan, self.prepared.manifest.inputs)
+        prepared = self.prepared
+        record_unchanged(
+            self.ledger,
+            self.number,
+            prepared.plan,
+            prepared.manifest.inputs,
+            prepared.step.identity,
+        )
         if self.pending:
             keep_results(self.ledger, self.number)
             # A step can write beside its folder: to `out/../../x`.

@@ -101,6 +101,11 @@ def identity_of(description: Mapping[str, Any]) -> str:
     return digest("step", _described({**description, "code": code}))
 
 
+def has_same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return whether two descriptions differ at most in the code of the step."""
+    return all(before.get(part) == now.get(part) for part in ("ref", "version", "params", "order"))
+
+
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Describe what changed between two descriptions.
 
