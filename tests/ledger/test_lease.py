@@ -4,19 +4,21 @@ import json
 import math
 import os
 import socket
+import threading
 import time
 from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
 from contention import FORK, at_once
+from live import wait_for
 
 from batchmill import LedgerError, StoreError
 from batchmill.ledger import lease as leases
 from batchmill.ledger.lease import Wait, holder, lease
 from batchmill.ledger.lease_holder import read_holder
 from batchmill.ledger.ledger import Ledger
-from batchmill.storage import open_store
+from batchmill.storage import LocalStore, open_store
 
 FOLDER = ".batchmill/lease"
 CONTENDERS = 8
@@ -41,6 +43,61 @@ def quick(monkeypatch):
     monkeypatch.setattr(leases, "_READ_AGAIN_SECONDS", 0.01)
 
 
+class Clock:
+    """The clocks of this process. They advance only when a test says so, or during a `sleep`."""
+
+    def __init__(self):
+        self.seconds = 1_000_000.0
+
+    def time(self):
+        return self.seconds
+
+    monotonic = time
+
+    def sleep(self, seconds):
+        self.seconds += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of the leases of this process."""
+    clock = Clock()
+    names = {"time": clock.time, "monotonic": clock.monotonic, "sleep": clock.sleep}
+    monkeypatch.setattr(leases, "time", SimpleNamespace(**vars(time) | names))
+    return clock
+
+
+class HookedStore(LocalStore):
+    """A folder that calls `before_write` before it writes a file."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.before_write = lambda: None
+
+    def write(self, name, data):
+        self.before_write()
+        super().write(name, data)
+
+
+@pytest.fixture
+def lease_store(tmp_path, monkeypatch):
+    """The store in which the holder of a lease writes its heartbeats."""
+    store = HookedStore(str(tmp_path))
+    monkeypatch.setattr(leases, "open_store", lambda _: store)
+    return store
+
+
+@pytest.fixture
+def held(tmp_path, clock, lease_store, monkeypatch):
+    """A lease of this process. Its thread sends no heartbeats."""
+    monkeypatch.setattr(leases, "BEAT_SECONDS", 3600)
+    ledger = Ledger(LocalStore(str(tmp_path)))
+    ledger.create()
+    with lease(ledger) as held:
+        yield held
+        lease_store.before_write = lambda: None
+
+
 def lease_of_another_machine(ledger, *, age, number=3, **changes):
     """Write a lease as a process on another machine would write it."""
     fields = {
@@ -50,8 +107,8 @@ def lease_of_another_machine(ledger, *, age, number=3, **changes):
         "machine": "another boot",
         "pid": 4711,
         "started": "1",
-        "since": time.time() - age,
-        "beat": time.time() - age,
+        "since": leases.time.time() - age,
+        "beat": leases.time.time() - age,
         "ended": False,
     }
     ledger.store.write(f"{FOLDER}/{number:06d}.json", json.dumps(fields | changes).encode())
@@ -181,6 +238,99 @@ def test_check_fails_after_another_process_took_over(ledger):
         lease_of_another_machine(ledger, age=0.0, number=9)
         with pytest.raises(LedgerError, match="another process has taken over"):
             held.check()
+
+
+def test_a_holder_whose_heartbeat_was_delayed_notices_that_it_lost_the_lease(
+    tmp_path, clock, lease_store, monkeypatch
+):
+    """Another process takes over before the store has written the heartbeat."""
+    monkeypatch.setattr(leases, "BEAT_SECONDS", 0.01)
+    heartbeats = []
+    elsewhere = Ledger(LocalStore(str(tmp_path)))
+
+    def delay():
+        heartbeats.append(clock.seconds)
+        if len(heartbeats) == 1:
+            clock.seconds += leases.LAPSE_SECONDS + 1
+            lease_of_another_machine(elsewhere, age=0.0, number=9)
+
+    def has_ended_or_continued():
+        threads = [thread for thread in threading.enumerate() if thread.name == "lease"]
+        return not threads or len(heartbeats) > 1
+
+    ledger = Ledger(LocalStore(str(tmp_path)))
+    ledger.create()
+    lease_store.before_write = delay
+    with lease(ledger) as held:
+        wait_for(has_ended_or_continued, "the end of the heartbeats")
+        with pytest.raises(LedgerError, match="another process has taken over the dataset"):
+            held.ensure()
+
+
+def test_a_check_without_a_recent_heartbeat_sends_one(held, clock, lease_store):
+    """Otherwise a contender could soon have seen the file unchanged for long enough."""
+    before = lease_store.read(f"{FOLDER}/000001.json")
+    clock.seconds += leases.LAPSE_SECONDS / 2 + 1
+    held.ensure()
+    assert lease_store.read(f"{FOLDER}/000001.json") != before
+
+
+def test_a_recent_heartbeat_is_no_reason_for_a_request(held, clock, lease_store):
+    lease_store.before_write = lambda: pytest.fail("a request")
+    clock.seconds += leases.LAPSE_SECONDS / 2 - 1
+    held.ensure()
+
+
+def test_a_holder_that_can_send_no_heartbeat_stops(held, clock, lease_store):
+    def fail():
+        raise StoreError("bucket", "is down.")
+
+    lease_store.before_write = fail
+    clock.seconds += leases.LAPSE_SECONDS / 2 + 1
+    with pytest.raises(StoreError, match="is down"):
+        held.ensure()
+
+
+def test_a_holder_stops_if_all_heartbeats_take_too_long(held, clock, lease_store):
+    def delay():
+        clock.seconds += leases.LAPSE_SECONDS / 2 + 1
+
+    lease_store.before_write = delay
+    clock.seconds += leases.LAPSE_SECONDS / 2 + 1
+    with pytest.raises(StoreError, match=r"needs more than 10 s for a heartbeat of the lease"):
+        held.ensure()
+
+
+def test_a_single_heartbeat_that_takes_too_long_is_repeated(held, clock, lease_store):
+    delays = [leases.LAPSE_SECONDS, 0.0]
+
+    def delay():
+        clock.seconds += delays.pop(0)
+
+    lease_store.before_write = delay
+    clock.seconds += leases.LAPSE_SECONDS / 2 + 1
+    held.ensure()
+    assert not delays
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_contender_that_was_suspended_leaves_the_lease_to_a_holder_that_returned(
+    tmp_path, monkeypatch
+):
+    """The holder sends a heartbeat after the contender has seen the file unchanged."""
+    ledger = Ledger(LocalStore(str(tmp_path)))
+    ledger.create()
+    lease_of_another_machine(ledger, age=3600)
+    create = ledger.store.create
+
+    def suspended(name, data):
+        lease_of_another_machine(Ledger(LocalStore(str(tmp_path))), age=0.0)
+        return create(name, data)
+
+    monkeypatch.setattr(ledger.store, "create", suspended)
+    with pytest.raises(LedgerError, match="process 4711"), lease(ledger):
+        pass
+    assert ledger.store.names(FOLDER) == ["000003.json"]
 
 
 def test_wait_waits_for_the_end_of_the_lease(ledger, quick, monkeypatch):

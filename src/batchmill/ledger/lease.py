@@ -6,6 +6,11 @@ A process acquires the lease when it creates the file with the next number. The 
 contender create it. The holder rewrites its file every few seconds. A lease has ended when its
 file says so, or when its process is known to be dead. It has expired when its file does not change
 for a while, measured by the clock of the contender.
+
+Why two processes never both change the dataset: a heartbeat writes the file, then finds its lease
+to be the latest. A contender creates the next lease, then finds the file as it was `LAPSE_SECONDS`
+ago. Both can only succeed if the heartbeat was written before these `LAPSE_SECONDS`. The holder
+stops when half of them have passed since it began to write its last successful heartbeat.
 """
 
 import re
@@ -27,6 +32,8 @@ LAPSE_SECONDS = 20.0
 _WAIT_SECONDS = 1.0
 _POLL_SECONDS = 1.0
 _READ_AGAIN_SECONDS = 0.1
+# If the store responds so slowly that this number of heartbeats in turn are late, the run ends.
+_HEARTBEATS = 3
 _NUMBER = re.compile("([0-9]+)[.]json")
 
 
@@ -48,6 +55,7 @@ class Lease:
         holder: This process, as the file of the lease describes it.
         clean: True if the previous holder left no work to finish.
         has_waited: True if another process held the lease before.
+        begun: When the creation of the file of the lease began, by the monotonic clock.
 
     Attributes:
         clean: True if the previous holder left no work to finish.
@@ -56,14 +64,14 @@ class Lease:
     """
 
     def __init__(
-        self, ledger: Ledger, holder: Holder, *, clean: bool, has_waited: bool = False
+        self, ledger: Ledger, holder: Holder, *, clean: bool, has_waited: bool, begun: float
     ) -> None:
         self.clean = clean
         self.has_waited = has_waited
         self.clean_end = False
         self._ledger = ledger
         self._holder = holder
-        self._confirmed = time.monotonic()
+        self._confirmed = begun
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
         self._thread.start()
@@ -74,32 +82,50 @@ class Lease:
         return self._holder.token
 
     def check(self) -> None:
-        """Check that this process still holds the lease.
+        """Send a heartbeat, and check that this process still holds the lease.
+
+        No other process can acquire the lease before `LAPSE_SECONDS` have passed since this call.
 
         Raises:
             LedgerError: Another process has acquired the lease.
-            StoreError: The lease cannot be read.
+            StoreError: The lease cannot be read or written.
         """
+        begun = time.monotonic()
+        _write(self._ledger, replace(self._holder, beat=time.time()))
+        # The write may have taken so long that the lease has expired. So this is checked after it.
         latest = _latest(self._ledger)
         if latest is None or latest.token != self.token:
             raise LedgerError(
                 f"{self._ledger.store.url}: another process has taken over the dataset ({latest}), "
                 "because this run sent no heartbeat for too long. Its committed outcomes stay."
             )
-        self._confirmed = time.monotonic()
+        self._confirmed = begun
 
     def ensure(self) -> None:
-        """Check that this process still holds the lease, if it sent no heartbeat for some time.
+        """Check that this process still holds the lease, if its last heartbeat is not recent.
 
         A process may be suspended, and continue when another one holds the lease. The store calls
         this method before each change.
 
         Raises:
             LedgerError: Another process has acquired the lease.
-            StoreError: The lease cannot be read.
+            StoreError: The lease cannot be read or written, or the store responds too slowly.
         """
-        if time.monotonic() - self._confirmed > LAPSE_SECONDS / 2:
+        for _ in range(_HEARTBEATS):
+            if self._is_recent:
+                return
             self.check()
+        if not self._is_recent:
+            raise StoreError(
+                self._ledger.store.url,
+                f"needs more than {LAPSE_SECONDS / 2:g} s for a heartbeat of the lease, so another "
+                "run could take over. Run the same command again when the store responds faster.",
+                general=True,
+            )
+
+    @property
+    def _is_recent(self) -> bool:
+        return time.monotonic() - self._confirmed <= LAPSE_SECONDS / 2
 
     def end(self) -> None:
         """Release the lease."""
@@ -113,11 +139,9 @@ class Lease:
         while not self._ended.wait(BEAT_SECONDS):
             with suppress(StoreError):  # The next heartbeat may succeed.
                 try:
-                    self.ensure()
+                    self.check()
                 except LedgerError:
-                    return  # The next change raises this error.
-                _write(self._ledger, replace(self._holder, beat=time.time()))
-                self._confirmed = time.monotonic()
+                    return  # A later change raises this error.
 
 
 @contextmanager
@@ -137,25 +161,23 @@ def lease(ledger: Ledger, *, wait: Wait | None = None) -> Iterator[Lease]:
     """
     has_waited = False
     while True:
-        before = latest = _latest(ledger)
-        if latest is None or _is_over(ledger, latest):
-            mine = this_process(1 + (latest.number if latest else 0))
-            if ledger.store.create(_name(mine.number), mine.as_json()):
-                latest = _latest(ledger)
-                if latest and latest.token == mine.token:
-                    break
-                # Later holders had deleted the file of this number, so it could be created again.
-                ledger.store.delete(_name(mine.number))
-            continue  # Another contender was faster. Check whether it still holds the lease.
+        before = _latest(ledger)
+        if before is None or _is_over(ledger, before):
+            begun = time.monotonic()
+            mine = _acquire(ledger, before)
+            if mine:
+                break
+            continue  # Another process was faster. Check whether it still holds the lease.
         if wait is None:
-            raise LedgerError(_message(ledger.store.url, latest))
+            raise LedgerError(_message(ledger.store.url, before))
         wait.begin()
         has_waited = True
         time.sleep(_WAIT_SECONDS)
     _remove_earlier(ledger, mine)
     # The lease has a store of its own, because its files are written without a check of the lease.
     own = Ledger(open_store(ledger.store.url))
-    held = Lease(own, mine, clean=before is not None and before.clean, has_waited=has_waited)
+    clean = before is not None and before.clean
+    held = Lease(own, mine, clean=clean, has_waited=has_waited, begun=begun)
     ledger.store.before_change = held.ensure
     try:
         if wait and has_waited:
@@ -164,6 +186,21 @@ def lease(ledger: Ledger, *, wait: Wait | None = None) -> Iterator[Lease]:
     finally:
         ledger.store.before_change = no_check
         held.end()
+
+
+def _acquire(ledger: Ledger, before: Holder | None) -> Holder | None:
+    """Create the lease after `before`, which is over. Return None if another process has one."""
+    mine = this_process(1 + (before.number if before else 0))
+    created = ledger.store.create(_name(mine.number), mine.as_json())
+    # This process may have been suspended before it created the file. Then the holder of `before`
+    # may have sent another heartbeat. Or later holders have created and deleted this number.
+    is_over = before is None or _is_unchanged(ledger, before)
+    latest = _latest(ledger)
+    if is_over and latest and latest.token == mine.token:
+        return mine
+    if created:
+        ledger.store.delete(_name(mine.number))
+    return None
 
 
 def _remove_earlier(ledger: Ledger, mine: Holder) -> None:
@@ -246,7 +283,7 @@ def _latest(ledger: Ledger) -> Holder | None:
             return None
         name = _name(numbers[-1])
         try:
-            return read_holder(ledger.store.read(name), numbers[-1])
+            return _read(ledger, numbers[-1])
         except StoreError:
             if numbers == _numbers(ledger):
                 raise
@@ -280,6 +317,17 @@ def _foreign(ledger: Ledger, name: str) -> LedgerError:
         f"{ledger.store.url_of(name)}: is damaged, or is not a lease of this version of batchmill. "
         "If no run is active, remove the file."
     )
+
+
+def _read(ledger: Ledger, number: int) -> Holder:
+    return read_holder(ledger.store.read(_name(number)), number)
+
+
+def _is_unchanged(ledger: Ledger, earlier: Holder) -> bool:
+    try:
+        return _read(ledger, earlier.number) == earlier
+    except (StoreError, ValueError):
+        return False
 
 
 def _write(ledger: Ledger, who: Holder) -> None:

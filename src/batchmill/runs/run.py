@@ -97,7 +97,7 @@ class Run:
         Raises:
             LedgerError: Another run has taken the dataset's lease.
         """
-        self.lease.check()
+        self.lease.ensure()
         # Record the partitions before the tables are published: a published partition never changes
         # without a change of settings.
         assignment = self.prepared.assignment
