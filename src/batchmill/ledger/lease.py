@@ -55,7 +55,7 @@ class Lease:
         holder: This process, as the file of the lease describes it.
         clean: True if the previous holder left no work to finish.
         has_waited: True if another process held the lease before.
-        begun: When the creation of the file of the lease began, by the monotonic clock.
+        begun: When the creation of the file of the lease began, as `_uptime` returns it.
 
     Attributes:
         clean: True if the previous holder left no work to finish.
@@ -90,7 +90,7 @@ class Lease:
             LedgerError: Another process has acquired the lease.
             StoreError: The lease cannot be read or written.
         """
-        begun = time.monotonic()
+        begun = _uptime()
         _write(self._ledger, replace(self._holder, beat=time.time()))
         # The write may have taken so long that the lease has expired. So this is checked after it.
         latest = _latest(self._ledger)
@@ -125,7 +125,7 @@ class Lease:
 
     @property
     def _is_recent(self) -> bool:
-        return time.monotonic() - self._confirmed <= LAPSE_SECONDS / 2
+        return _uptime() - self._confirmed <= LAPSE_SECONDS / 2
 
     def end(self) -> None:
         """Release the lease."""
@@ -163,7 +163,7 @@ def lease(ledger: Ledger, *, wait: Wait | None = None) -> Iterator[Lease]:
     while True:
         before = _latest(ledger)
         if before is None or _is_over(ledger, before):
-            begun = time.monotonic()
+            begun = _uptime()
             mine = _acquire(ledger, before)
             if mine:
                 break
@@ -341,12 +341,17 @@ def _is_over(ledger: Ledger, latest: Holder) -> bool:
         return False
     # The clocks of two machines differ. The lease has expired only if its file does not change for
     # this long by the clock of this machine.
-    deadline = time.monotonic() + LAPSE_SECONDS
-    while time.monotonic() < deadline:
+    deadline = _uptime() + LAPSE_SECONDS
+    while _uptime() < deadline:
         time.sleep(_POLL_SECONDS)
         if _latest(ledger) != latest:
             return False
     return True
+
+
+def _uptime() -> float:
+    """Return the seconds since the machine was booted, also those in which it was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)  # `time.monotonic` stands still meanwhile.
 
 
 def _looks_lapsed(who: Holder) -> bool:
