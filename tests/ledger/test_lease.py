@@ -6,7 +6,9 @@ import os
 import socket
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +17,7 @@ from live import wait_for
 
 from batchmill import LedgerError, StoreError
 from batchmill.ledger import lease as leases
+from batchmill.ledger import lease_holder
 from batchmill.ledger.lease import Wait, holder, lease
 from batchmill.ledger.lease_holder import read_holder
 from batchmill.ledger.ledger import Ledger
@@ -151,6 +154,38 @@ def test_a_live_process_of_this_machine_holds_the_lease_without_heartbeats(ledge
         fields = json.loads(ledger.store.read(f"{FOLDER}/{name}"))
         ledger.store.write(f"{FOLDER}/{name}", json.dumps(fields | {"beat": 0.0}).encode())
         assert str(os.getpid()) in holder(ledger)
+
+
+@pytest.mark.parametrize("age", [0.0, 3600.0])
+def test_heartbeats_decide_if_the_start_of_a_live_process_is_hidden(
+    tmp_path, clock, monkeypatch, age
+):
+    """Some systems hide /proc/PID of other users."""
+    ledger = Ledger(LocalStore(str(tmp_path)))
+    ledger.create()
+    me = lease_holder.this_process(3)
+    beat = clock.time() - age
+    ledger.store.write(f"{FOLDER}/000003.json", replace(me, token="another", beat=beat).as_json())
+    read_text = Path.read_text
+
+    def hidden(path, *args):
+        if path == Path(f"/proc/{os.getpid()}/stat"):
+            raise FileNotFoundError
+        return read_text(path, *args)
+
+    monkeypatch.setattr(Path, "read_text", hidden)
+    is_fresh = age == 0.0
+    assert (holder(ledger) is not None) == is_fresh
+    with pytest.raises(LedgerError) if is_fresh else nullcontext(), lease(ledger):
+        assert ledger.store.names(FOLDER) == ["000004.json"]
+
+
+def test_a_process_of_another_user_is_alive(monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refuse)
+    assert lease_holder.this_process(1).is_alive
 
 
 def test_the_lease_of_another_machine_is_held_while_it_has_heartbeats(ledger):

@@ -223,10 +223,13 @@ def holder(ledger: Ledger) -> str | None:
         StoreError: The lease cannot be read.
     """
     latest = _latest(ledger)
-    if latest is None or latest.ended or latest.is_dead:
+    if latest is None or latest.ended:
         return None
     # The kernel shows that a process of this machine is alive, even if its heartbeat is late.
-    return str(latest) if latest.is_here or not _looks_lapsed(latest) else None
+    alive = latest.is_alive
+    if alive is None:
+        alive = not _looks_lapsed(latest)
+    return str(latest) if alive else None
 
 
 def read_token(ledger: Ledger) -> str | None:
@@ -335,9 +338,10 @@ def _write(ledger: Ledger, who: Holder) -> None:
 
 
 def _is_over(ledger: Ledger, latest: Holder) -> bool:
-    if latest.ended or latest.is_dead:
+    alive = latest.is_alive
+    if latest.ended or alive is False:
         return True
-    if latest.is_here or not _looks_lapsed(latest):
+    if alive or not _looks_lapsed(latest):
         return False
     # The clocks of two machines differ. The lease has expired only if its file does not change for
     # this long by the clock of this machine.

@@ -10,7 +10,9 @@ from pathlib import Path
 
 # Later times than the year 5000 are damage, and `time.localtime` does not accept all of them.
 _LATEST_SECONDS = 1e11
-_LARGEST_PID = 2**32
+_LARGEST_PID = 2**31
+# A zombie, or a process that is about to disappear.
+_DEAD_STATES = ("Z", "X")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,7 @@ class Holder:
         machine: The running system and its process namespace; empty if unknown.
         pid: The id of the process.
         started: The start time of the process. A later process with the same id has another one.
+            Empty if unknown.
         since: When the process acquired the lease, in seconds since 1970 by its own clock.
         beat: The time of the last heartbeat, on the same clock.
         ended: True if the process has released the lease.
@@ -46,14 +49,23 @@ class Holder:
         return f"process {self.pid} on {self.host}, since {since}"
 
     @property
-    def is_here(self) -> bool:
-        """True if the process runs, or ran, on this machine since its start."""
-        return bool(self.machine) and self.machine == _machine()
+    def is_alive(self) -> bool | None:
+        """Whether the process is alive; None if only its heartbeats can show it.
 
-    @property
-    def is_dead(self) -> bool:
-        """True if the process is known to be dead. False for a process of another machine."""
-        return self.is_here and _started(self.pid) != self.started
+        That is the case on another machine, and for a process whose start time cannot be read.
+        """
+        if not self.machine or self.machine != _machine():
+            return None
+        try:
+            os.kill(self.pid, 0)  # Signal 0 sends nothing.
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # The process exists, and another user started it.
+        state, started = _read_stat(self.pid)
+        if state in _DEAD_STATES:
+            return False
+        return started == self.started if started and self.started else None
 
     def as_json(self) -> bytes:
         """Return the content of the lease's file."""
@@ -69,7 +81,7 @@ def this_process(number: int) -> Holder:
         host=socket.gethostname(),
         machine=_machine(),
         pid=os.getpid(),
-        started=_started(os.getpid()),
+        started=_read_stat(os.getpid())[1],
         since=now,
         beat=now,
     )
@@ -118,10 +130,14 @@ def _machine() -> str:
         return ""
 
 
-def _started(pid: int) -> str:
-    """Return the start time of a process, in clock ticks since boot; empty if it is dead."""
+def _read_stat(pid: int) -> tuple[str, str]:
+    """Return the state and the start time of a process; empty if they cannot be read.
+
+    Some systems hide the processes of other users (the mount option `hidepid` of /proc).
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
+        return "", ""
+    # The start time is in clock ticks since boot.
+    return fields[0], fields[19]
