@@ -274,6 +274,51 @@ def test_a_holder_that_was_suspended_changes_nothing_of_the_next_one(
     assert not ledger.store.exists("new")
 
 
+@pytest.fixture
+def poor_store(tmp_path, monkeypatch):
+    """The store of a contender. It creates files, but the answer is lost."""
+    monkeypatch.setattr(leases, "BEAT_SECONDS", 3600)
+    store = HookedStore(str(tmp_path))
+    Ledger(store).create()
+    return store
+
+
+def test_a_lease_is_acquired_if_the_answer_of_the_store_is_lost(poor_store, monkeypatch):
+    """The store repeats the request, and finds the file that it has created."""
+    create = poor_store.create
+    monkeypatch.setattr(poor_store, "create", lambda *file: create(*file) and create(*file))
+    with lease(Ledger(poor_store)):
+        assert poor_store.names(FOLDER) == ["000001.json"]
+
+
+def test_a_lease_whose_creation_failed_does_not_block_the_next_one(poor_store, monkeypatch):
+    create = poor_store.create
+
+    def fail(*file):
+        create(*file)
+        raise StoreError("bucket", "is down.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(poor_store, "create", fail)
+        with pytest.raises(StoreError, match="is down"), lease(Ledger(poor_store)):
+            pass
+    assert holder(Ledger(poor_store)) is None
+    with lease(Ledger(poor_store)):
+        assert poor_store.names(FOLDER) == ["000002.json"]
+
+
+def test_a_lease_whose_last_write_failed_does_not_block_the_next_one(poor_store, lease_store):
+    def fail():
+        raise StoreError("bucket", "is down.")
+
+    with lease(Ledger(poor_store)):
+        lease_store.before_write = fail
+    assert holder(Ledger(poor_store)) is None
+    lease_store.before_write = lambda: None
+    with lease(Ledger(poor_store)):
+        assert poor_store.names(FOLDER) == ["000002.json"]
+
+
 def test_check_fails_after_another_process_took_over(ledger):
     with lease(ledger) as held:
         held.check()

@@ -36,6 +36,9 @@ _READ_AGAIN_SECONDS = 0.1
 _HEARTBEATS = 3
 _NUMBER = re.compile("([0-9]+)[.]json")
 
+# The tokens of the leases that this process had. If the store failed, their files do not say so.
+_given_up: set[str] = set()
+
 
 class Wait:
     """Actions during and after the wait for a lease. The base class does nothing."""
@@ -130,10 +133,13 @@ class Lease:
     def end(self) -> None:
         """Release the lease."""
         self._ended.set()
-        self._thread.join()
-        with suppress(StoreError):  # The lease then expires.
-            end = replace(self._holder, ended=True, clean=self.clean_end, beat=time.time())
-            _write(self._ledger, end)
+        try:
+            self._thread.join()
+            with suppress(StoreError):  # The lease then expires.
+                end = replace(self._holder, ended=True, clean=self.clean_end, beat=time.time())
+                _write(self._ledger, end)
+        finally:
+            _given_up.add(self.token)
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
@@ -191,16 +197,23 @@ def lease(ledger: Ledger, *, wait: Wait | None = None) -> Iterator[Lease]:
 def _acquire(ledger: Ledger, before: Holder | None) -> Holder | None:
     """Create the lease after `before`, which is over. Return None if another process has one."""
     mine = this_process(1 + (before.number if before else 0))
-    created = ledger.store.create(_name(mine.number), mine.as_json())
-    # This process may have been suspended before it created the file. Then the holder of `before`
-    # may have sent another heartbeat. Or later holders have created and deleted this number.
-    is_over = before is None or _is_unchanged(ledger, before)
-    latest = _latest(ledger)
-    if is_over and latest and latest.token == mine.token:
-        return mine
-    if created:
-        ledger.store.delete(_name(mine.number))
-    return None
+    is_mine = False
+    try:
+        created = ledger.store.create(_name(mine.number), mine.as_json())
+        # This process may have been suspended before it created the file. Then the holder of
+        # `before` may have sent another heartbeat. Or later holders have created and deleted this
+        # number.
+        is_over = before is None or _is_unchanged(ledger, before)
+        latest = _latest(ledger)
+        # The answer of the store may have been lost. Its repetition finds the file of this process.
+        is_latest = latest is not None and latest.token == mine.token
+        is_mine = is_over and is_latest
+        if not is_mine and (created or is_latest):
+            ledger.store.delete(_name(mine.number))
+    finally:
+        if not is_mine:
+            _given_up.add(mine.token)
+    return mine if is_mine else None
 
 
 def _remove_earlier(ledger: Ledger, mine: Holder) -> None:
@@ -223,7 +236,7 @@ def holder(ledger: Ledger) -> str | None:
         StoreError: The lease cannot be read.
     """
     latest = _latest(ledger)
-    if latest is None or latest.ended:
+    if latest is None or _has_ended(latest):
         return None
     # The kernel shows that a process of this machine is alive, even if its heartbeat is late.
     alive = latest.is_alive
@@ -339,7 +352,7 @@ def _write(ledger: Ledger, who: Holder) -> None:
 
 def _is_over(ledger: Ledger, latest: Holder) -> bool:
     alive = latest.is_alive
-    if latest.ended or alive is False:
+    if _has_ended(latest) or alive is False:
         return True
     if alive or not _looks_lapsed(latest):
         return False
@@ -356,6 +369,10 @@ def _is_over(ledger: Ledger, latest: Holder) -> bool:
 def _uptime() -> float:
     """Return the seconds since the machine was booted, also those in which it was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)  # `time.monotonic` stands still meanwhile.
+
+
+def _has_ended(who: Holder) -> bool:
+    return who.ended or who.token in _given_up
 
 
 def _looks_lapsed(who: Holder) -> bool:
