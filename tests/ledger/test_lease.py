@@ -18,7 +18,7 @@ from live import wait_for
 from batchmill import LedgerError, StoreError
 from batchmill.ledger import lease as leases
 from batchmill.ledger import lease_holder
-from batchmill.ledger.lease import Wait, holder, lease
+from batchmill.ledger.lease import Wait, check_free, holder, lease
 from batchmill.ledger.lease_holder import read_holder
 from batchmill.ledger.ledger import Ledger
 from batchmill.storage import LocalStore, open_store
@@ -194,16 +194,30 @@ def test_the_lease_of_another_machine_is_held_while_it_has_heartbeats(ledger):
         pass
 
 
-def test_a_slow_clock_does_not_expire_the_lease(ledger, monkeypatch):
-    lease_of_another_machine(ledger, age=3600)
+@pytest.mark.parametrize("age", [3600, -3600], ids=["slow", "fast"])
+def test_a_wrong_clock_does_not_expire_the_lease(ledger, monkeypatch, age):
+    lease_of_another_machine(ledger, age=age)
 
     def sleep(seconds):
         """Write a heartbeat of the other machine, by its own clock, during the wait."""
-        lease_of_another_machine(ledger, age=3600 - seconds)
+        lease_of_another_machine(ledger, age=age - seconds)
 
     monkeypatch.setattr(leases, "time", SimpleNamespace(**vars(time) | {"sleep": sleep}))
     with pytest.raises(LedgerError, match="process 4711"), lease(ledger):
         pass
+    with pytest.raises(LedgerError, match="process 4711"):
+        check_free(ledger)
+
+
+@pytest.mark.parametrize("age", [3600, -3600], ids=["slow", "fast"])
+def test_the_lease_of_a_lost_machine_with_a_wrong_clock_expires(ledger, clock, age):
+    lease_of_another_machine(ledger, age=age)
+    begun = clock.seconds
+    assert holder(ledger) is None
+    check_free(ledger)
+    with lease(ledger):
+        assert ledger.store.names(FOLDER) == ["000004.json"]
+    assert clock.seconds <= begun + 2 * leases.LAPSE_SECONDS + 2
 
 
 def test_exactly_one_process_takes_over_an_expired_lease(ledger, quick):

@@ -229,7 +229,8 @@ def _remove_earlier(ledger: Ledger, mine: Holder) -> None:
 def holder(ledger: Ledger) -> str | None:
     """Return a description of the process that holds a dataset; None if the lease is free.
 
-    A lease of another machine counts as expired by this machine's clock, which may differ.
+    A lease of another machine counts as expired by this machine's clock, which may differ. To
+    decide, use `check_free`.
 
     Raises:
         LedgerError: The file of the lease is damaged.
@@ -274,12 +275,14 @@ def is_held(ledger: Ledger, token: str) -> bool:
 def check_free(ledger: Ledger) -> None:
     """Check that no process holds a dataset.
 
+    If the clocks of two machines differ, this waits for a heartbeat, at most `LAPSE_SECONDS`.
+
     Raises:
         LedgerError: A process holds the lease, or the file of the lease is damaged.
         StoreError: The lease cannot be read.
     """
     latest = _latest(ledger)
-    if latest and holder(ledger):
+    if latest and not _is_over(ledger, latest):
         raise LedgerError(_message(ledger.store.url, latest))
 
 
@@ -376,4 +379,5 @@ def _has_ended(who: Holder) -> bool:
 
 
 def _looks_lapsed(who: Holder) -> bool:
-    return time.time() - who.beat > LAPSE_SECONDS
+    # A heartbeat of the future is no sign of life: the clock of a dead machine may have been fast.
+    return abs(time.time() - who.beat) > LAPSE_SECONDS
