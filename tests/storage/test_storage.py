@@ -6,11 +6,13 @@ import pickle
 import socket
 import stat
 import traceback
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 from contention import at_once
+from live import serving
 
 from batchmill import StoreError
 from batchmill.security.credentials import Access, access_to, options_for
@@ -206,3 +208,31 @@ def filled_in(options, host):
     if isinstance(options, dict):
         return {name: filled_in(value, host) for name, value in options.items()}
     return options.format(host=host) if isinstance(options, str) else options
+
+
+CODE = b"<Error><Code>PreconditionFailed</Code><Message>exists</Message></Error>"
+CONDITION = CODE.replace(b"</Error>", b"<Condition>If-None-Match</Condition></Error>")
+
+
+@pytest.mark.parametrize("body", [b"", CODE, CONDITION], ids=["empty", "code", "condition"])
+def test_all_servers_may_say_in_their_own_way_that_a_file_exists(body):
+    """AWS names the condition that failed. Other servers send less."""
+
+    class Refuse(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # It permits the client to send the content.
+
+        def do_PUT(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(412 if self.headers["If-None-Match"] == "*" else 200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Refuse)) as server:
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        lab = Access(url="s3://lab", options={"anon": True, "endpoint_url": endpoint})
+        with access_to([lab]):
+            assert remote.create("s3://lab/a", b"new") is False

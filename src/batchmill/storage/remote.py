@@ -189,13 +189,13 @@ def copy(source: str, target: str) -> None:
 @retry_remote
 def create(url: str, data: bytes) -> bool:
     """Write a file that does not exist yet. Return False if it exists."""
-    try:
-        with connected(url) as (files, path):
+    with connected(url) as (files, path):
+        try:
             files.pipe_file(path, data, mode="create")
-    except StoreError as error:
-        if isinstance(error.__cause__, FileExistsError):
-            return False
-        raise
+        except OSError as error:
+            if isinstance(error, FileExistsError) or _is_precondition_failed(error):
+                return False
+            raise
     return True
 
 
@@ -256,6 +256,15 @@ def _files_in(found: dict[str, dict[str, Any]]) -> dict[str, FileStat]:
         for name, details in found.items()
         if details.get("type") == "file" and name and not name.endswith("/")
     }
+
+
+def _is_precondition_failed(error: OSError) -> bool:
+    """Return whether botocore's error, which s3fs gives as the cause, has the HTTP status 412.
+
+    s3fs raises FileExistsError only if the body of the answer names the condition, as AWS does.
+    """
+    response = getattr(error.__cause__, "response", {})
+    return bool(response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412)
 
 
 def _seen(details: dict[str, Any]) -> FileStat:
