@@ -19,7 +19,8 @@ from batchmill.workers import Stop
 class OutcomeRecorder:
     """Records outcomes. `counts` has the number of inputs by kind of outcome.
 
-    `check_step` is called before each commit. It raises an error if the step has changed.
+    `check_step` is called before each commit. It raises an error if the step has changed. Nothing
+    is committed either after the run has lost its lease.
     """
 
     def __init__(
@@ -48,7 +49,8 @@ class OutcomeRecorder:
             origins: The origin that the ledger records for each input, by input name.
             on_tick: Called each time the thread wakes up.
         """
-        with Committer(self._ledger, prefix, origins, self._check_step, on_tick) as self._committer:
+        before = self._check_before_commit
+        with Committer(self._ledger, prefix, origins, before, on_tick) as self._committer:
             yield
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
@@ -56,11 +58,12 @@ class OutcomeRecorder:
 
         Raises:
             StoreError: The store is full, or failed for an input.
-            LedgerError: The run has lost its lease, or a commit has failed.
+            LedgerError: An earlier commit has failed, for example because the run has ended.
             StepError: The step has changed since the run was planned.
         """
         if any(outcome.kind != "ok" for outcome in outcomes):
-            self._check_writable()
+            if self._ledger.store.is_full:
+                raise StoreError(self._ledger.store.url, NO_ROOM)
             outcomes = [hide_in(outcome) for outcome in outcomes]
         cancelled = [outcome for outcome in outcomes if outcome.kind == "cancelled"]
         outcomes = [outcome for outcome in outcomes if outcome.kind != "cancelled"]
@@ -77,17 +80,18 @@ class OutcomeRecorder:
         """Commit all recorded outcomes now."""
         self._committer.flush()
 
-    def _check_writable(self) -> None:
-        """Raise an error if the store is full, or if another run has taken the lease.
+    def _check_before_commit(self) -> None:
+        """Raise an error if the step has changed, or if the run no longer holds the lease.
 
-        Another run removes the unfinished files of this run, so inputs may fail. Such a failure
-        must not become an outcome.
+        A shard of a lost node may continue after its run has ended. Another run removes its
+        unfinished files, so its inputs may fail. Its outcomes must not reach the ledger.
         """
-        store, spec = self._ledger.store, self._spec
-        if store.is_full:
-            raise StoreError(store.url, NO_ROOM)
+        self._check_step()
+        spec = self._spec
         if spec.token and not is_held(self._ledger, spec.token):
-            raise LedgerError(f"{store.url}: run {spec.run} no longer holds the lease.")
+            raise LedgerError(
+                f"{self._ledger.store.url}: run {spec.run} no longer holds the lease."
+            )
 
     def _check_failures(self) -> None:
         """Stop the whole run if more inputs have failed than its policy allows."""
