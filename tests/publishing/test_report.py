@@ -143,8 +143,34 @@ def test_bar_heights_match_their_values():
     chart = Chart("", axis, axis)
     chart.bars(Series("", "red"), np.array([0, 1, 2]), np.zeros(2), np.array([2, 0]))
     (path,) = re.findall(r'd="(M[^"]+Z)"', chart.svg(legend=False))
-    # The other bar has no height. The plot is 192 pixels high and ends at 226.
-    assert path == "M70.0 226.0V130.0H199.5V226.0Z"
+    # The other bar has no height. The plot is 170 pixels high, and its right end is at 448.
+    assert path == "M23.4 170.0V85.0H129.6V170.0Z"
+
+
+def test_counts_are_marked_with_whole_numbers():
+    for high in (1, 1.05, 2.1, 7, 1234):
+        ticks = Axis(label="", low=0, high=high, whole=True).ticks()
+        assert ticks == [round(tick) for tick in ticks]
+        assert 2 <= len(ticks) <= 8
+
+
+def test_the_text_of_the_last_mark_stays_in_the_picture():
+    axis = Axis(label="", low=0, high=4, text=lambda value: f"{value:.0f} units of length")
+    svg = Chart("", axis, Axis(label="", low=0, high=1)).svg(legend=False)
+    (middle,) = re.findall(r'x="([0-9.]+)"[^>]*>4 units of length<', svg)
+    width = float(re.search(r'viewBox="0 0 (\d+)', svg)[1])
+    assert float(middle) + len("4 units of length") * 6 / 2 < width
+
+
+def test_a_legend_with_many_long_names_takes_more_lines():
+    axis = Axis(label="", low=0, high=4)
+    chart = Chart("", axis, axis)
+    for number in range(6):
+        series = Series(f"node-with-a-long-name-{number}", "red")
+        chart.area(series, np.array([0, 4]), np.zeros(2), np.array([0, 4]))
+    boxes = re.findall(r'<rect x="([0-9.]+)" y="([0-9.]+)"', chart.svg(legend=True))
+    assert len(set(boxes)) == 6
+    assert max(float(x) for x, _ in boxes) < 300
 
 
 @pytest.mark.parametrize(
@@ -153,6 +179,7 @@ def test_bar_heights_match_their_values():
         (0, 1, False, [0, 0.2, 0.4, 0.6, 0.8, 1]),
         (0, 1234567, False, [0, 500000, 1000000]),
         (1e-5, 1e4, True, [1e-5, 1e-3, 1e-1, 1e1, 1e3]),
+        (0.03, 0.3, True, [0.05, 0.1, 0.2]),
     ],
 )
 def test_ticks_are_round_and_few(low, high, log, ticks):

@@ -84,6 +84,22 @@ class Ui:
 
 
 @contextmanager
+def browser_in(folder):
+    """Yield a browser whose home is in the folder."""
+    chromium = shutil.which("chromium")
+    assert chromium, "chromium is not installed. Run: sudo make system-packages"
+    home = folder / "browser-home"
+    home.mkdir()
+    with sync_playwright() as playwright:
+        environment = clean_environment(home) | {"HOME": str(home)}
+        browser = playwright.chromium.launch(executable_path=chromium, env=environment)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
 def ui_of(api_url, folder):
     """Yield the UI of a Prefect server.
 
@@ -91,14 +107,8 @@ def ui_of(api_url, folder):
     """
     pictures = Path(os.environ.get("BATCHMILL_SCREENSHOTS") or folder / "screenshots")
     pictures.mkdir(parents=True, exist_ok=True)
-    chromium = shutil.which("chromium")
-    assert chromium, "chromium is not installed. Run: sudo make system-packages"
-    home = folder / "browser-home"
-    home.mkdir()
     url = api_url.removesuffix("/api")
-    with sync_playwright() as playwright:
-        environment = clean_environment(home) | {"HOME": str(home)}
-        browser = playwright.chromium.launch(executable_path=chromium, env=environment)
+    with browser_in(folder) as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 900}, locale="en-GB")
         page.set_default_timeout(PATIENCE_SECONDS * 1000)
         # Block the UI's requests to other servers.
@@ -114,4 +124,3 @@ def ui_of(api_url, folder):
         finally:
             page.screenshot(path=folder / "last.png", full_page=True)
             print(f"At the end, the page {page.url} had this text:", page.inner_text("body"))
-            browser.close()

@@ -2,18 +2,24 @@
 
 import base64
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
 
-_WIDTH, _HEIGHT = 600.0, 270.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70.0, 588.0, 34.0, 226.0
+_WIDTH, _PLOT_HEIGHT = 460.0, 170.0
+_RIGHT = 448.0
+_LINE = 18.0
 _TICKS = 5
-_TICK_PIXELS = 6.5
-_STYLE = "font-family:sans-serif;font-size:11px;fill:#444"
+# With fewer decades than this, a logarithmic axis also marks 2 and 5.
+_FEW_DECADES = 2
+_CHARACTER = 7.4
+# A grey that is readable on white and on black, because a picture in another page does not know the
+# background. A page can replace it: `color` of the CSS wins over this attribute.
+_STYLE = 'color="#7a7a7a" font-family="sans-serif" font-size="12"'
+_GRID = 'stroke="currentColor" stroke-opacity="0.2"'
 
 
 class Series(NamedTuple):
@@ -25,12 +31,22 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """An axis from `low` to `high`, both included. With `log`, its scale is logarithmic."""
+    """An axis from `low` to `high`, both included.
+
+    Attributes:
+        label: Its text, with the unit.
+        low: The lowest value.
+        high: The highest value.
+        log: True if its scale is logarithmic.
+        whole: True if its values are counts. Only whole numbers are marked.
+        text: Returns the text of a mark.
+    """
 
     label: str
     low: float
     high: float
     log: bool = False
+    whole: bool = False
     text: Callable[[float], str] = field(default=lambda value: f"{value:,.6g}")
 
     def place(self, values: Any, start: float, end: float) -> Any:
@@ -45,16 +61,27 @@ class Axis:
         [0.0, 10.0, 20.0, 30.0]
         >>> Axis(label="", low=0.02, high=30, log=True).ticks()
         [0.1, 1.0, 10.0]
+        >>> Axis(label="", low=0, high=2.1, whole=True).ticks()
+        [0.0, 1.0, 2.0]
         """
         if self.log:
-            first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
-            each = max(1, (last - first + 1) // _TICKS)
-            return [10.0**power for power in range(first, last + 1, each)]
+            return self._log_ticks()
         rough = (self.high - self.low) / _TICKS or 1.0
+        if self.whole:
+            rough = max(rough, 1.0)
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
         first, last = math.ceil(self.low / step), math.floor(self.high / step + 1e-9)
         return [count * step for count in range(first, last + 1)]
+
+    def _log_ticks(self) -> list[float]:
+        low, high = math.log10(self.low), math.log10(self.high)
+        powers = range(math.floor(low), math.floor(high) + 1)
+        if high - low < _FEW_DECADES:
+            marks = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+            return [mark for mark in marks if self.low <= mark <= self.high]
+        powers = range(math.ceil(low), math.floor(high) + 1)
+        return [10.0**power for power in powers[:: math.ceil(len(powers) / _TICKS)]]
 
     def _scaled(self, values: Any) -> Any:
         return np.log10(values) if self.log else np.asarray(values, float)
@@ -65,6 +92,7 @@ class Chart:
 
     def __init__(self, title: str, x: Axis, y: Axis) -> None:
         self._title, self._x, self._y = title, x, y
+        self._left = 16 + max(_width(y.text(value)) for value in y.ticks())
         self._marks: list[str] = []
         self._series: list[Series] = []
 
@@ -96,16 +124,22 @@ class Chart:
 
     def svg(self, *, legend: bool) -> str:
         """Return the chart as an SVG element."""
+        entries, lines = self._legend() if legend else ([], 0)
+        top = (2 + lines) * _LINE + 14
+        height = top + _PLOT_HEIGHT + 42
         parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}"',
-            f' style="{_STYLE}">',
-            _text(_LEFT, 16, self._title, "start", 'font-weight="bold"'),
+            '<svg xmlns="http://www.w3.org/2000/svg"',
+            f' viewBox="0 0 {_WIDTH:g} {height:g}" {_STYLE}>',
+            _text(0, 14, self._title, "start", 'font-weight="bold"'),
+            *entries,
+            _text(0, top - 10, self._y.label, "start"),
+            f'<g transform="translate(0 {top:g})">',
             *self._across_ticks(),
             *self._up_ticks(),
             *self._marks,
-            f'<path d="M{_LEFT} {_TOP}V{_BOTTOM}H{_RIGHT}" fill="none" stroke="#888"/>',
-            *(self._legend() if legend else []),
-            "</svg>",
+            f'<path d="M{self._left:.1f} 0V{_PLOT_HEIGHT:g}H{_RIGHT:g}" fill="none"',
+            ' stroke="currentColor"/>',
+            "</g></svg>",
         ]
         return "".join(parts)
 
@@ -114,39 +148,41 @@ class Chart:
         self._marks.append(mark)
 
     def _across(self, values: Any) -> Any:
-        return self._x.place(values, _LEFT, _RIGHT)
+        return self._x.place(values, self._left, _RIGHT)
 
     def _up(self, values: Any) -> Any:
-        return self._y.place(values, _BOTTOM, _TOP)
+        return self._y.place(values, _PLOT_HEIGHT, 0.0)
 
-    def _across_ticks(self) -> Sequence[str]:
-        middle = (_LEFT + _RIGHT) / 2
-        parts = [_text(middle, _BOTTOM + 36, self._x.label, "middle")]
+    def _across_ticks(self) -> Iterator[str]:
+        yield _text((self._left + _RIGHT) / 2, _PLOT_HEIGHT + 36, self._x.label, "middle")
         for value in self._x.ticks():
-            x = float(self._across(value))
-            parts.append(f'<path d="M{x:.1f} {_TOP}V{_BOTTOM}" stroke="#e8e8e8"/>')
-            parts.append(_text(x, _BOTTOM + 16, self._x.text(value), "middle"))
-        return parts
+            x, text = float(self._across(value)), self._x.text(value)
+            yield f'<path d="M{x:.1f} 0V{_PLOT_HEIGHT:g}" {_GRID}/>'
+            # The text of the last mark must not leave the picture.
+            middle = min(x, _WIDTH - _width(text) / 2)
+            yield _text(middle, _PLOT_HEIGHT + 17, text, "middle")
 
-    def _up_ticks(self) -> Sequence[str]:
-        middle = (_TOP + _BOTTOM) / 2
-        turned = f'transform="rotate(-90 14 {middle:g})"'
-        parts = [_text(14, middle, self._y.label, "middle", turned)]
+    def _up_ticks(self) -> Iterator[str]:
         for value in self._y.ticks():
             y = float(self._up(value))
-            parts.append(f'<path d="M{_LEFT} {y:.1f}H{_RIGHT}" stroke="#e8e8e8"/>')
-            parts.append(_text(_LEFT - 6, y + 4, self._y.text(value), "end"))
-        return parts
+            yield f'<path d="M{self._left:.1f} {y:.1f}H{_RIGHT:g}" {_GRID}/>'
+            yield _text(self._left - 6, y + 4, self._y.text(value), "end")
 
-    def _legend(self) -> Sequence[str]:
-        parts, x = [], _RIGHT
-        for series in reversed(self._series):
-            x -= len(series.label) * _TICK_PIXELS
-            parts.append(_text(x, 16, series.label, "start"))
-            x -= 14
-            parts.append(f'<rect x="{x:.1f}" y="7" width="10" height="10" fill="{series.colour}"/>')
-            x -= 12
-        return parts
+    def _legend(self) -> tuple[list[str], int]:
+        """Return the entries of the legend, and the number of their lines."""
+        parts, x, line = [], 0.0, 1
+        for series in self._series:
+            width = 30 + _width(series.label)
+            if x and x + width > _WIDTH:
+                x, line = 0.0, line + 1
+            y = 14 + line * _LINE
+            box = f'x="{x:g}" y="{y - 9:g}" width="10" height="10"'
+            parts += [
+                f'<rect {box} fill="{series.colour}"/>',
+                _text(x + 14, y, series.label, "start"),
+            ]
+            x += width
+        return parts, line
 
 
 def as_data_url(svg: str) -> str:
@@ -154,5 +190,11 @@ def as_data_url(svg: str) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
 
 
+def _width(text: str) -> float:
+    """Return about the width of a text in pixels, without knowing the font."""
+    return len(text) * _CHARACTER
+
+
 def _text(x: float, y: float, text: str, anchor: str, more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{escape(text)}</text>'
+    where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {where} fill="currentColor" {more}>{escape(text)}</text>'

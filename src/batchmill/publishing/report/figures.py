@@ -43,7 +43,8 @@ def figures(facts: Facts) -> Iterator[tuple[str, str]]:
 def _throughput(ends: Any, ok: Any) -> str:
     edges = np.linspace(0.0, _whole(ends), int(np.clip(len(ends) / 10, 8, 60)) + 1)
     rates = [np.histogram(ends[which], edges)[0] / edges[1] for which in (ok, ~ok)]
-    return _stacked_bars("Throughput", _time_axis(ends), "inputs/s", edges, rates)
+    y = _from_zero("inputs/s", sum(rates))
+    return _stacked_bars("Throughput", _time_axis(ends), y, edges, rates)
 
 
 def _parallelism(ends: Any, seconds: Any, hosts: Any) -> str:
@@ -55,9 +56,8 @@ def _parallelism(ends: Any, seconds: Any, hosts: Any) -> str:
         rest = np.isin(hosts, first[len(_NODES) - 1 :])
         groups.append((f"{len(first) - len(_NODES) + 1} more nodes", rest))
     layers = np.cumsum([at_work(at, ends[which], seconds[which]) for _, which in groups], axis=0)
-    chart = Chart(
-        "Parallelism", _time_axis(ends), _count_axis("inputs in progress", layers[-1].max())
-    )
+    y = _from_zero("inputs in progress", layers[-1], whole=True)
+    chart = Chart("Parallelism", _time_axis(ends), y)
     bottoms = np.zeros(len(at))
     for (name, _), colour, tops in zip(groups, _NODES, layers, strict=False):
         chart.area(Series(name, colour), at, bottoms, tops)
@@ -80,7 +80,8 @@ def _durations(seconds: Any, ok: Any) -> str:
     edges = np.logspace(low, high, 36)
     counts = [np.histogram(seconds[which], edges)[0] for which in (ok, ~ok)]
     x = Axis(label="time of one input", low=edges[0], high=edges[-1], log=True, text=_duration)
-    return _stacked_bars("Durations", x, "inputs", edges, counts)
+    y = _from_zero("inputs", sum(counts), whole=True)
+    return _stacked_bars("Durations", x, y, edges, counts)
 
 
 def _sizes(sizes: Any, seconds: Any, ok: Any) -> str:
@@ -99,10 +100,10 @@ def _sizes(sizes: Any, seconds: Any, ok: Any) -> str:
     return chart.svg(legend=not ok.all())
 
 
-def _stacked_bars(title: str, x: Axis, y: str, edges: Any, heights: list[Any]) -> str:
+def _stacked_bars(title: str, x: Axis, y: Axis, edges: Any, heights: list[Any]) -> str:
     """Draw a bar per bin: the ok inputs, and above them the other inputs."""
     ok, not_ok = heights
-    chart = Chart(title, x, _count_axis(y, (ok + not_ok).max()))
+    chart = Chart(title, x, y)
     chart.bars(OK, edges, np.zeros(len(ok)), ok)
     chart.bars(NOT_OK, edges, ok, ok + not_ok)
     return chart.svg(legend=bool(not_ok.any()))
@@ -119,8 +120,9 @@ def _time_axis(ends: Any) -> Axis:
     return Axis(label=label, low=0.0, high=whole, text=lambda value: f"{value / unit:,.4g}")
 
 
-def _count_axis(label: str, highest: float) -> Axis:
-    return Axis(label=label, low=0.0, high=max(1.0, 1.05 * float(highest)))
+def _from_zero(label: str, heights: Any, *, whole: bool = False) -> Axis:
+    high = 1.05 * float(np.max(heights))
+    return Axis(label=label, low=0.0, high=max(1.0, high) if whole else high or 1.0, whole=whole)
 
 
 def _log_axis(label: str, values: Any, text: Any) -> Axis:
