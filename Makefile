@@ -14,6 +14,9 @@ unexport PYTHONDONTWRITEBYTECODE
 FILES := $(shell find src flows tasks blocks \( -name '*.py' -o -name '*.html' \) | LC_ALL=C sort | cksum | cut -d' ' -f1)
 INSTALLED := $(VENV)/.installed-$(FILES)
 
+# The first installation takes minutes, so pip shows its progress. Later ones take seconds.
+QUIET = $(if $(wildcard $(BIN)/batchmill),--quiet)
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-cluster test test-fast test-lowest coverage test-system test-long test-all system-packages \
 	soak release-check check lint format types bench bench-full docs clean
@@ -27,9 +30,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "batchmill needs Python 3.11 or newer. Run: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	@echo "Step 1 of 2: torch."
+	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt torch
+	@echo "Step 2 of 2: batchmill, with Prefect, Ray and all tools."
 	rm -rf build/__editable__.* build/bdist.* build/lib $(VENV)/.installed-*
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt \
 		--config-settings editable_mode=strict --editable '.[audio,images,dev,docs]'
 	touch $@
 

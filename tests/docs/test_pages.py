@@ -1,8 +1,10 @@
 """The commands in README and docs run as written, and their links work."""
 
 import re
+import shlex
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -19,12 +21,14 @@ ALL_PAGES = [
     *sorted((ROOT / "examples").glob("*/README.md")),
 ]
 
-CLASSIFIER = ROOT / "docs" / "tutorials" / "classifier.md"
-
-# The tests run the blocks `sh` of a page, then its blocks `python run`, joined to one script.
-# Commands that need a cluster are in blocks `bash`, which tests/system/cluster runs.
+# The tests run the blocks `sh` of a page in one shell, then its blocks `python run` as one script.
+# Commands that need a cluster, a bucket or a server are in blocks `bash`. Other tests run most of
+# them.
 # These commands are skipped: they set up the environment, or test_deployment runs them.
 ELSEWHERE = ("make ", "pip install", "prefect ")
+# The files of a clone that commands use, or that pytest reads.
+CLONE = ("examples", "tests", "pyproject.toml")
+PAGE_SECONDS = 600
 
 
 def blocks(page, language):
@@ -35,11 +39,42 @@ def commands_of(page):
     return [block for block in blocks(page, "sh") if not block.startswith(ELSEWHERE)]
 
 
-@pytest.mark.long
+def reading_order():
+    """Return the README, then all pages to which docs/index.md links, in its order."""
+    index = ROOT / "docs" / "index.md"
+    links = re.findall(r"\]\(([^)#:]+\.md)\)", index.read_text())
+    return [ROOT / "README.md", *((index.parent / link).resolve() for link in links)]
+
+
 @pytest.mark.end_to_end
-def test_the_classifier_of_the_tutorial_distinguishes_birds(shell, work):
-    run_commands(CLASSIFIER, shell, work)
-    table = pd.read_parquet(work / "predictions" / "metadata.parquet")
+def test_a_reader_can_run_all_pages_one_after_the_other_in_one_clone(shell, work, is_long):
+    """The short version runs README alone."""
+    for name in CLONE:
+        source = ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copyfile)(source, work / name)
+    for page in reading_order() if is_long else [ROOT / "README.md"]:
+        run_commands(page, shell)
+    if is_long:
+        check_predictions(work / "predictions")
+
+
+def run_commands(page, shell):
+    """Run a page's commands, then its Python, in one shell."""
+    start = 'start="$PWD"'
+    # The next page starts in the same folder.
+    end = '[ "$PWD" = "$start" ] || { echo "The page ends in $PWD." >&2; exit 1; }'
+    lines = ["set -eux", start, *commands_of(page), end]
+    done = shell.run("bash", "-c", "\n".join(lines), timeout=PAGE_SECONDS)
+    assert done.returncode == 0, f"{page}\n{done.stdout}\n{done.stderr}"
+    script = "\n".join(blocks(page, "python run"))
+    if script:
+        done = shell.run(sys.executable, "-c", script, timeout=PAGE_SECONDS)
+        assert done.returncode == 0, f"{page}\n{script}\n{done.stdout}\n{done.stderr}"
+
+
+def check_predictions(predictions):
+    """Check that the classifier of the tutorial distinguishes birds."""
+    table = pd.read_parquet(predictions / "metadata.parquet")
     assert table.groupby("partition")["bird"].nunique().to_dict() == {
         "train": 9, "validation": 3, "test": 3,
     }  # fmt: skip
@@ -48,29 +83,36 @@ def test_the_classifier_of_the_tutorial_distinguishes_birds(shell, work):
     assert (test["predicted"] == test["label"]).mean() > 0.8
 
 
-@pytest.mark.end_to_end
-@pytest.mark.parametrize(
-    "page",
-    [
-        page if page.name == "README.md" else pytest.param(page, marks=pytest.mark.long)
-        for page in sorted({*PAGES} - {CLASSIFIER})
-    ],
-    ids=lambda page: page.name,
-)
-def test_the_commands_of_a_page_run_one_after_the_other(page, shell, work):
-    run_commands(page, shell, work)
+def test_the_index_links_to_all_pages_with_commands():
+    with_commands = {page for page in PAGES if commands_of(page) or blocks(page, "python run")}
+    assert with_commands <= {*reading_order()}
 
 
-def run_commands(page, shell, work):
-    """Run a page's commands, then its Python, in a folder with the examples."""
-    shutil.copytree(ROOT / "examples", work / "examples")
-    for block in commands_of(page):
-        done = shell.run("bash", "-euc", block)
-        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
-    script = "\n".join(blocks(page, "python run"))
-    if script:
-        done = shell.run(sys.executable, "-c", script)
-        assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+def test_each_dataset_of_the_pages_has_one_job():
+    """A reader runs several pages in one folder."""
+    jobs = {}
+    for page in PAGES:
+        for block in blocks(page, "sh"):
+            for line in block.replace("\\\n", " ").splitlines():
+                job = job_of(shlex.split(line, comments=True) if "batchmill" in line else [])
+                if job:
+                    jobs.setdefault(job[0], {}).setdefault(job[1], page.name)
+    assert len(jobs) > 10
+    assert {name: found for name, found in jobs.items() if len(found) > 1} == {}
+
+
+def job_of(words):
+    """Return the dataset of a command `run` or `infer`, and what determines its content."""
+    if words[:2] not in (["batchmill", "run"], ["batchmill", "infer"]):
+        return None
+    values = {"manifest": words[2]}
+    for name, value in pairwise(words):
+        if name in ("--output", "-o", "--step", "--model", "--partition"):
+            values[name] = value
+        elif name in ("--param", "--pattern"):
+            values[name] = values.get(name, "") + " " + value
+    dataset = values.pop("--output", None) or values.pop("-o", None)
+    return dataset and (dataset.removeprefix("../../"), str(values))
 
 
 def test_the_readme_has_commands_to_run():
