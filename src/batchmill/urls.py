@@ -6,6 +6,7 @@ from urllib.parse import unquote, urlsplit
 
 # A single letter before the colon is a Windows drive.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)(.*)", re.DOTALL)
 _NAME_BYTES = 255
 _SHOWN = 80
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -40,6 +41,22 @@ def without_file_scheme(place: str) -> str:
         if place.startswith(scheme):
             return "/" + place.removeprefix(scheme).lstrip("/")
     return place
+
+
+def one_slash_fault(place: str) -> str:
+    """Return the reason to reject a URL with one slash, which would name a folder; empty if none.
+
+    >>> one_slash_fault("s3:/bucket/a")
+    's3:/bucket/a: a URL has two slashes. Write s3://bucket/a. For a path, write ./s3:/bucket/a.'
+    >>> one_slash_fault("file:/data/a"), one_slash_fault("./s3:/bucket/a")
+    ('', '')
+    """
+    match = _ONE_SLASH.fullmatch(without_file_scheme(place))
+    if not match:
+        return ""
+    url = shown_url("://".join(match.groups()))
+    given = url.replace("://", ":/", 1)
+    return f"{given}: a URL has two slashes. Write {url}. For a path, write ./{given}."
 
 
 def same_place(one: str, other: str) -> bool:

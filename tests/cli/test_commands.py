@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -111,6 +112,38 @@ def test_try_prints_the_traceback_of_a_failure(command, words, monkeypatch):
     assert "b.txt: failed" in out
     assert "in fails_on_b" in out
     assert out.rstrip().endswith("and more")
+
+
+def test_try_reports_a_step_that_calls_exit(command, words, tmp_path, monkeypatch):
+    (tmp_path / "leaver.py").write_text("import sys\ndef step(source):\n    sys.exit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = command("try", words / "a.txt", "--step", "leaver:step")
+    assert code == 1
+    assert "SystemExit: 3" in out
+    assert "The step called sys.exit or exit. Let it return its rows" in out
+
+
+@pytest.mark.end_to_end
+def test_try_reports_a_step_that_ends_the_process(words, tmp_path):
+    (tmp_path / "leaver.py").write_text(
+        "import os, signal\n"
+        "def leave(source):\n    os._exit(0)\n"
+        "def die(source):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "def stay(source):\n    return {}\n"
+    )
+
+    def tried(step):
+        return subprocess.run(
+            [sys.executable, "-m", "batchmill", "try", words / "a.txt", "--step", f"leaver:{step}"],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    ended = "a.txt: the process of the step ended before the step returned. A step must not call"
+    for step, code in (("leave", 0), ("die", -signal.SIGKILL)):
+        done = tried(step)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert ended in done.stderr
+    assert tried("stay").stderr == ""
 
 
 def test_try_passes_a_row_to_the_step(command, words, monkeypatch):
@@ -273,6 +306,13 @@ def test_verify_fails_for_a_leak_and_only_warns_about_duplicates(
             ["run", "manifest.csv", "--step", SPLIT, "-o", "out", "--max-failures", "x"],
             "a percentage",
         ),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "s3:/b/x"], "Write s3://b/x."),
+        (["run", "manifest.csv", "--step", SPLIT, "-o", "/proc/new"], "cannot be written to"),
+        (["plan", "s3:/b/m.csv", "--step", SPLIT, "-o", "out"], "Write s3://b/m.csv."),
+        (["plan", "s3:/b/*.wav", "--step", SPLIT, "-o", "out"], "Write s3://b/*.wav."),
+        (["try", "https:/host/a.wav", "--step", SPLIT], "Write https://host/a.wav."),
+        (["status", "gs:/b/x"], "Write gs://b/x."),
+        (["status", "s3:/key:secret/part@b/x"], "Write s3://***b/x."),
         (["try", ".", "--step", SPLIT], "is a folder"),
         (["status", "nosuch"], "there is no such folder"),
         (["failures", "."], "is not a dataset"),

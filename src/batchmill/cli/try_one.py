@@ -13,6 +13,7 @@ from rich.table import Table
 
 from batchmill.cli.console import console
 from batchmill.cli.options import Json, Params, ParamsFile, Step, check_given
+from batchmill.cli.process_end import reporting_process_end
 from batchmill.execution.single_input import run_single_input
 from batchmill.outcome import Outcome, visible
 from batchmill.sizes import counted
@@ -44,8 +45,8 @@ def try_one(
 ) -> int:
     """Run a step on one input in this process, without Prefect and Ray, and show its result.
 
-    You can use a debugger. There is no time or memory limit. If the step crashes, the command
-    ends.
+    You can use a debugger. There is no time or memory limit. If the step crashes or ends the
+    process, the command ends with a message.
 
     ```
     batchmill try recording.flac --step batchmill.steps.audio:split --param seconds=2 --keep clips
@@ -53,7 +54,11 @@ def try_one(
     """
     check_given(step=step)
     columns = parse_pairs(row, "--row", "label=dog")
-    with _stdout_to_stderr() if json else nullcontext():
+    ended = (
+        f"{visible(input)}: the process of the step ended before the step returned. A step must "
+        "not call os._exit. Other causes: a crash, a signal, or too little memory."
+    )
+    with reporting_process_end(ended), _stdout_to_stderr() if json else nullcontext():
         loaded = load_step(step, parse_params(param, params), search=os.getcwd())
         outcome = run_single_input(loaded, input, columns, keep)
     if json:
@@ -96,6 +101,10 @@ def _show(outcome: Outcome, keep: Path | None) -> None:
     out.print(f"{outcome.input}: {outcome.kind} in {outcome.seconds:.3f} s")
     if outcome.kind != "ok":
         out.print(outcome.traceback or outcome.reason)
+        if outcome.error == "SystemExit":
+            out.print(
+                "The step called sys.exit or exit. Let it return its rows, or raise an exception."
+            )
         return
     rows = json_text.loads(outcome.rows)
     if not rows:

@@ -24,7 +24,7 @@ from batchmill.security.allowlist import refused_inputs
 from batchmill.step.load import Step
 from batchmill.storage import LocalStore, is_url, remote
 from batchmill.storage.remote import FileStat
-from batchmill.urls import last_part
+from batchmill.urls import last_part, one_slash_fault
 
 
 def run_single_input(step: Step, place: str, row: dict[str, Any], keep: Path | None) -> Outcome:
@@ -68,6 +68,9 @@ def run_single_input(step: Step, place: str, row: dict[str, Any], keep: Path | N
 
 def _stat(place: str) -> FileStat | None:
     """Return size, time and ETag of an input by URL; None for a path. Raises OptionError."""
+    fault = one_slash_fault(place)
+    if fault:
+        raise OptionError(fault)
     for refused in refused_inputs([place]).values():
         raise OptionError(refused)
     if is_url(place):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from batchmill.errors import RunError
 from batchmill.inference.model_step import make_inference
 from batchmill.jobs.idle_run import JobEnd, NotIdleError, is_idle, run_idle
+from batchmill.jobs.output_check import check_writable
 from batchmill.ledger.lease import check_free
 from batchmill.manifest import ManifestLike
 from batchmill.manifest.saved_list import listed_manifest, save_manifest
@@ -120,6 +121,7 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
     refuse_nested_run()
     with ExitStack() as held:
         request, prepared, is_listed = _prepare(request, held)
+        check_writable(prepared.job.output)
         options = request.options
         display.show_plan(prepared)
         execution, reason = resolve_workers(

@@ -9,7 +9,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.security.allowlist import check_dataset
 from batchmill.storage import is_url, open_store, remote
 from batchmill.storage.objects import unwritable
-from batchmill.urls import absolute, parent, shown_url
+from batchmill.urls import absolute, one_slash_fault, parent, shown_url
 
 
 def open_output(output: str) -> Ledger:
@@ -97,6 +97,9 @@ def open_ledger(dataset: str) -> Ledger:
         LedgerError: The version of the ledger is unknown.
         StoreError: The dataset cannot be read.
     """
+    fault = one_slash_fault(dataset)
+    if fault:
+        raise OptionError(fault)
     place = absolute(dataset)
     check_dataset(place)
     fault = unwritable(place) if is_url(place) else ""

@@ -14,7 +14,7 @@ from batchmill.options.groups import ConfinementOptions, InputOptions, Partition
 from batchmill.partitions.partitioning import Partitioning, make_partitioning
 from batchmill.planning.confinement import Confinement, make_confinement
 from batchmill.storage import is_url
-from batchmill.urls import absolute
+from batchmill.urls import absolute, one_slash_fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +63,13 @@ def make_job(
     """Make a job from a user's values: paths become absolute, `~` becomes the home folder.
 
     Raises:
-        OptionError: A parameter cannot be written as JSON, or options do not fit together.
+        OptionError: A place is a URL with one slash, a parameter cannot be written as JSON, or
+            options do not fit together.
     """
+    for place in (manifest, inputs.root, output):
+        fault = one_slash_fault(place)
+        if fault:
+            raise OptionError(fault)
     root = absolute(inputs.root) if inputs.root else ""
     return Job(
         manifest=_absolute_manifest(manifest),
