@@ -49,7 +49,7 @@ def quick(monkeypatch):
 class Clock:
     """The clocks of this process. They advance only when a test says so, or during a `sleep`.
 
-    The machine seems to be suspended when `seconds` advance, so the monotonic clock stands still.
+    The machine seems to be suspended when `seconds` advance: the monotonic clock does not count.
     """
 
     def __init__(self):

@@ -74,11 +74,17 @@ class Datasets(RuleBasedStateMachine):
         self.factor += 1
         self.write_step()
 
-    @rule(at=st.integers(1, 90))
-    def run_and_kill(self, at):
+    @rule(at=st.integers(1, 90), kept=st.integers(0, 2))
+    def run_and_kill(self, at, kept):
         points = CrashPoints(str(self.folder / "out"), at)
-        code = in_child(partial(self.run, self.folder / "out", points))
+        code = in_child(partial(self.run, self.folder / "out", points, kept=kept))
         assert code in (0, -signal.SIGKILL)
+
+    @rule(kept=st.integers(0, 2))
+    def run_and_keep_earlier_results(self, kept):
+        run = partial(self.run, self.folder / "out", kept=kept, prune_failed=False)
+        assert in_child(run) == 0
+        assert faults(self.folder / "out") == []
 
     @rule()
     def run_to_the_end(self):
@@ -89,13 +95,17 @@ class Datasets(RuleBasedStateMachine):
         assert faults(self.folder / "out") == []
         shutil.rmtree(scratch)
 
-    def run(self, dataset, points=None):
+    def run(self, dataset, points=None, *, kept=0, prune_failed=True):
+        """Run the job. By default, only the results of the last version stay."""
         os.chdir(self.folder)
         rows = "".join(f"in/{name}\n" for name in sorted(self.words)) or "in/none.txt\n"
         (self.folder / "m.csv").write_text("input\n" + rows)
         if points:
             points.watch()
-        run_job("m.csv", "letters:step", dataset, prune=True, num_workers=1, cores=1)
+        run_job(
+            "m.csv", "letters:step", dataset, prune=True, num_workers=1, cores=1,
+            keep_versions=kept, prune_failed=prune_failed,
+        )  # fmt: skip
 
     def teardown(self):
         if hasattr(self, "folder"):

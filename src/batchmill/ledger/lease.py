@@ -371,7 +371,7 @@ def _is_over(ledger: Ledger, latest: Holder) -> bool:
 
 def _uptime() -> float:
     """Return the seconds since the machine was booted, also those in which it was suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)  # `time.monotonic` stands still meanwhile.
+    return time.clock_gettime(time.CLOCK_BOOTTIME)  # `time.monotonic` does not count them.
 
 
 def _has_ended(who: Holder) -> bool:

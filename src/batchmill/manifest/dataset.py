@@ -87,7 +87,7 @@ def read_dataset(place: str, pattern: str, table: bytes | None) -> Source:
 
 
 def _version_of(place: str, table: bytes) -> int:
-    """Return the number of the version that has a table; 0 if there is none."""
+    """Return the number of the version that has a table; 0 without one."""
     hashing = HashingFile()
     hashing.write(table)
     versions = Versions(open_store(place)).read_all()
