@@ -163,3 +163,15 @@ def test_a_manifest_may_name_a_version_and_its_number_is_recorded(job):
         run_job("out@1", f"{job.module}:step", "out")
     with pytest.raises(ManifestError, match="no such file or folder"):
         batchmill.load_manifest("other@1")
+
+
+def test_status_counts_the_withdrawn_inputs(job, command):
+    job.names.remove("00002.txt")
+    job.list()
+    assert job.run() == 0
+    assert "1 withdrawn input, which the manifest" in command("status", job.dataset)[1]
+    assert len(batchmill.open_dataset(job.dataset)) == 3
+    job.names.append("00002.txt")
+    job.list()
+    assert job.run() == 0, "its result was kept"
+    assert len(batchmill.open_dataset(job.dataset)) == 4

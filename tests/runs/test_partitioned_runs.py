@@ -11,6 +11,7 @@ import pytest
 from comparison import contents
 from jobs import job_of, run_job
 
+import batchmill
 from batchmill import LedgerError, ManifestError, OptionError
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import verify
@@ -199,6 +200,21 @@ def test_an_input_that_the_manifest_no_longer_lists_keeps_its_partition(job, opt
     assert partitions(job) == {name: before[name] for name in listed}
     assert sum(summary.partitions.values()) == len(job.rows), "only listed inputs are counted"
     assert job.found == []
+
+
+@pytest.mark.parametrize("options", [SHARES, SHARES | {"group_by": "who"}, STRATIFIED])
+def test_a_partition_is_the_same_in_all_versions(job, options):
+    job.run(**options)
+    withdraw(job, "in/003-1", "in/004-1", "in/004-2")
+    job.add(8)
+    job.run(**options)
+    (job.folder / "in" / "005-1").write_text("changed")
+    job.run(**options)
+    found = [batchmill.metadata("out", version=number) for number in (2, 3)]
+    tables = [table.set_index("input")["partition"] for table in (*found, job.table)]
+    assert [len(table) for table in tables] == [106, 106, 106]
+    assert tables[0].equals(tables[1])
+    assert recorded().items() >= tables[0].to_dict().items()
 
 
 @pytest.mark.parametrize("options", [SHARES | {"group_by": "who"}, STRATIFIED])

@@ -58,6 +58,11 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
     out.print(message.removesuffix(f"\n{RUN_AGAIN}") if who else message)
     if adopted := adopted_line(summary.counts):
         out.print(adopted)
+    if withdrawn := summary.counts.get("withdrawn"):
+        out.print(
+            f"{counted(withdrawn, 'withdrawn input')}, which the manifest of the last run does not "
+            "list. Their results are not in the tables, and stay until --prune."
+        )
     let_go = count_released(ledger)
     if let_go:
         out.print(f"Inputs released for the next run: {let_go:,}")
