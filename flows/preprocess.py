@@ -90,6 +90,7 @@ def preprocess(
         inputs=inputs,
         partitions=partitions,
         confinement=confinement,
+        failures=failures,
         run=run,
     )
     check_prune(job, prune=run.prune)

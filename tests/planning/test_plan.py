@@ -45,6 +45,13 @@ def records_of(**outcomes):
     return pa.Table.from_pylist(rows, pa.schema([PART_SCHEMA.field(n) for n in PLANNED_COLUMNS]))
 
 
+def test_inputs_below_a_raised_limit_are_executed():
+    records = records_of(a="timeout", b="timeout", c="ok")
+    plan = make_plan(manifest_of("a", "b", "c"), records, "s", below_limits=pa.array(["a"]))
+    assert reasons(plan) == {"a": "limit"}
+    assert (plan.counts["limit"], plan.counts["quarantined"]) == (1, 1)
+
+
 def reasons(plan):
     return dict(
         zip(plan.pending["input"].to_pylist(), plan.pending["reason"].to_pylist(), strict=True)
@@ -68,6 +75,7 @@ def test_each_input_has_one_reason():
         "changed": 0,
         "damaged": 0,
         "retry": 1,
+        "limit": 0,
         "forced": 0,
         "quarantined": 1,
         "unchanged": 1,

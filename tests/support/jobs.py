@@ -1,5 +1,7 @@
 """Run a whole job in this process, without Prefect and Ray."""
 
+from dataclasses import replace
+
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions, RunOptions
 from batchmill.options.job_settings import JobSettings
@@ -20,6 +22,7 @@ def job_of(manifest, step, output, *, params=None, **options):
         inputs=groups.inputs,
         partitions=groups.partitions,
         confinement=groups.confinement,
+        failures=groups.failures,
         run=groups.run,
     )
 
@@ -58,6 +61,7 @@ def run_job(
     `before` is called between the plan and the shards. `options` are further options of the job.
     """
     job = job_of(manifest, step, output, params=params, force=force, **(options or {}))
+    job = replace(job, failures=policy)
     ended = execute(
         prepare(job),
         InThisProcess(cores=cores, on_outcome=seen.append if seen is not None else None),

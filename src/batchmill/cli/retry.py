@@ -14,7 +14,8 @@ def retry(
 ) -> None:
     """Release failed inputs: the next `batchmill run` over the dataset executes them.
 
-    A failed input that is not released is skipped until its file, the step or the params change.
+    A failed input that is not released is skipped until its file, the step or the params change. An
+    input that exceeded a limit is also executed after you raise this limit.
 
     ```
     batchmill retry dataset

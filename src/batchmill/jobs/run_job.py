@@ -213,6 +213,7 @@ def _prepare(request: JobRequest, held: ExitStack) -> tuple[JobRequest, Prepared
         inputs=options.inputs,
         partitions=options.partitions,
         confinement=options.confinement,
+        failures=options.failures,
         run=options.run,
     )
     check_prune(job, prune=options.run.prune)

@@ -10,6 +10,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from batchmill.errors import OptionError
 from batchmill.manifest.listing import is_glob
+from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ConfinementOptions, InputOptions, PartitionOptions, RunOptions
 from batchmill.partitions.partitioning import Partitioning, make_partitioning
 from batchmill.planning.confinement import Confinement, make_confinement
@@ -34,6 +35,8 @@ class Job:
         partitioning: How to divide the inputs. The published tables then have a column with each
             input's partition. Steps do not receive it.
         confinement: The rights of the step. None if the step is not confined.
+        failures: The failure policy. Inputs that exceeded a limit are executed again if this limit
+            is higher. None: they are not.
     """
 
     manifest: str
@@ -47,6 +50,7 @@ class Job:
     accept_change: bool = False
     partitioning: Partitioning | None = None
     confinement: Confinement | None = None
+    failures: FailurePolicy | None = None
 
 
 def make_job(
@@ -58,6 +62,7 @@ def make_job(
     inputs: InputOptions = InputOptions(),
     partitions: PartitionOptions = PartitionOptions(),
     confinement: ConfinementOptions = ConfinementOptions(),
+    failures: FailurePolicy | None = None,
     run: RunOptions = RunOptions(),
 ) -> Job:
     """Make a job from a user's values: paths become absolute, `~` becomes the home folder.
@@ -83,6 +88,7 @@ def make_job(
         accept_change=run.accept_change,
         partitioning=make_partitioning(partitions),
         confinement=make_confinement(confinement),
+        failures=failures,
     )
 
 

@@ -19,7 +19,7 @@ from batchmill.urls import is_web, join
 # Shared, because creating an encoder takes longer than encoding one row.
 _JSON = json.JSONEncoder(default=str, ensure_ascii=False)
 
-REASONS = ("new", "changed", "damaged", "retry", "forced")
+REASONS = ("new", "changed", "damaged", "retry", "limit", "forced")
 # The reason of inputs with a result whose file does not exist or cannot be looked up.
 UNREADABLE = "unreadable"
 # The reason of inputs whose outputs an earlier version of the step's code made, and that are kept.
@@ -93,6 +93,7 @@ def make_plan(
     takes_rows: bool = False,
     released: Mapping[str, int] | None = None,
     changes: FileChanges | None = None,
+    below_limits: pa.Array | None = None,
     forced_after: int | None = None,
     adopted_steps: Collection[str] = (),
 ) -> Plan:
@@ -109,6 +110,7 @@ def make_plan(
             inputs are quarantined.
         changes: The result of `detect_changes`. Without it, each file with another time is
             "changed".
+        below_limits: The result of `inputs_below_limits`.
         forced_after: The last run whose outcomes a forced run ignores. None without `--force`.
         adopted_steps: Identities of earlier versions of the step. The user accepts their `ok`
             outcomes for this version.
@@ -127,11 +129,15 @@ def make_plan(
     )
     is_released = _is_released(inputs["input"], done["run"], released or {})
     is_damaged = pc.is_in(inputs["input"], value_set=pa.array(sorted(changes.damaged), pa.string()))
+    is_below_limit = pc.is_in(
+        inputs["input"],
+        value_set=pa.array([], pa.string()) if below_limits is None else below_limits,
+    )
     is_unreadable = _is_unreadable(manifest, done)
     reason = pc.if_else(
         is_unreadable,
         UNREADABLE,
-        _reasons(compared, done, is_damaged, is_released, forced_after),
+        _reasons(compared, done, is_damaged, is_released, is_below_limit, forced_after),
     )
     is_adopted = pc.and_(is_adopted, pc.equal(reason, "unchanged"))
     reason = pc.if_else(is_adopted, ADOPTED, reason)
@@ -163,13 +169,14 @@ def _reasons(
     done: pa.Table,
     is_damaged: pa.ChunkedArray,
     is_released: pa.ChunkedArray,
+    is_below_limit: pa.ChunkedArray,
     forced_after: int | None,
 ) -> pa.ChunkedArray:
     """Return why each input is pending, or that it is quarantined or unchanged."""
     is_forced = pc.less_equal(done["run"], -1 if forced_after is None else forced_after)
     is_quarantined = pc.and_(_differ(done["outcome"], "ok"), pc.invert(is_released))
     # In the order of REASONS.
-    masks = (compared.is_new, compared.is_changed, is_damaged, is_released)
+    masks = (compared.is_new, compared.is_changed, is_damaged, is_released, is_below_limit)
     return pc.case_when(
         pc.make_struct(*masks, is_forced.fill_null(False)),
         *REASONS,

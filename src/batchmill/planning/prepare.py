@@ -18,6 +18,7 @@ from batchmill.planning.change_detection import detect_changes
 from batchmill.planning.job import Job
 from batchmill.planning.partition_assignment import Division, check_rows, divide_manifest
 from batchmill.planning.plan import PLANNED_COLUMNS, Plan, find_records, make_plan
+from batchmill.planning.raised_limits import inputs_below_limits
 from batchmill.security.allowlist import check_step
 from batchmill.sizes import counted
 from batchmill.step.fingerprint import differences, has_same_settings, identity_of
@@ -149,6 +150,7 @@ def _plan(
         manifest, records, record_rows, {step.identity, *adopted}, ledger.store
     )
     forced_after = _forced_after(ledger) if job.force else None
+    limits = job.failures
     plan = make_plan(
         manifest,
         records,
@@ -157,6 +159,7 @@ def _plan(
         takes_rows=bool({"row", "labels"} & step.given),
         released=ledger.released(),
         changes=file_changes,
+        below_limits=inputs_below_limits(ledger, records, limits) if limits else None,
         forced_after=forced_after,
         adopted_steps=adopted,
     )
