@@ -1,6 +1,7 @@
 """Test that the report shows the ledger's records, and escapes all names."""
 
 import re
+from html import unescape
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -18,10 +19,11 @@ from batchmill.publishing.report import write_report
 from batchmill.publishing.report.charts import Axis, Chart, Series, as_data_url
 from batchmill.publishing.report.facts import gather
 from batchmill.publishing.report.figures import at_work, figures
+from batchmill.publishing.report.page import message_text
 from batchmill.runs.run import open_run
 
 STEP = """
-def step(source, out):
+def step(source, out, language="", level=0):
     text = source.read_text()
     if "bad" in text:
         print("<i>about to fail</i>")
@@ -38,6 +40,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
+        self._source = text
         self.tags, self.references, self.text = [], [], ""
         self.feed(text)
 
@@ -48,18 +51,25 @@ class Page(HTMLParser):
     def handle_data(self, data):
         self.text += data
 
+    def part(self, tag):
+        """Return the text of the first element with a tag, with single spaces."""
+        _, _, rest = self._source.partition(f"<{tag}")
+        inner = rest.partition(f"</{tag}>")[0].partition(">")[2]
+        spaced = re.sub("<[^>]*>", " ", inner.replace("<wbr>", ""))
+        return " ".join(unescape(spaced).split())
+
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Return a function that runs the step over inputs and returns the facts and the page."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "telling.py").write_text(STEP)
+    (tmp_path / "copying.py").write_text(STEP)
 
-    def run(contents):
+    def run(contents, **params):
         (tmp_path / "in").mkdir(exist_ok=True)
         for name, content in contents.items():
             (tmp_path / "in" / name).write_text(content)
-        summary = run_job("in", "telling:step", "out", policy=FailurePolicy(retries=0))
+        summary = run_job("in", "copying:step", "out", policy=FailurePolicy(retries=0), **params)
         facts, _ = write_report(open_ledger("out"), summary.run, "out")
         return facts, Page((tmp_path / "out" / "report.html").read_text())
 
@@ -79,11 +89,43 @@ def test_report_lists_failures_and_has_no_external_references(run):
     assert "<i>about to fail</i>" in page.text
     assert 'raise ValueError(f"<b>{text}</b>")' in page.text
     assert not {"script", "link", "iframe", "img"} & set(page.tags)
-    assert all(reference.startswith(("#", "data:")) for reference in page.references)
+    assert page.references == ["./", "failures.csv", "metadata.csv", "metadata.parquet"]
     assert page.tags.count("svg") == 4
     assert len(facts.slowest()) == 10
     assert facts.seconds > 0
     assert list(verify(open_ledger("out"), hash_files=True)) == []
+
+
+def test_head_names_the_dataset_its_step_and_its_version(run, tmp_path):
+    facts, page = run({"a.txt": "good", "b.txt": "bad"}, language="<en>", level=3)
+    assert page.part("h1") == "out"
+    head = page.part("dl")
+    assert f"folder {tmp_path}/out " in head
+    assert "step copying:step params language=<en> level=3 run 1, report made 20" in head
+    assert f"version {facts.version.number}, published 20" in head
+    assert "1 row" in head
+    assert page.part("title") == "out: 2 inputs: 1 ok, 1 failed"
+
+
+def test_report_has_a_short_text_for_a_message(run, tmp_path):
+    facts, _ = run({"a.txt": "good", "b.txt": "bad", "c.txt": "bad", "d.txt": "odd"}, level=3)
+    assert message_text(facts).splitlines() == [
+        "out: 4 inputs: 1 ok, 3 failed",
+        "Run 1, copying:step level=3",
+        "1 file, 4 bytes",
+        f"{tmp_path}/out",
+        "2 failed: ValueError: <b>bad</b>",
+        "1 failed: KeyError: 'odd'",
+    ]
+
+
+def test_report_of_a_stopped_run_links_no_missing_table(run, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("good")
+    stop_early()
+    facts, _ = write_report(open_ledger("out"), 1, "out")
+    assert facts.version is None
+    assert Page((tmp_path / "out" / "report.html").read_text()).references == ["./"]
 
 
 def test_report_shows_the_last_run_that_executed_inputs(run):
@@ -97,7 +139,7 @@ def test_report_shows_the_last_run_that_executed_inputs(run):
 
 def stop_early():
     """Start a run, and stop it before it executes an input."""
-    job = make_job(manifest="in", step="telling:step", output="out")
+    job = make_job(manifest="in", step="copying:step", output="out")
     with open_run(prepare(job)) as run:
         run.divide(Batching(), Cores(total=1, node=1), FailurePolicy())
 

@@ -50,13 +50,13 @@ def browser(tmp_path_factory):
 def report(tmp_path, monkeypatch):
     """Return the URL of the report of a dataset with long names and failures."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "telling.py").write_text(STEP)
+    (tmp_path / "copying.py").write_text(STEP)
     folder = tmp_path / "in" / "a_long_folder_name_of_a_collection" / "with_another_long_folder"
     folder.mkdir(parents=True)
     for number in range(30):
         text = "bad" if number % 7 == 0 else "good"
         (folder / f"photo_of_the_collection_{number:05d}.txt").write_text(text)
-    summary = run_job("in", "telling:step", "out", policy=FailurePolicy(retries=0))
+    summary = run_job("in", "copying:step", "out", policy=FailurePolicy(retries=0))
     write_report(open_ledger("out"), summary.run, "out")
     return (tmp_path / "out" / "report.html").as_uri()
 

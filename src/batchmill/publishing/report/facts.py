@@ -8,11 +8,14 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchmill.layout import TABLES
 from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.versions import Version
 from batchmill.outcome import one_line
 from batchmill.planning.run_spec import read_spec
 from batchmill.publishing.summary import Contents, Summary, count_contents, summarise
 from batchmill.publishing.tables import failure_records
+from batchmill.urls import absolute
 
 SHOWN_FAILURES, SHOWN_RUNS, SHOWN_SLOWEST, SHOWN_NAMES = 200, 20, 10, 5
 _RUN_COLUMNS = ("input", "outcome", "attempts", "seconds", "finished_at", "host", "size")
@@ -42,6 +45,8 @@ class Facts:
 
     Attributes:
         dataset: The dataset's path or URL, as the user wrote it.
+        tables: The tables that the dataset has. A run writes them at its end.
+        version: The last version. None before the first run has ended.
         step: The reference of the step.
         params: The step's parameters.
         summary: The summary of the run.
@@ -53,6 +58,8 @@ class Facts:
     """
 
     dataset: str
+    tables: Sequence[str]
+    version: Version | None
     step: str
     params: Mapping[str, Any]
     summary: Summary
@@ -61,6 +68,16 @@ class Facts:
     executed_by: int
     failures: pa.Table
     runs: Sequence[Mapping[str, Any]]
+
+    @property
+    def place(self) -> str:
+        """The absolute path or the URL of the dataset."""
+        return absolute(self.dataset)
+
+    @property
+    def name(self) -> str:
+        """The dataset's name: the last part of its place."""
+        return self.place.rstrip("/").rpartition("/")[2] or self.place
 
     @property
     def begun(self) -> float:
@@ -113,6 +130,8 @@ def gather(ledger: Ledger, run: int, dataset: str) -> Facts:
     ended = {number: summary for number, summary in summaries if summary}
     return Facts(
         dataset=dataset,
+        tables=sorted({*TABLES} & {*ledger.store.names("")}),
+        version=next(reversed(ledger.versions.read_all()), None),
         step=spec.step,
         params=spec.params,
         summary=summarise(ledger, run),

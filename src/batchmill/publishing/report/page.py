@@ -8,10 +8,13 @@ import jinja2
 
 from batchmill.layout import REPORT
 from batchmill.ledger.ledger import Ledger
+from batchmill.outcome import one_line
 from batchmill.publishing.report.facts import SHOWN_FAILURES, Facts, gather
 from batchmill.publishing.report.figures import figures
-from batchmill.sizes import readable_size
+from batchmill.sizes import counted, readable_size
 from batchmill.version import VERSION
+
+_MESSAGE_CHARACTERS, _MESSAGE_KINDS = 300, 3
 
 
 class Report(NamedTuple):
@@ -44,14 +47,36 @@ def render(report: Report) -> str:
         loader=jinja2.PackageLoader("batchmill.publishing.report", ""),
     )
     environment.filters |= {"size": readable_size, "duration": duration, "moment": _moment}
+    environment.filters["counted"] = counted
     return environment.get_template("page.html").render(
         facts=facts,
         summary=facts.summary,
         figures=report.pictures,
+        message=message_text(facts),
         shown_failures=facts.failures[:SHOWN_FAILURES].to_pylist(),
         version=VERSION,
         now=time.time(),
     )
+
+
+def message_text(facts: Facts) -> str:
+    """Return a few lines about the dataset that a reader can copy into a message."""
+    contents, kinds = facts.contents, facts.failure_kinds()
+    step = " ".join([facts.step, *(f"{name}={value}" for name, value in facts.params.items())])
+    lines = [
+        f"{facts.name}: {facts.summary.sentence()}",
+        f"Run {facts.summary.run}, {step}"[:_MESSAGE_CHARACTERS],
+    ]
+    if contents.outputs:
+        lines.append(f"{counted(contents.outputs, 'file')}, {readable_size(contents.bytes)}")
+    lines.append(facts.place)
+    lines += [
+        f"{kind.inputs:,} {kind.outcome}: {one_line(kind.error, kind.message)}"
+        for kind in kinds[:_MESSAGE_KINDS]
+    ]
+    if len(kinds) > _MESSAGE_KINDS:
+        lines.append(f"... and {counted(len(kinds) - _MESSAGE_KINDS, 'more kind')} of failure")
+    return "\n".join(lines)
 
 
 def duration(seconds: float) -> str:
