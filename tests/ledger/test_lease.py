@@ -17,7 +17,7 @@ from live import wait_for
 
 from batchmill import LedgerError, StoreError
 from batchmill.ledger import lease as leases
-from batchmill.ledger import lease_holder
+from batchmill.ledger import lease_files, lease_holder
 from batchmill.ledger.lease import Wait, check_free, holder, lease
 from batchmill.ledger.lease_holder import read_holder
 from batchmill.ledger.ledger import Ledger
@@ -43,13 +43,13 @@ def quick(monkeypatch):
     monkeypatch.setattr(leases, "LAPSE_SECONDS", 0.5)
     monkeypatch.setattr(leases, "_WAIT_SECONDS", 0.05)
     monkeypatch.setattr(leases, "_POLL_SECONDS", 0.05)
-    monkeypatch.setattr(leases, "_READ_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(lease_files, "_READ_AGAIN_SECONDS", 0.01)
 
 
 class Clock:
     """The clocks of this process. They advance only when a test says so, or during a `sleep`.
 
-    The machine seems to be suspended when `seconds` advance: the monotonic clock does not count.
+    The machine seems to be suspended when `seconds` advance: the monotonic clock does not.
     """
 
     def __init__(self):
@@ -243,8 +243,10 @@ def test_a_late_contender_does_not_get_an_old_number(ledger, monkeypatch):
     # The contender reads an old state: lease 3 has ended, and lease 4 does not exist yet.
     early = [read_holder(ledger.store.read(f"{FOLDER}/000007.json"), 7)]
     early[0] = leases.replace(early[0], number=3, ended=True)
-    real = leases._latest
-    monkeypatch.setattr(leases, "_latest", lambda ledger: early.pop() if early else real(ledger))
+    real = lease_files.LeaseFiles.latest
+    monkeypatch.setattr(
+        lease_files.LeaseFiles, "latest", lambda files: early.pop() if early else real(files)
+    )
     with pytest.raises(LedgerError, match="process 4711"), lease(ledger):
         pass
     assert ledger.store.names(FOLDER) == ["000007.json"]

@@ -13,7 +13,6 @@ ago. Both can only succeed if the heartbeat was written before these `LAPSE_SECO
 stops when half of them have passed since it began to write its last successful heartbeat.
 """
 
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -21,8 +20,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from batchmill.errors import LedgerError, StoreError
-from batchmill.layout import LEASES
-from batchmill.ledger.lease_holder import Holder, read_holder, this_process
+from batchmill.ledger.lease_files import LeaseFiles
+from batchmill.ledger.lease_holder import Holder, this_process
 from batchmill.ledger.ledger import Ledger
 from batchmill.storage import open_store
 from batchmill.storage.store import no_check
@@ -31,10 +30,8 @@ BEAT_SECONDS = 5.0
 LAPSE_SECONDS = 20.0
 _WAIT_SECONDS = 1.0
 _POLL_SECONDS = 1.0
-_READ_AGAIN_SECONDS = 0.1
 # If the store responds so slowly that this number of heartbeats in turn are late, the run ends.
 _HEARTBEATS = 3
-_NUMBER = re.compile("([0-9]+)[.]json")
 
 # The tokens of the leases that this process had. If the store failed, their files do not say so.
 _given_up: set[str] = set()
@@ -54,7 +51,7 @@ class Lease:
     """The exclusive right to write to a dataset, kept alive by a heartbeat.
 
     Args:
-        ledger: The ledger of the dataset.
+        files: The files of the leases, in a store without a check of the lease.
         holder: This process, as the file of the lease describes it.
         clean: True if the previous holder left no work to finish.
         has_waited: True if another process held the lease before.
@@ -67,12 +64,12 @@ class Lease:
     """
 
     def __init__(
-        self, ledger: Ledger, holder: Holder, *, clean: bool, has_waited: bool, begun: float
+        self, files: LeaseFiles, holder: Holder, *, clean: bool, has_waited: bool, begun: float
     ) -> None:
         self.clean = clean
         self.has_waited = has_waited
         self.clean_end = False
-        self._ledger = ledger
+        self._files = files
         self._holder = holder
         self._confirmed = begun
         self._ended = threading.Event()
@@ -94,12 +91,12 @@ class Lease:
             StoreError: The lease cannot be read or written.
         """
         begun = _uptime()
-        _write(self._ledger, replace(self._holder, beat=time.time()))
+        self._files.write(replace(self._holder, beat=time.time()))
         # The write may have taken so long that the lease has expired. So this is checked after it.
-        latest = _latest(self._ledger)
+        latest = self._files.latest()
         if latest is None or latest.token != self.token:
             raise LedgerError(
-                f"{self._ledger.store.url}: another process has taken over the dataset ({latest}), "
+                f"{self._files.store.url}: another process has taken over the dataset ({latest}), "
                 "because this run sent no heartbeat for too long. Its committed outcomes stay."
             )
         self._confirmed = begun
@@ -120,7 +117,7 @@ class Lease:
             self.check()
         if not self._is_recent:
             raise StoreError(
-                self._ledger.store.url,
+                self._files.store.url,
                 f"needs more than {LAPSE_SECONDS / 2:g} s for a heartbeat of the lease, so another "
                 "run could take over. Run the same command again when the store responds faster.",
                 general=True,
@@ -137,7 +134,7 @@ class Lease:
             self._thread.join()
             with suppress(StoreError):  # The lease then expires.
                 end = replace(self._holder, ended=True, clean=self.clean_end, beat=time.time())
-                _write(self._ledger, end)
+                self._files.write(end)
         finally:
             _given_up.add(self.token)
 
@@ -165,12 +162,13 @@ def lease(ledger: Ledger, *, wait: Wait | None = None) -> Iterator[Lease]:
         LedgerError: Another process holds the lease. With `wait`, this is not raised.
         StoreError: The dataset cannot be read or written.
     """
+    files = LeaseFiles(ledger.store)
     has_waited = False
     while True:
-        before = _latest(ledger)
-        if before is None or _is_over(ledger, before):
+        before = files.latest()
+        if before is None or _is_over(files, before):
             begun = _uptime()
-            mine = _acquire(ledger, before)
+            mine = _acquire(files, before)
             if mine:
                 break
             continue  # Another process was faster. Check whether it still holds the lease.
@@ -179,9 +177,9 @@ def lease(ledger: Ledger, *, wait: Wait | None = None) -> Iterator[Lease]:
         wait.begin()
         has_waited = True
         time.sleep(_WAIT_SECONDS)
-    _remove_earlier(ledger, mine)
+    files.delete_earlier(mine)
     # The lease has a store of its own, because its files are written without a check of the lease.
-    own = Ledger(open_store(ledger.store.url))
+    own = LeaseFiles(open_store(ledger.store.url))
     clean = before is not None and before.clean
     held = Lease(own, mine, clean=clean, has_waited=has_waited, begun=begun)
     ledger.store.before_change = held.ensure
@@ -194,36 +192,26 @@ def lease(ledger: Ledger, *, wait: Wait | None = None) -> Iterator[Lease]:
         held.end()
 
 
-def _acquire(ledger: Ledger, before: Holder | None) -> Holder | None:
+def _acquire(files: LeaseFiles, before: Holder | None) -> Holder | None:
     """Create the lease after `before`, which is over. Return None if another process has one."""
     mine = this_process(1 + (before.number if before else 0))
     is_mine = False
     try:
-        created = ledger.store.create(_name(mine.number), mine.as_json())
+        created = files.create(mine)
         # This process may have been suspended before it created the file. Then the holder of
         # `before` may have sent another heartbeat. Or later holders have created and deleted this
         # number.
-        is_over = before is None or _is_unchanged(ledger, before)
-        latest = _latest(ledger)
+        is_over = before is None or files.is_unchanged(before)
+        latest = files.latest()
         # The answer of the store may have been lost. Its repetition finds the file of this process.
         is_latest = latest is not None and latest.token == mine.token
         is_mine = is_over and is_latest
         if not is_mine and (created or is_latest):
-            ledger.store.delete(_name(mine.number))
+            files.delete(mine)
     finally:
         if not is_mine:
             _given_up.add(mine.token)
     return mine if is_mine else None
-
-
-def _remove_earlier(ledger: Ledger, mine: Holder) -> None:
-    """Delete the files of earlier leases, and the unfinished files of all leases up to this one."""
-    names = [f"{LEASES}/{name}" for name in ledger.store.names(LEASES)]
-    for name in [*names, *ledger.store.leftovers()]:
-        number = name.removeprefix(f"{LEASES}/").lstrip(".").partition(".")[0]
-        is_early = number.isdigit() and int(number) <= mine.number
-        if name.startswith(LEASES) and is_early and name != _name(mine.number):
-            ledger.store.delete(name)
 
 
 def holder(ledger: Ledger) -> str | None:
@@ -236,7 +224,7 @@ def holder(ledger: Ledger) -> str | None:
         LedgerError: The file of the lease is damaged.
         StoreError: The lease cannot be read.
     """
-    latest = _latest(ledger)
+    latest = LeaseFiles(ledger.store).latest()
     if latest is None or _has_ended(latest):
         return None
     # The kernel shows that a process of this machine is alive, even if its heartbeat is late.
@@ -253,7 +241,7 @@ def read_token(ledger: Ledger) -> str | None:
         LedgerError: The file of the lease is damaged.
         StoreError: The lease cannot be read.
     """
-    latest = _latest(ledger)
+    latest = LeaseFiles(ledger.store).latest()
     return latest.token if latest else None
 
 
@@ -268,7 +256,7 @@ def is_held(ledger: Ledger, token: str) -> bool:
         LedgerError: The file of the lease is damaged.
         StoreError: The lease cannot be read.
     """
-    latest = _latest(ledger)
+    latest = LeaseFiles(ledger.store).latest()
     return latest is not None and latest.token == token and not latest.ended
 
 
@@ -281,8 +269,9 @@ def check_free(ledger: Ledger) -> None:
         LedgerError: A process holds the lease, or the file of the lease is damaged.
         StoreError: The lease cannot be read.
     """
-    latest = _latest(ledger)
-    if latest and not _is_over(ledger, latest):
+    files = LeaseFiles(ledger.store)
+    latest = files.latest()
+    if latest and not _is_over(files, latest):
         raise LedgerError(_message(ledger.store.url, latest))
 
 
@@ -290,70 +279,7 @@ def _message(dataset: str, who: Holder) -> str:
     return f"{dataset}: another run is using it ({who}). Wait until it ends (--wait), or stop it."
 
 
-def _name(number: int) -> str:
-    return f"{LEASES}/{number:06d}.json"
-
-
-def _latest(ledger: Ledger) -> Holder | None:
-    tries = 10
-    while True:
-        numbers = _numbers(ledger)
-        if not numbers:
-            return None
-        name = _name(numbers[-1])
-        try:
-            return _read(ledger, numbers[-1])
-        except StoreError:
-            if numbers == _numbers(ledger):
-                raise
-        except ValueError as error:
-            tries -= 1
-            if tries:  # Another process may be writing the file.
-                time.sleep(_READ_AGAIN_SECONDS)
-                continue
-            raise _foreign(ledger, name) from error
-
-
-def _numbers(ledger: Ledger) -> list[int]:
-    """Return the numbers of all leases, in order.
-
-    Raises:
-        LedgerError: There is another file. Its name could hide the leases of later runs.
-    """
-    numbers = []
-    for name in ledger.store.names(LEASES):
-        if name.startswith("."):
-            continue  # A file system or a desktop may write such files.
-        found = _NUMBER.fullmatch(name)
-        if not found or _name(int(found[1])) != f"{LEASES}/{name}":
-            raise _foreign(ledger, f"{LEASES}/{name}")
-        numbers.append(int(found[1]))
-    return sorted(numbers)
-
-
-def _foreign(ledger: Ledger, name: str) -> LedgerError:
-    return LedgerError(
-        f"{ledger.store.url_of(name)}: is damaged, or is not a lease of this version of batchmill. "
-        "If no run is active, remove the file."
-    )
-
-
-def _read(ledger: Ledger, number: int) -> Holder:
-    return read_holder(ledger.store.read(_name(number)), number)
-
-
-def _is_unchanged(ledger: Ledger, earlier: Holder) -> bool:
-    try:
-        return _read(ledger, earlier.number) == earlier
-    except (StoreError, ValueError):
-        return False
-
-
-def _write(ledger: Ledger, who: Holder) -> None:
-    ledger.store.write(_name(who.number), who.as_json())
-
-
-def _is_over(ledger: Ledger, latest: Holder) -> bool:
+def _is_over(files: LeaseFiles, latest: Holder) -> bool:
     alive = latest.is_alive
     if _has_ended(latest) or alive is False:
         return True
@@ -364,14 +290,15 @@ def _is_over(ledger: Ledger, latest: Holder) -> bool:
     deadline = _uptime() + LAPSE_SECONDS
     while _uptime() < deadline:
         time.sleep(_POLL_SECONDS)
-        if _latest(ledger) != latest:
+        if files.latest() != latest:
             return False
     return True
 
 
 def _uptime() -> float:
     """Return the seconds since the machine was booted, also those in which it was suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)  # `time.monotonic` does not count them.
+    # `time.monotonic` does not count the time of a suspension.
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _has_ended(who: Holder) -> bool:

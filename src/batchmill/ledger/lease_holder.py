@@ -50,7 +50,7 @@ class Holder:
 
     @property
     def is_alive(self) -> bool | None:
-        """True if the process is alive. None if only its heartbeats can show it.
+        """True if the process is alive, False if not. None if only its heartbeats can show it.
 
         That is the case on another machine, and for a process whose start time cannot be read.
         """
