@@ -323,6 +323,22 @@ def test_a_lease_whose_creation_failed_does_not_block_the_next_one(poor_store, m
         assert poor_store.names(FOLDER) == ["000002.json"]
 
 
+def test_a_lease_that_cannot_delete_earlier_ones_does_not_block_the_next_one(
+    poor_store, monkeypatch
+):
+    def fail(_):
+        raise StoreError("bucket", "is down.")
+
+    with lease(Ledger(poor_store)):
+        pass
+    with monkeypatch.context() as patch:
+        patch.setattr(poor_store, "delete", fail)
+        with pytest.raises(StoreError, match="is down"), lease(Ledger(poor_store)):
+            pass
+    with lease(Ledger(poor_store)):
+        assert poor_store.names(FOLDER) == ["000003.json"]
+
+
 def test_a_lease_whose_last_write_failed_does_not_block_the_next_one(poor_store, lease_store):
     def fail():
         raise StoreError("bucket", "is down.")

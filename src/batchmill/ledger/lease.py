@@ -177,13 +177,13 @@ def lease(ledger: Ledger, *, wait: Wait | None = None) -> Iterator[Lease]:
         wait.begin()
         has_waited = True
         time.sleep(_WAIT_SECONDS)
-    files.delete_earlier(mine)
     # The lease has a store of its own, because its files are written without a check of the lease.
     own = LeaseFiles(open_store(ledger.store.url))
     clean = before is not None and before.clean
     held = Lease(own, mine, clean=clean, has_waited=has_waited, begun=begun)
     ledger.store.before_change = held.ensure
     try:
+        files.delete_earlier(mine)
         if wait and has_waited:
             wait.end()
         yield held
