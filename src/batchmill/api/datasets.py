@@ -1,4 +1,4 @@
-"""List failures, release failed inputs, verify a dataset, or try a step on one file."""
+"""List failures, retry failed inputs, verify a dataset, or try a step on one file."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +61,7 @@ def failures(
 
 
 def retry(dataset: str | os.PathLike[str], *inputs: str, kind: Sequence[str] = ()) -> list[str]:
-    """Release failed inputs: the next run executes them.
+    """Let the next run execute failed inputs again.
 
     Args:
         dataset: The dataset's folder or URL.
@@ -69,7 +69,7 @@ def retry(dataset: str | os.PathLike[str], *inputs: str, kind: Sequence[str] = (
         kind: Only these outcomes, for example ["crashed", "oom"].
 
     Returns:
-        The names of the released inputs.
+        The names of the inputs that the next run executes again.
 
     Raises:
         OptionError: There is no such dataset, input or outcome.

@@ -42,7 +42,7 @@ _OVERVIEW = (
     (
         "retry",
         "batchmill.cli.retry:retry",
-        "Release failed inputs, so that the next run executes them.",
+        "Let the next run execute failed inputs again.",
     ),
     ("ui", "batchmill.cli.ui:ui", "Show Prefect's UI with the runs of this machine."),
 )

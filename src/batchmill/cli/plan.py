@@ -1,7 +1,7 @@
 """`batchmill plan`: show what a run would do."""
 
 import json as json_text
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -22,7 +22,7 @@ from batchmill.errors import OptionError
 from batchmill.jobs.run_job import JobRequest, plan_run
 from batchmill.partitions.partitioning import count_strata, uneven_partitions
 from batchmill.planning.batching import Layout, parallelism
-from batchmill.planning.plan import REASONS
+from batchmill.planning.plan import REASONS, UNREADABLE
 from batchmill.planning.prepare import Prepared
 from batchmill.planning.run_spec import partitions_of
 from batchmill.publishing.summary import adopted_line
@@ -31,6 +31,15 @@ from batchmill.step.params import parse_params
 
 SHOWN_NAMES = 5
 _SHOWN_CHANGES = 5
+# The reasons that need an explanation. docs/reference/runs.md describes all of them.
+MEANINGS = {
+    "damaged": "an output file is missing or has another size",
+    "retry": "requested by batchmill retry or verify --repair",
+    "limit": "exceeded --timeout or --memory-limit, which is higher now",
+    "quarantined": "failed earlier, and skipped; to execute it: batchmill retry",
+    UNREADABLE: "its file cannot be found or looked up; its result stays",
+    "withdrawn": "no longer in the manifest and the tables; kept in the ledger without --prune",
+}
 
 
 def plan(
@@ -48,15 +57,18 @@ def plan(
             help="Cores to plan for, for example those of a cluster. Default: this machine's."
         ),
     ] = 0,
+    compare_batch_sizes: Annotated[
+        bool, Parameter(help="Also show how many cores each batch size can use.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Show what `batchmill run` would do, and how many cores it can use with each batch size.
+    """Show what `batchmill run` would do, with which batch size, and why.
 
     Starts no run and writes nothing. With `--num-workers auto`, a few inputs are executed, and
     their results are discarded. Example:
 
     ```
-    batchmill plan words.csv --step batchmill.steps.words:split --output dataset --batch-size 2
+    batchmill plan words.csv --step batchmill.steps.words:split --output dataset --cores 64
     ```
     """
     check_given(manifest=manifest, step=step, output=output)
@@ -79,6 +91,8 @@ def plan(
         print(json_text.dumps(_as_json(planned.prepared, planned.layout, planned.cores)))
     else:
         _show(planned.prepared, planned.layout, planned.cores)
+        if compare_batch_sizes:
+            _show_batch_sizes(len(planned.prepared.plan.pending), planned.layout, planned.cores)
 
 
 def _batch_sizes(pending: int, chosen: int) -> list[int]:
@@ -143,6 +157,23 @@ def partition_lines(prepared: Prepared) -> list[str]:
     ]
 
 
+def _reason_lines(prepared: Prepared) -> Iterator[str]:
+    """Yield a line for each reason that applies: its number of inputs, and the first names."""
+    plan = prepared.plan
+    names = {reason: plan.first(reason, SHOWN_NAMES) for reason in REASONS} | {
+        UNREADABLE: plan.unreadable.slice(0, SHOWN_NAMES).to_pylist(),
+        "withdrawn": plan.withdrawn["input"].slice(0, SHOWN_NAMES).to_pylist(),
+    }
+    for reason, count in plan.counts.items():
+        meaning = f" ({MEANINGS[reason]})" if reason in MEANINGS else ""
+        if count:
+            yield _line(f"{reason}{meaning}", count, names.get(reason, ()))
+    too_young = prepared.manifest.too_young
+    if len(too_young):
+        first = too_young.slice(0, SHOWN_NAMES).to_pylist()
+        yield _line("skipped, younger than --min-age", len(too_young), first)
+
+
 def _line(what: str, count: int, names: Sequence[str]) -> str:
     more = " ..." if count > len(names) else ""
     return f"{count:>12,} {what}" + (f": {', '.join(names)}{more}" if names else "")
@@ -150,27 +181,11 @@ def _line(what: str, count: int, names: Sequence[str]) -> str:
 
 def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
     out = console()
-    counts = prepared.plan.counts
-    for reason in REASONS:
-        out.print(_line(reason, counts[reason], prepared.plan.first(reason, SHOWN_NAMES)))
-    for reason in ("quarantined", "unchanged"):
-        out.print(f"{counts[reason]:>12,} {reason}")
-    unreadable = prepared.plan.unreadable
-    if len(unreadable):
-        names = unreadable.slice(0, SHOWN_NAMES).to_pylist()
-        out.print(_line("unreadable, and their results stay", len(unreadable), names))
-    gone = prepared.plan.withdrawn["input"].slice(0, SHOWN_NAMES).to_pylist()
-    out.print(_line("withdrawn", counts["withdrawn"], gone))
-    if gone:
-        out.print(
-            "Results of withdrawn inputs stay in the ledger, but not in the tables. To remove "
-            "them, add --prune to the run."
-        )
-    too_young = prepared.manifest.too_young
-    if len(too_young):
-        names = too_young.slice(0, SHOWN_NAMES).to_pylist()
-        out.print(_line("skipped, younger than --min-age", len(too_young), names))
-    for line in [*change_lines(prepared), *partition_lines(prepared)]:
+    for line in [
+        *_reason_lines(prepared),
+        *change_lines(prepared),
+        *partition_lines(prepared),
+    ]:
         out.print(line)
     pending = len(prepared.plan.pending)
     if not pending:
@@ -182,15 +197,20 @@ def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
     )
     for reason in layout.reasons:
         out.print(f"  {reason}.")
-    table = Table("batch_size", "usable cores", f"idle of {cores} cores")
-    for size in _batch_sizes(pending, layout.batch_size):
-        can_use = parallelism(pending, size)
-        mark = " <- this run" if size == layout.batch_size else ""
-        table.add_row(str(size), f"{can_use:,}", f"{max(0, cores - can_use)}{mark}")
-    out.print(table, soft_wrap=False)
     idle = cores - parallelism(pending, layout.batch_size)
     if parallelism(pending, 1) > parallelism(pending, layout.batch_size) and idle > 0:
         out.print(
             f"batch_size {layout.batch_size} leaves {idle} of {cores} cores idle, because each "
             "batch runs on one core. A smaller batch size uses more cores."
         )
+
+
+def _show_batch_sizes(pending: int, layout: Layout, cores: int) -> None:
+    if not pending:
+        return
+    table = Table("batch_size", "usable cores", f"idle of {cores} cores")
+    for size in _batch_sizes(pending, layout.batch_size):
+        can_use = parallelism(pending, size)
+        mark = " <- this run" if size == layout.batch_size else ""
+        table.add_row(str(size), f"{can_use:,}", f"{max(0, cores - can_use)}{mark}")
+    console().print(table, soft_wrap=False)

@@ -1,4 +1,4 @@
-"""`batchmill retry`: release failed inputs, so that the next run executes them."""
+"""`batchmill retry`: let the next run execute failed inputs again."""
 
 import json as json_text
 
@@ -12,10 +12,10 @@ from batchmill.sizes import counted
 def retry(
     dataset: Dataset, /, *inputs: Inputs, kind: FailureKinds = (), json: Json = False
 ) -> None:
-    """Release failed inputs: the next `batchmill run` over the dataset executes them.
+    """Let the next run over the dataset execute failed inputs again.
 
-    A failed input that is not released is skipped until its file, the step or the params change. An
-    input that exceeded a limit is also executed after you raise this limit.
+    Without this command, a run skips a failed input until its file, the step or the params change,
+    or until you raise the limit that it exceeded.
 
     ```
     batchmill retry dataset
@@ -27,7 +27,6 @@ def retry(
     if json:
         print(json_text.dumps({"released": chosen}, ensure_ascii=False))
     elif chosen:
-        count = counted(len(chosen), "input is", "inputs are")
-        console().print(f"{count} released for the next batchmill run.")
+        console().print(f"The next run executes {counted(len(chosen), 'input')} again.")
     else:
         console().print("No failed input matches." if inputs or kind else "No input has failed.")

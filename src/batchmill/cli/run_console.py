@@ -8,7 +8,7 @@ import time
 from contextlib import AbstractContextManager, ExitStack, redirect_stdout
 
 from batchmill.cli.console import console
-from batchmill.cli.plan import change_lines, partition_lines, partitions_as_json
+from batchmill.cli.plan import MEANINGS, change_lines, partition_lines, partitions_as_json
 from batchmill.cli.progress import showing_progress
 from batchmill.errors import RunError
 from batchmill.jobs.run_job import EndedRun, JobDisplay, JobRequest, run_job
@@ -32,7 +32,10 @@ class RunConsole(JobDisplay):
 
     def show_plan(self, prepared: Prepared) -> None:
         """Print the number of inputs to execute, and the reason if all are executed again."""
-        self._print(_to_do(prepared), *change_lines(prepared), *partition_lines(prepared))
+        counts = prepared.plan.counts
+        lines = [_to_do(prepared)]
+        lines += [f"  {word}: {what}." for word, what in MEANINGS.items() if counts.get(word)]
+        self._print(*lines, *change_lines(prepared), *partition_lines(prepared))
         self.started = time.monotonic()
 
     def show_trial(self) -> None:
@@ -81,7 +84,9 @@ def run_and_show(
             _show(ended, seconds)
         withdrawn = ended.prepared.plan.counts["withdrawn"]
         if withdrawn and request.options.run.prune:
-            console().print(f"{counted(withdrawn, 'withdrawn input')} removed from the dataset.")
+            gone = counted(withdrawn, "input that is", "inputs that are")
+            was = "was" if withdrawn == 1 else "were"
+            console().print(f"{gone} no longer in the manifest {was} removed from the dataset.")
     if ended.error:
         # The first line of a message with several lines has already been printed.
         first, _, rest = str(ended.error).partition("\n")

@@ -65,6 +65,6 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
         )
     let_go = count_released(ledger)
     if let_go:
-        out.print(f"Inputs released for the next run: {let_go:,}")
+        out.print(f"The next run executes {counted(let_go, 'failed or damaged input')} again.")
     if contents.outputs:
         out.print(f"{counted(contents.outputs, 'output file')}, {readable_size(contents.bytes)}")

@@ -27,7 +27,8 @@ def verify(
     repair: Annotated[
         bool,
         Parameter(
-            help="Release the inputs of missing or changed files, and remove unreferenced files."
+            help="Let the next run execute the inputs of missing or changed files again, and "
+            "remove unreferenced files."
         ),
     ] = False,
     version: Annotated[
