@@ -1,5 +1,6 @@
 """The output and the exit codes of commands that run in this process."""
 
+import io
 import json
 import os
 import re
@@ -13,10 +14,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from jobs import run_job
+from rich.console import Console
 
 from batchmill.cli.console import PlainConsole
 from batchmill.cli.main import main, make_app
+from batchmill.cli.progress import showing_progress
+from batchmill.cli.status import executed_text
+from batchmill.ledger.open import open_ledger, open_output
 from batchmill.options.failure_policy import FailurePolicy
+from batchmill.publishing.summary import summarise
 
 SPLIT = "batchmill.steps.words:split"
 STEPS = Path(__file__).parents[1] / "support"
@@ -463,6 +469,24 @@ def test_run_reports_the_inputs_that_it_pruned(command, words, tmp_path):
     code, text, _ = command("run", manifest, "--step", SPLIT, "-o", out, "--prune")
     assert code == 0
     assert "3 inputs that are no longer in the manifest were removed from the dataset." in text
+
+
+def test_run_and_status_print_the_time_without_the_start(command, words, tmp_path):
+    run_job(words / "manifest.csv", SPLIT, tmp_path / "out")
+    ledger = open_ledger(str(tmp_path / "out"))
+    text = executed_text(summarise(ledger, 1), ledger)
+    assert text == (f"4 executed in {ledger.read_summary(1)['seconds']:.1f} s without the start-up")
+    assert command("status", tmp_path / "out")[1].startswith(f"run 1: {text}\n")
+    job = ("run", words / "manifest.csv", "--step", SPLIT, "-o", tmp_path / "out")
+    assert command(*job)[1].startswith("4 inputs: 4 ok (0 executed)\n")
+
+
+def test_progress_names_what_its_speed_counts(words, tmp_path):
+    err = io.StringIO()
+    ledger = open_output(str(tmp_path / "out"))
+    with showing_progress(ledger, Console(file=err), quiet=False):
+        run_job(words / "manifest.csv", SPLIT, tmp_path / "out")
+    assert re.search(r"4/4 inputs, 0 failed, [0-9.]+ inputs/s$", err.getvalue(), re.MULTILINE)
 
 
 def test_control_characters_of_names_do_not_reach_the_terminal(command):

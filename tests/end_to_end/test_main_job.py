@@ -1,5 +1,7 @@
 """The main use case: real recordings, the installed command and a real Prefect server."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -85,6 +87,8 @@ def test_recordings_become_clips_and_the_server_shows_the_run(shell, api, record
     assert any("broken.wav: failed: LibsndfileError" in message for message in logs)
 
     # Other commands report the same.
+    (executed,) = re.findall(rf"{count} executed in [0-9.]+ s", done.stdout)
+    assert executed in shell.batchmill("status", "clips").stdout
     code, status = shell.json("status", "clips")
     assert (code, status["outcomes"]) == (0, {"ok": count - 1, "failed": 1})
     assert (status["pending"], status["executed"]) == (0, count)

@@ -78,7 +78,7 @@ def _follow_with_bar(watcher: RunWatcher, console: Console, stop: threading.Even
                     description=f"inputs, {failed}",
                     total=seen.total,
                     completed=seen.done,
-                    rate=f"{rate:.1f}/s",
+                    rate=f"{rate:.1f} inputs/s",
                     left=_time_left(seen, rate),
                 )
 
@@ -95,7 +95,9 @@ def _follow_with_lines(watcher: RunWatcher, console: Console, stop: threading.Ev
             continue
         rate = clock.rate(seen.done)
         if ended or time.monotonic() >= next_line:
-            line = f"{seen.done:,}/{seen.total:,} inputs, {seen.failed:,} failed, {rate:.1f}/s"
+            line = (
+                f"{seen.done:,}/{seen.total:,} inputs, {seen.failed:,} failed, {rate:.1f} inputs/s"
+            )
             left = "" if ended else _time_left(seen, rate)
             console.print(", ".join(filter(None, [line, left])))
             next_line = time.monotonic() + _LINE_SECONDS

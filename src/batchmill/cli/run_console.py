@@ -4,12 +4,12 @@ import json as json_text
 import logging
 import os
 import sys
-import time
 from contextlib import AbstractContextManager, ExitStack, redirect_stdout
 
 from batchmill.cli.console import console
 from batchmill.cli.plan import MEANINGS, change_lines, partition_lines, partitions_as_json
 from batchmill.cli.progress import showing_progress
+from batchmill.cli.status import executed_text
 from batchmill.errors import RunError
 from batchmill.jobs.run_job import EndedRun, JobDisplay, JobRequest, run_job
 from batchmill.maintenance.leakage import find_duplicates
@@ -28,7 +28,6 @@ class RunConsole(JobDisplay):
     def __init__(self, *, is_quiet: bool) -> None:
         self._console = console(stderr=True)
         self._is_quiet = is_quiet
-        self.started = time.monotonic()
 
     def show_plan(self, prepared: Prepared) -> None:
         """Print the number of inputs to execute, and the reason if all are executed again."""
@@ -36,7 +35,6 @@ class RunConsole(JobDisplay):
         lines = [_to_do(prepared)]
         lines += [f"  {word}: {what}." for word, what in MEANINGS.items() if counts.get(word)]
         self._print(*lines, *change_lines(prepared), *partition_lines(prepared))
-        self.started = time.monotonic()
 
     def show_trial(self) -> None:
         """Print that a few inputs are measured."""
@@ -45,7 +43,6 @@ class RunConsole(JobDisplay):
     def show_workers(self, number: int, reason: str) -> None:
         """Print the number of workers, and why it was chosen."""
         self._print(f"num_workers {number}: {reason}.")
-        self.started = time.monotonic()
 
     def follow(self, prepared: Prepared) -> AbstractContextManager[None]:
         """Show progress while the block runs."""
@@ -75,13 +72,12 @@ def run_and_show(
         if isinstance(request, str):
             request = _saved_request(request, run_options or RunOptions(), held)
         ended = run_job(request, display)
-    seconds = time.monotonic() - display.started
     if json:
         found = partitions_as_json(ended.prepared) | ended.summary.as_json()
         print(json_text.dumps(found, ensure_ascii=False))
     else:
         with access_to(ended.access):
-            _show(ended, seconds)
+            _show(ended)
         withdrawn = ended.prepared.plan.counts["withdrawn"]
         if withdrawn and request.options.run.prune:
             gone = counted(withdrawn, "input that is", "inputs that are")
@@ -112,10 +108,10 @@ def _to_do(prepared: Prepared) -> str:
     return f"{len(prepared.manifest):,} inputs ({listed}); {pending:,} to execute.{skipped}"
 
 
-def _show(ended: EndedRun, seconds: float) -> None:
+def _show(ended: EndedRun) -> None:
     out, prepared, summary = console(), ended.prepared, ended.summary
     dataset = prepared.job.output
-    out.print(f"{summary.sentence()} ({summary.executed:,} executed in {seconds:.1f} s)")
+    out.print(f"{summary.sentence()} ({executed_text(summary, prepared.ledger)})")
     out.print(f"Dataset: {dataset}")
     if ended.note:
         out.print(ended.note)

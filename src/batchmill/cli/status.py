@@ -5,9 +5,11 @@ import json as json_text
 from batchmill.cli.console import console
 from batchmill.cli.options import Dataset, Json
 from batchmill.ledger.lease import holder
+from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import last_run, open_ledger
 from batchmill.publishing.summary import (
     RUN_AGAIN,
+    Summary,
     adopted_line,
     count_contents,
     count_released,
@@ -15,6 +17,16 @@ from batchmill.publishing.summary import (
     summarise,
 )
 from batchmill.sizes import counted, readable_size
+
+
+def executed_text(summary: Summary, ledger: Ledger) -> str:
+    """Return how many inputs a run executed, and in what time if it has ended.
+
+    The time begins when the run holds the dataset. So the start of Prefect does not count.
+    """
+    text = f"{summary.executed:,} executed"
+    ended = ledger.read_summary(summary.run) if summary.executed else None
+    return f"{text} in {ended['seconds']:.1f} s without the start-up" if ended else text
 
 
 def status(dataset: Dataset, /, *, json: Json = False) -> None:
@@ -45,14 +57,8 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
         )
         return
     out = console()
-    state = "did not finish"
-    if who:
-        state = f"is running ({who})"
-    elif ended:
-        state = f"took {ended['seconds']:.1f} s without its start-up"
-        if summary.executed:
-            state += f" ({summary.executed / max(ended['seconds'], 0.001):.1f} inputs/s)"
-    out.print(f"run {summary.run} {state}; {counted(summary.executed, 'input')} executed")
+    state = f" is running ({who})" if who else "" if ended else " did not finish"
+    out.print(f"run {summary.run}{state}: {executed_text(summary, ledger)}")
     message = failure_message(summary, dataset)
     # During a run, the advice to repeat the command would be wrong.
     out.print(message.removesuffix(f"\n{RUN_AGAIN}") if who else message)
