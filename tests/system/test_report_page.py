@@ -9,12 +9,34 @@ from batchmill.options.failure_policy import FailurePolicy
 from batchmill.publishing.report import write_report
 
 STEP = """
+import wave
+
+import pandas as pd
+from PIL import Image
+
 def step(source, out):
     text = source.read_text()
     if "bad" in text:
         raise ValueError("the histogram of this picture cannot be normalised " * 3 + str(source))
-    (out / "copy.txt").write_text(text)
-    return {"output": "copy.txt", "length": len(text)}
+    (out / "copy.txt").write_text(text * 9)
+    number = int(source.stem[-2:])
+    if number % 5 == 1:
+        Image.new("RGB", (300, 200), "teal").save(out / "picture.png")
+        yield {"output": "picture.png", "length": number}
+    if number % 5 == 2:
+        # This mode has no thumbnail, so the page loads the file.
+        Image.new("I;16", (30, 20)).save(out / "16-bit.png")
+        yield {"output": "16-bit.png", "length": number}
+    if number % 5 == 3:
+        with wave.open(str(out / "sound.wav"), "wb") as file:
+            file.setparams((1, 2, 8000, 0, "NONE", ""))
+            file.writeframes(b"00" * 8000)
+        yield {"output": "sound.wav", "length": number}
+    if number % 5 == 4:
+        table = pd.DataFrame({"a_long_name_of_a_column": range(9), "b": "x" * 99})
+        table.to_parquet(out / "a.parquet")
+        yield {"output": "a.parquet"}
+    yield {"output": "copy.txt", "length": number}
 """
 # Returns the words of tables and tiles that are on more than one line.
 BROKEN_WORDS = """() => {
@@ -38,6 +60,13 @@ CUT_LABELS = """() => [...document.querySelectorAll("svg text")].filter(text => 
     return inner.left < outer.left - 1 || inner.right > outer.right + 1
         || inner.top < outer.top - 1 || inner.bottom > outer.bottom + 1;
 }).map(text => text.textContent)"""
+
+SECONDS_OF_SOUND = """new Promise((done, fail) => {
+    const sound = document.querySelector("audio");
+    sound.onloadedmetadata = () => done(sound.duration);
+    sound.onerror = () => fail(sound.error.message);
+    sound.load();
+})"""
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +111,31 @@ def test_report_is_dark_on_a_dark_screen_and_light_on_paper(browser, report):
     page.emulate_media(media="print")
     assert brightness(page, "body", "color") < 60
     assert brightness(page, "body", "background-color") > 200
+    page.close()
+
+
+def test_pictures_and_sounds_of_the_dataset_are_loaded(browser, report):
+    page = browser.new_page()
+    problems = []
+    page.on("console", lambda message: problems.append(message.text))
+    page.goto(report)
+    page.evaluate("document.querySelectorAll('img').forEach(one => one.loading = 'eager')")
+    page.evaluate("Promise.all([...document.images].map(one => one.decode()))")
+    sources = page.evaluate("[...document.images].map(one => [one.naturalWidth, one.src])")
+    assert {source.partition(":")[0] for _, source in sources} == {"data", "file"}
+    assert all(width for width, _ in sources)
+    assert page.evaluate(SECONDS_OF_SOUND) == 1
+    assert problems == []
+    page.close()
+
+
+def test_a_script_in_the_page_is_not_executed(browser, report, tmp_path):
+    path = tmp_path / "out" / "report.html"
+    text = path.read_text().replace("</h1>", "</h1><img src=x onerror='document.title = 1'>")
+    path.write_text(text.replace("</h1>", "</h1><script>document.title = 2</script>"))
+    page = browser.new_page()
+    page.goto(report)
+    assert page.title().startswith("out: 30 inputs")
     page.close()
 
 

@@ -16,6 +16,8 @@ _TICKS = 5
 # With fewer decades than this, a logarithmic axis also marks 2 and 5.
 _FEW_DECADES = 2
 _CHARACTER = 7.4
+# More points than this cover each other, so they are transparent.
+_FEW_POINTS = 300
 # A grey that is readable on white and on black, because a picture in another page does not know the
 # background. A page can replace it: `color` of the CSS wins over this attribute.
 _STYLE = 'color="#7a7a7a" font-family="sans-serif" font-size="12"'
@@ -119,7 +121,8 @@ class Chart:
         path = "".join(
             f"M{x:.1f} {y:.1f}h0" for x, y in zip(self._across(xs), self._up(ys), strict=True)
         )
-        style = 'stroke-width="4" stroke-linecap="round" stroke-opacity="0.45"'
+        opacity = 0.45 if len(xs) > _FEW_POINTS else 0.9
+        style = f'stroke-width="4" stroke-linecap="round" stroke-opacity="{opacity}"'
         self._add(series, f'<path d="{path}" stroke="{series.colour}" {style}/>')
 
     def svg(self, *, legend: bool) -> str:

@@ -49,6 +49,7 @@ class Facts:
         version: The last version. None before the first run has ended.
         step: The reference of the step.
         params: The step's parameters.
+        root: The folder or URL that the inputs are relative to.
         summary: The summary of the run.
         contents: The number and the size of the outputs.
         executed: The records of the last run that executed inputs.
@@ -62,6 +63,7 @@ class Facts:
     version: Version | None
     step: str
     params: Mapping[str, Any]
+    root: str
     summary: Summary
     contents: Contents
     executed: pa.Table
@@ -134,6 +136,7 @@ def gather(ledger: Ledger, run: int, dataset: str) -> Facts:
         version=next(reversed(ledger.versions.read_all()), None),
         step=spec.step,
         params=spec.params,
+        root=spec.root,
         summary=summarise(ledger, run),
         contents=count_contents(ledger),
         executed=executed,

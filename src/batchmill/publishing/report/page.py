@@ -11,6 +11,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import one_line
 from batchmill.publishing.report.facts import SHOWN_FAILURES, Facts, gather
 from batchmill.publishing.report.figures import figures
+from batchmill.publishing.report.gallery import Gallery, gather_gallery
 from batchmill.sizes import counted, readable_size
 from batchmill.version import VERSION
 
@@ -32,11 +33,12 @@ def write_report(ledger: Ledger, run: int, dataset: str) -> Report:
     """
     facts = gather(ledger, run, dataset)
     report = Report(facts, list(figures(facts)))
-    ledger.store.write(REPORT, render(report).encode())
+    page = render(report, gather_gallery(ledger, facts))
+    ledger.store.write(REPORT, page.encode())
     return report
 
 
-def render(report: Report) -> str:
+def render(report: Report, gallery: Gallery) -> str:
     """Return the page as HTML. All values from inputs and steps are escaped."""
     facts = report.facts
     environment = jinja2.Environment(
@@ -52,8 +54,10 @@ def render(report: Report) -> str:
         facts=facts,
         summary=facts.summary,
         figures=report.pictures,
+        gallery=gallery,
         message=message_text(facts),
         shown_failures=facts.failures[:SHOWN_FAILURES].to_pylist(),
+        one_line=one_line,
         version=VERSION,
         now=time.time(),
     )

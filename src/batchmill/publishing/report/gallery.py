@@ -1,0 +1,121 @@
+"""Choose samples of a dataset's files, and make their previews."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from batchmill.errors import StoreError
+from batchmill.layout import FILES, INPUT_COLUMN, METADATA, OUTPUT_COLUMN
+from batchmill.ledger.ledger import Ledger
+from batchmill.publishing.report.facts import Facts
+from batchmill.publishing.report.previews import Preview, Previewer
+from batchmill.storage import Store, is_url
+from batchmill.urls import join
+
+SAMPLES = 24
+
+
+class Sample(NamedTuple):
+    """A file that the step wrote.
+
+    Attributes:
+        input: The input.
+        output: The file, relative to the dataset.
+        link: The URL of the file, relative to the page.
+        preview: The part of the file that the page shows.
+    """
+
+    input: str
+    output: str
+    link: str
+    preview: Preview
+
+
+class Gallery(NamedTuple):
+    """Samples of a dataset's files.
+
+    Attributes:
+        samples: Files that the step wrote, evenly chosen, in the order of the table.
+        failed: Thumbnails of failed inputs as data URLs, by the name of the input.
+    """
+
+    samples: Sequence[Sample]
+    failed: Mapping[str, str]
+
+
+def gather_gallery(ledger: Ledger, facts: Facts) -> Gallery:
+    """Choose samples of a local dataset. Nothing is read from a bucket."""
+    if is_url(ledger.store.url):
+        return Gallery([], {})
+    previewer = Previewer()
+    return Gallery(
+        list(_samples(ledger.store, previewer)),
+        dict(_thumbnails(facts, previewer)),
+    )
+
+
+def _samples(store: Store, previewer: Previewer) -> Iterator[Sample]:
+    # Several rows may name the same file.
+    for output, input_name in {
+        output: input_name for input_name, output in chosen_rows(store)
+    }.items():
+        # A file that was deleted or replaced by a link has no sample.
+        with suppress(StoreError), store.open(output) as file:
+            preview = previewer.preview(output, file)
+            yield Sample(input_name, output, f"./{quote(output)}", preview)
+
+
+def chosen_rows(store: Store) -> Iterator[tuple[str, str]]:
+    """Yield the input and the output of a few rows of the table, evenly chosen.
+
+    Nothing is chosen if the table is damaged.
+    """
+    if not store.exists(METADATA):
+        return
+    with suppress(OSError, pa.ArrowException), store.open(METADATA) as file:
+        table = pq.ParquetFile(file)
+        if OUTPUT_COLUMN not in table.schema_arrow.names:
+            return
+        starts = np.cumsum([0, *_counts(table)])
+        chosen = np.unique(np.linspace(0, starts[-1] - 1, SAMPLES).round().astype(int))
+        for group, start in enumerate(starts[:-1]):
+            here = chosen[(chosen >= start) & (chosen < starts[group + 1])] - start
+            if not len(here):
+                continue
+            rows = table.read_row_group(group, [INPUT_COLUMN, OUTPUT_COLUMN])
+            rows = rows.filter(pc.is_valid(rows[OUTPUT_COLUMN]))
+            rows = rows.take(pa.array(here[here < len(rows)]))
+            yield from (
+                (row[INPUT_COLUMN], row[OUTPUT_COLUMN])
+                for row in rows.to_pylist()
+                # A manifest may have a column with this name, too.
+                if str(row[OUTPUT_COLUMN]).startswith(f"{FILES}/")
+            )
+
+
+def _counts(table: pq.ParquetFile) -> Iterator[int]:
+    """Yield the number of rows with an output in each row group."""
+    for number in range(table.num_row_groups):
+        group = table.metadata.row_group(number)
+        columns = map(group.column, range(group.num_columns))
+        output = next(column for column in columns if column.path_in_schema == OUTPUT_COLUMN)
+        yield group.num_rows - (output.statistics.null_count if output.statistics else 0)
+
+
+def _thumbnails(facts: Facts, previewer: Previewer) -> Iterator[tuple[str, str]]:
+    for name in facts.failures[INPUT_COLUMN][:SAMPLES].to_pylist():
+        path = join(facts.root, name)
+        # A pipe or a device cannot be read.
+        if is_url(path) or not os.path.isfile(path):
+            continue
+        with suppress(OSError), pa.OSFile(path) as file:
+            picture = previewer.thumbnail(name, file)
+            if picture:
+                yield name, picture
