@@ -5,6 +5,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -399,6 +400,45 @@ def test_every_command_has_help_with_an_example(command, name):
     examples = [line for line in out.splitlines() if line.strip().startswith(f"batchmill {name} ")]
     assert examples
     assert "--json" in out
+
+
+def test_help_begins_with_the_options_that_most_users_need(command):
+    _, out, _ = command("run", "--help")
+    titles = re.findall(r"^╭─ (.+?) ─", out, re.MULTILINE)
+    assert titles == [
+        "Arguments", "Main options", "Failures", "This run", "Inputs", "Partitions", "Execution",
+        "Confinement", "Cluster", "Saved settings", "Display",
+    ]  # fmt: skip
+    shown = re.findall(r"^│ (--[a-z-]+)", out, re.MULTILINE)
+    assert shown[:5] == ["--step", "--output", "--param", "--ray", "--max-failures"]
+
+
+@pytest.mark.end_to_end
+def test_one_command_lets_the_shell_complete_options_and_files(words, tmp_path):
+    def batchmill(shell):
+        return subprocess.run(
+            [sys.executable, "-m", "batchmill", "--install-completion", "--shell", shell],
+            env=os.environ | {"HOME": str(tmp_path)}, capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+
+    def completions(*typed):
+        script = "\n".join(
+            [
+                f". {tmp_path}/.bashrc",
+                f"COMP_WORDS=(batchmill {shlex.join(typed)})",
+                f"COMP_CWORD={len(typed)}",
+                "_batchmill",
+                'printf "%s\\n" "${COMPREPLY[@]}"',
+            ]
+        )
+        command = ["bash", "--norc", "-c", script]
+        return subprocess.check_output(command, cwd=words, text=True).split()
+
+    assert "installed" in batchmill("bash")
+    assert completions("ver") == ["verify", "versions"]
+    assert completions("run", "--max") == ["--max-failures"]
+    assert completions("run", "man") == ["manifest.csv"]
+    assert completions("run", "manifest.csv", "--output", "a") == ["a.txt"]
 
 
 def test_all_commands_are_documented(command):

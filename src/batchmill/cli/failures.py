@@ -44,7 +44,7 @@ def failures(
     """
     if json and csv:
         raise OptionError("--json and --csv cannot be combined. Give one of them.")
-    table = failure_table(open_ledger(dataset), dataset, inputs, kind)
+    table = failure_table(open_ledger(str(dataset)), str(dataset), inputs, kind)
     if csv:
         print(table.to_pandas().to_csv(index=False), end="")
         return

@@ -11,6 +11,7 @@ from batchmill.cli.options import (
     Manifest,
     Model,
     Output,
+    Place,
     StoreName,
     Verbose,
     check_given,
@@ -25,7 +26,7 @@ def infer(
     /,
     *,
     model: Annotated[
-        str,
+        Place,
         Parameter(
             group=Group("Model", sort_key=0),
             help="Model file (.pt2 from torch.export; .pt, .pth or .ts from TorchScript), or a "
@@ -53,7 +54,7 @@ def infer(
     check_given(manifest=manifest, model=model, output=output)
     request = JobRequest(
         manifest=manifest,
-        model=model,
+        model=str(model),
         model_options=model_options,
         output=output,
         options=options,

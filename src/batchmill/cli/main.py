@@ -30,7 +30,7 @@ _OVERVIEW = (
     ("run", "batchmill.cli.run:run", "Run a step over every input of a manifest."),
     ("infer", "batchmill.cli.infer:infer", "Run a model over every input of a manifest."),
     ("try", "batchmill.cli.try_one:try_one", "Run a step on one input, in this process."),
-    ("plan", "batchmill.cli.plan:plan", "Show what a run would do, and on how many cores."),
+    ("plan", "batchmill.cli.plan:plan", "Show what a run would do, and why."),
     ("status", "batchmill.cli.status:status", "Count the inputs of a dataset by outcome."),
     ("failures", "batchmill.cli.failures:failures", "List the inputs that are not ok, and why."),
     ("report", "batchmill.cli.report:report", "Rebuild a dataset's report.html."),
@@ -69,6 +69,9 @@ def make_app(called: str = "") -> App:
     )
     for name, where, what in _OVERVIEW:
         app.command(where, name=name, help=None if name == called else what)
+    app.register_install_completion_command(
+        help="Let your shell complete commands, options and file names."
+    )
     return app
 
 

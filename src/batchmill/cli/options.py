@@ -19,14 +19,21 @@ from batchmill.options.job_settings import JobSettings
 from batchmill.options.model_options import ModelOptions
 from batchmill.step.params import parse_pairs, read_object
 
-WORK = Group("Job", sort_key=1)
+# The help lists the groups in this order. The first one has the options that most users need.
+MAIN = Group("Main options", sort_key=1)
 CLUSTER = Group("Cluster", sort_key=8)
+SAVED = Group("Saved settings", sort_key=9)
+DISPLAY = Group("Display", sort_key=10)
+
+# A path or URL. cyclopts passes text, because str is the first type. The second type makes shells
+# complete the names of files.
+Place = str | Path
 
 Step = Annotated[
     str,
     Parameter(
         name="--step",
-        group=WORK,
+        group=MAIN,
         help="The function or class to run: package.module:attribute. Required.",
     ),
 ]
@@ -34,19 +41,19 @@ Params = Annotated[
     tuple[str, ...],
     Parameter(
         name="--param",
-        group=WORK,
+        group=MAIN,
         help="Parameter of the step: key=value. A value that is not JSON is text. Repeatable.",
     ),
 ]
 ParamsFile = Annotated[
     Path | None,
-    Parameter(name="--params", group=WORK, help="JSON file with parameters of the step."),
+    Parameter(name="--params", group=SAVED, help="JSON file with parameters of the step."),
 ]
 Output = Annotated[
-    str,
+    Place,
     Parameter(
         name=["--output", "-o"],
-        group=WORK,
+        group=MAIN,
         help="The dataset: a folder or URL, created if it does not exist. Required.",
     ),
 ]
@@ -54,18 +61,19 @@ StoreName = Annotated[
     str,
     Parameter(
         name="--store",
-        group=WORK,
+        group=SAVED,
         help="Saved store that contains the dataset: block:NAME. --output is then the dataset's "
         "name in the store.",
     ),
 ]
-Json = Annotated[bool, Parameter(name="--json", help="Print JSON, for scripts.")]
+Json = Annotated[bool, Parameter(name="--json", group=DISPLAY, help="Print JSON, for scripts.")]
 Verbose = Annotated[
-    bool, Parameter(name=["--verbose", "-v"], help="Show the logs of Prefect and Ray.")
+    bool,
+    Parameter(name=["--verbose", "-v"], group=DISPLAY, help="Show the logs of Prefect and Ray."),
 ]
-Dataset = Annotated[str, Parameter(help="The dataset's folder or URL.")]
+Dataset = Annotated[Place, Parameter(help="The dataset's folder or URL.")]
 Manifest = Annotated[
-    str,
+    Place,
     Parameter(
         help="The inputs: a CSV, TSV, JSON Lines or Parquet file, a folder, or a quoted glob."
     ),
@@ -84,12 +92,12 @@ Model = Annotated[ModelOptions, _group("Model", 0)]
 class JobOptions(JobSettings):
     """The engine's option groups. Their models define the names, defaults and help texts."""
 
-    inputs: Annotated[InputOptions, _group("Inputs", 2)] = InputOptions()
-    partitions: Annotated[PartitionOptions, _group("Partitions", 3)] = PartitionOptions()
-    execution: Annotated[ExecutionOptions, _group("Execution", 4)] = ExecutionOptions()
-    confinement: Annotated[ConfinementOptions, _group("Confinement", 5)] = ConfinementOptions()
-    failures: Annotated[FailurePolicy, _group("Failures", 6)] = FailurePolicy()
-    run: Annotated[RunOptions, _group("This run", 7)] = RunOptions()
+    inputs: Annotated[InputOptions, _group("Inputs", 4)] = InputOptions()
+    partitions: Annotated[PartitionOptions, _group("Partitions", 5)] = PartitionOptions()
+    execution: Annotated[ExecutionOptions, _group("Execution", 6)] = ExecutionOptions()
+    confinement: Annotated[ConfinementOptions, _group("Confinement", 7)] = ConfinementOptions()
+    failures: Annotated[FailurePolicy, _group("Failures", 2)] = FailurePolicy()
+    run: Annotated[RunOptions, _group("This run", 3)] = RunOptions()
 
 
 @Parameter(name="*")
@@ -100,7 +108,7 @@ class ClusterOptions:
     ray: Annotated[
         str,
         Parameter(
-            group=CLUSTER,
+            group=MAIN,
             help="A Ray cluster: ray://HOST:10001; HOST:6379 or auto from a machine of the "
             "cluster; block:NAME for a saved cluster; local to start Ray on this machine. "
             "Default: this machine, without Ray.",

@@ -4,7 +4,7 @@ import json as json_text
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 from rich.table import Table
 
 from batchmill.cli.console import console
@@ -31,6 +31,7 @@ from batchmill.step.params import parse_params
 
 SHOWN_NAMES = 5
 _SHOWN_CHANGES = 5
+_THIS_PLAN = Group("This plan", sort_key=3)
 # The reasons that need an explanation. docs/reference/runs.md describes all of them.
 MEANINGS = {
     "damaged": "an output file is missing or has another size",
@@ -54,11 +55,12 @@ def plan(
     cores: Annotated[
         int,
         Parameter(
-            help="Cores to plan for, for example those of a cluster. Default: this machine's."
+            group=_THIS_PLAN,
+            help="Cores to plan for, for example those of a cluster. Default: this machine's.",
         ),
     ] = 0,
     compare_batch_sizes: Annotated[
-        bool, Parameter(help="Also show how many cores each batch size can use.")
+        bool, Parameter(group=_THIS_PLAN, help="Also show how many cores each batch size can use.")
     ] = False,
     json: Json = False,
 ) -> None:

@@ -17,8 +17,8 @@ def report(dataset: Dataset, /) -> None:
     batchmill report dataset
     ```
     """
-    ledger = open_ledger(dataset)
-    run = last_run(ledger, dataset)
+    ledger = open_ledger(str(dataset))
+    run = last_run(ledger, str(dataset))
     check_free(ledger)
-    write_report(ledger, run, dataset)
+    write_report(ledger, run, str(dataset))
     console().print(ledger.store.url_of(REPORT))

@@ -23,7 +23,7 @@ def retry(
     batchmill retry dataset recordings/a.wav
     ```
     """
-    chosen = release_failures(dataset, inputs, kind)
+    chosen = release_failures(str(dataset), inputs, kind)
     if json:
         print(json_text.dumps({"released": chosen}, ensure_ascii=False))
     elif chosen:

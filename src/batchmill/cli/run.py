@@ -5,7 +5,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from batchmill.cli.options import (
-    WORK,
+    SAVED,
     ClusterOptions,
     JobOptions,
     Json,
@@ -36,7 +36,7 @@ def run(
     job: Annotated[
         str,
         Parameter(
-            group=WORK,
+            group=SAVED,
             help="Name of a saved job. It replaces MANIFEST and all other options of the job.",
         ),
     ] = "",

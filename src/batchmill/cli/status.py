@@ -36,8 +36,8 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
     batchmill status dataset
     ```
     """
-    ledger = open_ledger(dataset)
-    run = last_run(ledger, dataset)
+    ledger = open_ledger(str(dataset))
+    run = last_run(ledger, str(dataset))
     summary = summarise(ledger, run)
     ended = ledger.read_summary(run)
     contents = count_contents(ledger)
@@ -59,7 +59,7 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
     out = console()
     state = f" is running ({who})" if who else "" if ended else " did not finish"
     out.print(f"run {summary.run}{state}: {executed_text(summary, ledger)}")
-    message = failure_message(summary, dataset)
+    message = failure_message(summary, str(dataset))
     # During a run, the advice to repeat the command would be wrong.
     out.print(message.removesuffix(f"\n{RUN_AGAIN}") if who else message)
     if adopted := adopted_line(summary.counts):

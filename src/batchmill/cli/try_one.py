@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from batchmill.cli.console import console
-from batchmill.cli.options import Json, Params, ParamsFile, Step, check_given
+from batchmill.cli.options import Json, Params, ParamsFile, Place, Step, check_given
 from batchmill.cli.process_end import reporting_process_end
 from batchmill.execution.single_input import run_single_input
 from batchmill.outcome import Outcome, visible
@@ -25,7 +25,7 @@ FAILED = 1
 
 
 def try_one(
-    input: Annotated[str, Parameter(help="The input: the path or URL of one file.")],
+    input: Annotated[Place, Parameter(help="The input: the path or URL of one file.")],
     /,
     *,
     step: Step = "",
@@ -55,12 +55,12 @@ def try_one(
     check_given(step=step)
     columns = parse_pairs(row, "--row", "label=dog")
     ended = (
-        f"{visible(input)}: the process of the step ended before the step returned. A step must "
-        "not call os._exit. Other causes: a crash, a signal, or too little memory."
+        f"{visible(str(input))}: the process of the step ended before the step returned. A step "
+        "must not call os._exit. Other causes: a crash, a signal, or too little memory."
     )
     with reporting_process_end(ended), _stdout_to_stderr() if json else nullcontext():
         loaded = load_step(step, parse_params(param, params), search=os.getcwd())
-        outcome = run_single_input(loaded, input, columns, keep)
+        outcome = run_single_input(loaded, str(input), columns, keep)
     if json:
         print(json_text.dumps(_as_json(outcome), ensure_ascii=False))
     else:

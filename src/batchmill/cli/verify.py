@@ -48,12 +48,12 @@ def verify(
     batchmill verify dataset --hash --version paper
     ```
     """
-    ledger = open_ledger(dataset)
+    ledger = open_ledger(str(dataset))
     found = examine(ledger, hash_files=hash, repair=repair, version=version or None)
     if json:
         print(json_text.dumps([asdict(difference) for difference in found], ensure_ascii=False))
     else:
-        _show(dataset, found, repaired=repair)
+        _show(str(dataset), found, repaired=repair)
     return 0 if all(difference.is_warning for difference in found) else 1
 
 

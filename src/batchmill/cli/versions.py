@@ -35,7 +35,7 @@ def versions(dataset: Dataset, /, *, json: Json = False) -> None:
     batchmill versions dataset
     ```
     """
-    found = list_versions(open_ledger(dataset))
+    found = list_versions(open_ledger(str(dataset)))
     if json:
         print(json_text.dumps([_as_json(one) for one in found], ensure_ascii=False))
         return
@@ -71,7 +71,7 @@ def keep(
     """
     if bool(drop) == bool(name) or bool(version) != bool(name):
         raise OptionError("give a version and --name, or only --drop with a name.")
-    ledger = open_ledger(dataset)
+    ledger = open_ledger(str(dataset))
     if drop:
         drop_name(ledger, drop)
         console().print(f"{drop} is no name any more. The next runs may remove its version.")
@@ -79,7 +79,7 @@ def keep(
     number = keep_version(ledger, version, name).number
     console().print(
         f"Version {number} of {dataset} is now {name}, and stays. To read it: "
-        f"batchmill.open_dataset({dataset!r}, version={name!r})"
+        f"batchmill.open_dataset({str(dataset)!r}, version={name!r})"
     )
 
 
@@ -93,7 +93,7 @@ def diff(
     batchmill diff dataset paper 12 --json
     ```
     """
-    found = compare_versions(open_ledger(dataset), before, after)
+    found = compare_versions(open_ledger(str(dataset)), before, after)
     if json:
         print(json_text.dumps(asdict(found), ensure_ascii=False))
         return

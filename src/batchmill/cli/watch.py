@@ -6,13 +6,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from batchmill.cli.options import Json
+from batchmill.cli.options import Json, Place
 from batchmill.errors import OptionError
 from batchmill.options.groups import WATCH_MIN_AGE
 
 
 def watch(
-    source: Annotated[str, Parameter(help="A folder, or a bucket prefix: s3://BUCKET/PREFIX.")],
+    source: Annotated[Place, Parameter(help="A folder, or a bucket prefix: s3://BUCKET/PREFIX.")],
     /,
     *,
     deployment: Annotated[
@@ -66,5 +66,5 @@ def watch(
     from batchmill.orchestration.arrivals.watch_target import check_server, watched
 
     check_server()
-    target = watched(source, deployment=deployment, pattern=pattern, min_age=min_age)
+    target = watched(str(source), deployment=deployment, pattern=pattern, min_age=min_age)
     WatchSession(target, every_seconds=every, poll=poll, as_json=json).run()

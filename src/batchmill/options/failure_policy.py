@@ -26,6 +26,13 @@ class FailurePolicy(Options):
     Raises OptionError.
     """
 
+    max_failures: Text = Field(
+        default="0",
+        title="Failures allowed",
+        description="Number or percentage of inputs that may fail, for example 3 or 2%. If more "
+        "inputs fail, the run counts as failed.",
+        json_schema_extra={"pattern": _SHARE_PATTERN},
+    )
     retries: int = Field(
         default=1,
         ge=0,
@@ -46,13 +53,6 @@ class FailurePolicy(Options):
         description="Maximum memory for one input, for example 2G or 500M. Above that, its worker "
         "process is killed. Default: the machine's memory.",
         json_schema_extra={"pattern": _SIZE_PATTERN},
-    )
-    max_failures: Text = Field(
-        default="0",
-        title="Failures allowed",
-        description="Number or percentage of inputs that may fail, for example 3 or 2%. If more "
-        "inputs fail, the run counts as failed.",
-        json_schema_extra={"pattern": _SHARE_PATTERN},
     )
     known_failures: Literal["failed", "ok"] = Field(
         default="failed",
