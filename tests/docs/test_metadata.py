@@ -1,5 +1,6 @@
 """The files about the project agree with the package."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -29,6 +30,23 @@ def test_runs_of_deployments_wait_without_slots_of_prefect():
     writing = [made for made in writing if "watch" not in made["entrypoint"]]
     assert len(writing) == 5
     assert all(made.get("parameters", {}).get("run") == {"wait": True} for made in writing)
+
+
+def test_each_deployment_has_a_name_of_its_own():
+    """`prefect deploy -n NAME` registers all deployments of a name."""
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    names = [made["name"] for made in deployments]
+    assert len(set(names)) == len(names) == 7
+
+
+def test_the_documented_deployments_exist():
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    made = {
+        made["entrypoint"].split(".")[2].replace("_", "-") + "/" + made["name"]
+        for made in deployments
+    }
+    text = (ROOT / "docs" / "how-to" / "running.md").read_text()
+    assert set(re.findall(r"^\| `([a-z-]+/[a-z-]+)` \|", text, re.MULTILINE)) == made
 
 
 def test_the_changelog_and_documentation_links_name_existing_files():

@@ -173,7 +173,7 @@ def test_files_that_arrive_during_a_run_are_left_to_the_next_run(deployments, sh
     assert watcher.wait(3)[2]["first"] == ["03.txt"]
     wait_for(lambda: "Skipped" in arrivals.states(), "the end of the third run", 120)
     look = {"source": arrivals.source, "deployment": ON_ARRIVAL, "min_age": 0}
-    state = deployments("watch-source/manual", **look)
+    state = deployments("watch-source/announce-files", **look)
     assert state["message"] == "3 new files; a run that is already scheduled will process them"
     (work / "go").touch()
     arrivals.completed(3)
@@ -213,17 +213,17 @@ def test_the_scheduled_flow_announces_new_files_in_a_bucket(
     inputs = {"min_age": MIN_AGE, "pattern": "*.txt"}  # The folder also has a manifest.csv.
     arrivals = Arrivals(deployments, shell, f"{bucket}/in", f"{bucket}/out", inputs=inputs)
     look = {"source": arrivals.source, "deployment": ON_ARRIVAL}
-    assert deployments("watch-source/manual", **look)["message"] == "nothing new"
+    assert deployments("watch-source/announce-files", **look)["message"] == "nothing new"
     upload(words, arrivals.source)
-    assert deployments("watch-source/manual", **look)["message"] == "4 new files announced"
+    assert deployments("watch-source/announce-files", **look)["message"] == "4 new files announced"
     arrivals.completed(1)
-    assert deployments("watch-source/manual", **look)["message"] == "nothing new"
+    assert deployments("watch-source/announce-files", **look)["message"] == "nothing new"
     (words / "e.txt").write_text("new")
     upload(words, arrivals.source)
-    state = deployments("watch-source/manual", **look | {"min_age": 0})
+    state = deployments("watch-source/announce-files", **look | {"min_age": 0})
     assert state["message"] == "1 new file announced"
     arrivals.completed(2)
-    state = deployments("watch-source/manual", **look | {"deployment": "nosuch/one"})
+    state = deployments("watch-source/announce-files", **look | {"deployment": "nosuch/one"})
     assert state["type"] == "FAILED"
     assert ON_ARRIVAL in state["message"]
 

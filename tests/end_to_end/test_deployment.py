@@ -35,14 +35,14 @@ def job(words, work):
 
 @pytest.mark.long
 def test_a_deployment_runs_the_flow_of_the_command(deployed, shell, api, job, work):
-    schema = api("/deployments/name/preprocess/manual")["parameter_openapi_schema"]
+    schema = api("/deployments/name/preprocess/run-step")["parameter_openapi_schema"]
     assert {"manifest", "step", "output"} == set(schema["required"])
     # An option group has the description of its model.
     assert all(
         {"description", "$ref"} & described.keys() for described in schema["properties"].values()
     )
 
-    state = deployed("preprocess/manual", **job)
+    state = deployed("preprocess/run-step", **job)
     assert state["type"] == "COMPLETED", state
     assert len(pd.read_parquet(work / "out" / "metadata.parquet")) == 31
     code, status = shell.json("status", "out")
@@ -53,40 +53,40 @@ def test_a_deployment_runs_the_flow_of_the_command(deployed, shell, api, job, wo
 @pytest.mark.long
 def test_errors_of_a_deployment_say_how_to_fix_its_worker(deployed, job, words, work):
     wrong = {"manifest": str(words / "nosuch.csv"), "output": str(work / "bad")}
-    state = deployed("preprocess/manual", **job | wrong)
+    state = deployed("preprocess/run-step", **job | wrong)
     assert state["type"] == "FAILED"
     assert "no such file or folder" in state["message"]
     assert not (work / "bad").exists()
     # The worker removes the run's working folder at the end.
     for deployment, parameters, place in [
-        ("preprocess/manual", job | {"output": "out"}, "output out"),
-        ("verify-dataset/manual", {"dataset": "out"}, "dataset out"),
-        ("watch-source/manual", {"source": "in", "deployment": "preprocess/manual"}, "source in"),
+        ("preprocess/run-step", job | {"output": "out"}, "output out"),
+        ("verify-dataset/verify", {"dataset": "out"}, "dataset out"),
+        ("watch-source/announce-files", {"source": "in", "deployment": "a/b"}, "source in"),
     ]:
         state = deployed(deployment, **parameters)
         assert state["type"] == "FAILED"
         assert f"{place}: a deployment's run works in a temporary folder" in state["message"]
     # A user of the UI has no shell on the worker, so this message differs from the command's.
-    state = deployed("preprocess/manual", **job | {"step": "nosuch:step"})
+    state = deployed("preprocess/run-step", **job | {"step": "nosuch:step"})
     assert "no module 'nosuch' where the worker runs" in state["message"]
     assert "the worker's PYTHONPATH" in state["message"]
 
 
 @pytest.mark.long
 def test_deployments_run_on_ray_verify_and_repair(deployed, job, work):
-    state = deployed("preprocess/manual", **job)
+    state = deployed("preprocess/run-step", **job)
     assert state["type"] == "COMPLETED", state
     on_ray = job | {"output": str(work / "on-ray"), "cluster": {"address": "local"}}
-    state = deployed("preprocess/manual", **on_ray)
+    state = deployed("preprocess/run-step", **on_ray)
     assert state["type"] == "COMPLETED", state
     assert contents(work / "on-ray") == contents(work / "out")
-    state = deployed("verify-dataset/manual", dataset=str(work / "out"))
+    state = deployed("verify-dataset/verify", dataset=str(work / "out"))
     assert state["type"] == "COMPLETED", state
     (work / "out" / "metadata.csv").unlink()
-    state = deployed("verify-dataset/manual", dataset=str(work / "out"), repair=True)
+    state = deployed("verify-dataset/verify", dataset=str(work / "out"), repair=True)
     assert state["type"] == "FAILED"
     assert "1 missing. Repaired" in state["message"]
-    state = deployed("preprocess/manual", **job)
+    state = deployed("preprocess/run-step", **job)
     assert state["message"] == "4 inputs: 4 ok"
 
 
@@ -122,7 +122,7 @@ def test_a_cancelled_run_sets_its_own_state_and_can_be_completed(deployed, shell
     job = {"manifest": str(work / "in"), "step": "slow:step", "output": str(work / "out")}
     params = {"log": log, "go": str(work / "go"), "first": 50}
     flow_run = deployed.start(
-        "preprocess/manual", **job, params=params, execution={"batch_size": 1}
+        "preprocess/run-step", **job, params=params, execution={"batch_size": 1}
     )
     wait_for(lambda: len(committed(work / "out")) >= 4, "some commits", 180)
     done = shell.run("prefect", "flow-run", "cancel", flow_run)
@@ -133,6 +133,6 @@ def test_a_cancelled_run_sets_its_own_state_and_can_be_completed(deployed, shell
     assert " pending" in state["message"]
     before, at = committed(work / "out"), len(gated.executions(work, "out"))
     (work / "go").touch()
-    state = deployed("preprocess/manual", **job, params=params)
+    state = deployed("preprocess/run-step", **job, params=params)
     assert (state["type"], state["message"]) == ("COMPLETED", "60 inputs: 60 ok")
     assert not before & {name for name, _ in gated.executions(work, "out")[at:]}

@@ -71,9 +71,9 @@ def test_a_deployment_runs_a_model(shell, api, work):
     place = {"manifest": str(work / "arrays"), "output": str(work / "out")}
     with worker_of(shell):
         options = {"predictions": "files"}
-        state = deployed("infer/manual", model="models:mean", model_options=options, **place)
+        state = deployed("infer/run-model", model="models:mean", model_options=options, **place)
         assert state["type"] == "COMPLETED", state
-        refused = deployed("infer/manual", model="mean.pt2", **place)
+        refused = deployed("infer/run-model", model="mean.pt2", **place)
     table = pd.read_parquet(work / "out" / "metadata.parquet")
     assert [np.load(work / "out" / name)[0] for name in table["output"]] == [*range(8)]
     assert "model mean.pt2: a deployment's run works in a temporary folder" in refused["message"]

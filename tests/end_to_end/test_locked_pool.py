@@ -63,10 +63,10 @@ def test_a_form_may_name_only_allowed_steps_and_places(locked, shell, api, words
         "BATCHMILL_ALLOWED_DATASETS": {"output": str(work / "elsewhere")},
     }
     started = {
-        name: locked.start("preprocess/manual", **good | other) for name, other in bad.items()
+        name: locked.start("preprocess/run-step", **good | other) for name, other in bad.items()
     }
     # A run may not set its environment or its command.
-    made = locked.made("preprocess/manual")
+    made = locked.made("preprocess/run-step")
     for variables in ({"env": {"BATCHMILL_ALLOWED_STEPS": "mine"}}, {"command": "touch imported"}):
         rejected = {"parameters": good | {"step": "mine:step"}, "job_variables": variables}
         with pytest.raises(urllib.error.HTTPError):
@@ -87,16 +87,16 @@ def test_a_form_may_name_only_allowed_steps_and_places(locked, shell, api, words
         "store": {"url": str(work / "sets")},
     }
     for name, block in unsaved.items():
-        started[f"{name}: must"] = locked.start("preprocess/manual", **good | {name: block})
+        started[f"{name}: must"] = locked.start("preprocess/run-step", **good | {name: block})
     job = {"manifest": str(words), "step": SPLIT, "output": good["output"]}
-    started["job: must"] = locked.start("saved-job/manual", job=job)
+    started["job: must"] = locked.start("saved-job/run-saved-job", job=job)
     for name, flow_run in started.items():
         state = wait_for(lambda run=flow_run: locked.ended(run), f"the end of {name}", 240)
         assert state["type"] == "FAILED"
         assert name in state["message"], (name, state["message"])
     assert not (work / "imported").exists()
     assert list((work / "sets").iterdir()) == []
-    assert locked("preprocess/manual", **good)["message"] == "5 inputs: 5 ok"
+    assert locked("preprocess/run-step", **good)["message"] == "5 inputs: 5 ok"
     done = shell.python(f"import sys; sys.argv[1:] = {[str(words), good['output']]}\n{SAVE}")
     assert done.returncode == 0, done.stderr
     blocks = {
@@ -104,10 +104,11 @@ def test_a_form_may_name_only_allowed_steps_and_places(locked, shell, api, words
         for block in api("/block_documents/filter", {})
         if block["block_type"]["slug"] == "batchmill-saved-job"
     }
-    state = locked("saved-job/manual", job={"$ref": blocks["ours"]})
+    state = locked("saved-job/run-saved-job", job={"$ref": blocks["ours"]})
     assert (state["type"], state["message"]) == ("COMPLETED", "5 inputs: 5 ok")
     state = locked(
-        "saved-job/manual", job={"$ref": {"block_document_slug": "batchmill-saved-job/others"}}
+        "saved-job/run-saved-job",
+        job={"$ref": {"block_document_slug": "batchmill-saved-job/others"}},
     )
     assert (state["type"], "BATCHMILL_ALLOWED_STEPS" in state["message"]) == ("FAILED", True)
     assert not (work / "imported").exists()

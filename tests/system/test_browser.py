@@ -57,7 +57,7 @@ def ui(prefect_server, shell, tmp_path):
 
 
 def fill_in(ui, manifest, output):
-    ui.open_form("preprocess/manual")
+    ui.open_form("preprocess/run-step")
     for label, value in {"Manifest": manifest, "Step": SPLIT, "Output": output}.items():
         ui.field(label).get_by_role("textbox").fill(str(value))
 
@@ -104,7 +104,7 @@ def fields_of(schema, parameters):
 
 
 @pytest.mark.parametrize(
-    "deployment", ["preprocess/manual", "infer/manual", "verify-dataset/manual"]
+    "deployment", ["preprocess/run-step", "infer/run-model", "verify-dataset/verify"]
 )
 def test_the_form_has_a_field_for_each_parameter(ui, api, deployment):
     deployed = api(f"/deployments/name/{deployment}")
