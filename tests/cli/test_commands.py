@@ -181,7 +181,10 @@ def test_plan_explains_its_reasons(command, words, tmp_path, monkeypatch):
     _, text, _ = command("plan", *job)
     assert "1 damaged (an output file is missing or has another size): c.txt" in text
     assert "1 quarantined (failed earlier, and skipped; to execute it: batchmill retry)" in text
-    assert "1 withdrawn (no longer in the manifest; stays without --prune): d.txt" in text
+    assert (
+        "1 withdrawn (no longer in the manifest and the tables; kept in the ledger without --prune): d.txt"
+        in text
+    )
     command("retry", out)
     _, text, _ = command("plan", *job)
     assert "1 retry (requested by batchmill retry or verify --repair): b.txt" in text
@@ -194,7 +197,10 @@ def test_run_explains_the_reasons_that_it_counts(command, words, tmp_path, monke
     manifest.write_text("input\na.txt\nb.txt\n")
     _, _, err = command("run", manifest, "--step", SPLIT, "-o", out)
     assert "2 inputs (2 unchanged, 2 withdrawn); 0 to execute." in err
-    assert "  withdrawn: no longer in the manifest; stays without --prune" in err
+    assert (
+        "  withdrawn: no longer in the manifest and the tables; kept in the ledger without --prune"
+        in err
+    )
     assert "unchanged:" not in err
 
 
