@@ -221,7 +221,7 @@ def test_records_written_during_planning_are_not_pruned(job, over_a_folder, monk
         arrive_and_run(job, "later.txt")
         return load_step(*args, **options)
 
-    monkeypatch.setattr("batchmill.planning.prepare.load_step", load)
+    monkeypatch.setattr("batchmill.planning.prepare.load_given_step", load)
     plan = prune(over_a_folder())
     assert (len(plan.withdrawn), plan.counts["unchanged"]) == (0, 22)
 

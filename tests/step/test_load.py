@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from batchmill import OptionError, StepError
 from batchmill.step.load import load_step, reference_to
 from batchmill.step.params import parse_params, read_object
+from batchmill.step.value.load import name_of
 
 HERE = str(Path(__file__).parents[1] / "support")
 STEPS = "steps_under_test"
@@ -136,8 +138,10 @@ def test_functions_have_references():
 
     assert reference_to(split) == "batchmill.steps.words:split"
     assert reference_to("a.b:c") == "a.b:c"
-    with pytest.raises(StepError, match="cannot import it"):
-        reference_to(lambda source: None)
+    assert reference_to(lambda source: None) is None
+    assert reference_to([1].append) is None
+    with pytest.raises(StepError, match="other processes cannot import __main__"):
+        load_step("__main__:step")
 
 
 def test_params_from_the_command_line(tmp_path):
@@ -187,3 +191,18 @@ def test_a_module_that_starts_a_run_on_import_is_rejected(tmp_path, words, monke
     with pytest.raises(StepError, match="if __name__ == '__main__'"):
         load_step("starts:count", {}, search=str(tmp_path))
     assert not (tmp_path / "out").exists()
+
+
+def test_names_of_steps_without_a_reference_are_no_references():
+    class Length:
+        def __call__(self, source): ...
+
+    for step, name in {
+        Length().__call__: "Length.__call__ (method)",
+        Length(): "Length (object)",
+        partial(parse_params, file=None): "parse_params (partial)",
+    }.items():
+        given = name_of(step)
+        assert given.endswith(name)
+        with pytest.raises(StepError):
+            load_step(given)

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from functools import partial
+from threading import Lock
 
 import kit_steps
 import numpy as np
@@ -129,7 +131,11 @@ def test_all_faults_are_reported_together(samples):
 @pytest.mark.parametrize(
     ("step", "options", "told"),
     [
-        (lambda source: None, {}, "other processes cannot import it"),
+        (
+            partial(kit_steps.copy, upper=Lock()),
+            {},
+            "contains a lock, which cannot be",
+        ),
         ("kit_steps:nothing", {}, "has no 'nothing'"),
         ("kit_steps:copy", {"params": {"upper": object()}}, "cannot be written as JSON"),
         ("kit_steps:copy", {"params": {"lower": 1}}, "unknown parameter 'lower'"),

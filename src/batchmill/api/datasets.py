@@ -21,7 +21,7 @@ from batchmill.maintenance.versions import (
     list_versions,
 )
 from batchmill.outcome import Outcome
-from batchmill.step.load import load_step, reference_to
+from batchmill.step.value.load import load_given_step
 from batchmill.urls import absolute
 
 _VERSION_COLUMNS = [
@@ -228,7 +228,7 @@ def try_one(
         OptionError: There is no such file.
         StepError: The step cannot be loaded, or does not accept these params.
     """
-    loaded = load_step(reference_to(step), dict(params or {}), search=os.getcwd())
+    loaded = load_given_step(step, params, search=os.getcwd())
     return run_single_input(loaded, os.fspath(input), dict(row or {}), Path(keep) if keep else None)
 
 

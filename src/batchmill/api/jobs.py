@@ -1,7 +1,7 @@
 """Run a step or a model over a manifest, or plan a run."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -23,7 +23,8 @@ from batchmill.sizes import counted, list_counts
 if TYPE_CHECKING:
     from batchmill.blocks import DatasetStore, RayCluster
 
-Step = str | Callable[..., Any]
+# A function, class or object, or a reference.
+Step = Any
 Place = str | os.PathLike[str]
 
 _OUTCOME_COLUMNS = ("input", "outcome", "attempts", "seconds", "error", "message")
@@ -152,8 +153,7 @@ def run(
 
     Args:
         manifest: Path or URL of a table, a folder, a glob, a list of paths, or a DataFrame.
-        step: Function or class that other processes can import, or its reference
-            package.module:attribute.
+        step: Function, class or object, or its reference package.module:attribute.
         output: The dataset: a folder or URL. If the dataset exists, the run adds to it.
         params: The step's keyword arguments.
         cluster: Address of a Ray cluster, "local", "block:NAME" or a RayCluster. Default: this

@@ -28,7 +28,7 @@ from batchmill.publishing.summary import Summary, summarise
 from batchmill.runs.context import handing_over
 from batchmill.runs.worker_number import resolve_workers
 from batchmill.security.credentials import Access, access_to
-from batchmill.step.load import reference_to, refuse_nested_run
+from batchmill.step.load import refuse_nested_run
 
 if TYPE_CHECKING:
     from batchmill.blocks import DatasetStore, RayCluster
@@ -41,8 +41,7 @@ class JobRequest:
     Attributes:
         manifest: A path, a URL, a list of paths or a DataFrame.
         output: The path or URL of the dataset.
-        step: A reference, or a function or class that other processes can import. Ignored if there
-            is a model.
+        step: A reference, or a function, class or object. Ignored if there is a model.
         params: The keyword arguments of the step.
         model: A model file, or a reference to the function that makes the model.
         model_options: How the model is loaded and applied.
@@ -53,7 +52,7 @@ class JobRequest:
 
     manifest: ManifestLike
     output: str | os.PathLike[str]
-    step: str | Callable[..., Any] = ""
+    step: Any = ""
     params: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
     model_options: ModelOptions = ModelOptions()
@@ -207,7 +206,7 @@ def _prepare(request: JobRequest, held: ExitStack) -> tuple[JobRequest, Prepared
         step, params = make_inference(request.model, request.model_options)
     job = make_job(
         manifest=manifest,
-        step=reference_to(step),
+        step=step,
         output=output,
         params=params,
         inputs=options.inputs,

@@ -14,6 +14,8 @@ from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ConfinementOptions, InputOptions, PartitionOptions, RunOptions
 from batchmill.partitions.partitioning import Partitioning, make_partitioning
 from batchmill.planning.confinement import Confinement, make_confinement
+from batchmill.step.load import reference_to
+from batchmill.step.value.load import name_of
 from batchmill.storage import is_url
 from batchmill.urls import absolute, one_slash_fault
 
@@ -24,7 +26,8 @@ class Job:
 
     Attributes:
         manifest: The path, glob or URL of the manifest.
-        step: The reference of the step.
+        step: The reference of the step, or its name if it has no reference.
+        value: The step itself, if other processes cannot import it.
         output: The folder or URL of the dataset.
         params: The step's parameters.
         inputs: Options for reading the manifest.
@@ -48,6 +51,8 @@ class Job:
     force: bool = False
     replace_step: bool = False
     accept_change: bool = False
+    # Jobs are compared by the plain values that a flow receives.
+    value: Any = field(default=None, compare=False, repr=False)
     partitioning: Partitioning | None = None
     confinement: Confinement | None = None
     failures: FailurePolicy | None = None
@@ -56,7 +61,7 @@ class Job:
 def make_job(
     *,
     manifest: str,
-    step: str,
+    step: Any,
     output: str,
     params: Mapping[str, Any] | None = None,
     inputs: InputOptions = InputOptions(),
@@ -66,6 +71,8 @@ def make_job(
     run: RunOptions = RunOptions(),
 ) -> Job:
     """Make a job from a user's values: paths become absolute, `~` becomes the home folder.
+
+    The step is a reference, or a function, class or object.
 
     Raises:
         OptionError: A place is a URL with one slash, a parameter cannot be written as JSON, or
@@ -78,7 +85,8 @@ def make_job(
     root = absolute(inputs.root) if inputs.root else ""
     return Job(
         manifest=_absolute_manifest(manifest),
-        step=step,
+        step=name_of(step),
+        value=step if reference_to(step) is None else None,
         output=absolute(output),
         params=_plain_params(params or {}),
         inputs=inputs.model_copy(update={"root": root}),

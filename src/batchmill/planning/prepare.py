@@ -22,7 +22,8 @@ from batchmill.planning.raised_limits import inputs_below_limits
 from batchmill.security.allowlist import check_step
 from batchmill.sizes import counted
 from batchmill.step.fingerprint import differences, has_same_settings, identity_of
-from batchmill.step.load import Step, load_step
+from batchmill.step.load import Step
+from batchmill.step.value.load import load_given_step
 from batchmill.urls import is_web, join, same_place, shown_url
 
 
@@ -84,7 +85,8 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
     # The manifest is read before the step, so that a rejected job imports no user code.
     manifest = _read_manifest(job, listed)
     _check_other_place(job, manifest.dataset)
-    step = load_step(job.step, job.params, search=job.search)
+    given = job.step if job.value is None else job.value
+    step = load_given_step(given, job.params, search=job.search)
     if job.confinement and step.is_batched:
         raise OptionError(
             f"--confine: step {step.ref} is a batch step, which cannot be confined. Drop the "

@@ -9,7 +9,7 @@ from batchmill.layout import STAGING
 from batchmill.ledger.lease import read_token
 from batchmill.ledger.ledger import Ledger
 from batchmill.planning.run_spec import read_spec, some_inputs
-from batchmill.step.load import load_step
+from batchmill.shards.planned_step import load_planned_step
 from batchmill.step.planned import differences_from_plan
 from batchmill.storage import is_url, open_store, remote
 
@@ -28,12 +28,13 @@ class Probe:
     """The data that a machine needs to check whether it can run shards of a run.
 
     The `token` of the run's lease identifies the dataset: a machine that reads the same token has
-    access to the same dataset.
+    access to the same dataset. `pickle_digest` is that of the shards.
     """
 
     dataset: str
     run: int
     token: str
+    pickle_digest: str = ""
 
 
 def faults_here(probe: Probe) -> list[str]:
@@ -49,7 +50,7 @@ def faults_here(probe: Probe) -> list[str]:
     if token != probe.token:
         return [f"the dataset {probe.dataset} is missing, or is a different one. {_SHARED}"]
     inputs = some_inputs(ledger, probe.run, _INPUTS)
-    faults = [_cannot_write(ledger), _cannot_open(inputs), _no_step(ledger, probe.run)]
+    faults = [_cannot_write(ledger), _cannot_open(inputs), _no_step(ledger, probe)]
     return [fault for fault in faults if fault]
 
 
@@ -111,13 +112,13 @@ def _reason(error: OSError | StoreError) -> str:
     return text.rstrip(".")
 
 
-def _no_step(ledger: Ledger, run: int) -> str:
-    spec = read_spec(ledger, run)
+def _no_step(ledger: Ledger, probe: Probe) -> str:
+    spec = read_spec(ledger, probe.run)
     try:
-        step = load_step(spec.step, spec.params, search=spec.search)
+        loaded = load_planned_step(ledger, spec, probe.pickle_digest)
     except BatchmillError as error:
         return f"{error} Or let Ray copy it: {_BRING}."
-    texts = differences_from_plan(step, ledger.steps.read(spec.identity) or step.description)
+    texts = differences_from_plan(loaded.step, loaded.planned)
     if texts:
         return (
             f"{' and '.join(texts)} differs from the run's version. Install the same version on "

@@ -28,7 +28,9 @@ from batchmill.planning.prepare import Prepared, plan_again
 from batchmill.planning.run_spec import partitions_of, write_run_plan
 from batchmill.publishing.summary import Summary, summarise
 from batchmill.runs.node_check import Probe
+from batchmill.shards.planned_step import pickled_step_name
 from batchmill.shards.shard import Shard
+from batchmill.step.value.shipping import pickle_digest
 
 
 @dataclass(kw_only=True)
@@ -65,6 +67,9 @@ class Run:
         write_run_plan(self.prepared, self.number, layout, policy, self.lease.token)
         if not self.pending:
             return layout, []
+        pickled = self.prepared.step.pickled
+        if pickled:
+            self.ledger.store.write(pickled_step_name(self.ledger, self.number), pickled)
         return layout, [
             Shard(
                 dataset=self.prepared.job.output,
@@ -73,6 +78,7 @@ class Run:
                 total=layout.shards,
                 start=start,
                 stop=stop,
+                pickle_digest=self._pickle_digest,
             )
             for number, (start, stop) in enumerate(pairwise(layout.bounds), 1)
         ]
@@ -83,7 +89,17 @@ class Run:
 
     def probe(self) -> Probe:
         """Return the data that a machine needs to check whether it can run the shards."""
-        return Probe(dataset=self.prepared.job.output, run=self.number, token=self.lease.token)
+        return Probe(
+            dataset=self.prepared.job.output,
+            run=self.number,
+            token=self.lease.token,
+            pickle_digest=self._pickle_digest,
+        )
+
+    @property
+    def _pickle_digest(self) -> str:
+        pickled = self.prepared.step.pickled
+        return pickle_digest(pickled) if pickled else ""
 
     def finalize(self, *, prune: bool = False, prune_failed: bool = False) -> None:
         """Record partitions, touched and adopted inputs, and compact the ledger.

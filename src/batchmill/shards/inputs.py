@@ -25,8 +25,9 @@ from batchmill.planning.run_spec import (
     read_inputs,
     read_spec,
 )
+from batchmill.shards.planned_step import load_planned_step
 from batchmill.shards.shard import Shard, is_left, recorded_in
-from batchmill.step.load import Step, load_step
+from batchmill.step.load import Step
 from batchmill.step.planned import PlannedStep
 from batchmill.storage import is_url
 from batchmill.storage.remote import FileStat
@@ -60,8 +61,7 @@ class ShardInputs:
             LedgerError: The plan cannot be read.
         """
         spec = read_spec(ledger, shard.run)
-        step = load_step(spec.step, spec.params, search=spec.search)
-        planned = ledger.steps.read(spec.identity) or step.description
+        step, planned = load_planned_step(ledger, spec, shard.pickle_digest)
         table = read_inputs(ledger, shard.run, shard.start, shard.stop)
         plan_rows: Sequence[int] = range(shard.start, shard.stop)
         if shard.attempt > 1:

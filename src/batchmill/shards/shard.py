@@ -24,7 +24,9 @@ class Shard:
     An `attempt` after the first skips inputs that have an outcome. `losses` counts the attempts
     that lost their process, so not those that never began. `left` counts the inputs without an
     outcome; -1 if the number is unknown. A shard that is `split_off` has the inputs that another
-    shard had not begun. If this shard was split, `given` is its original `stop`; otherwise -1.
+    shard had not begun. If this shard was split, `given` is its original `stop`; otherwise -1. With
+    the `pickle_digest`, a process may read the run's pickled step. It is empty if the step is
+    imported.
     """
 
     dataset: str
@@ -38,6 +40,7 @@ class Shard:
     left: int = -1
     split_off: bool = False
     given: int = -1
+    pickle_digest: str = ""
 
     @property
     def key(self) -> str:

@@ -15,28 +15,43 @@ from batchmill.errors import StepError
 from batchmill.step.code.module import Value
 from batchmill.step.code.reachable import described, reachable_code
 from batchmill.step.import_reference import is_reference
+from batchmill.step.value.digests import value_code
 
 
-def describe_step(ref: str, target: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+def describe_step(
+    ref: str, target: Any, params: Mapping[str, Any], *, by_value: bool = False
+) -> dict[str, Any]:
     """Describe a step by plain values. Two steps with the same description are the same step.
 
     Args:
         ref: The step's reference.
         target: The step.
         params: Its checked parameters.
+        by_value: True if other processes cannot import the step.
 
     Returns:
         `ref`, `version` (the step's attribute, if any), `params`, and `code`: for each definition
         that the step reaches, its digest, the path that leads to it, and the value of a constant.
+        If the step is not importable, also `imports`: the values of modules that it uses.
 
     Raises:
         StepError: The version has values other than numbers, text, lists, dicts and sets.
     """
-    return {
+    description = {
         "ref": ref,
         "version": _version_of(ref, target),
-        "params": {name: _described(value) for name, value in sorted(params.items())},
-        "code": described(reachable_code(roots_of(ref, target, params))),
+        "params": {name: described_value(value) for name, value in sorted(params.items())},
+    }
+    if not by_value:
+        return {**description, "code": described(reachable_code(roots_of(ref, target, params)))}
+    own = value_code(ref, target)
+    return {
+        **description,
+        "code": described(own.definitions | reachable_code(own.imports, own.imports)),
+        "imports": [
+            {"module": value.module, "attributes": [*value.attributes], "path": [*path]}
+            for value, path in own.imports.items()
+        ],
     }
 
 
@@ -61,6 +76,12 @@ def roots_of(ref: str, target: Any, params: Mapping[str, Any]) -> list[Value]:
         if module and name and not name.startswith("<"):
             roots.append(Value(module, tuple(name.partition(".<")[0].split("."))))
     return list(dict.fromkeys(roots))
+
+
+def imported_values(description: Mapping[str, Any]) -> dict[Value, list[str]]:
+    """Return the values of modules that a step uses, if the step itself is not importable."""
+    found = description["imports"]
+    return {Value(one["module"], tuple(one["attributes"])): one["path"] for one in found}
 
 
 def code_digest(ref: str) -> str:
@@ -98,7 +119,7 @@ def _version_of(ref: str, target: Any) -> str | int | float | None:
 def identity_of(description: Mapping[str, Any]) -> str:
     """Return the digest of a step's description."""
     code = _digest_of_code(description["code"])
-    return digest("step", _described({**description, "code": code}))
+    return digest("step", described_value({**description, "code": code}))
 
 
 def has_same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -156,7 +177,7 @@ def _code_changes(before: Code | None, now: Code) -> Iterator[str]:
             yield f"{now[key]['path']} is new"
 
 
-def _described(value: Any) -> str:
+def described_value(value: Any) -> str:
     """Return a value as JSON, the same in every process. Without a JSON form, its type is used."""
     return _json_of(value, fallback=lambda odd: str(type(odd)))
 
@@ -171,7 +192,7 @@ def _json_of(value: Any, fallback: Callable[[Any], Any] | None = None) -> str:
 def _with_sorted_sets(value: Any) -> Any:
     """Return a value whose sets are sorted lists. A set of texts has no fixed order."""
     if isinstance(value, set | frozenset):
-        return sorted((_with_sorted_sets(item) for item in value), key=_described)
+        return sorted((_with_sorted_sets(item) for item in value), key=described_value)
     if isinstance(value, dict):
         return {key: _with_sorted_sets(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -5,7 +5,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -40,6 +40,7 @@ class Step:
         identity: The digest of `description`. Results of another identity are out of date.
         description: The values that identify the step.
         tracked: The files whose content is part of the identity, by parameter or name.
+        pickled: The step as it is sent to other processes, if they cannot import it.
     """
 
     ref: str
@@ -50,6 +51,7 @@ class Step:
     identity: str
     description: Mapping[str, Any]
     tracked: Mapping[str, TrackedFile] = field(default_factory=dict)
+    pickled: bytes = b""
 
     @property
     def is_batched(self) -> bool:
@@ -75,7 +77,28 @@ def load_step(ref: str, params: Mapping[str, Any] | None = None, *, search: str 
     check_step(ref)
     target = _resolve(ref, search)
     check_origin(ref, target)
-    params = dict(params or {})
+    return check_target(ref, target, params or {}, search)
+
+
+def check_target(
+    ref: str, target: Any, params: Mapping[str, Any], search: str, *, by_value: bool = False
+) -> Step:
+    """Check a step that is loaded, and its parameters.
+
+    Args:
+        ref: Its reference, or its name if other processes cannot import it.
+        target: The function, class or object.
+        params: The step's parameters.
+        search: The folder that relative paths are relative to.
+        by_value: True if other processes cannot import it.
+
+    Returns:
+        The step.
+
+    Raises:
+        StepError: It is no step, or the parameters do not fit it.
+        OptionError: A file may not be read here.
+    """
     kind = _kind(ref, target)
     if kind == "items":
         if params:
@@ -83,7 +106,8 @@ def load_step(ref: str, params: Mapping[str, Any] | None = None, *, search: str 
                 f"step {ref}: is a {type(target).__name__}, which takes no parameters "
                 f"(got {', '.join(sorted(params))}). Drop them, or name a class or function."
             )
-        return _step(ref, kind, target, {}, _given_to_batch(ref, target), _files_of(ref, target))
+        given, files = _given_to_batch(ref, target), _files_of(ref, target)
+        return _step(ref, kind, target, {}, given, files, by_value=by_value)
     signature = _signature(ref, target)
     takes = _takes_input(ref, signature)
     special = _GIVEN_TO_FUNCTION if kind == "function" else _GIVEN_TO_DATASET
@@ -92,35 +116,33 @@ def load_step(ref: str, params: Mapping[str, Any] | None = None, *, search: str 
     if kind == "dataset":
         given |= _given_to_batch(ref, target)
     placed, tracked = track_files(ref, target, checked, search)
-    return _step(ref, kind, target, placed, given, tracked)
+    return _step(ref, kind, target, placed, given, tracked, by_value=by_value)
 
 
-def reference_to(step: str | Callable[..., Any]) -> str:
+def reference_to(step: Any) -> str | None:
     """Return the reference of a function or class.
 
     Args:
         step: A function, a class, or a reference, which is returned unchanged.
 
     Returns:
-        package.module:attribute.
-
-    Raises:
-        StepError: Another process cannot import it: a lambda, a function inside another, or a
-            function typed into a REPL or notebook.
+        package.module:attribute. None if another process cannot import it: a lambda, a function
+        inside another, a function of a notebook, a method of an object, an object.
     """
     if isinstance(step, str):
         return step
+    if inspect.ismethod(step) and not inspect.isclass(step.__self__):
+        return None
     module = getattr(step, "__module__", None)
     name = getattr(step, "__qualname__", "")
     if module == "__main__":
-        file = getattr(sys.modules["__main__"], "__file__", None)
-        module = os.path.splitext(os.path.basename(file))[0] if file else None
-    if not module or not name or "<" in name:
-        raise StepError(
-            f"step {step!r}: other processes cannot import it. Move it to the top level of a "
-            "module, and name it as package.module:attribute."
-        )
-    return f"{module}:{name}"
+        # Other processes import a script under its own name.
+        main = sys.modules["__main__"]
+        file = os.path.basename(getattr(main, "__file__", None) or "")
+        is_script = file.endswith(".py") and file != "__main__.py"
+        is_script = is_script and getattr(main, name, None) is step
+        module = file.removesuffix(".py") if is_script else None
+    return f"{module}:{name}" if module and name and "<" not in name else None
 
 
 def _step(
@@ -130,10 +152,12 @@ def _step(
     params: Mapping[str, Any],
     given: frozenset[str],
     tracked: Mapping[str, TrackedFile],
+    *,
+    by_value: bool,
 ) -> Step:
     # For a path marked with ContentCounts, the content identifies the step, not the path.
     contents = {name: tracked[name].content for name in tracked.keys() & params.keys()}
-    description = describe_step(ref, target, {**params, **contents})
+    description = describe_step(ref, target, {**params, **contents}, by_value=by_value)
     return Step(
         ref=ref,
         kind=kind,
@@ -168,6 +192,10 @@ def _resolve(ref: str, search: str) -> Any:
         raise StepError(
             f"step {ref!r}: {module_name!r} is a path; expected a module, such as "
             f"{hint}:{attribute}."
+        )
+    if module_name == "__main__":
+        raise StepError(
+            f"step {ref!r}: other processes cannot import __main__. Move the step to a module."
         )
     value: Any = _import_module(ref, module_name, search)
     for part in attribute.split("."):

@@ -14,7 +14,7 @@ from typing import Any
 from batchmill.errors import StepError
 from batchmill.step.code.files import source_file
 from batchmill.step.code.reachable import digests_in
-from batchmill.step.fingerprint import roots_of
+from batchmill.step.fingerprint import imported_values, roots_of
 from batchmill.step.load import Step
 from batchmill.step.tracked_file import FileState, state_of
 
@@ -121,10 +121,16 @@ class PlannedStep:
 
     def _modules_to_import(self) -> list[_Watched]:
         code = self.step.description["code"] | self.planned["code"]
-        roots = roots_of(self.step.ref, self.step.target, self.step.params)
+        roots = (
+            [*imported_values(self.planned)]
+            if "imports" in self.planned
+            else roots_of(self.step.ref, self.step.target, self.step.params)
+        )
         expected: dict[str, dict[str, str]] = {}
         for key, found in code.items():
-            expected.setdefault(key.partition(":")[0], {})[key] = found["digest"]
+            module = key.partition(":")[0]
+            if module:  # Not a value, which was sent to this process.
+                expected.setdefault(module, {})[key] = found["digest"]
         paths = {name: source_file(name) for name in expected if name not in sys.modules}
         return [
             _Watched(

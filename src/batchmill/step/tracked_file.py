@@ -135,6 +135,16 @@ def track_files(
     return placed, tracked
 
 
+def read_again(ref: str, name: str, tracked: TrackedFile) -> TrackedFile:
+    """Read a tracked file as this machine has it.
+
+    Raises:
+        StepError: It does not exist here.
+        OptionError: It may not be read here.
+    """
+    return _track(ref, name, tracked.path, tracked.mark)
+
+
 def _track(ref: str, name: str, path: str, mark: ContentCounts) -> TrackedFile:
     for refused in mark.refused([path]).values():
         raise OptionError(f"step {ref}: parameter {name!r}: {refused}")

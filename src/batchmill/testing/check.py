@@ -14,7 +14,7 @@ from batchmill.maintenance.verify import verify
 from batchmill.outcome import Outcome, WrittenFile
 from batchmill.sizes import counted
 from batchmill.step.fingerprint import differences
-from batchmill.step.load import reference_to
+from batchmill.step.value.shipping import pickle_digest
 from batchmill.storage import LocalStore
 from batchmill.testing.fresh import Fresh, run_fresh
 from batchmill.testing.trial import Result, Trial, result_of
@@ -57,7 +57,7 @@ def check_step(
         with tempfile.TemporaryDirectory(prefix="batchmill-check-") as folder:
             trial = Trial(
                 folder=Path(folder, "first"),
-                step=reference_to(step),
+                step=step,
                 params=params or {},
                 samples=paths,
                 rows=rows or [{}] * len(paths),
@@ -151,8 +151,16 @@ class _Check:
         rows = trial.prepare().manifest.manifest_rows()
         listed = zip(trial.names, rows, strict=True)
         inputs = [(name, str(trial.inputs / name), row) for name, row in listed]
-        task = {"step": job.step, "params": job.params, "search": job.search, "inputs": inputs}
-        return run_fresh(trial.folder / "process", task)
+        step = trial.prepare().step
+        task = {
+            "step": job.step,
+            "params": job.params,
+            "search": job.search,
+            "inputs": inputs,
+            "pickle_digest": pickle_digest(step.pickled) if step.pickled else "",
+            "description": step.description,
+        }
+        return run_fresh(trial.folder / "process", task, step.pickled)
 
     def _second_run(self) -> str:
         """Describe a fault of the second run. Empty if there is no fault."""

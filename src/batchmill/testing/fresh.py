@@ -35,12 +35,14 @@ class Fresh(NamedTuple):
     fault: str = ""
 
 
-def run_fresh(folder: Path, task: Mapping[str, Any]) -> Fresh:
+def run_fresh(folder: Path, task: Mapping[str, Any], pickled: bytes = b"") -> Fresh:
     """Run a step on some inputs in a new process.
 
     Args:
         folder: The folder for the files of the process.
         task: `step`, `params`, `search` and `inputs` (name, path and row of each input).
+        pickled: The step, if the process cannot import it. The task then also has the
+            `pickle_digest` and the `description` of the step.
 
     Returns:
         The result.
@@ -51,6 +53,7 @@ def run_fresh(folder: Path, task: Mapping[str, Any]) -> Fresh:
     task_file, answer_file = folder / "task.json", folder / "answer.json"
     paths = [path or os.getcwd() for path in sys.path]
     task = {**task, "paths": paths, "dataset": str(places["dataset"])}
+    (folder / "step.pickle").write_bytes(pickled)
     task_file.write_text(json.dumps(task, default=str), encoding="utf-8")
     seed = next(seed for seed in _HASH_SEEDS if seed != os.environ.get("PYTHONHASHSEED"))
     try:
@@ -99,10 +102,17 @@ def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
     from batchmill.execution.run_input import execute, make_dataset
     from batchmill.execution.staging import Input, open_staging
     from batchmill.step.load import load_step
+    from batchmill.step.value.shipping import unpickle_step
     from batchmill.storage import LocalStore
 
     try:
-        step = load_step(task["step"], task["params"], search=task["search"])
+        if task["pickle_digest"]:
+            pickled = Path(task["dataset"]).with_name("step.pickle").read_bytes()
+            step = unpickle_step(
+                pickled, task["pickle_digest"], task["description"], search=task["search"]
+            )
+        else:
+            step = load_step(task["step"], task["params"], search=task["search"])
         inputs = [Input(name, input_id(name), path, row) for name, path, row in task["inputs"]]
         made = make_dataset(step, inputs) if step.kind == "dataset" else step.target
     except BatchmillError as error:

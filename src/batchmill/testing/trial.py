@@ -44,7 +44,7 @@ class Trial:
     """
 
     folder: Path
-    step: str
+    step: Any
     params: Mapping[str, Any]
     samples: Sequence[Path]
     rows: Sequence[Mapping[str, Any]]

@@ -7,7 +7,7 @@ looked up in a way that a syntax tree does not show counts whole.
 
 import ast
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import SOURCE_SUFFIXES
 from typing import NamedTuple
 
@@ -37,19 +37,22 @@ class Definition(NamedTuple):
     value: str = ""
 
 
-def reachable_code(roots: Iterable[Value]) -> dict[str, Definition]:
+def reachable_code(
+    roots: Iterable[Value], paths: Mapping[Value, Sequence[str]] | None = None
+) -> dict[str, Definition]:
     """Find the definitions that are reached from some values.
 
     Args:
         roots: The values: attributes of modules. These modules count although they may be
             installed packages.
+        paths: For roots that other code uses, the path to that code.
 
     Returns:
         The definitions by `module:name`. The name is empty for the code that the module's import
         runs, and for a module that cannot be read as Python.
     """
     roots = [*roots]
-    return _Walk(roots).run()
+    return _Walk(roots).run(paths or {})
 
 
 def digests_in(module: str, names: Iterable[str], roots: Iterable[Value]) -> dict[str, str]:
@@ -92,8 +95,10 @@ class _Walk:
         self._imported: set[str] = set()
         self._to_import: deque[str] = deque()
 
-    def run(self) -> dict[str, Definition]:
-        self._to_visit += [_Step(root) for root in self._roots]
+    def run(self, paths: Mapping[Value, Sequence[str]]) -> dict[str, Definition]:
+        self._to_visit += [
+            _Step(root, tuple(paths.get(root, ())), root in paths) for root in self._roots
+        ]
         while self._to_visit or self._to_import:
             if self._to_visit:
                 self._visit(self._to_visit.popleft())

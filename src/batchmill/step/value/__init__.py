@@ -1,0 +1,1 @@
+"""Steps that other processes cannot import: functions of notebooks, lambdas, closures, objects."""

@@ -1,0 +1,310 @@
+"""Digests of a step that lives only in this process, and of all values that it uses."""
+
+import copyreg
+import dataclasses
+import enum
+import functools
+import hashlib
+import inspect
+import pickle
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from batchmill.digests import digest
+from batchmill.errors import StepError
+from batchmill.security.redaction import names_a_secret
+from batchmill.step.code.files import is_users, source_file
+from batchmill.step.code.module import Value
+from batchmill.step.code.reachable import Definition
+from batchmill.step.value.function_code import code_text, used_names
+
+_MOST_SHOWN = 60
+_ATOMS = (type(None), bool, int, float, complex, str, type(...), type(NotImplemented))
+_BUFFERS = (bytes, bytearray, pickle.PickleBuffer)
+# Members of classes that say nothing about the code, or that Python generates.
+_NO_MEMBERS = {
+    "__module__", "__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__",
+    "__abstractmethods__", "_abc_impl", "__orig_bases__", "__slots__", "__dataclass_fields__",
+    "__dataclass_params__", "__annotate__", "__annotate_func__", "__annotations_cache__",
+}  # fmt: skip
+_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_REMEDY = (
+    "Create it inside the function, give the step its path as a parameter, or give its class a "
+    "method __fingerprint__() that returns a text."
+)
+
+
+class ValueCode(NamedTuple):
+    """The code and the values of a step.
+
+    Attributes:
+        definitions: By key, the functions, classes and named values that the step uses. A key is
+            `:` and the path.
+        imports: The values in the user's modules that the step uses, with the path to the code
+            that uses them.
+    """
+
+    definitions: dict[str, Definition]
+    imports: dict[Value, tuple[str, ...]]
+
+
+def value_code(label: str, target: object) -> ValueCode:
+    """Find the functions and values that a step uses, and compute their digests.
+
+    Equal code and equal values have equal digests in each process.
+
+    Args:
+        label: The name of the step, for messages.
+        target: The step.
+
+    Returns:
+        The digests.
+
+    Raises:
+        StepError: A value has no digest, for example an open file. The message has its path.
+    """
+    walk = _Walk(label)
+    walk.visit(target)
+    return ValueCode(dict(sorted(walk.found.items())), walk.imports)
+
+
+def is_importable(target: Any) -> bool:
+    """Return whether another process gets a function or class by importing its module."""
+    module = sys.modules.get(getattr(target, "__module__", None) or "")
+    if module is None or module.__name__ == "__main__":
+        return False
+    if module.__name__ == "builtins":
+        return True  # Some classes of Python have no name there, such as that of None.
+    found: Any = module
+    for name in getattr(target, "__qualname__", "").split("."):
+        found = getattr(found, name, None)
+    return found is target
+
+
+class _Walk:
+    def __init__(self, label: str) -> None:
+        self.found: dict[str, Definition] = {}
+        self.imports: dict[Value, tuple[str, ...]] = {}
+        self._label = label
+        self._used: set[str] = set()
+        self._keys: dict[int, str] = {}
+        self._tokens: dict[int, str] = {}
+        self._active: list[int] = []
+        # An id is unique only while its object exists.
+        self._kept: list[object] = []
+
+    def visit(self, target: Any) -> None:
+        """Visit the step."""
+        name = getattr(target, "__name__", None) or type(target).__name__
+        self._named(target, (name,))
+
+    def _named(self, value: Any, path: tuple[str, ...]) -> str:
+        """Visit a value that code uses by its name. Return its token."""
+        if isinstance(value, types.FunctionType | type) and not is_importable(value):
+            return self._token(value, path)
+        key, path = self._key(path, type(value).__name__)
+        token = self._token(value, path)
+        self.found[key] = Definition(digest("value", token), " > ".join(path), _shown(path, value))
+        return token
+
+    def _key(self, path: tuple[str, ...], name: str) -> tuple[str, tuple[str, ...]]:
+        """Return a new key for a path. A value inside another one gets its name as well."""
+        while (key := f":{' > '.join(path)}") in self._used:
+            path = (*path, name)
+        self._used.add(key)
+        return key, path
+
+    def _token(self, value: Any, path: tuple[str, ...]) -> str:
+        """Return a text that is equal for equal values."""
+        if type(value) in _ATOMS:
+            return f"{type(value).__name__} {value!a}"
+        if type(value) in _BUFFERS:
+            return f"bytes {hashlib.blake2b(memoryview(value).cast('B')).hexdigest()}"
+        if id(value) in self._keys:
+            return f"@{self._keys[id(value)]}"
+        if id(value) in self._active:
+            return f"cycle {len(self._active) - self._active.index(id(value))}"
+        if id(value) not in self._tokens:
+            self._kept.append(value)
+            self._active.append(id(value))
+            parts = self._parts(value, path)
+            self._active.pop()
+            if isinstance(parts, str):
+                return parts
+            self._tokens[id(value)] = digest("value", *parts)
+        return self._tokens[id(value)]
+
+    def _parts(self, value: Any, path: tuple[str, ...]) -> Iterable[str] | str:
+        """Return the parts of a value, or its whole token."""
+        name = type(value).__name__
+        if isinstance(value, types.ModuleType):
+            return self._module(value, (), path)
+        if isinstance(value, types.FunctionType | type) and is_importable(value):
+            return self._imported(value, path)
+        if isinstance(value, types.FunctionType):
+            return self._function(value, path)
+        if isinstance(value, type):
+            return self._class(value, path)
+        if type(value) in (list, tuple):
+            return [name, *(self._token(item, path) for item in value)]
+        if type(value) in (set, frozenset):
+            return [name, *sorted(self._token(item, path) for item in value)]
+        if type(value) is dict:
+            return [name, *(self._token(part, path) for item in value.items() for part in item)]
+        if isinstance(value, types.MethodType):
+            return [name, self._token(value.__func__, path), self._token(value.__self__, path)]
+        if isinstance(value, staticmethod | classmethod):
+            return [name, self._token(value.__func__, path)]
+        if isinstance(value, property):
+            return [name, *(self._token(f, path) for f in (value.fget, value.fset, value.fdel))]
+        if isinstance(value, functools.cached_property):
+            return [name, self._token(value.func, path)]
+        if hasattr(value, "cache_parameters"):  # A function with functools.lru_cache.
+            return [name, self._token(value.__wrapped__, path), str(value.cache_parameters())]
+        return self._object(value, path)
+
+    def _object(self, value: Any, path: tuple[str, ...]) -> Iterable[str] | str:
+        own = getattr(type(value), "__fingerprint__", None)
+        if own:
+            return [self._token(type(value), path), str(own(value))]
+        try:
+            # The parts that pickle would send to another process.
+            reducer = copyreg.dispatch_table.get(type(value))
+            reduced = reducer(value) if reducer else value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            raise StepError(
+                f"step {self._label}: {' > '.join(path)} is or contains a {type(value).__name__}, "
+                f"which cannot be compared between runs. {_REMEDY}"
+            ) from error
+        if isinstance(reduced, str):
+            return f"import {getattr(value, '__module__', '')}:{reduced}"
+        self._kept.append(reduced)
+        # Iterators of items: a list, and a dict.
+        parts = [list(p) if isinstance(p, Iterator) else p for p in reduced]
+        self._kept.append(parts)
+        return [self._token(part, path) for part in parts]
+
+    def _imported(self, value: Any, path: tuple[str, ...]) -> str:
+        # The last name of the path is that of the value.
+        self._use(Value(value.__module__, tuple(value.__qualname__.split("."))), path[:-1])
+        return f"import {value.__module__}:{value.__qualname__}"
+
+    def _module(
+        self, module: types.ModuleType, attributes: tuple[str, ...], path: tuple[str, ...]
+    ) -> str:
+        self._use(Value(module.__name__, attributes), path)
+        return f"module {module.__name__}"
+
+    def _use(self, value: Value, path: tuple[str, ...]) -> None:
+        file = source_file(value.module)
+        if file and is_users(value.module, file, set()):
+            self.imports.setdefault(value, path)
+
+    def _function(self, function: types.FunctionType, path: tuple[str, ...]) -> str:
+        key, path = self._begin(function, path)
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        tokens = [
+            code_text(function.__code__),
+            self._token(function.__defaults__, path),
+            self._token(function.__kwdefaults__, path),
+        ]
+        for name, value in sorted(function.__dict__.items()):
+            if name != "__wrapped__":  # It is among the values that the function uses.
+                tokens += [name, self._token(value, path)]
+        for name, cell in cells:
+            with_value = _contents(cell)
+            tokens += [name, *(self._name(value, (*path, name)) for value in with_value)]
+        for name, chains in sorted(used_names(function.__code__).items()):
+            if name in function.__globals__:
+                value = function.__globals__[name]
+                if isinstance(value, types.ModuleType):
+                    for attributes in sorted(chains):
+                        self._module(value, attributes, path)
+                    tokens += [name, f"module {value.__name__}"]
+                else:
+                    tokens += [name, self._name(value, (*path, name))]
+        return self._end(key, path, tokens)
+
+    def _name(self, value: Any, path: tuple[str, ...]) -> str:
+        """Return the token of a definition. A plain value has an entry of its own instead."""
+        token = self._named(value, path)
+        return token if token.startswith("@") else ""
+
+    def _class(self, kind: type, path: tuple[str, ...]) -> str:
+        key, path = self._begin(kind, path)
+        tokens = [self._token(type(kind), path), *(self._token(b, path) for b in kind.__bases__)]
+        for name, value in _members(kind):
+            tokens += [name, self._token(value, (*path, name))]
+        return self._end(key, path, tokens)
+
+    def _begin(
+        self, definition: types.FunctionType | type, path: tuple[str, ...]
+    ) -> tuple[str, tuple[str, ...]]:
+        key, path = self._key(path, definition.__name__)
+        self._keys[id(definition)] = key
+        return key, path
+
+    def _end(self, key: str, path: tuple[str, ...], tokens: Iterable[str]) -> str:
+        self.found[key] = Definition(digest("code", *tokens), " > ".join(path))
+        return f"@{key}"
+
+
+def _contents(cell: types.CellType) -> Iterator[Any]:
+    try:
+        yield cell.cell_contents
+    except ValueError:  # The variable has no value yet.
+        return
+
+
+def _members(kind: type) -> Iterator[tuple[str, Any]]:
+    """Yield the members that the class's author wrote."""
+    if issubclass(kind, enum.Enum):
+        yield from ((member.name, member.value) for member in kind)
+    if dataclasses.is_dataclass(kind):
+        yield "fields", [
+            (f.name, None if f.default is dataclasses.MISSING else [f.default],
+             None if f.default_factory is dataclasses.MISSING else f.default_factory,
+             f.init, f.compare, f.kw_only)
+            for f in dataclasses.fields(kind)
+        ]  # fmt: skip
+    for name, value in sorted(vars(kind).items()):
+        is_generated = _is_generated(kind, name, value)
+        if name not in _NO_MEMBERS and not isinstance(value, _DESCRIPTORS) and not is_generated:
+            yield name, value
+
+
+def _is_generated(kind: type, name: str, value: object) -> bool:
+    """Return whether Python made a member of a dataclass, NamedTuple or Enum."""
+    if issubclass(kind, enum.Enum):
+        is_inner = name.startswith("_") or isinstance(value, kind)
+        return is_inner or not isinstance(inspect.unwrap(value), types.FunctionType)  # type: ignore[arg-type]
+    has_fields = issubclass(kind, tuple) and hasattr(kind, "_fields")
+    if has_fields and (type(value).__name__ == "_tuplegetter" or name in _OF_NAMED_TUPLES):
+        return True
+    return dataclasses.is_dataclass(kind) and name in _OF_DATACLASSES and _is_from_text(value)
+
+
+_OF_NAMED_TUPLES = {
+    "__new__", "__repr__", "__getnewargs__", "__replace__", "_make", "_replace", "_asdict",
+}  # fmt: skip
+_OF_DATACLASSES = {
+    "__init__", "__repr__", "__eq__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__",
+    "__setattr__", "__delattr__", "__replace__", "__getstate__", "__setstate__",
+}  # fmt: skip
+
+
+def _is_from_text(value: object) -> bool:
+    unwrapped = inspect.unwrap(value) if callable(value) else value
+    if not isinstance(unwrapped, types.FunctionType):
+        return value is None  # __hash__ of a dataclass that can be changed.
+    return unwrapped.__code__.co_filename == "<string>" or unwrapped.__module__ == "dataclasses"
+
+
+def _shown(path: tuple[str, ...], value: Any) -> str:
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    text = repr(value) if type(value) in _ATOMS else ""
+    is_secret = names_a_secret(path[-1]) or "://" in text
+    return "" if is_secret or len(text) > _MOST_SHOWN else text

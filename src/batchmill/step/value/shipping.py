@@ -1,0 +1,117 @@
+"""Send a step that other processes cannot import to the processes that run shards.
+
+A pickle can run any code when it is read. So a process reads one only if it got the pickle's digest
+from the process that made it, and never because a dataset contains one.
+"""
+
+import hashlib
+import io
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from batchmill.errors import StepError
+from batchmill.step.code.reachable import described, reachable_code
+from batchmill.step.fingerprint import described_value, imported_values
+from batchmill.step.load import Step
+from batchmill.step.tracked_file import read_again
+
+# A larger step would take longer to send than its data takes to load from a file.
+_MOST_BYTES = 64 * 2**20
+
+
+class _TooLargeError(Exception):
+    """The pickle has more bytes than allowed."""
+
+
+class _Bounded(io.BytesIO):
+    def write(self, data: Any) -> int:
+        if self.tell() + memoryview(data).nbytes > _MOST_BYTES:
+            raise _TooLargeError
+        return super().write(data)
+
+
+def pickle_step(step: Step) -> bytes:
+    """Pickle a step, with the functions and values that other processes cannot import.
+
+    Args:
+        step: The step.
+
+    Returns:
+        The pickle.
+
+    Raises:
+        StepError: The step cannot be pickled, or is too large.
+    """
+    import cloudpickle
+
+    file = _Bounded()
+    try:
+        cloudpickle.dump(replace(step, identity="", description={}, pickled=b""), file)
+    except _TooLargeError:
+        raise StepError(
+            f"step {step.ref}: the values that it uses take more than {_MOST_BYTES >> 20} MiB. "
+            "Save large data to a file, and give the step its path as a parameter."
+        ) from None
+    except Exception as error:
+        raise StepError(
+            f"step {step.ref}: cannot be sent to other processes "
+            f"({type(error).__name__}: {error}). Create such values inside the function."
+        ) from error
+    return file.getvalue()
+
+
+def pickle_digest(pickled: bytes) -> str:
+    """Return the digest of a pickle, which no other bytes have."""
+    return hashlib.sha256(pickled).hexdigest()
+
+
+def unpickle_step(
+    pickled: bytes, expected: str, planned: Mapping[str, Any], *, search: str
+) -> Step:
+    """Return the step that another process has pickled.
+
+    Args:
+        pickled: The pickle.
+        expected: Its digest, from the process that made it.
+        planned: The description of the step in the run's plan.
+        search: A folder that is appended to the import path.
+
+    Returns:
+        The step. Its description has the files and the modules of this machine.
+
+    Raises:
+        StepError: The pickle is another one, or its modules cannot be imported here.
+    """
+    import cloudpickle
+
+    if pickle_digest(pickled) != expected:
+        raise StepError(
+            "the file with the step is not the one that the run has written. Run the same command "
+            "again."
+        )
+    if search and search not in sys.path:
+        sys.path.append(search)
+    try:
+        step: Step = cloudpickle.loads(pickled)
+    except Exception as error:
+        raise StepError(
+            f"on {socket.gethostname()}, the step cannot be loaded ({type(error).__name__}: "
+            f"{error}). Install the same libraries on all machines."
+        ) from error
+    tracked = {name: read_again(step.ref, name, file) for name, file in step.tracked.items()}
+    contents = {
+        name: described_value(file.content)
+        for name, file in tracked.items()
+        if name in planned["params"]
+    }
+    code = {key: found for key, found in planned["code"].items() if key.startswith(":")}
+    imports = imported_values(planned)
+    description = {
+        **planned,
+        "params": {**planned["params"], **contents},
+        "code": code | described(reachable_code(imports, imports)),
+    }
+    return replace(step, tracked=tracked, description=description)
