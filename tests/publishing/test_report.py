@@ -26,12 +26,12 @@ STEP = """
 def step(source, out, language="", level=0):
     text = source.read_text()
     if "bad" in text:
-        print("<i>about to fail</i>")
+        print("<i>about to fail</i>" * (len(text) // 9 + 1))
         raise ValueError(f"<b>{text}</b>")
     if "odd" in text:
         raise KeyError(text)
     (out / "copy").write_text(text)
-    return {"output": "copy"}
+    return {"output": "copy", "length": len(text), "word": text}
 """
 
 
@@ -52,11 +52,19 @@ class Page(HTMLParser):
         self.text += data
 
     def part(self, tag):
-        """Return the text of the first element with a tag, with single spaces."""
-        _, _, rest = self._source.partition(f"<{tag}")
-        inner = rest.partition(f"</{tag}>")[0].partition(">")[2]
-        spaced = re.sub("<[^>]*>", " ", inner.replace("<wbr>", ""))
-        return " ".join(unescape(spaced).split())
+        """Return the text of the first element with a tag."""
+        return spaced(self._source.partition(f"<{tag}")[2].partition(f"</{tag}>")[0])
+
+    @property
+    def words(self):
+        """The text of the page, with spaces between the cells of tables."""
+        return spaced(self._source)
+
+
+def spaced(source):
+    """Return the text of HTML with single spaces, also instead of tags."""
+    text = re.sub("(^[^<]*>)|(<[^>]*>)", " ", source.replace("<wbr>", ""))
+    return " ".join(unescape(text).split())
 
 
 @pytest.fixture
@@ -126,6 +134,19 @@ def test_report_of_a_stopped_run_links_no_missing_table(run, tmp_path):
     facts, _ = write_report(open_ledger("out"), 1, "out")
     assert facts.version is None
     assert Page((tmp_path / "out" / "report.html").read_text()).references == ["./"]
+
+
+def test_report_describes_the_columns_of_the_table(run):
+    _, page = run({"a.txt": "good", "b.txt": "good", "c.txt": "<i>"}, level=3)
+    assert "input text 3 different 0 a.txt 1 , b.txt 1 , c.txt 1" in page.words
+    assert "length whole number 3 to 4 0" in page.words
+    assert "word text 2 different 0 good 2 , <i> 1" in page.words
+
+
+def test_page_is_small_with_many_long_failures(run, tmp_path):
+    _, page = run({f"{number}.txt": f"{number} bad" * 9000 for number in range(220)})
+    assert (tmp_path / "out" / "report.html").stat().st_size < 5_000_000
+    assert "the first 200 of 220" in " ".join(page.text.split())
 
 
 def test_report_shows_the_last_run_that_executed_inputs(run):

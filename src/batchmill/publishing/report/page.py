@@ -9,6 +9,7 @@ import jinja2
 from batchmill.layout import REPORT
 from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import one_line
+from batchmill.publishing.report.columns import Columns, describe_columns
 from batchmill.publishing.report.facts import SHOWN_FAILURES, Facts, gather
 from batchmill.publishing.report.figures import figures
 from batchmill.publishing.report.gallery import Gallery, gather_gallery
@@ -16,6 +17,8 @@ from batchmill.sizes import counted, readable_size
 from batchmill.version import VERSION
 
 _MESSAGE_CHARACTERS, _MESSAGE_KINDS = 300, 3
+# A longer text is cut, so that the page stays small with many long tracebacks.
+_SHOWN_CHARACTERS, _SHOWN_KINDS = 3000, 50
 
 
 class Report(NamedTuple):
@@ -33,12 +36,12 @@ def write_report(ledger: Ledger, run: int, dataset: str) -> Report:
     """
     facts = gather(ledger, run, dataset)
     report = Report(facts, list(figures(facts)))
-    page = render(report, gather_gallery(ledger, facts))
+    page = render(report, gather_gallery(ledger, facts), describe_columns(ledger.store))
     ledger.store.write(REPORT, page.encode())
     return report
 
 
-def render(report: Report, gallery: Gallery) -> str:
+def render(report: Report, gallery: Gallery, columns: Columns) -> str:
     """Return the page as HTML. All values from inputs and steps are escaped."""
     facts = report.facts
     environment = jinja2.Environment(
@@ -49,13 +52,15 @@ def render(report: Report, gallery: Gallery) -> str:
         loader=jinja2.PackageLoader("batchmill.publishing.report", ""),
     )
     environment.filters |= {"size": readable_size, "duration": duration, "moment": _moment}
-    environment.filters["counted"] = counted
+    environment.filters |= {"counted": counted, "start": _start, "end": _end}
     return environment.get_template("page.html").render(
         facts=facts,
         summary=facts.summary,
         figures=report.pictures,
         gallery=gallery,
+        columns=columns,
         message=message_text(facts),
+        shown_kinds=_SHOWN_KINDS,
         shown_failures=facts.failures[:SHOWN_FAILURES].to_pylist(),
         one_line=one_line,
         version=VERSION,
@@ -98,6 +103,15 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+def _start(text: Any, count: int = _SHOWN_CHARACTERS) -> str:
+    whole = str(text)
+    return whole if len(whole) <= count else f"{whole[:count]} ..."
+
+
+def _end(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"... {text[-_SHOWN_CHARACTERS:]}"
 
 
 def _moment(at: Any) -> str:
