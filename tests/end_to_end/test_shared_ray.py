@@ -1,30 +1,34 @@
 """Several runs in one process use one connection to Ray."""
 
 SCRIPT = """
-import sys, threading, time
+import os, sys, threading
+from pathlib import Path
 import batchmill
+from gate import wait_for
 
-def run(name, cluster="local", seconds=0.5):
+def run(name, cluster="local"):
     return batchmill.run(
-        "words/manifest.csv", "slow:step", name, cluster=cluster, params={"seconds": seconds},
-        num_workers=1, batch_size=1,
+        "words/manifest.csv", "gate:step", name, cluster=cluster,
+        params={"gate": f"{os.getcwd()}/{name}"}, num_workers=1, batch_size=1,
     ).summary.outcomes
 
 if __name__ == "__main__":
     found = {}
     import ray
 
-    def start(name, seconds):
-        thread = threading.Thread(target=lambda: found.update({name: run(name, seconds=seconds)}))
+    def start(name):
+        thread = threading.Thread(target=lambda: found.update({name: run(name)}))
         thread.start()
+        wait_for(f"{name}.started")
         return thread
 
-    first = start("a", 0.5)  # This thread starts Ray, and ends before the other run.
-    while not ray.is_initialized():
-        time.sleep(0.05)
-    second = start("b", 3)
+    first = start("a")  # This thread starts Ray, and ends before the other run.
+    assert ray.is_initialized()
+    second = start("b")
+    Path("a.go").touch()
     first.join()
     assert second.is_alive()
+    Path("b.go").touch()
     second.join()
     assert found == {"a": {"ok": 4}, "b": {"ok": 4}}, found
     assert not ray.is_initialized()
@@ -43,17 +47,27 @@ if __name__ == "__main__":
     else:
         raise SystemExit("not refused")
 """
-STEP = """
+GATE = """
 import time
-def step(source, out, *, seconds):
-    time.sleep(seconds)
+from pathlib import Path
+
+def wait_for(path):
+    while not Path(path).exists(): time.sleep(0.05)
+
+def step(source, out, *, gate):
+    # One input waits, and occupies one core. The other run needs another one.
+    if source.name == "d.txt":
+        Path(f"{gate}.started").touch()
+        wait_for(f"{gate}.go")
     return {"word": source.read_text()}
 """
 
 
 def test_runs_of_one_process_share_ray(shell, words, work):
     words.rename(work / "words")
-    (work / "slow.py").write_text(STEP)
+    (work / "gate.py").write_text(GATE)
+    for name in "cd":
+        (work / f"{name}.go").touch()
     (work / "script.py").write_text(SCRIPT)
     done = shell.run("python", "script.py")
     assert done.returncode == 0, done.stderr
