@@ -25,6 +25,10 @@ SHOWN_FAULTS = 500
 class BatchmillError(Exception):
     """Base class of every error that batchmill raises on purpose."""
 
+    def _render_traceback_(self) -> list[str]:
+        """Return the text that IPython shows instead of a traceback: the message alone."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ManifestError(BatchmillError):
     """The manifest cannot be used. `faults` has one sentence per fault."""

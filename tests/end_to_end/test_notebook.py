@@ -1,0 +1,59 @@
+"""Functions of notebook cells are steps, in a real kernel."""
+
+import os
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+CELLS = (
+    "import batchmill\nFACTOR = 2",
+    "def helper(text):\n    return len(text) * FACTOR",
+    "def count(source):\n    return {'length': helper(source.read_text())}",
+    "result = batchmill.run('words', count, 'counted')\nprint(result.executed, result.counts)",
+    "print(batchmill.metadata('counted')['length'].tolist())",
+)
+MISTAKE = "batchmill.run('nosuch', count, 'counted')"
+
+
+@pytest.fixture
+def notebook(shell, work, words, tmp_path, monkeypatch):
+    """Return a function that executes cells in a new kernel, and returns what each printed."""
+    words.rename(work / "words")
+    (work / "words" / "manifest.csv").unlink()
+    environment = shell.environment | {
+        "IPYTHONDIR": str(tmp_path / "ipython"),
+        "JUPYTER_RUNTIME_DIR": str(tmp_path / "jupyter"),
+        "PREFECT_LOGGING_LEVEL": "ERROR",
+    }
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", environment["JUPYTER_RUNTIME_DIR"])
+
+    def execute(*cells):
+        made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+        client = NotebookClient(
+            made, timeout=180, allow_errors=True, resources={"metadata": {"path": str(work)}}
+        )
+        client.execute(env=os.environ | environment)
+        return [[_text(output) for output in cell.outputs] for cell in made.cells]
+
+    return execute
+
+
+def _text(output):
+    return "\n".join(output["traceback"]) if output["output_type"] == "error" else output["text"]
+
+
+def test_a_cells_function_is_a_step_and_the_same_cells_execute_nothing_again(notebook):
+    assert notebook(*CELLS)[3:] == [["4 {'ok': 4}\n"], ["[12, 18, 26, 14]\n"]]
+    # In a new kernel, with a remark, another layout and another order of the cells.
+    again = [CELLS[0], CELLS[2], f"# A remark.\n{CELLS[1]}", CELLS[3]]
+    assert notebook(*again)[3] == ["0 {'ok': 4}\n"]
+    changed = [CELLS[0].replace("2", "3"), *CELLS[1:]]
+    assert notebook(*changed)[3:] == [["4 {'ok': 4}\n"], ["[18, 27, 39, 21]\n"]]
+
+
+def test_a_mistake_is_one_readable_line(notebook):
+    ((shown,),) = notebook(*CELLS[:3], MISTAKE)[3:]
+    assert shown.startswith("ManifestError: ")
+    assert "no such file or folder" in shown
+    assert len(shown.splitlines()) == 1
