@@ -98,7 +98,7 @@ def test_report_lists_failures_and_has_no_external_references(run):
     assert 'raise ValueError(f"<b>{text}</b>")' in page.text
     assert not {"script", "link", "iframe", "img"} & set(page.tags)
     assert page.references == ["./", "failures.csv", "metadata.csv", "metadata.parquet"]
-    assert page.tags.count("svg") == 4
+    assert page.tags.count("svg") == 5
     assert len(facts.slowest()) == 10
     assert facts.seconds > 0
     assert list(verify(open_ledger("out"), hash_files=True)) == []
@@ -158,6 +158,31 @@ def test_report_shows_the_last_run_that_executed_inputs(run):
     assert "run 1, the last run" in page.text
 
 
+def test_charts_are_of_the_last_run_that_executed_many_inputs(run):
+    run({f"{number}.txt": "good" for number in range(40)})
+    run({f"later {number}.txt": "good" for number in range(4)})
+    facts, page = run({"last.txt": "good", "more.txt": "good"})
+    assert (facts.summary.run, facts.executed_by, len(facts.executed)) == (3, 2, 4)
+    assert "Performance (run 2, the last run that executed many inputs)" in page.words
+    assert "4 executed in run 2" in page.words
+
+
+def test_slowest_inputs_show_the_size_of_their_outputs(run):
+    facts, page = run({"a.txt": "good" * 1000, "b.txt": "bad"})
+    slowest = {record["input"]: record["written"] for record in facts.slowest()}
+    assert slowest == {"a.txt": 4000, "b.txt": 0}
+    assert "3.9 KiB 3.9 KiB" in page.words
+    assert "Duration of inputs by the size of their outputs" in [
+        label for label, _ in figures(facts)
+    ]
+
+
+def test_outputs_of_an_earlier_result_do_not_count_for_a_failed_run(run):
+    run({"a.txt": "good"})
+    facts, _ = run({"a.txt": "bad"})
+    assert [(record["outcome"], record["written"]) for record in facts.slowest()] == [("failed", 0)]
+
+
 def stop_early():
     """Start a run, and stop it before it executes an input."""
     job = make_job(manifest="in", step="copying:step", output="out")
@@ -187,7 +212,7 @@ def test_report_without_executed_inputs_has_no_charts(run, tmp_path):
 
 def test_one_input_is_enough_for_charts(run):
     facts, page = run({"a.txt": "good"})
-    assert page.tags.count("svg") == 4
+    assert page.tags.count("svg") == 5
     for _, svg in figures(facts):
         assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
         assert as_data_url(svg).startswith("data:image/svg+xml;base64,PHN2Zy")

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -52,7 +53,8 @@ class Facts:
         root: The folder or URL that the inputs are relative to.
         summary: The summary of the run.
         contents: The number and the size of the outputs.
-        executed: The records of the last run that executed inputs.
+        executed: The records of the last run that executed many inputs. `written` is the number of
+            bytes of an input's outputs.
         executed_by: The number of that run.
         failures: All records that are not ok.
         runs: The summaries of the last runs, the newest first.
@@ -147,8 +149,40 @@ def gather(ledger: Ledger, run: int, dataset: str) -> Facts:
 
 
 def _last_executed(ledger: Ledger) -> tuple[pa.Table, int]:
-    """Return the records of the last run that executed inputs, and the number of the run."""
-    records = ledger.records([*_RUN_COLUMNS, "run"])
+    """Return the records of the last run that executed many inputs, and the number of the run."""
+    records = ledger.records([*_RUN_COLUMNS, "outputs", "run"])
     records = records.filter(pc.greater(records["attempts"], 0))
-    last = pc.max(records["run"]).as_py() or 0
-    return records.filter(pc.equal(records["run"], last)).select(list(_RUN_COLUMNS)), last
+    last = last_large_run(records["run"].to_numpy())
+    records = records.filter(pc.equal(records["run"], last))
+    # A failed input may keep the outputs of an earlier run.
+    is_ok = pc.equal(records["outcome"], "ok").cast(pa.int64())
+    written = pc.multiply(pa.array(_written(records["outputs"]), pa.int64()), is_ok)
+    return records.select(list(_RUN_COLUMNS)).append_column("written", written), last
+
+
+def last_large_run(runs: Any) -> int:
+    """Return the last run with at least a tenth of the records of the largest run.
+
+    The charts of a few retried inputs would show nothing.
+
+    Args:
+        runs: The number of the run of each record.
+
+    Returns:
+        The number of the run; 0 without records.
+
+    >>> last_large_run(np.array([1] * 40 + [2] * 4 + [3] * 3))
+    2
+    """
+    numbers, counts = np.unique(runs, return_counts=True)
+    return int(numbers[counts * 10 >= counts.max()][-1]) if len(numbers) else 0
+
+
+def _written(outputs: pa.ChunkedArray) -> list[int]:
+    """Return the bytes that the step wrote for each input."""
+    written: list[int] = []
+    for chunk in outputs.chunks:
+        sizes = chunk.flatten().field("size").to_numpy()
+        parents = pc.list_parent_indices(chunk).to_numpy()
+        written += np.bincount(parents, sizes, minlength=len(chunk)).astype(int).tolist()
+    return written

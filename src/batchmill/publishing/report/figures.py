@@ -37,7 +37,11 @@ def figures(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "Inputs in progress at the same time, by node", _parallelism(ends, seconds, hosts)
     yield "Number of inputs by duration", _durations(seconds, ok)
     if (sizes > 0).any():
-        yield "Duration of inputs by size", _sizes(sizes, seconds, ok)
+        yield "Duration of inputs by size", _sizes("Sizes", "input", sizes, seconds, ok)
+    written = _column(facts.executed, "written")
+    if (written > 0).any():
+        figure = _sizes("Outputs", "outputs of an input", written, seconds, ok)
+        yield "Duration of inputs by the size of their outputs", figure
 
 
 def _throughput(ends: Any, ok: Any) -> str:
@@ -84,20 +88,20 @@ def _durations(seconds: Any, ok: Any) -> str:
     return _stacked_bars("Durations", x, y, edges, counts)
 
 
-def _sizes(sizes: Any, seconds: Any, ok: Any) -> str:
+def _sizes(title: str, what: str, sizes: Any, seconds: Any, ok: Any) -> str:
     chosen = np.flatnonzero(sizes > 0)
     if len(chosen) > _POINTS:
         # A fixed seed gives the same points each time.
         chosen = np.random.default_rng(0).choice(chosen, _POINTS, replace=False)
     chart = Chart(
-        "Sizes",
-        _log_axis("size of the input", sizes[chosen], _bytes),
+        title,
+        _log_axis(f"size of the {what}", sizes[chosen], _bytes),
         _log_axis("time", seconds[chosen], _duration),
     )
     for series, which in ((OK, ok), (NOT_OK, ~ok)):
         these = chosen[which[chosen]]
         chart.points(series, sizes[these], seconds[these])
-    return chart.svg(legend=not ok.all())
+    return chart.svg(legend=not ok[chosen].all())
 
 
 def _stacked_bars(title: str, x: Axis, y: Axis, edges: Any, heights: list[Any]) -> str:
