@@ -1,9 +1,12 @@
 """Counts the system calls and bytes of one input. Counts show a slow-down on any machine."""
 
-import ctypes
 import json
+import os
 import resource
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from counting import assert_within, bytes_of, calls_of, for_each_input
@@ -32,6 +35,7 @@ def arrays(source):
         del held
     return {"pages": resource.getrusage(resource.RUSAGE_SELF).ru_minflt}
 """
+SUPPORT = Path(__file__).parents[1] / "support"
 FEW = 80
 # The number of batches is fixed, so that the cost of a batch is not part of the slope.
 BATCHES = 10
@@ -127,42 +131,44 @@ def test_a_plan_opens_no_input(tmp_path, manifest, looks):
 PAGES = 4 * 3 * 2**20 // resource.getpagesize()  # The pages that `arrays` uses at a time.
 
 
-@pytest.fixture
-def like_a_new_process():
-    """Reset glibc's thresholds, which adapt during the life of this process."""
-    mallopt = ctypes.CDLL(None).mallopt
-    trim, mmap = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
-    for what in (trim, mmap):
-        mallopt(what, 128 * 1024)
-    yield
-    mallopt(trim, 64 * 2**20)
-    mallopt(mmap, 32 * 2**20)
+# A process that has run other tests may have large free blocks in its heap, which a forked worker
+# would use.
+IN_A_NEW_PROCESS = """
+import json, sys
+from jobs import run_job
+from batchmill.options.failure_policy import FailurePolicy
+
+policy = FailurePolicy(memory_limit=json.loads(sys.argv[2]))
+outcomes = []
+run_job(sys.argv[1], "costs:arrays", "out", num_workers=1, cores=1, seen=outcomes, policy=policy)
+*_, before, last = sorted(json.loads(outcome.rows)[0]["pages"] for outcome in outcomes)
+print(last - before)
+"""
 
 
-def pages_of_an_input(tmp_path, memory_bytes=None):
+def pages_of_an_input(tmp_path, memory_bytes=None, **environment):
     """Return how many pages of memory the kernel gives a worker for its last input."""
-    outcomes = []
     manifest = folder_with(tmp_path, 6) / "manifest.csv"
-    policy = FailurePolicy(memory_limit=memory_bytes)
-    run_job(manifest, "costs:arrays", "out", num_workers=1, cores=1, seen=outcomes, policy=policy)
-    *_, before, last = sorted(json.loads(outcome.rows)[0]["pages"] for outcome in outcomes)
-    return last - before
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_NEW_PROCESS, str(manifest), json.dumps(memory_bytes)],
+        env=os.environ | {"PYTHONPATH": f"{SUPPORT}:{tmp_path}"} | environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return int(done.stdout)
 
 
-@pytest.mark.usefixtures("like_a_new_process")
 def test_memory_that_a_step_frees_is_reused_for_its_next_arrays(tmp_path):
     assert pages_of_an_input(tmp_path) < PAGES / 10
 
 
-@pytest.mark.usefixtures("like_a_new_process")
 def test_with_a_memory_limit_a_worker_keeps_no_freed_memory(tmp_path):
     assert pages_of_an_input(tmp_path, memory_bytes=500 * 2**20) > PAGES
 
 
-@pytest.mark.usefixtures("like_a_new_process")
-def test_a_users_malloc_setting_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
-    assert pages_of_an_input(tmp_path) > PAGES
+def test_a_users_malloc_setting_is_kept(tmp_path):
+    assert pages_of_an_input(tmp_path, MALLOC_TRIM_THRESHOLD_="131072") > PAGES
 
 
 def test_number_of_fsync_calls_of_a_run(tmp_path):
