@@ -79,8 +79,7 @@ test-system: setup ## Run the tests that need root, Chromium, Postgres or networ
 PART ?= 1/1
 test-long: setup ## Run a part of what --long adds, such as PART=3/6; needs the packages of test-system
 	$(BIN)/python tests/support/system_packages.py
-	$(BIN)/python -m pytest -m 'not system' -n $(WORKERS) --dist worksteal --part $(PART)
-	$(BIN)/python -m pytest -m system -n 2 --dist loadgroup --part $(PART)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --part $(PART)
 
 # uv computes the versions, and pip installs them. TORCH=2.13.0 replaces the lowest torch, for example
 # by a CPU build that is at hand.

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from batchmill.options.groups import ConfinementOptions
+from batchmill.options.groups import ConfinementOptions, ExecutionOptions
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Batching, Cores, plan_shards
 from batchmill.planning.job import make_job
@@ -129,7 +129,13 @@ def plain_step(step: Callable[..., Any], paths: Sequence[Path], folder: Path) ->
 
 
 def engine_seconds(
-    step: str, inputs: Path, folder: Path, *, workers: int = WORKERS, confine: bool = False
+    step: str,
+    inputs: Path,
+    folder: Path,
+    *,
+    workers: int = WORKERS,
+    confine: bool = False,
+    pack: str = "",
 ) -> float:
     """Time one shard of all inputs, from its plan to the last committed part."""
     job = make_job(
@@ -137,6 +143,7 @@ def engine_seconds(
         step=step,
         output=str(folder / "dataset"),
         confinement=ConfinementOptions(confine=confine),
+        execution=ExecutionOptions(pack=pack),
     )
     prepared = prepare(job)
     prepared.ledger.create()
@@ -192,12 +199,13 @@ def compare_engines(inputs: int, rounds: int) -> None:
     """Print the table of whole shards."""
     print("| engine | batch | DataLoader, us | batchmill, us | ratio |")
     print("|---|---|---|---|---|")
-    for step, confine in (
-        (five_milliseconds, False),
-        (tiny, False),
-        (writes, False),
-        (tiny, True),
-        (writes, True),
+    for step, confine, pack in (
+        (five_milliseconds, False, ""),
+        (tiny, False, ""),
+        (writes, False, ""),
+        (writes, False, "256MB"),
+        (tiny, True, ""),
+        (writes, True, ""),
     ):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name, "inputs")
@@ -211,8 +219,11 @@ def compare_engines(inputs: int, rounds: int) -> None:
                 (place / "plain").mkdir(parents=True)
                 plain = plain_seconds(plain_step(step, paths, place / "plain"))
                 ref = f"benchmarks.overhead:{step.__name__}"
-                seconds.append((plain, engine_seconds(ref, folder, place, confine=confine)))
+                seconds.append(
+                    (plain, engine_seconds(ref, folder, place, confine=confine, pack=pack))
+                )
             name_of_row = step.__name__ + (", confined" if confine else "")
+            name_of_row += ", in packs" if pack else ""
             report(name_of_row, BATCH_SIZE, inputs, seconds)
 
 

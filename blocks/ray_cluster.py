@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from batchmill.errors import OptionError
-from batchmill.options.failure_policy import parse_size
+from batchmill.options.sizes import parse_size
 
 # The address of a Ray that the run starts on its own machine.
 LOCAL = "local"
@@ -150,7 +150,7 @@ class RayCluster(Block):
         needs = {
             "CPU": self.num_cpus or max(1, num_workers),
             "GPU": self.num_gpus,
-            "memory": parse_size(self.memory) if self.memory else 0,
+            "memory": parse_size(self.memory, "memory") if self.memory else 0,
             **self.resources,
         }
         return {name: amount for name, amount in needs.items() if amount}

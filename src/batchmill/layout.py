@@ -30,20 +30,23 @@ PLAN, PLAN_ROWS, SUMMARY = "plan.json", "plan.arrow", "summary.json"
 PICKLED_STEP = "step.pickle"
 STOP, FLOW_RUN, FORCED = "stop", "flow-run", "forced"
 PLACE, SPLIT, ALONE, CREATING = "place", "split", "alone", "creating"
-# The folder of the outputs.
+# The folder of the outputs, and the folder of the packs that hold outputs.
 FILES = "files"
+PACKS = "packs"
 METADATA = "metadata.parquet"
 # The tables, the report and the other entries at the top of a dataset.
 METADATA_CSV, FAILURES_CSV = "metadata.csv", "failures.csv"
 TABLES = (METADATA, METADATA_CSV, FAILURES_CSV)
 REPORT = "report.html"
-TOP_NAMES = {LEDGER_FOLDER, FILES, REPORT, *TABLES}
+TOP_NAMES = {LEDGER_FOLDER, FILES, PACKS, REPORT, *TABLES}
 # The columns of a manifest and of the tables. The first names the input, the second its output.
 INPUT_COLUMN, OUTPUT_COLUMN = "input", "output"
 # The step's keys above the limit of columns, as JSON.
 MORE_COLUMNS = "more_columns"
 # The Parquet metadata of a table that names the column of rows of earlier results.
 STALE_KEY = b"batchmill.stale"
+# The Parquet metadata of a table that names the column with the addresses of outputs in packs.
+PACK_KEY = b"batchmill.pack"
 # The column of the dataset's own inputs. The column `input` names the outputs.
 MADE_FROM = "made_from"
 # The first input of a chain of datasets. Only a dataset whose own manifest was a dataset has it.

@@ -13,11 +13,19 @@ RETRIED_KINDS: Final = frozenset({"failed", "crashed", "oom"})
 
 
 class WrittenFile(NamedTuple):
-    """One output file: its path relative to the dataset, its size in bytes, its content's hash."""
+    """One output file.
+
+    Attributes:
+        path: Its path in the dataset.
+        size: Its size in bytes.
+        content: The hash of its content.
+        pack: Its address in a pack. None if it is a file at `path`.
+    """
 
     path: str
     size: int
     content: str
+    pack: str | None = None
 
 
 class Fault(NamedTuple):

@@ -29,7 +29,11 @@ def commits_of(folder, monkeypatch, ticks):
         else:
             shard.add([outcome])
 
-    shard = Committer(ledger, "000001-x", origins, lambda: committed.append(clock[0]), tick)
+    def commit(outcomes):
+        committed.append(clock[0])
+        return outcomes
+
+    shard = Committer(ledger, "000001-x", origins, commit, tick)
     shard.add([outcome])
     with shard:
         assert ended.wait(60)

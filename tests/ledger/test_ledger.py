@@ -37,7 +37,8 @@ def test_pandas_can_read_a_committed_part(ledger, tmp_path):
     assert part.name.startswith("000001-x-00000-")
     row = pd.read_parquet(part).iloc[0]
     assert (row["input"], row["outcome"], row["rows"]) == ("a", "ok", '[{"n":1}]')
-    assert list(row["outputs"]) == [{"path": "files/id-a/0.wav", "size": 44, "content": "xxh128:0"}]
+    (output,) = row["outputs"]
+    assert output == {"path": "files/id-a/0.wav", "size": 44, "content": "xxh128:0", "pack": None}
     assert (row["size"], row["mtime_ns"], row["step"]) == (5, 7, "step")
 
 

@@ -5,7 +5,7 @@ from copying_job import CopyingJob
 
 from batchmill import open_dataset
 from batchmill.layout import PUBLISHED, RELEASED
-from batchmill.maintenance.cleanup import KEPT_RUNS, forget_runs
+from batchmill.maintenance.cleanup import KEPT_RUNS, compact, forget_runs
 from batchmill.maintenance.verify import verify
 from batchmill.runs.progress import RunWatcher
 
@@ -36,6 +36,18 @@ def test_a_dataset_that_is_read_during_many_runs_stays_readable(job):
         job.run()
         forget_runs(job.ledger, number + 2, kept=1)
         assert opened[0].data
+
+
+def test_a_removed_input_does_not_come_back_when_its_records_are_merged(job):
+    job.run()
+    job.names.remove("00001.txt")
+    job.list()
+    job.run(prune=True)
+    compact(job.ledger, 2, many=2)
+    assert len(job.ledger.part_names()) == 1
+    assert len(job.ledger.records(["input"])) == 2
+    before = open_dataset(job.dataset, version=1)
+    assert [sample.data for sample in before if "00001" in sample.id] == ["00001.txt"]
 
 
 def test_a_new_run_is_followed_after_old_ones_were_removed(job):

@@ -60,6 +60,8 @@ def prepare_inputs(place, scenario):
     folder.mkdir()
     (folder / "letters.py").write_text(STEP)
     (folder / "in").mkdir()
+    if scenario == "packs":
+        (folder / "packs").touch()
     names = ["a", "b", "c", "d"]
     for name in names:
         (folder / "in" / name).write_text(f"{name}xyz")
@@ -73,13 +75,16 @@ def prepare_inputs(place, scenario):
                 (folder / "in" / name).write_text(word)
             if words is before:
                 assert in_child(lambda: run(place)) == 0
-    if scenario == "again":
+    if scenario in ("again", "packs"):
         assert in_child(lambda: run(place)) == 0
         (folder / "in" / "a").write_text("q")  # Now the step writes one output less.
         os.utime(folder / "in" / "d", (1, 1))
         (folder / "in" / "e").write_text("new")
         store = open_store(place.dataset)
-        store.remove(next(name for name in store.files("files") if "-b-" in name))
+        if scenario == "packs":
+            store.remove(f"packs/{store.names('packs')[0]}")
+        else:
+            store.remove(next(name for name in store.files("files") if "-b-" in name))
         write_manifest(folder, ["a", "b", "d", "e"])
     (folder / "executed").unlink(missing_ok=True)
 
@@ -109,8 +114,10 @@ def run(place, points=None, broken=None):
     if points:
         points.watch()
     job = ("m.csv", "letters:step", place.dataset)
-    divided = {"partition": "a=0.5,b=0.5", "stratify": "kind"}
-    run_job(*job, prune=True, batch_size=1, num_workers=1, cores=1, options=divided)
+    options = {"partition": "a=0.5,b=0.5", "stratify": "kind"}
+    if (place.folder / "packs").exists():
+        options["pack"] = "1MB"
+    run_job(*job, prune=True, batch_size=1, num_workers=1, cores=1, options=options)
 
 
 def recorded(dataset):
@@ -179,7 +186,7 @@ def recorded_or_torn(dataset):
         return {}
 
 
-@pytest.mark.parametrize("scenario", ["first", "again", "shapes"])
+@pytest.mark.parametrize("scenario", ["first", "again", "shapes", "packs"])
 def test_a_run_that_is_killed_at_any_point_can_be_run_again(crashes, scenario):
     assert crashes(scenario) == []
 

@@ -1,5 +1,11 @@
 """Read the parts of a dataset that tests compare."""
 
+import io
+
+import pyarrow as pa
+import pyarrow.csv as pcsv
+import pyarrow.parquet as pq
+
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.verify import verify
 from batchmill.storage import open_store
@@ -9,12 +15,23 @@ AFTER_A_RUN = ["format.json", "lease", "parts", "published.json", "runs", "steps
 
 
 def contents(dataset):
-    """Return the bytes of all outputs and metadata tables, but not `failures.csv`: it has times."""
+    """Return the bytes of all outputs and metadata tables, but not `failures.csv`: it has times.
+
+    Packs do not change the names and the bytes, but `metadata.parquet` is left out.
+    """
     store = open_store(str(dataset))
     tables = [name for name in store.names("") if name.startswith("metadata.")]
     # `files` itself is listed if it is empty.
     outputs = [name for name in store.files("files") if name != "files"]
-    return {name: store.read(name) for name in [*outputs, *tables]}
+    found = {name: store.read(name) for name in [*outputs, *tables]}
+    if store.names("packs"):
+        for files in Ledger(store).records(["outputs"])["outputs"].to_pylist():
+            found |= {file["path"]: store.read(file["pack"] or file["path"]) for file in files}
+        table = pq.read_table(pa.BufferReader(found.pop("metadata.parquet")))
+        file = io.BytesIO()
+        pcsv.write_csv(table.drop_columns("pack"), file)
+        found["metadata.csv"] = file.getvalue()
+    return found
 
 
 def faults(dataset):

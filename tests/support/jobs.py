@@ -22,6 +22,7 @@ def job_of(manifest, step, output, *, params=None, **options):
         inputs=groups.inputs,
         partitions=groups.partitions,
         confinement=groups.confinement,
+        execution=groups.execution,
         failures=groups.failures,
         run=groups.run,
     )

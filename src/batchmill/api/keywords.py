@@ -31,6 +31,7 @@ class JobKeywords(TypedDict, total=False):
     seed: int
     batch_size: int | None
     num_workers: int | Literal["auto"] | None
+    pack: str
     confine: bool
     allow_write: Sequence[str] | str | os.PathLike[str]
     allow_network: bool

@@ -35,6 +35,7 @@ _OVERVIEW = (
     ("failures", "batchmill.cli.failures:failures", "List the inputs that are not ok, and why."),
     ("report", "batchmill.cli.report:report", "Rebuild a dataset's report.html."),
     ("verify", "batchmill.cli.verify:verify", "Compare a dataset's files with its ledger."),
+    ("files", "batchmill.cli.files:files", "List or copy the files of one input."),
     ("versions", "batchmill.cli.versions:versions", "List the versions of a dataset."),
     ("keep", "batchmill.cli.versions:keep", "Give a version a name, so that it stays."),
     ("diff", "batchmill.cli.versions:diff", "Compare two versions of a dataset."),

@@ -8,9 +8,10 @@ from pathlib import Path, PurePosixPath
 import xxhash
 
 from batchmill.execution.rows import Row
+from batchmill.execution.staging import StagingArea, empty
 from batchmill.layout import FILES
 from batchmill.outcome import WrittenFile
-from batchmill.storage import Store
+from batchmill.storage.addresses import Address
 from batchmill.storage.fingerprints import fingerprint
 
 # The digits of the hash in a folder's name. With 48 bits, two different outputs of one input
@@ -23,14 +24,15 @@ class OutputError(Exception):
 
 
 def place_outputs(
-    staged: Path | None, rows: Sequence[Row], store: Store, input_id: str
+    staged: Path | None, rows: Sequence[Row], staging: StagingArea, input_id: str
 ) -> tuple[WrittenFile, ...]:
     """Move a step's files into the dataset, and put their new paths into the rows.
 
     Args:
         staged: The folder that the step wrote to; None if the step writes no files.
         rows: The step's rows. Their `output` is changed in place.
-        store: The dataset's store.
+        staging: The folders of this attempt, and the store. With packs, files are appended to a
+            pack, unless they are larger than a pack.
         input_id: The input's id.
 
     Returns:
@@ -51,13 +53,25 @@ def place_outputs(
     written = {name: fingerprint(f"{staged}/{name}") for name in names}
     contents = {name: seen.content for name, seen in written.items()}
     folder = f"{FILES}/{folder_name(input_id, contents)}"
+    addresses: dict[str, Address] = {}
     if written and staged:
-        store.put_folder(staged, folder, contents)
+        packs = staging.packs
+        if packs and sum(seen.size for seen in written.values()) <= packs.limit:
+            addresses = packs.add(staged, {name: f"{folder}/{name}" for name in names})
+            empty(staging, staged, names)
+        else:
+            staging.store.put_folder(staged, folder, contents)
     for name, naming in named.items():
         for row in naming:
             row["output"] = f"{folder}/{name}"
     return tuple(
-        WrittenFile(f"{folder}/{name}", seen.size, seen.content) for name, seen in written.items()
+        WrittenFile(
+            f"{folder}/{name}",
+            seen.size,
+            seen.content,
+            addresses[name].named(name) if addresses else None,
+        )
+        for name, seen in written.items()
     )
 
 
@@ -98,6 +112,9 @@ def _named(rows: Iterable[Row], staged: Path | None) -> dict[str, list[Row]]:
         value = row.get("output")
         if value is None:
             continue
+        if isinstance(value, str) and _is_plain(value):  # This is a tenth of the time.
+            named.setdefault(value, []).append(row)
+            continue
         text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
         path = PurePosixPath(text) if isinstance(text, str) else None
         if path is None or not path.parts:
@@ -113,6 +130,11 @@ def _named(rows: Iterable[Row], staged: Path | None) -> dict[str, list[Row]]:
             )
         named.setdefault(str(path), []).append(row)
     return named
+
+
+def _is_plain(name: str) -> bool:
+    """Return whether a text is the name of a file in a folder, and nothing else."""
+    return "/" not in name and "\0" not in name and name not in ("", ".", "..")
 
 
 def _written(folder: Path, prefix: str = "") -> Iterator[str]:

@@ -1,7 +1,9 @@
 """One input as passed to its step, and the folders for the files of one attempt."""
 
+import errno
+import os
 import socket
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any, NamedTuple
 from batchmill.execution.rows import RESERVED_KEYS
 from batchmill.storage import Store, remote
 from batchmill.storage.local import remove_folder
+from batchmill.storage.pack_writer import PackWriter
 from batchmill.storage.scratch import scratch_folder
 
 # The folders of the workers of a confined step, below the folder of the attempt.
@@ -19,8 +22,8 @@ CONFINED_FOLDERS = "worker-*"
 class Input(NamedTuple):
     """One input as passed to its step: name, id, local path and manifest row.
 
-    An input with a `url` is first fetched to `path`. `planned` has its size, time and ETag at the
-    time of planning.
+    An input with a `url`, which may end with an address in a pack, is first fetched to `path`.
+    `planned` has its size, time and ETag at the time of planning.
     """
 
     name: str
@@ -31,19 +34,30 @@ class Input(NamedTuple):
     planned: remote.FileStat | None = None
 
 
+class PackSettings(NamedTuple):
+    """How the outputs of an attempt are packed. `PackWriter` describes the fields."""
+
+    prefix: str
+    limit: int
+    worker: Callable[[], str]
+
+
 @dataclass(frozen=True, kw_only=True)
 class StagingArea:
     """The folders of one attempt at a shard.
 
     Steps write to folders in `folder`. Then the engine moves the files to `store`. Remote inputs
-    are fetched to `fetched`. Confined steps have temporary files in `temporary`. No row may have
-    one of the `reserved` keys.
+    are fetched to `fetched`. Confined steps have temporary files in `temporary`. With `packs`,
+    outputs are appended to packs, and `spares` are empty folders. No row may have one of the
+    `reserved` keys.
     """
 
     store: Store
     folder: Path
     fetched: Path | None = None
     temporary: Path | None = None
+    packs: PackWriter | None = None
+    spares: list[Path] = field(default_factory=list)
     reserved: Set[str] = RESERVED_KEYS
     host: str = field(default_factory=socket.gethostname)
 
@@ -55,6 +69,7 @@ def open_staging(
     *,
     fetches: bool = False,
     confines: bool = False,
+    packs: PackSettings | None = None,
     reserved: Set[str] = RESERVED_KEYS,
 ) -> Iterator[StagingArea]:
     """Create the folders of one attempt, and remove them after the block.
@@ -64,12 +79,18 @@ def open_staging(
         attempt: A unique name of the attempt.
         fetches: True if there are remote inputs.
         confines: True if the step is confined.
+        packs: How outputs are packed. None: each output is a file.
         reserved: The keys that no row may have.
     """
     with ExitStack() as stack:
+        folder = stack.enter_context(store.staging(attempt))
+        writer = None
+        if packs:
+            writer = PackWriter(store.pack_folder(folder), folder, *packs)
         yield StagingArea(
             store=store,
-            folder=stack.enter_context(store.staging(attempt)),
+            folder=folder,
+            packs=writer,
             fetched=stack.enter_context(scratch_folder()) if fetches else None,
             temporary=stack.enter_context(scratch_folder()) if confines else None,
             reserved=reserved,
@@ -79,6 +100,35 @@ def open_staging(
 def stage(staging: StagingArea, item: Input) -> Path:
     """Create an empty folder for the files that the step writes for an input."""
     staged = staging.folder / item.input_id
-    remove_folder(staged)
-    staged.mkdir()
+    try:
+        _make_or_rename(staging.spares, staged)
+    except FileExistsError:  # An earlier attempt was killed.
+        remove_folder(staged)
+        os.mkdir(staged)
     return staged
+
+
+def empty(staging: StagingArea, staged: Path, names: Sequence[str]) -> None:
+    """Remove an input's files, which are in a pack now. The next input may get the empty folder."""
+    if any("/" in name for name in names):
+        remove_folder(staged)
+        return
+    for name in names:
+        os.unlink(f"{staged}/{name}")
+    # To remove a folder takes longer than everything else that is done for a small file.
+    staging.spares.append(staged)
+
+
+def _make_or_rename(spares: list[Path], staged: Path) -> None:
+    """Create a folder, or give an empty one its name. Raises FileExistsError."""
+    while spares:
+        try:
+            os.rename(spares.pop(), staged)
+            return
+        except FileNotFoundError:
+            continue  # The list was inherited, and another worker has used the folder.
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            raise FileExistsError(*error.args) from error
+    os.mkdir(staged)

@@ -212,6 +212,7 @@ def _prepare(request: JobRequest, held: ExitStack) -> tuple[JobRequest, Prepared
         inputs=options.inputs,
         partitions=options.partitions,
         confinement=options.confinement,
+        execution=options.execution,
         failures=options.failures,
         run=options.run,
     )

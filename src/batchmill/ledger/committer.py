@@ -29,15 +29,15 @@ class Committer:
         ledger: The ledger to write to.
         prefix: The first part of the names of the parts. No other attempt uses it.
         origins: The origin of each outcome, by the name of the input.
-        before_commit: Called before each commit. If it raises an error, nothing is committed any
-            more.
+        before_commit: Called with the outcomes before each commit. It returns the outcomes to
+            commit. If it raises an error, nothing is committed any more.
         on_tick: Called in the thread at least every `COMMIT_SECONDS`.
     """
 
     ledger: Ledger
     prefix: str
     origins: Mapping[str, Origin]
-    before_commit: Callable[[], None]
+    before_commit: Callable[[Sequence[Outcome]], Sequence[Outcome]]
     on_tick: Callable[[], None]
     _waiting: list[Outcome] = field(default_factory=list)
     _bytes: int = 0
@@ -99,7 +99,7 @@ class Committer:
             with self._lock:
                 outcomes, self._waiting, self._bytes = self._waiting, [], 0
             if outcomes:
-                self.before_commit()
-                records = [(outcome, self.origins[outcome.input]) for outcome in outcomes]
+                ready = self.before_commit(outcomes)
+                records = [(outcome, self.origins[outcome.input]) for outcome in ready]
                 self.ledger.commit(f"{self.prefix}-{self._parts:05d}", records)
                 self._parts += 1

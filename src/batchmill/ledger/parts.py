@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from batchmill.errors import LedgerError
-from batchmill.layout import FILES
+from batchmill.layout import FILES, PACKS
 from batchmill.outcome import Outcome
 from batchmill.storage import Store
 
@@ -27,7 +27,16 @@ _OK = "ok"
 # Matches a path with a NUL, or with a part that is empty, "." or "..".
 _LEADS_OUT = r"(^|/)\.{0,2}(/|$)|\x00"
 
-_FILE = pa.struct([("path", pa.string()), ("size", pa.int64()), ("content", pa.string())])
+_FILE = pa.struct(
+    [
+        ("path", pa.string()),
+        ("size", pa.int64()),
+        ("content", pa.string()),
+        # The address in a pack; null for a file at `path`. Parts of older versions have no such
+        # field.
+        ("pack", pa.string()),
+    ]
+)
 PART_SCHEMA = pa.schema(
     [
         ("input", pa.string()),
@@ -144,7 +153,7 @@ def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> 
         file = pq.ParquetFile(pa.BufferReader(data))
         if (file.schema_arrow.metadata or {}).get(b"batchmill.ledger") != str(VERSION).encode():
             raise LedgerError(f"{place}: is not a part of a ledger of version {VERSION}.")
-        table = file.read(columns=list(columns) if columns else None)
+        table = _with_packs(file.read(columns=list(columns) if columns else None))
     except (OSError, pa.ArrowException) as error:
         raise LedgerError(
             f"{place}: cannot be read ({error}). Move it away, and run the same command again. "
@@ -158,6 +167,29 @@ def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> 
             "again."
         )
     return table
+
+
+def _with_packs(table: pa.Table) -> pa.Table:
+    """Return a part with all fields of outputs. A part of an older version has fewer."""
+    place = table.schema.get_field_index("outputs")
+    if place < 0 or table.schema.field(place).type == PART_SCHEMA.field("outputs").type:
+        return table
+    whole = table["outputs"].cast(PART_SCHEMA.field("outputs").type)
+    return table.set_column(place, "outputs", whole)
+
+
+def file_names(records: pa.Table) -> pa.Array:
+    """Return the name of each output of some records in the store: its address, or its path."""
+    files = pc.list_flatten(records["outputs"]).combine_chunks()
+    return pc.coalesce(files.field("pack"), files.field("path"))
+
+
+def packed_paths(records: pa.Table) -> dict[str, str]:
+    """Return the path of each output of some records that is in a pack, by its address."""
+    files = pc.list_flatten(records["outputs"]).combine_chunks()
+    files = files.filter(pc.is_valid(files.field("pack")))
+    addresses = files.field("pack").to_pylist()
+    return dict(zip(addresses, files.field("path").to_pylist(), strict=True))
 
 
 def _hash(data: bytes | pa.Buffer) -> str:
@@ -174,10 +206,13 @@ def _first_outside(table: pa.Table) -> str | None:
         ids = table["input_id"]
         outside.append(ids.filter(pc.match_substring_regex(ids, f"{_LEADS_OUT}|/")))
     if "outputs" in table.column_names:
-        paths = pc.struct_field(pc.list_flatten(table["outputs"]), "path")
-        is_inside = pc.starts_with(paths, f"{FILES}/")
-        leads_out = pc.or_(pc.invert(is_inside), pc.match_substring_regex(paths, _LEADS_OUT))
-        outside.append(paths.filter(leads_out))
+        for names, folder in (
+            (pc.struct_field(pc.list_flatten(table["outputs"]), "path"), FILES),
+            (pc.struct_field(pc.list_flatten(table["outputs"]), "pack").drop_null(), PACKS),
+        ):
+            is_inside = pc.starts_with(names, f"{folder}/")
+            leads_out = pc.or_(pc.invert(is_inside), pc.match_substring_regex(names, _LEADS_OUT))
+            outside.append(names.filter(leads_out))
     return next((name for names in outside for name in names.to_pylist()), None)
 
 

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Set
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import pyarrow as pa
@@ -10,12 +12,22 @@ import pyarrow.compute as pc
 from batchmill.layout import FILES, LEASES, RELEASED, STAGING
 from batchmill.ledger.json_file import read_json
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.parts import PART_SCHEMA, PRUNED, current_records, has_result
+from batchmill.ledger.parts import (
+    PART_SCHEMA,
+    PRUNED,
+    current_records,
+    file_names,
+    has_result,
+    packed_paths,
+    winning_records,
+)
 from batchmill.ledger.versions import records_of
-from batchmill.maintenance.verify import named_files, output_paths, unreferenced
+from batchmill.maintenance.pack_upkeep import cut_packs, rewrite_packs, unused_packs
+from batchmill.maintenance.verify import named_files, unreferenced
 from batchmill.planning.change_detection import TIMES
 from batchmill.planning.plan import Plan
 from batchmill.storage import Store, in_threads
+from batchmill.storage.addresses import parse_address
 
 # Reading a part takes a millisecond, so a dataset with this number opens in half a second.
 MANY_PARTS = 500
@@ -33,6 +45,7 @@ def remove_orphans(ledger: Ledger) -> None:
             store.delete(name)
     strays = list(unreferenced(store, named_files(ledger)))
     in_threads(store.remove, strays, store.threads)
+    cut_packs(ledger)
 
 
 def record_unchanged(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table, step: str) -> None:
@@ -142,19 +155,29 @@ def sweep(ledger: Ledger, run: int, kept: int) -> None:
         return  # The run has changed no record.
     records = ledger.all_records(["input_id", "attempts", "outputs"])
     now = current_records(records)
-    named = set(output_paths(now))
+    named = _names(now)
     for number in stay.intersection(versions[:-1]):
-        named.update(output_paths(records_of(records, number)))
+        named |= _names(records_of(records, number))
     # Files of results since the previous version that did not win, and of removed versions.
     before = max((number for number in versions if number < run), default=0)
-    gone = set(output_paths(records.filter(pc.greater(records["run"], before))))
+    gone = _names(records.filter(pc.greater(records["run"], before)))
     for number in (*dropped, before):
-        gone.update(output_paths(records_of(records, number)))
-    in_threads(store.delete, sorted(gone - named), store.threads)
+        gone |= _names(records_of(records, number))
+    left = gone - named
+    loose = {name for name in left if not parse_address(name)}
+    in_threads(store.delete, sorted(loose), store.threads)
+    if left != loose:
+        in_threads(store.delete, unused_packs(store, named), store.threads)
+        tables = [now, *(records_of(records, number) for number in stay.intersection(versions))]
+        rewrite_packs(store, reduce(or_, map(packed_paths, tables)))
     _remove_unrecorded(store, now.filter(pc.equal(now["run"], run)), named)
     # A version is removed after its files. If the process stops in between, the next run continues.
     for number in dropped:
         ledger.versions.remove(number)
+
+
+def _names(records: pa.Table) -> set[str]:
+    return set(file_names(records).to_pylist())
 
 
 def _remove_unrecorded(store: Store, executed: pa.Table, named: Set[str]) -> None:
@@ -199,9 +222,12 @@ def compact(ledger: Ledger, run: int, many: int = MANY_PARTS) -> None:
     if len(names) < many:
         return
     records = ledger.all_records(PART_SCHEMA.names)
-    stay = [current_records(records)]
-    stay += [records_of(records, version.number) for version in ledger.versions.read_all()]
-    ledger.rewrite_records(run, _distinct(pa.concat_tables(stay)))
+    versions = [version.number for version in ledger.versions.read_all()]
+    # A record of a removed input must stay as long as an earlier record of the same input stays.
+    stay = [winning_records(records)]
+    stay += [winning_records(records.filter(pc.less_equal(records["run"], n))) for n in versions]
+    merged = _distinct(pa.concat_tables(stay))
+    ledger.rewrite_records(run, merged.filter(_is_needed(merged)))
     ledger.delete_parts(names)
 
 
@@ -209,6 +235,13 @@ def _distinct(records: pa.Table) -> pa.Table:
     """Return records without repetitions."""
     keys = records.select(["input", "run", "attempt"]).to_pandas()
     return records.filter(pa.array(~keys.duplicated()))
+
+
+def _is_needed(records: pa.Table) -> pa.Array:
+    """Return which records are not the only record of a removed input."""
+    frame = records.select(["input", "outcome"]).to_pandas()
+    is_alone = ~frame["input"].duplicated(keep=False)
+    return pa.array(~(is_alone & (frame["outcome"] == PRUNED)))
 
 
 def forget_released(ledger: Ledger) -> None:

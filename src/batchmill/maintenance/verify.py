@@ -6,7 +6,6 @@ from pathlib import PurePosixPath
 from typing import Any, Literal
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from batchmill.errors import LedgerError, OptionError, StoreError
 from batchmill.layout import (
@@ -24,10 +23,11 @@ from batchmill.layout import (
 )
 from batchmill.ledger.lease import check_free, lease
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.parts import current_records
+from batchmill.ledger.parts import current_records, file_names
 from batchmill.ledger.published_record import read_published_record
 from batchmill.ledger.versions import records_of
 from batchmill.maintenance.leakage import find_duplicates, find_leaks
+from batchmill.maintenance.pack_upkeep import unused_packs
 from batchmill.maintenance.source_partitions import compare_with_source
 from batchmill.planning.plan_file import PlanFile
 from batchmill.storage import Store, in_threads
@@ -151,9 +151,9 @@ def _damaged_files(ledger: Ledger) -> Iterator[str]:
 
 
 def files_by_path(records: pa.Table) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """Return the input and the description of each output of some records, by its path."""
+    """Return the input and the description of each output of some records, by its name."""
     return {
-        file["path"]: (owner, file)
+        file["pack"] or file["path"]: (owner, file)
         for owner, files in zip(
             records["input"].to_pylist(), records["outputs"].to_pylist(), strict=True
         )
@@ -166,18 +166,12 @@ def named_files(ledger: Ledger) -> set[str]:
     records = ledger.all_records(["outputs"])
     tables = [current_records(records)]
     tables += [records_of(records, version.number) for version in ledger.versions.read_all()]
-    return {name for table in tables for name in output_paths(table)}
-
-
-def output_paths(records: pa.Table) -> list[str]:
-    """Return the names of the outputs of some records."""
-    files = pc.list_flatten(records["outputs"]).combine_chunks()
-    paths: list[str] = files.field("path").to_pylist()
-    return paths
+    return {name for table in tables for name in file_names(table).to_pylist()}
 
 
 def unreferenced(store: Store, named: Set[str]) -> Iterator[str]:
     """Yield the outputs that are not `named`. A folder without any named output is one item."""
+    yield from unused_packs(store, named)
     folders = {str(above) for name in named for above in PurePosixPath(name).parents}
     last = ""
     for name in store.files(FILES):
@@ -248,7 +242,7 @@ def repair_differences(ledger: Ledger, differences: list[Difference]) -> None:
 def _compare(
     store: Store, owner: str, file: Mapping[str, Any], size: int | None, *, hash_files: bool
 ) -> Difference | None:
-    path = file["path"]
+    path = file["pack"] or file["path"]
     if size is None:
         return Difference("missing", path, owner)
     if size != file["size"]:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from batchmill.ledger.lease import lease
 from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import file_names
 from batchmill.ledger.versions import Version, records_of
 
 _INPUT, _STEP, _PARAMS, _ROW, _OTHER = "input", "step", "params", "row", "executed again"
@@ -63,25 +64,27 @@ def list_versions(ledger: Ledger) -> list[ListedVersion]:
     records = ledger.all_records(["outputs"])
     frames = []
     for version in versions:
-        files = pc.list_flatten(records_of(records, version.number)["outputs"]).combine_chunks()
-        frame = files.flatten()  # The columns path, size and content.
-        frames.append(pd.DataFrame({"path": frame[0].to_pandas(), "size": frame[1].to_pandas()}))
+        found = records_of(records, version.number)
+        sizes = pc.struct_field(pc.list_flatten(found["outputs"]), "size")
+        frames.append(
+            pd.DataFrame({"name": file_names(found).to_pandas(), "size": sizes.to_pandas()})
+        )
     every = pd.concat(frames, keys=[v.number for v in versions]) if frames else pd.DataFrame()
-    own = every[~every["path"].duplicated(keep=False)] if frames else every
-    sizes = own["size"].groupby(level=0).sum().to_dict() if len(own) else {}
-    found = []
+    own = every[~every["name"].duplicated(keep=False)] if frames else every
+    totals = own["size"].groupby(level=0).sum().to_dict() if len(own) else {}
+    listed = []
     for version in versions:
         described = ledger.steps.read(version.step) or {}
-        found.append(
+        listed.append(
             ListedVersion(
                 version,
                 tuple(sorted(name for name, number in names.items() if number == version.number)),
                 described.get("ref", ""),
                 described.get("params", {}),
-                int(sizes.get(version.number, 0)),
+                int(totals.get(version.number, 0)),
             )
         )
-    return found
+    return listed
 
 
 def keep_version(ledger: Ledger, version: int | str, name: str) -> Version:

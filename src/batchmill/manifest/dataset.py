@@ -7,14 +7,17 @@ import os
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from batchmill.errors import ManifestError
-from batchmill.layout import FORMAT, MADE_FROM, ORIGINAL_INPUT
+from batchmill.layout import FORMAT, MADE_FROM, ORIGINAL_INPUT, PACK_KEY
 from batchmill.ledger.versions import Versions
 from batchmill.manifest.records import read_parquet
 from batchmill.manifest.source import Source, fits, numbered
 from batchmill.storage import is_url, open_store
+from batchmill.storage.addresses import parse_address
 from batchmill.storage.fingerprints import HashingFile
+from batchmill.storage.remote import FileStat
 
 
 def read_version(text: str, pattern: str) -> Source | None:
@@ -61,6 +64,7 @@ def read_dataset(place: str, pattern: str, table: bytes | None) -> Source:
             place, ["is a dataset without tables yet. Complete a run that writes it first."]
         )
     frame = read_parquet(place, pa.BufferReader(table)).frame
+    packed = _take_packed(frame, table)
     if MADE_FROM in frame.columns:
         frame[ORIGINAL_INPUT] = _first_inputs(frame)
     frame = frame.drop(columns=MADE_FROM, errors="ignore").rename(columns={"input": MADE_FROM})
@@ -83,7 +87,25 @@ def read_dataset(place: str, pattern: str, table: bytes | None) -> Source:
         locate=numbered("output", len(frame)),
         faults=faults,
         version=_version_of(place, table),
+        seen=packed,
     )
+
+
+def _take_packed(frame: pd.DataFrame, table: bytes) -> dict[str, FileStat]:
+    """Remove the column with the addresses of outputs in packs. Return what is known of them."""
+    metadata = pq.read_schema(pa.BufferReader(table)).metadata or {}
+    column = metadata.get(PACK_KEY, b"").decode()
+    if not column:
+        return {}
+    rows = frame[["output", column]].dropna()
+    del frame[column]
+    found = {}
+    for name, address in rows.itertuples(index=False):
+        place = parse_address(address)
+        if place:
+            # The content of an address never changes, so it is an ETag.
+            found[name] = FileStat(place.size, 0, address)
+    return found
 
 
 def _version_of(place: str, table: bytes) -> int:

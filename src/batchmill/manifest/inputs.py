@@ -229,13 +229,14 @@ def _stat_inputs(
 ) -> pa.Table:
     """Return the inputs with their sizes, times and ETags, as in `Manifest.inputs`.
 
-    A missing file is not a fault, because it may exist when the input is executed.
+    A missing file is not a fault, because it may exist when the input is executed. The ETag of a
+    file in a pack is its address.
     """
     is_remote = np.full(len(names), is_url(root))
     is_remote = np.asarray(pc.match_substring(names, "://").fill_null(False)) | is_remote
     sizes, times, changes = _stat_local(names, root, faults, is_remote)
     changed = pa.array(changes, mask=sizes == MISSING_SIZE)
-    if not is_remote.any():
+    if not (seen or is_remote.any()):
         etags = pa.nulls(len(names), pa.string())
         return pa.table([names, sizes, times, etags, changed], _COLUMNS)
     places = {
@@ -243,13 +244,13 @@ def _stat_inputs(
         for index in np.flatnonzero(is_remote).tolist()
         if index not in faults
     }
-    remote_places = {index: place for index, place in places.items() if is_url(place)}
+    known: dict[int, FileStat | None] = {
+        index: seen[name] for index, name in enumerate(names.to_pylist()) if name in seen
+    }
+    unknown = {i: place for i, place in places.items() if i not in known and is_url(place)}
+    known |= dict(zip(unknown, _stat_urls(unknown, faults), strict=True))
     found_etags: list[str | None] = [None] * len(names)
-    if seen:
-        found = [seen.get(names[index].as_py()) for index in remote_places]
-    else:
-        found = _stat_urls(remote_places, faults)
-    for index, what in zip(remote_places, found, strict=True):
+    for index, what in known.items():
         if what is not None:
             sizes[index], times[index], found_etags[index] = what
     etags = pa.array(found_etags, pa.string())

@@ -38,7 +38,8 @@ class Manifest:
         inputs: A table with one row per input, in the manifest's order. `input` is the input's
             name. The name of an input below `root` is relative to it. `size` is in bytes, -1
             for a missing file, and -2 if the web server does not send it. `mtime_ns` is the time of
-            the last change. The `etag` is null unless the store has ETags. `ctime_ns` is the time
+            the last change. The `etag` is null unless the store has ETags.
+            The ETag of a file in a pack is its address. `ctime_ns` is the time
             of the last change of the content, the name or the rights; null for remote and missing
             files.
         manifest_columns: The manifest's other columns, row for row.

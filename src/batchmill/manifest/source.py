@@ -29,7 +29,8 @@ class Source:
             a second time, so it is called only for a manifest with faults.
         faults: Faults that the reader found.
         version: The number of the version, if the form is a dataset. 0 if it has none.
-        seen: The entry of each file in the store's listing. Empty unless the form is a listing.
+        seen: The known entries of files, by name. A listing has an entry of each file, a dataset
+            has entries of its outputs in packs.
     """
 
     name: str

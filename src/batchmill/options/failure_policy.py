@@ -7,16 +7,14 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from batchmill.errors import OptionError
 from batchmill.options.groups import Options, Text
+from batchmill.options.sizes import SIZE_PATTERN, parse_size
 
 # A run must end even if no user watches it. Steps of healthy jobs take less than an hour.
 DEFAULT_TIMEOUT_SECONDS = 3600.0
 
-# The patterns have no backslashes, because Prefect's messages print backslashes doubled.
-_SIZE_PATTERN = "^ *([0-9]+([.][0-9]+)? *[KMGTkmgt]?[Ii]?[Bb]?)? *$"
+# The pattern has no backslashes, because Prefect's messages print backslashes doubled.
 _SHARE_PATTERN = "^ *([0-9]+|[0-9]+([.][0-9]+)?%) *$"
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", re.IGNORECASE)
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class FailurePolicy(Options):
@@ -52,7 +50,7 @@ class FailurePolicy(Options):
         title="Memory limit",
         description="Maximum memory for one input, for example 2G or 500M. Above that, its worker "
         "process is killed. Default: the machine's memory.",
-        json_schema_extra={"pattern": _SIZE_PATTERN},
+        json_schema_extra={"pattern": SIZE_PATTERN},
     )
     known_failures: Literal["failed", "ok"] = Field(
         default="failed",
@@ -85,7 +83,9 @@ class FailurePolicy(Options):
     @property
     def memory_bytes(self) -> int | None:
         """The memory limit in bytes; None for no limit."""
-        return parse_size(self.memory_limit) if self.memory_limit.strip() else None
+        return (
+            parse_size(self.memory_limit, "--memory-limit") if self.memory_limit.strip() else None
+        )
 
     def failures_allowed(self, inputs: int) -> int:
         """Return how many of `inputs` inputs may fail.
@@ -102,15 +102,3 @@ class FailurePolicy(Options):
         raise OptionError(
             f"--max-failures {text}: expected a number such as 3, or a percentage up to 100%."
         )
-
-
-def parse_size(text: str, option: str = "--memory-limit") -> int:
-    """Convert a size with a unit to bytes. Raises OptionError, which names the option.
-
-    >>> [parse_size(text) for text in ("500M", "2G", "1.5 GiB", "1048576")]
-    [524288000, 2147483648, 1610612736, 1048576]
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if not match:
-        raise OptionError(f"{option} {text}: expected a size such as 2G or 500M.")
-    return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -21,7 +21,9 @@ from pydantic import (
 )
 
 from batchmill.errors import OptionError
+from batchmill.options.sizes import SIZE_PATTERN, parse_size
 
+_LEAST_PACK = 2**20
 _EXPECTED = {
     "int_parsing": "a whole number",
     "int_from_float": "a whole number",
@@ -211,6 +213,26 @@ class ExecutionOptions(Options):
         description="DataLoader workers per shard. With auto, a few inputs are measured to choose "
         "the number. Default: one per core, at most 8.",
     )
+    pack: Text = Field(
+        default="",
+        title="Pack size",
+        description="Write outputs into tar files of about this size, for example 256MB, instead "
+        "of one file each. It is faster for many small files. Default: one file each.",
+        json_schema_extra={"pattern": SIZE_PATTERN},
+    )
+
+    @model_validator(mode="after")
+    def _check_pack(self) -> Self:
+        if self.pack.strip() and self.pack_bytes < _LEAST_PACK:
+            raise OptionError(
+                f"--pack {self.pack}: a pack is for many files. Give 1MB or more, such as 256MB."
+            )
+        return self
+
+    @property
+    def pack_bytes(self) -> int:
+        """The size of a pack in bytes; 0 for one file per output."""
+        return parse_size(self.pack, "--pack") if self.pack.strip() else 0
 
 
 class ConfinementOptions(Options):

@@ -8,8 +8,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.errors import StoreError
+from batchmill.ledger.parts import file_names
 from batchmill.manifest import Manifest
-from batchmill.storage import Store, in_threads, is_url, remote
+from batchmill.storage import Store, in_threads, is_url, open_store, remote
+from batchmill.storage.addresses import parse_address
 from batchmill.storage.fingerprints import content_of
 from batchmill.urls import join
 
@@ -68,8 +70,10 @@ def detect_changes(
         pc.invert(has_other_size(recorded, current)),
         pc.or_(has_other_time(recorded, current), has_unknown_time),
     )
-    names = current["input"].filter(is_unclear).to_pylist()
-    contents = in_threads(lambda name: _read_content(join(manifest.root, name)), names, _THREADS)
+    unclear = current.filter(is_unclear)
+    names = unclear["input"].to_pylist()
+    pairs = list(zip(names, unclear["etag"].to_pylist(), strict=True))
+    contents = in_threads(lambda pair: _read_content(manifest.root, *pair), pairs, _THREADS)
     ok = recorded.filter(pc.equal(recorded["outcome"], "ok"))
     return FileChanges(
         contents=dict(zip(names, contents, strict=True)),
@@ -91,8 +95,11 @@ def has_other_time(recorded: pa.Table, current: pa.Table) -> pa.ChunkedArray:
     )
 
 
-def _read_content(place: str) -> str:
+def _read_content(root: str, name: str, etag: str | None) -> str:
+    place = join(root, name)
     try:
+        if etag and parse_address(etag):
+            return open_store(root).content_of(etag)
         return remote.content_of(place) if is_url(place) else content_of(place)
     except (OSError, StoreError):
         return ""  # The run executes the input, and its outcome will have the error.
@@ -102,8 +109,8 @@ def _find_damaged(records: pa.Table, store: Store) -> Iterable[str]:
     lists = records["outputs"].combine_chunks()
     files = lists.flatten()
     owners = pc.list_parent_indices(lists).to_pylist()
-    paths, sizes = files.field("path").to_pylist(), files.field("size").to_pylist()
-    found = store.sizes(paths)
+    sizes = files.field("size").to_pylist()
+    found = store.sizes(file_names(records).to_pylist())
     damaged = {owner for owner, size, now in zip(owners, sizes, found, strict=True) if now != size}
     names: list[str] = records["input"].take(pa.array(sorted(damaged), pa.int64())).to_pylist()
     return names

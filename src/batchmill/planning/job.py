@@ -11,7 +11,13 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from batchmill.errors import OptionError
 from batchmill.manifest.listing import is_glob
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import ConfinementOptions, InputOptions, PartitionOptions, RunOptions
+from batchmill.options.groups import (
+    ConfinementOptions,
+    ExecutionOptions,
+    InputOptions,
+    PartitionOptions,
+    RunOptions,
+)
 from batchmill.partitions.partitioning import Partitioning, make_partitioning
 from batchmill.planning.confinement import Confinement, make_confinement
 from batchmill.step.load import reference_to
@@ -38,6 +44,7 @@ class Job:
         partitioning: How to divide the inputs. The published tables then have a column with each
             input's partition. Steps do not receive it.
         confinement: The rights of the step. None if the step is not confined.
+        pack_bytes: The size after which a new pack begins. 0: each output is a file.
         failures: The failure policy. Inputs that exceeded a limit are executed again if this limit
             is higher. None: they are not.
     """
@@ -56,6 +63,7 @@ class Job:
     partitioning: Partitioning | None = None
     confinement: Confinement | None = None
     failures: FailurePolicy | None = None
+    pack_bytes: int = 0
 
 
 def make_job(
@@ -67,6 +75,7 @@ def make_job(
     inputs: InputOptions = InputOptions(),
     partitions: PartitionOptions = PartitionOptions(),
     confinement: ConfinementOptions = ConfinementOptions(),
+    execution: ExecutionOptions = ExecutionOptions(),
     failures: FailurePolicy | None = None,
     run: RunOptions = RunOptions(),
 ) -> Job:
@@ -97,6 +106,7 @@ def make_job(
         partitioning=make_partitioning(partitions),
         confinement=make_confinement(confinement),
         failures=failures,
+        pack_bytes=execution.pack_bytes,
     )
 
 

@@ -20,6 +20,7 @@ from batchmill.planning.batching import Layout
 from batchmill.planning.confinement import Confinement
 from batchmill.planning.plan_file import PlanFile
 from batchmill.planning.prepare import Prepared
+from batchmill.storage.addresses import parse_address
 from batchmill.storage.remote import FileStat
 from batchmill.urls import join
 
@@ -51,6 +52,7 @@ class RunSpec:
         confinement: The rights of the step. None if the step is not confined.
         source_dataset: The dataset that is the manifest. Empty for other manifests.
         source_version: The number of its version. 0 without one.
+        pack_bytes: The size after which a new pack begins. 0: each output is a file.
     """
 
     run: int
@@ -71,6 +73,7 @@ class RunSpec:
     confinement: Confinement | None = None
     source_dataset: str = ""
     source_version: int = 0
+    pack_bytes: int = 0
 
     @property
     def inputs(self) -> int:
@@ -111,6 +114,7 @@ def write_run_plan(
         confinement=job.confinement,
         source_dataset=manifest.dataset,
         source_version=manifest.version,
+        pack_bytes=job.pack_bytes,
     )
     order = pa.array(layout.order)
     pending = plan.pending.take(order)
@@ -167,10 +171,12 @@ def some_inputs(ledger: Ledger, run: int, count: int) -> list[str]:
     """Return the paths or URLs of a few planned inputs whose files existed at planning."""
     root = read_spec(ledger, run).root
     for rows in PlanFile(ledger, run).streams():
-        found = rows.filter(pc.greater_equal(rows["size"], 0))["input"]
+        found = rows.filter(pc.greater_equal(rows["size"], 0)).select(["input", "etag"])
         if len(found):
             step = -(-len(found) // count)
-            return [join(root, name) for name in found.to_pylist()[::step]]
+            chosen = zip(*(column.to_pylist()[::step] for column in found.columns), strict=True)
+            packs = {name: parse_address(etag or "") for name, etag in chosen}
+            return [join(root, place.pack if place else name) for name, place in packs.items()]
     return []
 
 

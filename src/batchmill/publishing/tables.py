@@ -17,6 +17,7 @@ from batchmill.layout import (
     METADATA,
     METADATA_CSV,
     MORE_COLUMNS,
+    PACK_KEY,
     PARTITION_COLUMN,
     STALE_KEY,
 )
@@ -46,7 +47,7 @@ _FAILURE_COLUMNS = (
     "log",
     "result_run",
 )
-_STALE = "stale"
+_STALE, _PACK = "stale", "pack"
 
 
 _Column: TypeAlias = pa.Array | pa.ChunkedArray
@@ -67,11 +68,13 @@ class _Chunk(NamedTuple):
         columns: The columns.
         more: The keys above the limit, as JSON objects.
         stale: True for the rows of earlier results.
+        packs: The addresses of the outputs that are in packs.
     """
 
     columns: dict[str, _Column]
     more: pa.Array
     stale: pa.Array
+    packs: pa.Array
 
     def only(self, names: Container[str]) -> "_Chunk":
         """Return the chunk without other columns. It limits the memory."""
@@ -108,10 +111,11 @@ def publish(ledger: Ledger, manifest: Manifest) -> dict[str, PublishedTable]:
     partitions only), the manifest's columns and the step's columns. Rows are in the manifest's
     order, without inputs that the manifest no longer lists. Only the first `MAX_COLUMNS` keys of
     the step become columns. `more_columns` has the others as JSON. If inputs that are not ok keep
-    earlier results, the column `stale` is true for their rows. `failures.csv` has one row per input
+    earlier results, the column `stale` is true for their rows. If outputs are in packs, the column
+    `pack` has their addresses. `failures.csv` has one row per input
     that is not ok.
     """
-    records = ledger.records(["input", "outcome", "rows", "result_run"])
+    records = ledger.records(["input", "outcome", "rows", "outputs", "result_run"])
     position = pc.index_in(records["input"], value_set=manifest.inputs["input"])
     # A file that is too young is no withdrawn input. It has no other columns.
     is_young = pc.is_in(records["input"], value_set=manifest.too_young)
@@ -191,11 +195,16 @@ def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
     more = pa.chunked_array([chunk.more for chunk in chunks], pa.string())
     if more.null_count < len(more):
         columns[_free_name(MORE_COLUMNS, columns)] = more
+    own: dict[bytes, str] = {}
+    packs = pa.chunked_array([chunk.packs for chunk in chunks], pa.string())
+    if packs.null_count < len(packs):
+        own[PACK_KEY] = _free_name(_PACK, columns)
+        columns[own[PACK_KEY]] = packs
     stale = pa.chunked_array([chunk.stale for chunk in chunks], pa.bool_())
-    if not pc.any(stale).as_py():
-        return pa.table(columns)
-    name = _free_name(_STALE, columns)
-    return pa.table(columns | {name: stale}).replace_schema_metadata({STALE_KEY: name})
+    if pc.any(stale).as_py():
+        own[STALE_KEY] = _free_name(_STALE, columns)
+        columns[own[STALE_KEY]] = stale
+    return pa.table(columns).replace_schema_metadata(own or None)
 
 
 def _parts(records: pa.Table) -> Iterator[pa.Table]:
@@ -247,7 +256,16 @@ def _chunk(
             columns[key] = _spread(convert(values), places, len(rows))
     if PARTITION_COLUMN in records.column_names:
         columns[PARTITION_COLUMN] = records[PARTITION_COLUMN].take(owner)
-    return _Chunk(columns, more, pc.is_valid(records["result_run"]).combine_chunks().take(owner))
+    stale = pc.is_valid(records["result_run"]).combine_chunks().take(owner)
+    return _Chunk(columns, more, stale, _packs(records["outputs"], rows))
+
+
+def _packs(outputs: pa.ChunkedArray, rows: Sequence[Mapping[str, Any]]) -> pa.Array:
+    """Return the address of each row's output, null for an output that is not in a pack."""
+    files = pc.list_flatten(outputs).combine_chunks()
+    names = files.field("path").to_pylist()
+    addresses = dict(zip(names, files.field("pack").to_pylist(), strict=True))
+    return pa.array([addresses.get(row.get("output")) for row in rows], pa.string())
 
 
 def _cells_of(

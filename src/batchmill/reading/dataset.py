@@ -14,8 +14,15 @@ from torch.utils.data import Dataset
 
 from batchmill.errors import BatchmillError, OptionError
 from batchmill.layout import PARTITION_COLUMN
-from batchmill.reading.files import Load, choose_load, one_of_each_suffix, open_place
+from batchmill.reading.files import (
+    Load,
+    choose_load,
+    one_of_each_suffix,
+    open_content,
+    open_place,
+)
 from batchmill.reading.mapped import MappedTable, map_table
+from batchmill.reading.packed import PackReader
 from batchmill.reading.published import check_kept, input_root, read_published
 from batchmill.reading.sample import sample_type
 from batchmill.reading.selection import (
@@ -30,6 +37,7 @@ from batchmill.reading.selection import (
     partition_column,
 )
 from batchmill.storage import is_url, remote
+from batchmill.storage.addresses import parse_address
 from batchmill.urls import absolute, join
 
 
@@ -78,7 +86,7 @@ def open_dataset(
     )
     published = read_published(dataset, selection.needed, version=version, stale=stale)
     check_columns(published.columns, selection)
-    samples = make_samples(published.table, selection)
+    samples = make_samples(published.table, selection, published.pack)
     if not len(samples.table):
         raise OptionError(
             f"{dataset}: has no sample to open. List its failed inputs: "
@@ -98,7 +106,7 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
 
 def _table_again(selection: Selection, content: str) -> pa.Table:
     published = read_published(selection.dataset, selection.needed, content, stale=selection.stale)
-    return make_samples(published.table, selection).table
+    return make_samples(published.table, selection, published.pack).table
 
 
 def _input_root(dataset: str, name: str) -> str:
@@ -135,6 +143,7 @@ class SampleDataset(Dataset[Any]):
         self._root = selection.dataset if root is None else root
         self._load = load
         self._transform = transform
+        self._packs = PackReader(selection.dataset)
         # The first column is the file's name. The second is the id, if it differs from the name.
         self._names_ids = table.names[1:2] == ["id"]
         self._fields = ("id", "data", *table.names[2 if self._names_ids else 1 :])
@@ -152,9 +161,13 @@ class SampleDataset(Dataset[Any]):
         """
         place, *values = self._table.row(operator.index(index))
         name = values.pop(0) if self._names_ids else place
+        address = None if self._inputs_root else parse_address(place)
         full = join(self._root, place)
         try:
-            data = open_place(full, self._load, is_input=self._inputs_root is not None)
+            if address:
+                data = open_content(self._packs.read(address), full, self._load)
+            else:
+                data = open_place(full, self._load, is_input=self._inputs_root is not None)
             if self._transform is not None:
                 data = self._transform(data)
         except BatchmillError:

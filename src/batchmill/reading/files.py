@@ -4,10 +4,11 @@ Files are not unpickled, because a dataset may come from an untrusted source.
 """
 
 import importlib
+import io
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,8 @@ from batchmill.storage.scratch import scratch_folder
 from batchmill.urls import last_part
 
 Load = Callable[[Path], Any]
+# A file's path, or its content.
+_File: TypeAlias = Path | io.BytesIO
 
 
 def choose_load(load: Load | str | None, names: Iterable[str], dataset: str) -> Load:
@@ -90,13 +93,40 @@ def open_place(place: str, load: Load, *, is_input: bool) -> Any:
         return _opened(path, place, load)
 
 
-def _opened(path: Path, place: str, load: Load) -> Any:
+def open_content(content: bytes, place: str, load: Load) -> Any:
+    """Open a file that is in a pack. A user's function gets a temporary file.
+
+    Args:
+        content: The content.
+        place: The path or URL, which ends with the file's name.
+        load: The function that opens it.
+
+    Returns:
+        The content.
+
+    Raises:
+        StoreError: The file is damaged.
+    """
+    if load is open_by_suffix:
+        kind = _KINDS[_kind_of(last_part(place), place)]
+        return _opened(io.BytesIO(content), place, kind)
+    if load in _KINDS.values():
+        return _opened(io.BytesIO(content), place, load)
+    with scratch_folder() as folder:
+        path = folder / last_part(place)
+        path.write_bytes(content)
+        return _opened(path, place, load)
+
+
+def _opened(path: Any, place: str, load: Load) -> Any:
     try:
         return load(path)
     except BatchmillError:
         raise
     except Exception as error:
-        is_missing = isinstance(error, FileNotFoundError) and not path.exists()
+        is_missing = (
+            isinstance(error, FileNotFoundError) and isinstance(path, Path) and not path.exists()
+        )
         is_ours = load is open_by_suffix or load in _KINDS.values()
         if not (is_ours or is_missing):
             raise
@@ -129,16 +159,16 @@ def _library(kind: str) -> Any:
         ) from error
 
 
-def _tensor(path: Path) -> Any:
+def _tensor(path: _File) -> Any:
     # A tensor from a GPU must also open on a machine without one.
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _array(path: Path) -> torch.Tensor:
+def _array(path: _File) -> torch.Tensor:
     return _as_tensor(np.load(path, allow_pickle=False))
 
 
-def _arrays(path: Path) -> dict[str, torch.Tensor]:
+def _arrays(path: _File) -> dict[str, torch.Tensor]:
     with np.load(path, allow_pickle=False) as arrays:
         return {name: _as_tensor(array) for name, array in arrays.items()}
 
@@ -148,12 +178,12 @@ def _as_tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C", copy=False))
 
 
-def _audio(path: Path) -> torch.Tensor:
+def _audio(path: _File) -> torch.Tensor:
     frames, _ = _library("audio").read(path, dtype="float32", always_2d=True)
     return torch.from_numpy(np.ascontiguousarray(frames.T))
 
 
-def _image(path: Path) -> torch.Tensor:
+def _image(path: _File) -> torch.Tensor:
     with _library("image").open(path) as image:
         if image.mode[0] in "IF":
             raise ValueError(f"its pixels ({image.mode}) have more than 8 bits: set load=")
@@ -163,12 +193,17 @@ def _image(path: Path) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(pixels))
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+def _text(path: _File) -> str:
+    # As in `Path.read_text`, all line ends become \n.
+    return io.TextIOWrapper(io.BytesIO(_bytes(path)), encoding="utf-8").read()
 
 
-def _json(path: Path) -> Any:
-    return json.loads(path.read_bytes())
+def _json(path: _File) -> Any:
+    return json.loads(_bytes(path))
+
+
+def _bytes(path: _File) -> bytes:
+    return path.read_bytes() if isinstance(path, Path) else path.getvalue()
 
 
 _KINDS: dict[str, Load] = {
@@ -179,7 +214,7 @@ _KINDS: dict[str, Load] = {
     "image": _image,
     "text": _text,
     "json": _json,
-    "bytes": Path.read_bytes,
+    "bytes": _bytes,
 }
 _SUFFIXES = {".pt": "tensor", ".npy": "array", ".npz": "arrays", ".json": "json"}
 _SUFFIXES |= dict.fromkeys((".wav", ".flac", ".ogg", ".mp3"), "audio")

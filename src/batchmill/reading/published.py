@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from batchmill.errors import OptionError, StoreError
-from batchmill.layout import METADATA, STALE_KEY
+from batchmill.layout import METADATA, PACK_KEY, STALE_KEY
 from batchmill.ledger.open import last_run, open_ledger
 from batchmill.ledger.published_record import PublishedRecord, read_published_record
 from batchmill.ledger.versions import Versions
@@ -33,12 +33,14 @@ class Published(NamedTuple):
         columns: The names of all columns.
         content: The hash of the file.
         stale: The column that is true in rows of earlier results. Empty without such rows.
+        pack: The column with the addresses of outputs in packs. Empty without packs.
     """
 
     table: pa.Table
     columns: list[str]
     content: str
     stale: str
+    pack: str
 
 
 def read_published(
@@ -133,14 +135,15 @@ def _read(
             # The pandas metadata in the schema would turn a manifest column into an index.
             parquet = pq.ParquetFile(file)
             names = parquet.schema_arrow.names
-            stale = (parquet.schema_arrow.metadata or {}).get(STALE_KEY, b"").decode()
-            chosen = [name for name in names if columns is None or name in {*columns, stale}]
+            own = parquet.schema_arrow.metadata or {}
+            stale, pack = (own.get(key, b"").decode() for key in (STALE_KEY, PACK_KEY))
+            chosen = [name for name in names if columns is None or name in {*columns, stale, pack}]
             table = parquet.read(columns=chosen).replace_schema_metadata(None)
         except (OSError, pa.ArrowException) as error:
             raise StoreError(
                 place, f"cannot be read ({error}). Run the same command again."
             ) from error
-    return Published(table, names, found, stale)
+    return Published(table, names, found, stale, pack)
 
 
 def _check_recorded(store: Store, record: PublishedRecord | None, found: str) -> None:

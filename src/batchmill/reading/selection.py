@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.errors import OptionError
-from batchmill.layout import FILES, INPUT_COLUMN, OUTPUT_COLUMN, PARTITION_COLUMN
+from batchmill.layout import FILES, INPUT_COLUMN, OUTPUT_COLUMN, PACKS, PARTITION_COLUMN
 from batchmill.reading.sample import check_fields
 
 LABEL = "label"
@@ -53,11 +53,16 @@ class Named(NamedTuple):
     are_inputs: bool
 
 
-def named(table: pa.Table, dataset: str) -> Named:
+def named(table: pa.Table, dataset: str, pack: str = "") -> Named:
     """Return the rows that have an output. In a dataset without outputs, the files are the inputs.
 
     The id is the file's name in the table. If several rows name one file, their ids are NAME#0,
     NAME#1 and so on.
+
+    Args:
+        table: The published table.
+        dataset: The dataset's path or URL.
+        pack: The column with the addresses of outputs in packs. Empty: the files are not needed.
     """
     are_inputs = True
     if OUTPUT_COLUMN in table.column_names:
@@ -66,9 +71,14 @@ def named(table: pa.Table, dataset: str) -> Named:
         if pc.any(there).as_py():
             are_inputs = False
             table, outputs = table.filter(there), outputs.filter(there)
-            _check_inside(outputs, dataset)
-    places = table[INPUT_COLUMN].cast(_TEXT).combine_chunks() if are_inputs else outputs
-    return Named(table, places, _unique(places), are_inputs)
+            _check_inside(outputs, dataset, FILES)
+    names = table[INPUT_COLUMN].cast(_TEXT).combine_chunks() if are_inputs else outputs
+    places = names
+    if pack and not are_inputs:
+        addresses = table[pack].cast(_TEXT).combine_chunks()
+        _check_inside(addresses.drop_null(), dataset, PACKS)
+        places = pc.coalesce(addresses, names)
+    return Named(table, places, _unique(names), are_inputs)
 
 
 class Samples(NamedTuple):
@@ -78,16 +88,17 @@ class Samples(NamedTuple):
     are_inputs: bool
 
 
-def make_samples(table: pa.Table, selection: Selection) -> Samples:
+def make_samples(table: pa.Table, selection: Selection, pack: str = "") -> Samples:
     """Return the table of samples: `place`, `id` (if it differs), `label`, then the other columns.
 
-    Text labels become indices of a dictionary with all labels of the dataset, sorted.
+    Text labels become indices of a dictionary with all labels of the dataset, sorted. `pack` is the
+    column with the addresses of outputs in packs.
 
     Raises:
         OptionError: The dataset lacks a column, a partition or a label.
     """
     dataset = selection.dataset
-    found = named(table, dataset)
+    found = named(table, dataset, pack)
     labels = _labels(found.rows) if LABEL not in selection.columns else None
     own = ["id", "data", *([LABEL] if labels is not None else [])]
     check_fields(dataset, selection.columns, own)
@@ -164,9 +175,9 @@ def check_columns(known: Sequence[str], selection: Selection) -> None:
         )
 
 
-def _check_inside(outputs: pa.Array, dataset: str) -> None:
+def _check_inside(outputs: pa.Array, dataset: str, folder: str) -> None:
     """Raise OptionError for files outside of the dataset, because the table may be untrusted."""
-    inside = pc.starts_with(outputs, f"{FILES}/")
+    inside = pc.starts_with(outputs, f"{folder}/")
     inside = pc.and_not(inside, pc.match_substring_regex(outputs, r"(^|/)\.\.(/|$)"))
     if not pc.all(inside).as_py():
         first = outputs.filter(pc.invert(inside))[0].as_py()

@@ -19,8 +19,10 @@ from batchmill.outcome import Outcome
 from batchmill.planning.confinement import Confinement
 from batchmill.shards.inputs import ShardInputs
 from batchmill.shards.outcome_recorder import OutcomeRecorder
+from batchmill.shards.pack_upload import PackUpload
 from batchmill.shards.torch_dataset import create_torch_dataset
 from batchmill.step.load import Step
+from batchmill.storage import is_url
 from batchmill.workers import (
     BatchCallbacks,
     IsolatedExecutor,
@@ -58,7 +60,7 @@ class ShardExecution:
         self._look_up, self._torch_dataset = self._make_look_up()
         self._stop = Stop()
         self._recorder = OutcomeRecorder(
-            ledger, inputs.spec, self._stop, inputs.check_step, on_outcome
+            ledger, inputs.spec, self._stop, inputs.check_step, on_outcome, self._pack_upload()
         )
         self._callbacks = self._batch_callbacks()
         self._executor = self._make_executor()
@@ -79,6 +81,13 @@ class ShardExecution:
                 num_workers=spec.num_workers,
             )
         return dict(self._recorder.counts)
+
+    def _pack_upload(self) -> PackUpload | None:
+        """Return what uploads packs; None without packs, or if they are written in the dataset."""
+        packs = self._staging.packs
+        if packs is None or not is_url(self._ledger.store.url):
+            return None
+        return PackUpload(self._ledger.store, packs.folder, packs.prefix, packs.limit)
 
     def _make_look_up(self) -> tuple[Callable[[int], Any], Any]:
         """Return the function that looks up an item by its index, and the torch Dataset or None."""

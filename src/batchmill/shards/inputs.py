@@ -30,6 +30,7 @@ from batchmill.shards.shard import Shard, is_left, recorded_in
 from batchmill.step.load import Step
 from batchmill.step.planned import PlannedStep
 from batchmill.storage import is_url
+from batchmill.storage.addresses import parse_address
 from batchmill.storage.remote import FileStat
 from batchmill.urls import join, last_part
 
@@ -89,9 +90,11 @@ class ShardInputs:
 
     @property
     def are_remote(self) -> bool:
-        """True if some inputs must be fetched."""
-        return is_url(self.spec.root) or any(
-            "://" in name and is_url(name) for name in self.origins
+        """True if some inputs must be fetched, from a store or from packs."""
+        return (
+            is_url(self.spec.root)
+            or any("://" in name and is_url(name) for name in self.origins)
+            or any(etag and parse_address(etag) for etag in self.table["etag"].to_pylist())
         )
 
     @property
@@ -153,8 +156,9 @@ class ShardInputs:
         root = self.spec.root
         if staging.fetched is None:  # All inputs are local files.
             return Input(name, identifier, os.path.join(root, name), row)
-        url = join(root, name)
-        if not is_url(url):
+        is_packed = parse_address(planned.etag or "") is not None
+        url = join(root, planned.etag or "") if is_packed else join(root, name)
+        if not (is_packed or is_url(url)):
             return Input(name, identifier, url, row)
         path = f"{staging.fetched}/{identifier}/{last_part(url)}"
         return Input(name, identifier, path, row, url, planned)

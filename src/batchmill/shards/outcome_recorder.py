@@ -12,6 +12,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
 from batchmill.outcome import Outcome
 from batchmill.planning.run_spec import RunSpec
+from batchmill.shards.pack_upload import PackUpload
 from batchmill.storage import NO_ROOM
 from batchmill.workers import Stop
 
@@ -20,7 +21,7 @@ class OutcomeRecorder:
     """Records outcomes. `counts` has the number of inputs by kind of outcome.
 
     `check_step` is called before each commit. It raises an error if the step has changed. Nothing
-    is committed either after the run has lost its lease.
+    is committed either after the run has lost its lease. `upload` uploads packs to a bucket.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class OutcomeRecorder:
         stop: Stop,
         check_step: Callable[[], None],
         on_outcome: Callable[[Outcome], None] | None,
+        upload: PackUpload | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._ledger = ledger
@@ -37,6 +39,7 @@ class OutcomeRecorder:
         self._stop = stop
         self._check_step = check_step
         self._on_outcome = on_outcome
+        self._upload = upload
 
     @contextmanager
     def committing(
@@ -49,7 +52,7 @@ class OutcomeRecorder:
             origins: The origin that the ledger records for each input, by input name.
             on_tick: Called each time the thread wakes up.
         """
-        before = self._check_before_commit
+        before = self._prepare_commit
         with Committer(self._ledger, prefix, origins, before, on_tick) as self._committer:
             yield
 
@@ -80,8 +83,10 @@ class OutcomeRecorder:
         """Commit all recorded outcomes now."""
         self._committer.flush()
 
-    def _check_before_commit(self) -> None:
-        """Raise an error if the step has changed, or if the run no longer holds the lease.
+    def _prepare_commit(self, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        """Check that outcomes may be committed, and upload their packs.
+
+        Raises an error if the step has changed, or if the run no longer holds the lease.
 
         A shard of a lost node may continue after its run has ended. Another run removes its
         unfinished files, so its inputs may fail. Its outcomes must not reach the ledger.
@@ -92,6 +97,7 @@ class OutcomeRecorder:
             raise LedgerError(
                 f"{self._ledger.store.url}: run {spec.run} no longer holds the lease."
             )
+        return self._upload.store(outcomes) if self._upload else outcomes
 
     def _check_failures(self) -> None:
         """Stop the whole run if more inputs have failed than its policy allows."""

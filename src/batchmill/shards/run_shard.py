@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from batchmill.execution.staging import open_staging
+from batchmill.execution.staging import PackSettings, open_staging
 from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import Outcome
 from batchmill.shards.inputs import ShardInputs
@@ -41,6 +41,7 @@ def run_shard(
     # Importing torch takes a second. Only processes that run shards need it.
     from batchmill.shards.execution import ShardExecution
     from batchmill.workers.orphans import ending_orphans
+    from batchmill.workers.worker import worker_name
 
     started = time.perf_counter()
     ledger = Ledger(open_store(shard.dataset))
@@ -48,6 +49,8 @@ def run_shard(
         ledger.control.record_node(shard.run, shard.key, place)
     inputs = ShardInputs.read(ledger, shard)
     attempt = uuid.uuid4().hex[:12]
+    prefix = f"{shard.run:06d}-{attempt}"
+    limit = inputs.spec.pack_bytes
     with (
         ending_orphans(),
         open_staging(
@@ -55,9 +58,10 @@ def run_shard(
             attempt,
             fetches=inputs.are_remote,
             confines=inputs.spec.confinement is not None,
+            packs=PackSettings(prefix, limit, worker_name) if limit else None,
             reserved=inputs.reserved_keys,
         ) as staging,
     ):
         execution = ShardExecution(ledger, inputs, staging, on_outcome)
-        outcomes = execution.run(f"{shard.run:06d}-{attempt}")
+        outcomes = execution.run(prefix)
     return ShardResult(outcomes, time.perf_counter() - started)

@@ -75,6 +75,11 @@ def hash_file(file: IO[bytes]) -> str:
     return f"xxh128:{state.hexdigest()}"
 
 
+def hash_bytes(content: bytes) -> str:
+    """Hash a content, in the format of `content_of`."""
+    return f"xxh128:{xxhash.xxh3_128_hexdigest(content)}"
+
+
 class HashingFile:
     """A file that hashes what is written to it, and passes it on to another file if there is one.
 

@@ -15,7 +15,8 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from batchmill.errors import StoreError
-from batchmill.layout import FILES, STAGING
+from batchmill.layout import FILES, PACKS, STAGING
+from batchmill.storage.addresses import parse_address
 from batchmill.storage.beneath import (
     folder_of,
     link_file,
@@ -26,17 +27,15 @@ from batchmill.storage.beneath import (
     sync_file_system,
     temporary_file,
 )
-from batchmill.storage.fingerprints import hash_file
+from batchmill.storage.faults import store_fault
+from batchmill.storage.fingerprints import hash_bytes, hash_file
+from batchmill.storage.packed_files import PackedFiles
 from batchmill.storage.retries import retry_local
-from batchmill.storage.store import NO_ROOM, no_check
+from batchmill.storage.store import no_check
 
 _TEMPORARY = re.compile(r"\..+\.part-[0-9a-f]{32}")
 # With less free space than this, even a small write may fail.
 _ROOM_BYTES = 2**20
-# Errors of a busy or remote file system. A retry may succeed.
-_PASSING = {errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR}
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
-_NO_RIGHT = {errno.EACCES, errno.EPERM, errno.EROFS}
 _COPY_BYTES = 2**20
 # The name of a folder is in use. A rename never replaces a folder that contains files.
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
@@ -55,6 +54,7 @@ class LocalStore:
         self.url = os.fspath(root)
         self.root = Path(root)
         self.before_change: Callable[[], None] = no_check
+        self.packed = PackedFiles(self.read, self._read_range, self.sizes)
 
     def url_of(self, name: str) -> str:
         """Return the path of `name`."""
@@ -88,7 +88,11 @@ class LocalStore:
         # A plan may need a million sizes, so this is the fast way. It follows links in a path. That
         # is harmless, because no file is opened.
         prefix = f"{self.root}/"
+        packed = iter(self.packed.sizes(filter(None, map(parse_address, names))))
         for name in names:
+            if parse_address(name):
+                yield next(packed)
+                continue
             try:
                 seen = os.lstat(prefix + name)
                 yield seen.st_size if stat.S_ISREG(seen.st_mode) else None
@@ -101,22 +105,36 @@ class LocalStore:
     @retry_local
     def content_of(self, name: str) -> str:
         """Read a file and hash its content."""
+        place = parse_address(name)
+        if place:
+            return hash_bytes(self.packed.read(place))
         with self._faults(name), open(open_file(self.url, name), "rb", buffering=0) as file:
             return hash_file(file)
 
     @retry_local
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
+        place = parse_address(name)
+        if place:
+            return self.packed.read(place)
         with self._faults(name), open(open_file(self.url, name), "rb") as file:
             return file.read()
 
     @retry_local
     def open(self, name: str) -> pa.NativeFile:
         """Map a file into memory."""
+        place = parse_address(name)
+        if place:
+            return pa.BufferReader(self.packed.read(place))
         with self._faults(name), open(open_file(self.url, name), "rb", buffering=0) as file:
             # Arrow can map only a path. Python's `mmap` would keep a file descriptor open, and
             # Arrow's threads could release it only while the interpreter runs.
             return pa.memory_map(f"/proc/self/fd/{file.fileno()}")
+
+    @retry_local
+    def _read_range(self, name: str, offset: int, size: int) -> bytes:
+        with self._faults(name), open(open_file(self.url, name), "rb", buffering=0) as file:
+            return os.pread(file.fileno(), size, offset)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a whole file, and replace an earlier one."""
@@ -237,6 +255,25 @@ class LocalStore:
             with suppress(OSError), folder_of(self.url, STAGING) as (folder, last):
                 os.rmdir(last, dir_fd=folder)  # Fails if another attempt uses the folder.
 
+    def pack_folder(self, staging: Path) -> Path:  # noqa: ARG002
+        """Return the folder where packs are written: their folder in the dataset."""
+        self._make_folder(PACKS)
+        return self.root / PACKS
+
+    @retry_local
+    def cut(self, name: str, size: int) -> None:
+        """Cut a file after `size` bytes if it is longer. Ignore a name that does not exist."""
+        self.before_change()
+        with self._faults(name):
+            seen = stat_entry(self.url, name)
+            if seen and stat.S_ISREG(seen.st_mode) and seen.st_size > size:
+                with folder_of(self.url, name) as (folder, last):
+                    file = os.open(last, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+                    try:
+                        os.ftruncate(file, size)
+                    finally:
+                        os.close(file)
+
     def leftovers(self) -> Iterator[str]:
         """Yield the names of files that are being written, or whose writer died."""
         for folder, folders, files in os.walk(self.root):
@@ -282,7 +319,7 @@ class LocalStore:
         try:
             yield
         except OSError as error:
-            raise _fault(self.url_of(name), error) from error
+            raise store_fault(self.url_of(name), error) from error
 
 
 def has_room(folder: Path, needed: int = _ROOM_BYTES) -> bool:
@@ -335,27 +372,3 @@ def _move(folder: Path, above: int, name: str) -> None:
             shutil.rmtree(copied, ignore_errors=True, dir_fd=above)
             raise
         remove_folder(folder)
-
-
-def _fault(place: str, error: OSError) -> StoreError:
-    is_link = error.errno == errno.ELOOP
-    return StoreError(
-        str(error.filename or place) if is_link else place,
-        _reason(error),
-        passing=error.errno in _PASSING,
-        general=is_link or error.errno in _NO_ROOM or error.errno in _NO_RIGHT,
-    )
-
-
-def _reason(error: OSError) -> str:
-    text = error.strerror or str(error)
-    if error.errno == errno.ELOOP:
-        return (
-            "is a link. A dataset contains no links, because they can lead outside. "
-            "Replace the link with a copy of its target."
-        )
-    if error.errno in _NO_ROOM:
-        return NO_ROOM
-    if error.errno in _NO_RIGHT:
-        return f"{text}. Change the permissions, or choose another folder."
-    return f"{text}."

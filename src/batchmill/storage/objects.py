@@ -8,8 +8,11 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from batchmill.errors import StoreError
-from batchmill.layout import FILES
+from batchmill.layout import FILES, PACKS
 from batchmill.storage import remote
+from batchmill.storage.addresses import parse_address
+from batchmill.storage.fingerprints import hash_bytes
+from batchmill.storage.packed_files import PackedFiles
 from batchmill.storage.scratch import scratch_folder
 from batchmill.storage.store import in_threads, no_check, parts_of
 
@@ -37,6 +40,7 @@ class ObjectStore:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self.before_change: Callable[[], None] = no_check
+        self.packed = PackedFiles(self.read, self._read_range, self.sizes)
 
     def url_of(self, name: str) -> str:
         """Return the URL of `name`."""
@@ -64,6 +68,12 @@ class ObjectStore:
 
     def sizes(self, names: Sequence[str]) -> Iterable[int | None]:
         """Return the size of each file in bytes, None if there is no file."""
+        places = [parse_address(name) for name in names]
+        if any(places):
+            packed = iter(self.packed.sizes(filter(None, places)))
+            loose = [name for name, place in zip(names, places, strict=True) if not place]
+            others = iter(self.sizes(loose))
+            return [next(packed) if place else next(others) for place in places]
         if len(names) > remote.FEW and all(name.startswith(f"{FILES}/") for name in names):
             found = remote.find(self.url_of(FILES))
             seen = [found.get(name.removeprefix(f"{FILES}/")) for name in names]
@@ -73,15 +83,27 @@ class ObjectStore:
 
     def content_of(self, name: str) -> str:
         """Read a file and hash its content."""
+        place = parse_address(name)
+        if place:
+            return hash_bytes(self.packed.read(place))
         return remote.content_of(self.url_of(name))
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
+        place = parse_address(name)
+        if place:
+            return self.packed.read(place)
         return remote.read(self.url_of(name))
 
     def open(self, name: str) -> pa.NativeFile:
         """Open a file for Arrow, which reads only the parts that it needs."""
+        place = parse_address(name)
+        if place:
+            return pa.BufferReader(self.packed.read(place))
         return remote.open_for_arrow(self.url_of(name))
+
+    def _read_range(self, name: str, offset: int, size: int) -> bytes:
+        return remote.read_range(self.url_of(name), offset, size)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a whole file, and replace an earlier one."""
@@ -136,6 +158,15 @@ class ObjectStore:
     def staging(self, attempt: str) -> AbstractContextManager[Path]:  # noqa: ARG002
         """Create an empty folder on this machine, for the block."""
         return scratch_folder()
+
+    def pack_folder(self, staging: Path) -> Path:
+        """Return the folder where packs are written: a folder on this machine."""
+        folder = staging / PACKS
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def cut(self, name: str, size: int) -> None:
+        """Do nothing, because an upload is complete."""
 
     def leftovers(self) -> Iterator[str]:
         """Yield nothing, because an incomplete upload has no name."""

@@ -157,6 +157,14 @@ def read(url: str) -> bytes:
 
 
 @retry_remote
+def read_range(url: str, offset: int, size: int) -> bytes:
+    """Return a part of a file. It is shorter if the file ends before."""
+    with connected(url) as (files, path):
+        data: bytes = files.cat_file(path, start=offset, end=offset + size)
+        return data
+
+
+@retry_remote
 def open_for_arrow(url: str) -> pa.NativeFile:
     """Open a file for Arrow. A large file is fetched in blocks while it is read."""
     with connected(url) as (files, path):

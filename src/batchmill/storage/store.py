@@ -9,6 +9,7 @@ from typing import BinaryIO, Protocol, TypeVar
 import pyarrow as pa
 
 from batchmill.errors import StoreError
+from batchmill.storage.packed_files import PackedFiles
 
 NO_ROOM = (
     "No space left on device. Free some space, and run the same command again. It resumes the run."
@@ -21,7 +22,8 @@ _Item = TypeVar("_Item")
 class Store(Protocol):
     """Files with names relative to a folder or URL. The parts of a name are separated by `/`.
 
-    A file exists completely or not at all. A method that fails raises StoreError. If the cause may
+    A file exists completely or not at all. `sizes`, `content_of`, `read` and `open` also take the
+    address of a file in a pack. A method that fails raises StoreError. If the cause may
     pass, the method retries a few times first. It also raises StoreError for a name that points
     outside the store or contains a link.
     """
@@ -30,6 +32,8 @@ class Store(Protocol):
     """The path of the folder, or the URL."""
     threads: int
     """The number of threads to use for many calls."""
+    packed: PackedFiles
+    """The files in packs."""
     before_change: Callable[[], None]
     """Called before each change. The holder of the lease checks here that it still holds it."""
 
@@ -118,6 +122,18 @@ class Store(Protocol):
 
     def staging(self, attempt: str) -> AbstractContextManager[Path]:
         """Create an empty local folder for the outputs of one attempt, for the block."""
+        ...
+
+    def pack_folder(self, staging: Path) -> Path:
+        """Return the local folder where packs are written.
+
+        Args:
+            staging: The folder of an attempt, from `staging`.
+        """
+        ...
+
+    def cut(self, name: str, size: int) -> None:
+        """Cut a pack after `size` bytes if it is longer. In a bucket, no pack is too long."""
         ...
 
     def leftovers(self) -> Iterator[str]:

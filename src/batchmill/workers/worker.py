@@ -34,11 +34,19 @@ class Worker:
     """The state of a worker process."""
 
     channel: WorkerChannel
+    name = "main"  # The process of the shard has this name.
 
     def begin(
-        self, channel: WorkerChannel, parent: int, *, keeps_memory: bool, sockets: Path | None
+        self,
+        number: int,
+        channel: WorkerChannel,
+        parent: int,
+        *,
+        keeps_memory: bool,
+        sockets: Path | None,
     ) -> None:
         """Prepare this process; `begin_worker` describes the arguments."""
+        self.name = str(number)
         self.channel = channel
         self._pid = os.getpid()
         os.setsid()
@@ -138,6 +146,11 @@ def _next_descriptor() -> int:
 this_worker = Worker()
 
 
+def worker_name() -> str:
+    """Return the name of this worker. No other living process of the shard has it."""
+    return this_worker.name
+
+
 def begin_confined() -> None:
     """Record the settings of this child process of a worker, to restore them after each input.
 
@@ -184,5 +197,5 @@ def begin_worker(
     for other in channels:
         if other is not channels[number]:
             other.close()
-    this_worker.begin(channels[number], parent, keeps_memory=keeps_memory, sockets=sockets)
+    this_worker.begin(number, channels[number], parent, keeps_memory=keeps_memory, sockets=sockets)
     barrier.wait()

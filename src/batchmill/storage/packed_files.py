@@ -1,0 +1,97 @@
+"""Reads the files in packs, also of packs that were written again.
+
+A pack of which little is still used is written again without the rest. The records keep the
+addresses in the old pack, so a list beside the packs leads from there to the new one.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from batchmill.errors import StoreError
+from batchmill.storage.addresses import Address
+
+
+def list_of_moved(pack: str) -> str:
+    """Return the name of the list of files that were moved out of a pack.
+
+    >>> list_of_moved("packs/000001-3f-0.tar")
+    'packs/000001-3f-0.moved.json'
+    """
+    return f"{pack.removesuffix('.tar')}.moved.json"
+
+
+def encode_moved(moved: Mapping[int, Address]) -> bytes:
+    """Return a list of moved files as bytes: for each old offset, where the file is now."""
+    return json.dumps({offset: (now.pack, now.offset) for offset, now in moved.items()}).encode()
+
+
+class PackedFiles:
+    """The files in the packs of one store.
+
+    Args:
+        read: Reads a whole file of the store.
+        read_range: Reads a part of a file: its name, the offset and the size in bytes. A shorter
+            answer means that the file is too short.
+        sizes: Returns the sizes of files, None for a file that does not exist.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[str], bytes],
+        read_range: Callable[[str, int, int], bytes],
+        sizes: Callable[[Sequence[str]], Iterable[int | None]],
+    ) -> None:
+        self._read = read
+        self._read_range = read_range
+        self._sizes = sizes
+        self._moved: dict[str, dict[str, tuple[str, int]]] = {}
+
+    def read(self, place: Address) -> bytes:
+        """Return the content of a file. Raises StoreError."""
+        try:
+            content = self._read_range(*place)
+        except StoreError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            now = self.find(place)
+            if now is None:
+                raise
+            content = self._read_range(*now)
+        if len(content) != place.size:
+            raise StoreError(
+                place.pack, "is shorter than the ledger says. Check it with batchmill verify."
+            )
+        return content
+
+    def sizes(self, places: Iterable[Address]) -> list[int | None]:
+        """Return the size of each file in bytes, None for a file that does not exist."""
+        places = list(places)
+        if not places:
+            return []
+        lengths = self._lengths({place.pack for place in places})
+        now = [place if lengths[place.pack] is not None else self.find(place) for place in places]
+        lengths |= self._lengths({place.pack for place in now if place} - lengths.keys())
+        return [
+            place.size if place and place.end <= (lengths[place.pack] or 0) else None
+            for place in now
+        ]
+
+    def find(self, place: Address) -> Address | None:
+        """Return where a file is whose pack does not exist; None if it is nowhere."""
+        for _ in range(2):
+            moved = self._moved.get(place.pack)
+            if moved is None:
+                try:
+                    moved = json.loads(self._read(list_of_moved(place.pack)))
+                except StoreError:
+                    return None
+                self._moved[place.pack] = moved
+            found = moved.get(str(place.offset))
+            if found and self._lengths({found[0]})[found[0]] is not None:
+                return Address(found[0], found[1], place.size)
+            del self._moved[place.pack]  # A run has written the new pack again, too.
+        return None
+
+    def _lengths(self, packs: Iterable[str]) -> dict[str, int | None]:
+        names = sorted(packs)
+        return dict(zip(names, self._sizes(names), strict=True))
