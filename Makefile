@@ -19,7 +19,7 @@ QUIET = $(if $(wildcard $(BIN)/batchmill),--quiet)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-cluster test test-fast test-lowest coverage test-system test-long test-all system-packages \
-	soak release-check check lint format types bench bench-full docs clean
+	soak release-check check lint format types types-source types-tests bench bench-full docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -149,9 +149,13 @@ format: setup ## Format the code, and fix what ruff can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-types: setup ## Check types
+types: types-source types-tests ## Check types; -j 2 checks source and tests at the same time
+
+types-source: setup
 	$(BIN)/mypy
-	$(BIN)/mypy --config-file tests/mypy.ini tests
+
+types-tests: setup
+	$(BIN)/mypy --config-file tests/mypy.ini --cache-dir .mypy_cache/tests tests
 
 bench: setup ## Measure the start-up, the overhead per input and the scaling; ten minutes
 	$(BIN)/python -m benchmarks.startup --rounds 3
