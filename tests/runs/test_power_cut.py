@@ -1,5 +1,7 @@
 """A power cut loses what was not written to the disk. No record may name such a file."""
 
+import os
+
 import pytest
 from copying_job import CopyingJob
 
@@ -7,6 +9,7 @@ from batchmill.ledger.committer import Committer
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.verify import verify
 from batchmill.storage import LocalStore
+from batchmill.storage.addresses import parse_address
 
 
 class Disk:
@@ -16,18 +19,23 @@ class Disk:
     the disk.
     """
 
-    def __init__(self, files):
-        self._files = files
+    def __init__(self, dataset):
+        self._dataset = dataset
         self.kept = {}
 
-    def sync(self):
-        self.kept = {path: path.read_bytes() for path in self._files.rglob("*.txt")}
+    def sync(self, names):
+        packs = {place.pack for name in names if (place := parse_address(name))}
+        for path in self._outputs():
+            if path.suffix == ".txt" or str(path.relative_to(self._dataset)) in packs:
+                self.kept[path] = path.stat().st_size
 
     def cut(self):
-        """Lose the content of all files that were not synced, as a journaling file system does."""
-        for path in self._files.rglob("*.txt"):
-            if path not in self.kept:
-                path.write_bytes(b"")
+        """Lose the content of all files that was not synced, as a journaling file system does."""
+        for path in self._outputs():
+            os.truncate(path, self.kept.get(path, 0))
+
+    def _outputs(self):
+        return [*self._dataset.glob("files/*/*.txt"), *self._dataset.glob("packs/*.tar")]
 
 
 @pytest.fixture
@@ -36,10 +44,11 @@ def job(tmp_path, monkeypatch):
     return CopyingJob(tmp_path, 12)
 
 
+@pytest.mark.parametrize("options", [{}, {"pack": "1MB"}], ids=["files", "packs"])
 @pytest.mark.parametrize("parts", [1, 6])
-def test_records_name_only_files_that_survive_a_power_cut(job, monkeypatch, parts):
+def test_records_name_only_files_that_survive_a_power_cut(job, monkeypatch, parts, options):
     """The power fails after some parts, before the next one."""
-    disk, commit, add = Disk(job.dataset / "files"), Ledger.commit, Committer.add
+    disk, commit, add = Disk(job.dataset), Ledger.commit, Committer.add
 
     def commit_some(ledger, part, records):
         if parts == len(ledger.part_names()):
@@ -51,11 +60,11 @@ def test_records_name_only_files_that_survive_a_power_cut(job, monkeypatch, part
             add(committer, [outcome])
             committer.flush()
 
-    monkeypatch.setattr(LocalStore, "sync", lambda _: disk.sync())
+    monkeypatch.setattr(LocalStore, "sync", lambda _, names: disk.sync(names))
     monkeypatch.setattr(Ledger, "commit", commit_some)
     monkeypatch.setattr(Committer, "add", commit_each)
     with pytest.raises(RuntimeError, match="the power fails"):
-        job.run(batch_size=4, num_workers=1)
+        job.run(batch_size=4, num_workers=1, options=options)
     disk.cut()
     found = list(verify(job.ledger, hash_files=True))
     assert [difference.path for difference in found if difference.input] == []
@@ -63,16 +72,16 @@ def test_records_name_only_files_that_survive_a_power_cut(job, monkeypatch, part
     monkeypatch.chdir(job.folder)
     recorded = len(job.ledger.records(["input"]))
     assert recorded == parts
-    assert job.run() == 12 - recorded
+    assert job.run(options=options) == 12 - recorded
     assert list(verify(job.ledger, hash_files=True)) == []
 
 
 def test_outputs_are_written_to_the_disk_once_for_each_part(job, monkeypatch):
     calls, sync = [], LocalStore.sync
 
-    def count(store):
+    def count(store, names):
         calls.append(store)
-        sync(store)
+        sync(store, names)
 
     monkeypatch.setattr(LocalStore, "sync", count)
     job.run()

@@ -180,8 +180,9 @@ class Ledger:
             part: The name of the part, without the hash of its content and the suffix.
             records: The outcomes, each with its origin.
         """
-        if any(outcome.outputs for outcome, _ in records):
-            self.store.sync()
+        names = [file.pack or file.path for outcome, _ in records for file in outcome.outputs]
+        if names:
+            self.store.sync(names)
         write_part(self.store, f"{PARTS}/{part}", as_part(records))
 
     def rewrite_records(self, run: int, records: pa.Table) -> None:

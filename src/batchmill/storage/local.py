@@ -237,10 +237,21 @@ class LocalStore:
             return False
 
     @retry_local
-    def sync(self) -> None:
-        """Wait until all files of the store's file system are on its disk."""
+    def sync(self, names: Sequence[str]) -> None:
+        """Wait until these files are on the disk. Files outside packs are many: sync all files."""
+        places = [parse_address(name) for name in names]
         with self._faults(""):
-            sync_file_system(self.url)
+            if not all(places):
+                sync_file_system(self.url)
+                return
+            for pack in sorted({place.pack for place in places if place}):
+                with open(open_file(self.url, pack), "rb", buffering=0) as file:
+                    os.fsync(file.fileno())
+            folder = open_folder(self.url, PACKS)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
     @contextmanager
     def staging(self, attempt: str) -> Iterator[Path]:

@@ -152,7 +152,7 @@ class ObjectStore:
 
         in_threads(upload, list(contents), self.threads)
 
-    def sync(self) -> None:
+    def sync(self, names: Sequence[str]) -> None:
         """Do nothing, because an upload is on the store's disks when it ends."""
 
     def staging(self, attempt: str) -> AbstractContextManager[Path]:  # noqa: ARG002

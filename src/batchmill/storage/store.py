@@ -116,8 +116,8 @@ class Store(Protocol):
         """
         ...
 
-    def sync(self) -> None:
-        """Wait until all files in the store are on its disk, so that they survive a power cut."""
+    def sync(self, names: Sequence[str]) -> None:
+        """Wait until these files are on the disk of the store, so that they survive a power cut."""
         ...
 
     def staging(self, attempt: str) -> AbstractContextManager[Path]:
