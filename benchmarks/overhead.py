@@ -5,11 +5,13 @@ python -m benchmarks.overhead [--inputs 4000] [--rounds 5]
 The first table compares IsolatedExecutor with a DataLoader that runs the same function. The second
 compares a whole shard, from its plan to its last ledger part, with a torch Dataset that only does
 the work of the step. Both sides have two workers and the same batch size. The start and the end of
-workers are included, Prefect and Ray are not. Rounds alternate, and medians are printed.
+workers are included, Prefect and Ray are not. The third compares reading outputs that are files
+with reading them from packs. Rounds alternate, and medians are printed.
 """
 
 import argparse
 import os
+import random
 import statistics
 import tempfile
 import time
@@ -19,12 +21,15 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from batchmill import SampleDataset, open_dataset
 from batchmill.options.groups import ConfinementOptions, ExecutionOptions
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Batching, Cores, plan_shards
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.planning.run_spec import write_run_plan
+from batchmill.runs.execute import execute
+from batchmill.runs.runner import InThisProcess
 from batchmill.shards.run_shard import run_shard
 from batchmill.shards.shard import Shard
 from batchmill.workers import IsolatedExecutor, Limits
@@ -227,8 +232,44 @@ def compare_engines(inputs: int, rounds: int) -> None:
             report(name_of_row, BATCH_SIZE, inputs, seconds)
 
 
+def compare_readers(inputs: int, rounds: int) -> None:
+    """Print the table of random reads through `open_dataset`, of files in the page cache."""
+    print("| random reads, 1 kB | files, us | packs, us | ratio |")
+    print("|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "inputs")
+        folder.mkdir()
+        for number in range(inputs):
+            (folder / f"{number}.txt").write_text("word" * 256)
+        datasets = []
+        for pack in ("", "256MB"):
+            job = make_job(
+                manifest=str(folder),
+                step="benchmarks.overhead:writes",
+                output=f"{name}/dataset-{pack}",
+                execution=ExecutionOptions(pack=pack),
+            )
+            execute(prepare(job), InThisProcess(cores=WORKERS))
+            datasets.append(open_dataset(job.output, load="bytes"))
+        order = list(range(inputs))
+        random.Random(1).shuffle(order)
+        seconds = [tuple(reading_seconds(one, order) for one in datasets) for _ in range(rounds)]
+        files, packs = (
+            statistics.median(column) * 1e6 / inputs for column in zip(*seconds, strict=True)
+        )
+        print(f"| open_dataset | {files:,.1f} | {packs:,.1f} | {files / packs:.2f} |", flush=True)
+
+
+def reading_seconds(dataset: SampleDataset, order: Sequence[int]) -> float:
+    """Time the reading of samples in an order."""
+    begun = time.perf_counter()
+    for index in order:
+        dataset[index]
+    return time.perf_counter() - begun
+
+
 def main() -> None:
-    """Print both tables, as Markdown."""
+    """Print the tables, as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=5)
@@ -237,6 +278,8 @@ def main() -> None:
     compare_loaders(options.inputs, options.rounds)
     print()
     compare_engines(options.inputs, options.rounds)
+    print()
+    compare_readers(options.inputs, options.rounds)
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ class SampleDataset(Dataset[Any]):
         place, *values = self._table.row(operator.index(index))
         name = values.pop(0) if self._names_ids else place
         address = None if self._inputs_root else parse_address(place)
-        full = join(self._root, place)
+        full = f"{self._root}/{place}" if address else join(self._root, place)
         try:
             if address:
                 data = open_content(self._packs.read(address), full, self._load)
