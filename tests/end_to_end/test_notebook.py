@@ -1,7 +1,5 @@
 """Functions of notebook cells are steps, in a real kernel."""
 
-import os
-
 import nbformat
 import pytest
 from nbclient import NotebookClient
@@ -18,13 +16,12 @@ MISTAKE = "batchmill.run('nosuch', count, 'counted')"
 
 @pytest.fixture
 def notebook(shell, work, words, tmp_path, monkeypatch):
-    """Return a function that executes cells in a new kernel, and returns what each printed."""
+    """Return a function that executes cells in a new kernel, and returns the outputs of each."""
     words.rename(work / "words")
     (work / "words" / "manifest.csv").unlink()
     environment = shell.environment | {
         "IPYTHONDIR": str(tmp_path / "ipython"),
         "JUPYTER_RUNTIME_DIR": str(tmp_path / "jupyter"),
-        "PREFECT_LOGGING_LEVEL": "ERROR",
     }
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", environment["JUPYTER_RUNTIME_DIR"])
 
@@ -33,10 +30,22 @@ def notebook(shell, work, words, tmp_path, monkeypatch):
         client = NotebookClient(
             made, timeout=180, allow_errors=True, resources={"metadata": {"path": str(work)}}
         )
-        client.execute(env=os.environ | environment)
-        return [[_text(output) for output in cell.outputs] for cell in made.cells]
+        client.execute(env=environment)
+        return [cell.outputs for cell in made.cells]
 
     return execute
+
+
+def printed(outputs):
+    """Return the texts that cells printed, without progress lines."""
+    texts = [[_text(output) for output in of_cell if not is_line(output)] for of_cell in outputs]
+    assert not any("Warning" in text for of_cell in texts for text in of_cell)
+    return texts
+
+
+def is_line(output):
+    """Return whether an output is a progress line."""
+    return output["output_type"] == "display_data"
 
 
 def _text(output):
@@ -44,16 +53,29 @@ def _text(output):
 
 
 def test_a_cells_function_is_a_step_and_the_same_cells_execute_nothing_again(notebook):
-    assert notebook(*CELLS)[3:] == [["4 {'ok': 4}\n"], ["[12, 18, 26, 14]\n"]]
+    assert printed(notebook(*CELLS))[3:] == [["4 {'ok': 4}\n"], ["[12, 18, 26, 14]\n"]]
     # In a new kernel, with a remark, another layout and another order of the cells.
     again = [CELLS[0], CELLS[2], f"# A remark.\n{CELLS[1]}", CELLS[3]]
-    assert notebook(*again)[3] == ["0 {'ok': 4}\n"]
+    assert printed(notebook(*again))[3] == ["0 {'ok': 4}\n"]
     changed = [CELLS[0].replace("2", "3"), *CELLS[1:]]
-    assert notebook(*changed)[3:] == [["4 {'ok': 4}\n"], ["[18, 27, 39, 21]\n"]]
+    assert printed(notebook(*changed))[3:] == [["4 {'ok': 4}\n"], ["[18, 27, 39, 21]\n"]]
 
 
 def test_a_mistake_is_one_readable_line(notebook):
-    ((shown,),) = notebook(*CELLS[:3], MISTAKE)[3:]
+    ((shown,),) = printed(notebook(*CELLS[:3], MISTAKE))[3:]
     assert shown.startswith("ManifestError: ")
     assert "no such file or folder" in shown
     assert len(shown.splitlines()) == 1
+
+
+def test_a_run_shows_one_line_and_no_log(notebook):
+    (_, _, _, outputs) = notebook(*CELLS[:3], CELLS[3].partition("\n")[0])
+    (line,) = outputs
+    assert is_line(line)
+    assert line["data"]["text/plain"].startswith("4/4 inputs, 0 failed, ")
+
+
+@pytest.mark.long
+def test_a_verbose_run_shows_the_log_of_prefect(notebook):
+    shown = notebook(*CELLS[:3], "batchmill.run('words', count, 'counted', verbose=True)")[3]
+    assert any("Beginning flow run" in str(output) for output in shown)

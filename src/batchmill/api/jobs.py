@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import pandas as pd
 
 from batchmill.api.keywords import InferKeywords, JobKeywords, with_options
+from batchmill.api.live_line import LiveLine
 from batchmill.jobs.failed_inputs import failure_table
 from batchmill.jobs.run_job import EndedRun, JobRequest, PlannedRun, plan_run, run_job
 from batchmill.ledger.ledger import Ledger
@@ -144,6 +145,7 @@ def run(
     params: Mapping[str, Any] | None = None,
     cluster: "RayCluster | str | None" = None,
     store: "DatasetStore | str | None" = None,
+    verbose: bool = False,
     **options: Unpack[JobKeywords],
 ) -> RunResult:
     """Run a step over every input of a manifest, and write the dataset.
@@ -159,6 +161,8 @@ def run(
         cluster: Address of a Ray cluster, "local", "block:NAME" or a RayCluster. Default: this
             machine, without Ray.
         store: "block:NAME" or a DatasetStore that contains the dataset.
+        verbose: Show the log of Prefect. Default: one line with the progress, in a notebook or on a
+            terminal.
         **options: See below.
 
     Returns:
@@ -178,8 +182,9 @@ def run(
         options=JobSettings.from_flat(options),
         cluster=cluster,
         store=store,
+        verbose=verbose,
     )
-    return _result(run_job(request))
+    return _result(run_job(request, LiveLine()))
 
 
 @with_options(ModelOptions)
@@ -190,6 +195,7 @@ def infer(
     *,
     cluster: "RayCluster | str | None" = None,
     store: "DatasetStore | str | None" = None,
+    verbose: bool = False,
     **options: Unpack[InferKeywords],
 ) -> RunResult:
     """Run a model over every input of a manifest, and write its predictions as a dataset.
@@ -201,6 +207,7 @@ def infer(
         output: The dataset of predictions: a folder or URL.
         cluster: As for `run`.
         store: As for `run`.
+        verbose: As for `run`.
         **options: See below.
 
     Returns:
@@ -219,8 +226,9 @@ def infer(
         options=JobSettings.from_flat(given),
         cluster=cluster,
         store=store,
+        verbose=verbose,
     )
-    return _result(run_job(request))
+    return _result(run_job(request, LiveLine()))
 
 
 @with_options()

@@ -2,9 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from datetime import timedelta
+from contextlib import AbstractContextManager, nullcontext
 
 from rich.console import Console
 from rich.progress import (
@@ -16,42 +14,28 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from batchmill.errors import BatchmillError
+from batchmill.jobs.progress_line import (
+    STARTING,
+    Clock,
+    following,
+    poll,
+    progress_line,
+    time_left,
+)
 from batchmill.ledger.ledger import Ledger
-from batchmill.runs.progress import Progress as RunProgress
 from batchmill.runs.progress import RunWatcher
 
-_POLL_SECONDS = 0.5
 _LINE_SECONDS = 10.0
-_STARTING = "starting Prefect"
 
 
-@contextmanager
-def showing_progress(ledger: Ledger, console: Console, *, quiet: bool) -> Iterator[None]:
+def showing_progress(
+    ledger: Ledger, console: Console, *, quiet: bool
+) -> AbstractContextManager[None]:
     """Show the progress of the run that the block starts, until the block ends."""
     if quiet:
-        yield
-        return
-    stop = threading.Event()
+        return nullcontext()
     follow = _follow_with_bar if console.is_terminal else _follow_with_lines
-    thread = threading.Thread(
-        target=follow, args=(RunWatcher(ledger), console, stop), name="progress", daemon=True
-    )
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-def _poll(watcher: RunWatcher, stop: threading.Event) -> Iterator[tuple[RunProgress | None, bool]]:
-    """Yield the progress and whether the run has ended, twice a second."""
-    ended = False
-    while not ended:
-        ended = stop.wait(_POLL_SECONDS)
-        with suppress(BatchmillError):  # The run itself reports the error.
-            yield watcher.poll(), ended
+    return following(ledger, lambda watcher, stop: follow(watcher, console, stop))
 
 
 def _follow_with_bar(watcher: RunWatcher, console: Console, stop: threading.Event) -> None:
@@ -67,9 +51,9 @@ def _follow_with_bar(watcher: RunWatcher, console: Console, stop: threading.Even
         transient=True,
     )
     with bar:
-        shown = bar.add_task(_STARTING, total=None, rate="", left="")
-        clock = _Clock()
-        for seen, _ in _poll(watcher, stop):
+        shown = bar.add_task(STARTING, total=None, rate="", left="")
+        clock = Clock()
+        for seen, _ in poll(watcher, stop):
             if seen:
                 rate = clock.rate(seen.done)
                 failed = f"[red]{seen.failed:,} failed[/red]" if seen.failed else "0 failed"
@@ -79,45 +63,21 @@ def _follow_with_bar(watcher: RunWatcher, console: Console, stop: threading.Even
                     total=seen.total,
                     completed=seen.done,
                     rate=f"{rate:.1f} inputs/s",
-                    left=_time_left(seen, rate),
+                    left=time_left(seen, rate),
                 )
 
 
 def _follow_with_lines(watcher: RunWatcher, console: Console, stop: threading.Event) -> None:
-    clock = _Clock()
+    clock = Clock()
     next_line = 0.0
     told = False
-    for seen, ended in _poll(watcher, stop):
+    for seen, ended in poll(watcher, stop):
         if seen is None:
             if not told and not ended:
-                console.print(f"{_STARTING} ...")
+                console.print(f"{STARTING} ...")
                 told = True
             continue
         rate = clock.rate(seen.done)
         if ended or time.monotonic() >= next_line:
-            line = (
-                f"{seen.done:,}/{seen.total:,} inputs, {seen.failed:,} failed, {rate:.1f} inputs/s"
-            )
-            left = "" if ended else _time_left(seen, rate)
-            console.print(", ".join(filter(None, [line, left])))
+            console.print(progress_line(seen, rate, ended=ended))
             next_line = time.monotonic() + _LINE_SECONDS
-
-
-def _time_left(seen: RunProgress, rate: float) -> str:
-    if not rate or seen.done >= seen.total:
-        return ""
-    return f"{timedelta(seconds=round((seen.total - seen.done) / rate))} left"
-
-
-class _Clock:
-    """The rate since the first input was done, in inputs per second."""
-
-    def __init__(self) -> None:
-        self._begun: float | None = None
-
-    def rate(self, done: int) -> float:
-        now = time.monotonic()
-        if self._begun is None or not done:
-            self._begun = now
-        elapsed = now - self._begun
-        return done / elapsed if elapsed else 0.0

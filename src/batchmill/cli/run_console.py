@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from contextlib import AbstractContextManager, ExitStack, redirect_stdout
+from dataclasses import replace
 
 from batchmill.cli.console import console
 from batchmill.cli.plan import MEANINGS, change_lines, partition_lines, partitions_as_json
@@ -71,6 +72,7 @@ def run_and_show(
     with ExitStack() as held, redirect_stdout(sys.stderr):
         if isinstance(request, str):
             request = _saved_request(request, run_options or RunOptions(), held)
+        request = replace(request, verbose=verbose)
         ended = run_job(request, display)
     if json:
         found = partitions_as_json(ended.prepared) | ended.summary.as_json()

@@ -48,6 +48,7 @@ class JobRequest:
         options: The option groups of the flow.
         cluster: An address, block:NAME, or a `RayCluster`. None: this machine, without Ray.
         store: block:NAME or a `DatasetStore`.
+        verbose: Show the log of Prefect, and batchmill's own log in detail.
     """
 
     manifest: ManifestLike
@@ -59,6 +60,7 @@ class JobRequest:
     options: JobSettings = JobSettings()
     cluster: "RayCluster | str | None" = None
     store: "DatasetStore | str | None" = None
+    verbose: bool = False
 
 
 class JobDisplay:
@@ -266,8 +268,10 @@ def _execute(request: JobRequest, prepared: Prepared) -> JobEnd:
     with starting_server(), handing_over(prepared):
         with _without_garbage_collection():
             from batchmill.jobs.flow_run import run_flow
+            from batchmill.jobs.run_log import log_level
 
-        return run_flow(request.model, _parameters(request, prepared), prepared)
+        with log_level(verbose=request.verbose):
+            return run_flow(request.model, _parameters(request, prepared), prepared)
 
 
 @contextmanager
