@@ -17,10 +17,11 @@ from batchmill.ledger.open import open_ledger
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.publishing.report import write_report
 from batchmill.publishing.report.facts import gather
-from batchmill.publishing.report.gallery import SAMPLES, chosen_rows, gather_gallery
+from batchmill.publishing.report.gallery import PAGE, chosen_rows, gather_gallery
 from batchmill.publishing.report.previews import Previewer
 from batchmill.storage import LocalStore
 
+SAMPLES = PAGE.samples
 # Copies the input, and names each copy like it. Fails if the name begins with "bad".
 STEP = """
 import shutil
@@ -68,11 +69,12 @@ def again():
     ledger = open_ledger("out")
     write_report(ledger, 1, "out")
     page = Path("out/report.html").read_text()
-    return gather_gallery(ledger, gather(ledger, 1, "out")), page
+    facts = gather(ledger, 1, "out")
+    return gather_gallery(ledger.store, facts.failures["input"].to_pylist(), facts.root), page
 
 
 def preview_of(name, content):
-    return Previewer().preview(name, pa.BufferReader(content))
+    return Previewer(PAGE.embedded_bytes).preview(name, pa.BufferReader(content))
 
 
 def test_a_picture_has_an_embedded_thumbnail_and_a_link(made):
@@ -132,7 +134,7 @@ def test_samples_are_chosen_from_all_row_groups_and_skip_rows_without_file(tmp_p
     outputs = [None if number % 3 else f"files/{number}" for number in range(300)]
     table = pa.table({"input": names, "value": names, "output": outputs})
     pq.write_table(table, tmp_path / "metadata.parquet", row_group_size=70)
-    chosen = list(chosen_rows(LocalStore(tmp_path)))
+    chosen = list(chosen_rows(LocalStore(tmp_path), SAMPLES))
     assert len(chosen) == SAMPLES
     assert [chosen[0], chosen[-1]] == [("0", "files/0"), ("297", "files/297")]
 
@@ -236,16 +238,15 @@ def test_a_picture_with_too_many_pixels_is_not_decoded():
 
 def test_files_above_the_limits_are_not_read(monkeypatch):
     monkeypatch.setattr("batchmill.publishing.report.previews._ALL_BYTES", 3000)
-    previewer = Previewer()
+    previewer = Previewer(PAGE.embedded_bytes)
     content = png()
     assert 1000 < len(content) < 2000
     found = [previewer.preview("a.png", pa.BufferReader(content)).picture for _ in range(3)]
     assert [bool(picture) for picture in found] == [True, True, False]
 
 
-def test_pictures_above_the_limit_of_the_page_are_linked(monkeypatch):
-    monkeypatch.setattr("batchmill.publishing.report.previews._EMBEDDED_BYTES", 1000)
-    previewer = Previewer()
+def test_pictures_above_the_limit_of_the_page_are_linked():
+    previewer = Previewer(1000)
     found = [previewer.preview("a.png", pa.BufferReader(png())).picture for _ in range(3)]
     assert bool(found[0])
     assert not found[2]

@@ -9,6 +9,7 @@ import pandas as pd
 
 from batchmill.api.keywords import InferKeywords, JobKeywords, with_options
 from batchmill.api.live_line import LiveLine
+from batchmill.errors import BatchmillError
 from batchmill.jobs.failed_inputs import failure_table
 from batchmill.jobs.run_job import EndedRun, JobRequest, PlannedRun, plan_run, run_job
 from batchmill.ledger.ledger import Ledger
@@ -16,7 +17,8 @@ from batchmill.ledger.open import open_ledger
 from batchmill.manifest import ManifestLike
 from batchmill.options.job_settings import JobSettings
 from batchmill.options.model_options import ModelOptions
-from batchmill.publishing.summary import Summary, failure_message
+from batchmill.publishing.report.card import run_card
+from batchmill.publishing.summary import Summary
 from batchmill.reading.published import read_published
 from batchmill.security.credentials import Access, access_to
 from batchmill.sizes import counted, list_counts
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 Step = Any
 Place = str | os.PathLike[str]
 
+_SHOWN_FAILURES = 3
 _OUTCOME_COLUMNS = ("input", "outcome", "attempts", "seconds", "error", "message")
 
 
@@ -86,9 +89,19 @@ class RunResult:
         return open_ledger(self.dataset)
 
     def __repr__(self) -> str:
-        lines = [failure_message(self.summary, self.dataset)]
-        lines += [f"{self.executed:,} executed. Dataset: {self.dataset}"]
-        return "\n".join(lines)
+        lines = [f"{self.summary.sentence()}, {self.executed:,} executed"]
+        lines += [f"  {name}: {why}" for name, why in self.summary.failures[:_SHOWN_FAILURES]]
+        hidden = self.summary.failed - len(lines[1:])
+        lines += [f"  ... and {hidden:,} more in the table `failures`"] if hidden > 0 else []
+        return "\n".join([*lines, f"Dataset: {self.dataset}"])
+
+    def _repr_html_(self) -> str | None:
+        """Return what a notebook shows. None if the dataset no longer exists: then the text."""
+        try:
+            with access_to(self.access):
+                return run_card(self._ledger, self.summary, self.dataset)
+        except BatchmillError:
+            return None
 
 
 @dataclass(frozen=True, repr=False)

@@ -13,13 +13,9 @@ import pyarrow.parquet as pq
 
 from batchmill.errors import StoreError
 from batchmill.layout import FILES, INPUT_COLUMN, METADATA, OUTPUT_COLUMN
-from batchmill.ledger.ledger import Ledger
-from batchmill.publishing.report.facts import Facts
 from batchmill.publishing.report.previews import Preview, Previewer
 from batchmill.storage import Store, is_url
 from batchmill.urls import join
-
-SAMPLES = 24
 
 
 class Sample(NamedTuple):
@@ -50,21 +46,40 @@ class Gallery(NamedTuple):
     failed: Mapping[str, str]
 
 
-def gather_gallery(ledger: Ledger, facts: Facts) -> Gallery:
-    """Choose samples of a local dataset. Nothing is read from a bucket."""
-    if is_url(ledger.store.url):
+class Limits(NamedTuple):
+    """The largest number of samples, and the bytes of thumbnails after which no other follows."""
+
+    samples: int
+    embedded_bytes: int
+
+
+PAGE = Limits(samples=24, embedded_bytes=2 * 2**20)
+
+
+def gather_gallery(
+    store: Store, failed: Sequence[str], root: str, limits: Limits = PAGE
+) -> Gallery:
+    """Choose samples of a local dataset. Nothing is read from a bucket.
+
+    Args:
+        store: The store of the dataset.
+        failed: The names of failed inputs.
+        root: The folder or URL that the inputs are relative to.
+        limits: The limits of the page that shows the gallery.
+    """
+    if is_url(store.url):
         return Gallery([], {})
-    previewer = Previewer()
+    previewer = Previewer(limits.embedded_bytes)
     return Gallery(
-        list(_samples(ledger.store, previewer)),
-        dict(_thumbnails(facts, previewer)),
+        list(_samples(store, previewer, limits.samples)),
+        dict(_thumbnails(failed[: limits.samples], root, previewer)),
     )
 
 
-def _samples(store: Store, previewer: Previewer) -> Iterator[Sample]:
+def _samples(store: Store, previewer: Previewer, count: int) -> Iterator[Sample]:
     # Several rows may name the same file.
     for output, input_name in {
-        output: input_name for input_name, output in chosen_rows(store)
+        output: input_name for input_name, output in chosen_rows(store, count)
     }.items():
         # A file that was deleted or replaced by a link has no sample.
         with suppress(StoreError), store.open(output) as file:
@@ -72,8 +87,8 @@ def _samples(store: Store, previewer: Previewer) -> Iterator[Sample]:
             yield Sample(input_name, output, f"./{quote(output)}", preview)
 
 
-def chosen_rows(store: Store) -> Iterator[tuple[str, str]]:
-    """Yield the input and the output of a few rows of the table, evenly chosen.
+def chosen_rows(store: Store, count: int) -> Iterator[tuple[str, str]]:
+    """Yield the input and the output of at most `count` rows of the table, evenly chosen.
 
     Nothing is chosen if the table is damaged.
     """
@@ -84,7 +99,7 @@ def chosen_rows(store: Store) -> Iterator[tuple[str, str]]:
         if OUTPUT_COLUMN not in table.schema_arrow.names:
             return
         starts = np.cumsum([0, *_counts(table)])
-        chosen = np.unique(np.linspace(0, starts[-1] - 1, SAMPLES).round().astype(int))
+        chosen = np.unique(np.linspace(0, starts[-1] - 1, count).round().astype(int))
         for group, start in enumerate(starts[:-1]):
             here = chosen[(chosen >= start) & (chosen < starts[group + 1])] - start
             if not len(here):
@@ -109,9 +124,11 @@ def _counts(table: pq.ParquetFile) -> Iterator[int]:
         yield group.num_rows - (output.statistics.null_count if output.statistics else 0)
 
 
-def _thumbnails(facts: Facts, previewer: Previewer) -> Iterator[tuple[str, str]]:
-    for name in facts.failures[INPUT_COLUMN][:SAMPLES].to_pylist():
-        path = join(facts.root, name)
+def _thumbnails(
+    failed: Sequence[str], root: str, previewer: Previewer
+) -> Iterator[tuple[str, str]]:
+    for name in failed:
+        path = join(root, name)
         # A pipe or a device cannot be read.
         if is_url(path) or not os.path.isfile(path):
             continue

@@ -36,7 +36,9 @@ def write_report(ledger: Ledger, run: int, dataset: str) -> Report:
     """
     facts = gather(ledger, run, dataset)
     report = Report(facts, list(figures(facts)))
-    page = render(report, gather_gallery(ledger, facts), describe_columns(ledger.store))
+    failed = facts.failures["input"].to_pylist()
+    gallery = gather_gallery(ledger.store, failed, facts.root)
+    page = render(report, gallery, describe_columns(ledger.store))
     ledger.store.write(REPORT, page.encode())
     return report
 
@@ -44,16 +46,7 @@ def write_report(ledger: Ledger, run: int, dataset: str) -> Report:
 def render(report: Report, gallery: Gallery, columns: Columns) -> str:
     """Return the page as HTML. All values from inputs and steps are escaped."""
     facts = report.facts
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        loader=jinja2.PackageLoader("batchmill.publishing.report", ""),
-    )
-    environment.filters |= {"size": readable_size, "duration": duration, "moment": _moment}
-    environment.filters |= {"counted": counted, "start": _start, "end": _end}
-    return environment.get_template("page.html").render(
+    return load_template("page.html").render(
         facts=facts,
         summary=facts.summary,
         figures=report.pictures,
@@ -66,6 +59,20 @@ def render(report: Report, gallery: Gallery, columns: Columns) -> str:
         version=VERSION,
         now=time.time(),
     )
+
+
+def load_template(name: str) -> jinja2.Template:
+    """Return a template of this package. It escapes all values."""
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=jinja2.PackageLoader("batchmill.publishing.report", ""),
+    )
+    environment.filters |= {"size": readable_size, "duration": duration, "moment": _moment}
+    environment.filters |= {"counted": counted, "start": _start, "end": _end}
+    return environment.get_template(name)
 
 
 def message_text(facts: Facts) -> str:

@@ -12,8 +12,6 @@ _PICTURES = {".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".avif", ".tif", 
 _SOUNDS = {".wav", ".mp3", ".flac", ".ogg", ".oga", ".opus", ".m4a", ".aac"}
 # Larger files, and files after this number of bytes of all files, have no preview.
 _FILE_BYTES, _ALL_BYTES = 16 * 2**20, 64 * 2**20
-# Later pictures are not embedded, so that the page stays small.
-_EMBEDDED_BYTES = 2 * 2**20
 _TEXT_BYTES, _TEXT_CHARACTERS = 2400, 600
 _ROWS, _COLUMNS, _CELL_CHARACTERS = 5, 8, 40
 
@@ -37,10 +35,15 @@ class Preview(NamedTuple):
 
 
 class Previewer:
-    """Makes previews of some files, within limits for all of them. Damaged files are harmless."""
+    """Makes previews of some files, within limits for all of them. Damaged files are harmless.
 
-    def __init__(self) -> None:
-        self._bytes, self._embedded = _ALL_BYTES, _EMBEDDED_BYTES
+    Args:
+        embedded_bytes: After this number of bytes, no thumbnail follows, so that a page stays
+            small.
+    """
+
+    def __init__(self, embedded_bytes: int) -> None:
+        self._bytes, self._embedded = _ALL_BYTES, embedded_bytes
 
     def preview(self, name: str, file: pa.NativeFile) -> Preview:
         """Return the preview of an open file.
