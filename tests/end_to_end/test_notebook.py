@@ -2,6 +2,8 @@
 
 import nbformat
 import pytest
+from kernel import kernel_environment, kernel_in
+from live import wait_for
 from nbclient import NotebookClient
 
 CELLS = (
@@ -19,10 +21,7 @@ def notebook(shell, work, words, tmp_path, monkeypatch):
     """Return a function that executes cells in a new kernel, and returns the outputs of each."""
     words.rename(work / "words")
     (work / "words" / "manifest.csv").unlink()
-    environment = shell.environment | {
-        "IPYTHONDIR": str(tmp_path / "ipython"),
-        "JUPYTER_RUNTIME_DIR": str(tmp_path / "jupyter"),
-    }
+    environment = shell.environment | kernel_environment(tmp_path)
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", environment["JUPYTER_RUNTIME_DIR"])
 
     def execute(*cells):
@@ -79,3 +78,40 @@ def test_a_run_shows_one_line_and_no_log(notebook):
 def test_a_verbose_run_shows_the_log_of_prefect(notebook):
     shown = notebook(*CELLS[:3], "batchmill.run('words', count, 'counted', verbose=True)")[3]
     assert any("Beginning flow run" in str(output) for output in shown)
+
+
+# The last input waits until the file `go` exists.
+WAITING = """
+import os, time
+import batchmill
+
+def step(source):
+    while source.name == "d.txt" and not os.path.exists("go"):
+        open("waits", "w").close()
+        time.sleep(0.05)
+    return {"length": len(source.read_text())}
+"""
+RUN = "batchmill.run('words/manifest.csv', step, 'out', num_workers=1)"
+
+
+def stopped_runs(work):
+    return len([*work.glob("out/.batchmill/runs/*/stop")])
+
+
+def test_an_interrupt_cancels_a_run_and_the_kernel_continues(shell, work, words, tmp_path):
+    words.rename(work / "words")
+    with kernel_in(shell, tmp_path) as kernel:
+        assert kernel.execute(WAITING) == []
+        # At the second interrupt, a command would end its process. A kernel has other work.
+        for interrupts in (1, 2):
+            cell = kernel.start(RUN)
+            wait_for((work / "waits").exists, "the last input", 120)
+            kernel.interrupt()
+            if interrupts == 2:
+                # A signal that arrives together with another one would have no effect.
+                wait_for(lambda: stopped_runs(work) == 2, "the effect of the first interrupt")
+                kernel.interrupt()
+            assert kernel.outputs(cell)[-1].startswith("CancelledError: Cancelled by ")
+            (work / "waits").unlink()
+        (work / "go").touch()
+        assert kernel.execute(RUN)[-1].startswith("4 inputs: 4 ok, 1 executed\n")

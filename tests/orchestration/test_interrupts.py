@@ -73,6 +73,19 @@ def test_the_second_signal_ends_the_run_once_and_then_the_process():
     assert "Cancelled. Committed results are kept" in err
 
 
+def test_the_second_signal_does_not_end_an_interactive_process():
+    code, out, err = run_script(
+        "import sys\n"
+        "sys.ps1 = 'In : '\n"
+        "with interrupts() as signals, signals.at_second(lambda: print('ended', flush=True)):\n"
+        "    signals.defer()\n"
+        "    send()\n"
+        "    send()\n"
+        "    print('continued', flush=True)\n"
+    )
+    assert (code, out, err) == (0, "ended\ncontinued\n", "")
+
+
 def test_a_process_continues_if_its_run_ends_after_the_second_signal(monkeypatch):
     monkeypatch.setattr(module, "_END_SECONDS", 0.1)
     with interrupts() as signals:

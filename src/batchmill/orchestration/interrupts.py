@@ -28,6 +28,9 @@ class Interrupts:
     | second | sets a time limit for the end of the process | calls `at_second`, ends the process |
     | others | ignored | ignored |
 
+    The process of a notebook or of an interactive Python has other work of the user. No signal ends
+    it: the second one only calls `at_second`.
+
     Attributes:
         received: The name of the first signal after `defer`. Empty until then.
     """
@@ -38,6 +41,8 @@ class Interrupts:
         self._is_deferred = False
         self._end: Callable[[], None] | None = None
         self._limit: threading.Timer | None = None
+        # It exists only in interactive mode, according to Python's documentation. IPython sets it.
+        self._is_interactive = hasattr(sys, "ps1")
 
     def install(self) -> None:
         """Install the signal handlers. Ray and Prefect replace them. Needs the main thread."""
@@ -55,7 +60,8 @@ class Interrupts:
 
         Args:
             end: Called in a thread with a copy of the current context, because the main thread may
-                be at any line. The process does not wait longer than 10 s for it.
+                be at any line. The process does not wait longer than 10 s for it. In an interactive
+                process, the block continues afterwards.
         """
         before, context = self._end, copy_context()
         self._end = lambda: context.run(end)
@@ -83,6 +89,8 @@ class Interrupts:
         if self._end:
             # The main thread waits here. Otherwise it would end the same run in another way.
             self._end_now()
+        if self._is_interactive:
+            return
         self._limit = threading.Timer(_END_SECONDS, self._end_now)
         self._limit.daemon = True
         self._limit.start()
@@ -92,6 +100,8 @@ class Interrupts:
             ending = threading.Thread(target=self._end, name="second-signal", daemon=True)
             ending.start()
             ending.join(_END_SECONDS)
+        if self._is_interactive:
+            return
         text = "\nCancelled. Committed results are kept. Run the same command again to resume.\n"
         if sys.stderr.isatty():
             text = _SHOW_CURSOR + text
