@@ -1,5 +1,7 @@
 """Functions of notebook cells are steps, in a real kernel."""
 
+import signal
+
 import nbformat
 import pytest
 from kernel import kernel_environment, kernel_in
@@ -115,3 +117,32 @@ def test_an_interrupt_cancels_a_run_and_the_kernel_continues(shell, work, words,
             (work / "waits").unlink()
         (work / "go").touch()
         assert kernel.execute(RUN)[-1].startswith("4 inputs: 4 ok, 1 executed\n")
+
+
+# Appends to `started` for each process of a Prefect server that the kernel starts.
+COUNTING = """
+import sys
+started = []
+def count_servers(event, arguments):
+    if event == "subprocess.Popen" and "server_process" in str(arguments[1]):
+        started.append(1)
+sys.addaudithook(count_servers)
+"""
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_one_server_serves_all_runs_of_a_kernel_and_ends_with_it(
+    is_killed, bare_shell, work, words, tmp_path
+):
+    words.rename(work / "words")
+    (work / "go").touch()
+    with kernel_in(bare_shell, tmp_path) as kernel:
+        kernel.execute(WAITING)
+        kernel.execute(COUNTING)
+        for output in ("one", "two"):
+            assert kernel.execute(RUN.replace("out", output))[-1].startswith("4 inputs: 4 ok")
+        assert kernel.execute("print(len(started))") == ["1\n"]
+        if is_killed:
+            kernel.manager.signal_kernel(signal.SIGKILL)
+            leftovers = bare_shell.leftovers
+            wait_for(lambda: not leftovers(), lambda: f"the end of {leftovers()}")

@@ -11,12 +11,13 @@ from batchmill.api.keywords import InferKeywords, JobKeywords, with_options
 from batchmill.api.live_line import LiveLine
 from batchmill.errors import BatchmillError
 from batchmill.jobs.failed_inputs import failure_table
-from batchmill.jobs.run_job import EndedRun, JobRequest, PlannedRun, plan_run, run_job
+from batchmill.jobs.run_job import JobRequest, PlannedRun, plan_run, run_job
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_ledger
 from batchmill.manifest import ManifestLike
 from batchmill.options.job_settings import JobSettings
 from batchmill.options.model_options import ModelOptions
+from batchmill.orchestration.server.embedded_server import keep_servers
 from batchmill.publishing.report.card import run_card
 from batchmill.publishing.summary import Summary
 from batchmill.reading.published import read_published
@@ -197,7 +198,7 @@ def run(
         store=store,
         verbose=verbose,
     )
-    return _result(run_job(request, LiveLine()))
+    return _run(request)
 
 
 @with_options(ModelOptions)
@@ -241,7 +242,7 @@ def infer(
         store=store,
         verbose=verbose,
     )
-    return _result(run_job(request, LiveLine()))
+    return _run(request)
 
 
 @with_options()
@@ -283,8 +284,10 @@ def plan(
     return PlanResult(plan_run(request, cores))
 
 
-def _result(ended: EndedRun) -> RunResult:
-    """Return the result of a run, or raise the error that ended it."""
+def _run(request: JobRequest) -> RunResult:
+    """Run a job. Return its result, or raise the error that ended it."""
+    keep_servers()
+    ended = run_job(request, LiveLine())
     if ended.error:
         raise ended.error
     return RunResult(ended.prepared.job.output, ended.summary, ended.access)

@@ -56,8 +56,8 @@ def shared_api() -> Iterator[None]:
         return
     with (
         embedded_server(PREFECT_HOME.value()) as server,
-        # The temporary server ends with the flow, so heartbeats have no use. Prefect would wait up
-        # to a second for the thread that sends them.
+        # The temporary server ends with this process, so heartbeats have no use. Prefect would wait
+        # up to a second for the thread that sends them.
         temporary_settings(
             {PREFECT_API_URL: server.url, PREFECT_API_AUTH_STRING: server.auth},
             set_defaults={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None},

@@ -1,9 +1,11 @@
 """One temporary Prefect server for all runs on this machine, if no server is configured.
 
 Prefect would start a server in every process. This server is shared by all processes, keeps its
-history in the user's Prefect database, and stops when the last run has ended.
+history in the user's Prefect database, and stops when the last run has ended. A Python session can
+keep it until the session ends.
 """
 
+import atexit
 import fcntl
 import json
 import os
@@ -14,9 +16,9 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from batchmill.errors import ServiceError
 from batchmill.orchestration.server.server_process import (
@@ -42,6 +44,9 @@ _ERROR_LINE = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt)\b")
 
 # The server processes that `starting_server` has started.
 _begun: list[subprocess.Popen[bytes]] = []
+# The locks that keep servers running until this process ends, by folder.
+_kept: dict[Path, IO[str]] = {}
+_is_keeping = False
 
 
 class TemporaryServer(NamedTuple):
@@ -56,15 +61,36 @@ class TemporaryServer(NamedTuple):
     auth: str
 
 
+def keep_servers() -> None:
+    """Keep the temporary servers of this process until it ends, because its next run needs one.
+
+    The kernel of the operating system releases the locks of a process that is killed.
+    """
+    global _is_keeping
+    if not _is_keeping:
+        _is_keeping = True
+        atexit.register(_end_kept)
+
+
+def _end_kept() -> None:
+    folders = [*_kept]
+    while _kept:
+        # Closing the file in a forked process does not release the lock of its parent.
+        _kept.popitem()[1].close()
+    for folder in folders:
+        with suppress(FileNotFoundError):  # A test may have deleted its folder.
+            _wait_for_end(folder)
+
+
 @contextmanager
 def starting_server() -> Iterator[None]:
     """Start the temporary server in the background, before this process imports Prefect.
 
     The start takes seconds. `embedded_server` in the block waits for this server and uses it. If
-    the environment names a server, nothing is started. If a settings file names a server, the
-    started process detects it and ends.
+    the environment names a server, or this process keeps one, nothing is started. If a settings
+    file names a server, the started process detects it and ends.
     """
-    if os.environ.get("PREFECT_API_URL"):
+    if os.environ.get("PREFECT_API_URL") or _kept:
         yield
         return
     process = _start_process(ANY_PORT)
@@ -94,7 +120,12 @@ def embedded_server(home: Path, port: int = ANY_PORT) -> Iterator[TemporaryServe
         for process in _begun:
             _let_go(process)  # From now on, the lock keeps the server running.
         url = _find(folder) or _start(folder, port)
+        if _is_keeping and folder not in _kept:
+            _kept[folder] = (folder / USERS_LOCK).open("a+")
+            fcntl.flock(_kept[folder], fcntl.LOCK_SH)
         yield TemporaryServer(url, auth_string(folder))
+    if folder in _kept:
+        return
     # The next command may be `prefect server start`. Two servers on one database lose records.
     _wait_for_end(folder)
 
