@@ -6,6 +6,7 @@ has something to execute or to report, or names a saved block.
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -264,14 +265,21 @@ def _execute(request: JobRequest, prepared: Prepared) -> JobEnd:
     if request.cluster is None and is_idle(prepared):
         with suppress(NotIdleError):
             return run_idle(prepared, request.options.run)
-    # The server starts while this process imports Prefect, which takes one or two seconds.
-    with starting_server(), handing_over(prepared):
+    # The server starts while this process imports Prefect, which takes one or two seconds. A run in
+    # a user's own flow uses the server of that flow. Two servers on one database lose records.
+    with nullcontext() if _is_in_flow() else starting_server(), handing_over(prepared):
         with _without_garbage_collection():
             from batchmill.jobs.flow_run import run_flow
             from batchmill.jobs.run_log import log_level
 
         with log_level(verbose=request.verbose):
             return run_flow(request.model, _parameters(request, prepared), prepared)
+
+
+def _is_in_flow() -> bool:
+    """Return whether a user's own flow calls. Without Prefect, there is no flow."""
+    context = sys.modules.get("prefect.context")
+    return context is not None and context.FlowRunContext.get() is not None
 
 
 @contextmanager
