@@ -125,6 +125,12 @@ def test_the_page_about_training_has_python_to_run():
         assert name in script
 
 
+def test_the_page_about_flows_has_python_to_run():
+    script = "\n".join(blocks(ROOT / "docs" / "how-to" / "prefect-flow.md", "python run"))
+    for name in ("@flow", "@task", "result.counts", "result.metadata", "result.failures"):
+        assert name in script
+
+
 def test_the_readmes_step_is_the_same_as_the_example():
     (step,) = (block for block in blocks(ROOT / "README.md", "python") if "def count" in block)
     assert step == (ROOT / "examples" / "words" / "counting.py").read_text()
