@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         versions,
     )
     from batchmill.api.jobs import PlanResult, RunResult, infer, plan, run
+    from batchmill.api.try_result import TryResult
     from batchmill.errors import (
         BatchmillError,
         CancelledError,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     )
     from batchmill.maintenance.versions import VersionDiff
     from batchmill.manifest import Manifest, load_manifest
-    from batchmill.outcome import Outcome
     from batchmill.reading import Padded, SampleDataset, open_dataset, pad_collate
 
 __version__ = version.VERSION
@@ -57,7 +57,6 @@ __all__ = [
     "Manifest",
     "ManifestError",
     "OptionError",
-    "Outcome",
     "Padded",
     "PlanResult",
     "RunError",
@@ -66,6 +65,7 @@ __all__ = [
     "ServiceError",
     "StepError",
     "StoreError",
+    "TryResult",
     "VersionDiff",
     "WorkerError",
     "diff",
@@ -97,10 +97,10 @@ _HOMES = {
         "versions",
     ),
     "batchmill.api.jobs": ("PlanResult", "RunResult", "infer", "plan", "run"),
+    "batchmill.api.try_result": ("TryResult",),
     "batchmill.errors": tuple(name for name in __all__ if name.endswith("Error")),
     "batchmill.maintenance.versions": ("VersionDiff",),
     "batchmill.manifest": ("Manifest", "load_manifest"),
-    "batchmill.outcome": ("Outcome",),
     "batchmill.reading": ("Padded", "SampleDataset", "open_dataset", "pad_collate"),
 }
 

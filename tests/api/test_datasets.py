@@ -1,6 +1,5 @@
 """The Python functions `failures`, `retry`, `verify` and `try_one`."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -50,6 +49,17 @@ def test_a_step_is_tried_on_one_file(words, tmp_path):
         words / "a.txt", "batchmill.steps.words:split", params={"num_chars": 2, "overlap": 0}
     )
     assert outcome.kind == "ok"
-    assert [row["part"] for row in json.loads(outcome.rows)] == ["si", "mp", "le"]
+    assert [row["part"] for row in outcome.rows] == ["si", "mp", "le"]
+    assert repr(outcome).startswith("a.txt: ok in 0.")
+    assert repr(outcome).endswith(" s, 3 rows, 0 files")
     with pytest.raises(batchmill.OptionError, match="no such file"):
         batchmill.try_one(tmp_path / "nosuch", "batchmill.steps.words:split")
+
+
+def test_a_failed_trial_prints_its_reason(words, monkeypatch):
+    monkeypatch.chdir(SUPPORT)
+    outcome = batchmill.try_one(words / "b.txt", "steps_under_test:fails_on_b")
+    assert repr(outcome).startswith("b.txt: failed in 0.")
+    assert repr(outcome).endswith(" s: ValueError: bad header")
+    assert (outcome.kind, outcome.rows, outcome.files) == ("failed", [], [])
+    assert "fails_on_b" in outcome.traceback

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from batchmill.api.try_result import TryResult, try_result
 from batchmill.errors import OptionError
 from batchmill.execution.single_input import run_single_input
 from batchmill.jobs.failed_inputs import failure_table, release_failures
@@ -20,7 +21,6 @@ from batchmill.maintenance.versions import (
     keep_version,
     list_versions,
 )
-from batchmill.outcome import Outcome
 from batchmill.step.value.load import load_given_step
 from batchmill.urls import absolute
 
@@ -208,7 +208,7 @@ def try_one(
     params: Mapping[str, Any] | None = None,
     row: Mapping[str, Any] | None = None,
     keep: str | os.PathLike[str] | None = None,
-) -> Outcome:
+) -> TryResult:
     """Run a step on one input in this process, without Prefect and Ray.
 
     You can use a debugger. There is no time or memory limit. If the step crashes, this process
@@ -222,14 +222,15 @@ def try_one(
         keep: Folder for the files that the step writes. Default: they are deleted.
 
     Returns:
-        The outcome: kind, seconds, rows, files, error, traceback.
+        The result: kind, seconds, rows, files, error, traceback.
 
     Raises:
         OptionError: There is no such file.
         StepError: The step cannot be loaded, or does not accept these params.
     """
     loaded = load_given_step(step, params, search=os.getcwd())
-    return run_single_input(loaded, os.fspath(input), dict(row or {}), Path(keep) if keep else None)
+    place, folder = os.fspath(input), Path(keep) if keep else None
+    return try_result(run_single_input(loaded, place, dict(row or {}), folder))
 
 
 def _kinds(kind: Sequence[str]) -> tuple[str, ...]:
