@@ -27,7 +27,7 @@ _FENCED = re.compile(r"(^```.*?^```[^\n]*$)", re.MULTILINE | re.DOTALL)
 _WORDS_OF_A_FENCE = re.compile(r"^(```\w+) .*$", re.MULTILINE)
 _LINK = re.compile(r"\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<target>[^()\s]+)\)")
 _PICTURES = (".png", ".jpg", ".svg")
-_LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".csv": "text"}
+_LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".ipynb": "json", ".csv": "text"}
 
 
 class SiteError(Exception):
