@@ -4,6 +4,7 @@
 - `infer`: run a model over every input of a manifest.
 - `try_one`: run a step on one input in this process, for debugging.
 - `plan`: return what `run` would do.
+- `status`: return the counts and the tables of a dataset.
 - `failures`: return the inputs of a dataset that are not ok, as a DataFrame.
 - `retry`: release failed inputs, so that the next run executes them.
 - `verify`: compare a dataset's files with its ledger.
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
         verify,
         versions,
     )
-    from batchmill.api.jobs import PlanResult, RunResult, infer, plan, run
+    from batchmill.api.jobs import PlanResult, RunResult, infer, plan, run, status
     from batchmill.api.try_result import TryResult
     from batchmill.errors import (
         BatchmillError,
@@ -79,6 +80,7 @@ __all__ = [
     "plan",
     "retry",
     "run",
+    "status",
     "try_one",
     "verify",
     "versions",
@@ -96,7 +98,7 @@ _HOMES = {
         "verify",
         "versions",
     ),
-    "batchmill.api.jobs": ("PlanResult", "RunResult", "infer", "plan", "run"),
+    "batchmill.api.jobs": ("PlanResult", "RunResult", "infer", "plan", "run", "status"),
     "batchmill.api.try_result": ("TryResult",),
     "batchmill.errors": tuple(name for name in __all__ if name.endswith("Error")),
     "batchmill.maintenance.versions": ("VersionDiff",),

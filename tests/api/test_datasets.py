@@ -1,4 +1,4 @@
-"""The Python functions `failures`, `retry`, `verify` and `try_one`."""
+"""The Python functions `status`, `failures`, `retry`, `verify` and `try_one`."""
 
 from pathlib import Path
 
@@ -27,6 +27,15 @@ def test_failures_are_a_data_frame(dataset):
         batchmill.failures(dataset, kind=["nosuch"])
     with pytest.raises(batchmill.OptionError, match=r"a\.txt: is not one of the failed inputs"):
         batchmill.failures(dataset, "a.txt")
+
+
+def test_status_counts_the_inputs_of_the_last_run(dataset, tmp_path):
+    found = batchmill.status(dataset)
+    assert (found.inputs, found.counts, found.pending) == (5, {"ok": 4, "failed": 1}, 0)
+    assert found.failures["input"].tolist() == ["b.txt"]
+    assert repr(found).startswith("5 inputs: 4 ok, 1 failed")
+    with pytest.raises(batchmill.OptionError, match="no such folder"):
+        batchmill.status(tmp_path / "nosuch")
 
 
 def test_a_released_input_is_planned_again(dataset, words):

@@ -31,6 +31,7 @@ def test_the_public_names():
         "plan",
         "retry",
         "run",
+        "status",
         "try_one",
         "verify",
         "versions",

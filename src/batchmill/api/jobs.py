@@ -1,4 +1,4 @@
-"""Run a step or a model over a manifest, or plan a run."""
+"""Run a step or a model over a manifest, plan a run, or count the outcomes of the last run."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -13,16 +13,17 @@ from batchmill.errors import BatchmillError
 from batchmill.jobs.failed_inputs import failure_table
 from batchmill.jobs.run_job import JobRequest, PlannedRun, plan_run, run_job
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.open import open_ledger
+from batchmill.ledger.open import last_run, open_ledger
 from batchmill.manifest import ManifestLike
 from batchmill.options.job_settings import JobSettings
 from batchmill.options.model_options import ModelOptions
 from batchmill.orchestration.server.embedded_server import keep_servers
 from batchmill.publishing.report.card import run_card
-from batchmill.publishing.summary import Summary
+from batchmill.publishing.summary import Summary, summarise
 from batchmill.reading.published import read_published
 from batchmill.security.credentials import Access, access_to
 from batchmill.sizes import counted, list_counts
+from batchmill.urls import absolute
 
 if TYPE_CHECKING:
     from batchmill.blocks import DatasetStore, RayCluster
@@ -282,6 +283,23 @@ def plan(
         store=store,
     )
     return PlanResult(plan_run(request, cores))
+
+
+def status(dataset: Place) -> RunResult:
+    """Return the counts and the tables of a dataset, after or during its last run.
+
+    Args:
+        dataset: The dataset's folder or URL.
+
+    Returns:
+        The same result that the last run returned, with the present counts.
+
+    Raises:
+        OptionError: There is no such dataset, or it has no run.
+    """
+    place = absolute(os.fspath(dataset))
+    ledger = open_ledger(place)
+    return RunResult(place, summarise(ledger, last_run(ledger, place)))
 
 
 def _run(request: JobRequest) -> RunResult:
