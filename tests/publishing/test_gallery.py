@@ -55,11 +55,11 @@ def made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "copying.py").write_text(STEP)
 
-    def made(contents, step="step"):
+    def made(contents, step="step", **options):
         (tmp_path / "in").mkdir(exist_ok=True)
         for name, content in contents.items():
             (tmp_path / "in" / name).write_bytes(content)
-        run_job("in", f"copying:{step}", "out", policy=FailurePolicy(retries=0))
+        run_job("in", f"copying:{step}", "out", policy=FailurePolicy(retries=0), options=options)
         return again()
 
     return made
@@ -136,7 +136,16 @@ def test_samples_are_chosen_from_all_row_groups_and_skip_rows_without_file(tmp_p
     pq.write_table(table, tmp_path / "metadata.parquet", row_group_size=70)
     chosen = list(chosen_rows(LocalStore(tmp_path), SAMPLES))
     assert len(chosen) == SAMPLES
-    assert [chosen[0], chosen[-1]] == [("0", "files/0"), ("297", "files/297")]
+    assert [chosen[0], chosen[-1]] == [("0", "files/0", ""), ("297", "files/297", "")]
+
+
+def test_a_file_in_a_pack_has_a_thumbnail_and_no_link(made):
+    gallery, page = made({"a.png": png(), "b.wav": b"sound", "c.txt": b"some text"}, pack="1MB")
+    assert [sample.link for sample in gallery.samples] == ["", "", ""]
+    assert gallery.samples[0].preview.picture in page
+    assert "some text" in page
+    assert page.count("This file is in a pack.") == 1
+    assert 'href="./files' not in page
 
 
 def test_a_failed_input_shows_its_thumbnail_beside_the_reason(made):

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from batchmill.errors import StoreError
-from batchmill.layout import FILES, INPUT_COLUMN, METADATA, OUTPUT_COLUMN
+from batchmill.layout import FILES, INPUT_COLUMN, METADATA, OUTPUT_COLUMN, PACK_KEY
 from batchmill.publishing.report.previews import Preview, Previewer
 from batchmill.storage import Store, is_url
 from batchmill.urls import join
@@ -24,7 +24,7 @@ class Sample(NamedTuple):
     Attributes:
         input: The input.
         output: The file, relative to the dataset.
-        link: The URL of the file, relative to the page.
+        link: The URL of the file, relative to the page. Empty for a file in a pack.
         preview: The part of the file that the page shows.
     """
 
@@ -78,17 +78,23 @@ def gather_gallery(
 
 def _samples(store: Store, previewer: Previewer, count: int) -> Iterator[Sample]:
     # Several rows may name the same file.
-    for output, input_name in {
-        output: input_name for input_name, output in chosen_rows(store, count)
-    }.items():
+    for output, row in {row.output: row for row in chosen_rows(store, count)}.items():
         # A file that was deleted or replaced by a link has no sample.
-        with suppress(StoreError), store.open(output) as file:
+        with suppress(StoreError), store.open(row.pack or output) as file:
             preview = previewer.preview(output, file)
-            yield Sample(input_name, output, f"./{quote(output)}", preview)
+            yield Sample(row.input, output, "" if row.pack else f"./{quote(output)}", preview)
 
 
-def chosen_rows(store: Store, count: int) -> Iterator[tuple[str, str]]:
-    """Yield the input and the output of at most `count` rows of the table, evenly chosen.
+class ChosenRow(NamedTuple):
+    """The input, the output, and its address in a pack, which is empty for a file."""
+
+    input: str
+    output: str
+    pack: str
+
+
+def chosen_rows(store: Store, count: int) -> Iterator[ChosenRow]:
+    """Yield at most `count` rows of the table that have an output, evenly chosen.
 
     Nothing is chosen if the table is damaged.
     """
@@ -98,17 +104,23 @@ def chosen_rows(store: Store, count: int) -> Iterator[tuple[str, str]]:
         table = pq.ParquetFile(file)
         if OUTPUT_COLUMN not in table.schema_arrow.names:
             return
+        pack = (table.schema_arrow.metadata or {}).get(PACK_KEY, b"").decode()
+        packs = [pack] if pack else []
         starts = np.cumsum([0, *_counts(table)])
         chosen = np.unique(np.linspace(0, starts[-1] - 1, count).round().astype(int))
         for group, start in enumerate(starts[:-1]):
             here = chosen[(chosen >= start) & (chosen < starts[group + 1])] - start
             if not len(here):
                 continue
-            rows = table.read_row_group(group, [INPUT_COLUMN, OUTPUT_COLUMN])
+            rows = table.read_row_group(group, [INPUT_COLUMN, OUTPUT_COLUMN, *packs])
             rows = rows.filter(pc.is_valid(rows[OUTPUT_COLUMN]))
             rows = rows.take(pa.array(here[here < len(rows)]))
             yield from (
-                (row[INPUT_COLUMN], row[OUTPUT_COLUMN])
+                ChosenRow(
+                    row[INPUT_COLUMN],
+                    row[OUTPUT_COLUMN],
+                    next((row[name] or "" for name in packs), ""),
+                )
                 for row in rows.to_pylist()
                 # A manifest may have a column with this name, too.
                 if str(row[OUTPUT_COLUMN]).startswith(f"{FILES}/")
