@@ -1,5 +1,6 @@
 """The outcome of one input."""
 
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple, get_args
 
 Kind = Literal["ok", "failed", "timeout", "crashed", "oom", "missing", "cancelled"]
@@ -75,6 +76,20 @@ class Outcome(NamedTuple):
     def reason(self) -> str:
         """Why the input is not ok, in one line."""
         return one_line(self.error, self.message)
+
+
+class UnstoredOutcome(NamedTuple):
+    """An input whose step is done, and whose output files are not stored yet.
+
+    Attributes:
+        size: The size of the files in bytes.
+        uploads: Each function stores one file. Any thread may call it.
+        finish: Returns the outcome after all uploads, given the error of an upload or None.
+    """
+
+    size: int
+    uploads: Sequence[Callable[[], object]]
+    finish: Callable[[Exception | None], Outcome]
 
 
 def one_line(error: str, message: str) -> str:

@@ -1,6 +1,5 @@
 """Manifests, inputs and datasets work in an S3 bucket as in a folder."""
 
-import itertools
 import os
 import random
 import socket
@@ -20,6 +19,7 @@ from crashing import in_child
 from jobs import run_job
 from live import serving
 from object_store import SECRET, forget_connections, upload, upload_in_parts
+from s3_proxy import Reply
 
 from batchmill import LedgerError, ManifestError, OptionError, StoreError, load_manifest
 from batchmill.ledger.lease import holder, lease
@@ -357,17 +357,20 @@ def test_an_input_that_is_replaced_and_put_back_is_executed_again(job, store):
     assert executed(job) == 1
 
 
-def test_an_input_that_changes_during_each_fetch_is_executed_again(job, store, monkeypatch):
-    versions = itertools.count()
-    stat = remote.stat
+def test_an_input_that_changes_after_its_fetch_is_executed_again(job, bucket, data, proxied):
+    changed = []
 
-    def change_before_stat(url):
-        if url.endswith("in/1.txt"):
-            store.write("in/1.txt", b"version %d" % next(versions))
-        return stat(url)
+    def change(request):
+        if request.method == "GET" and request.path.endswith("/1.txt") and not changed:
+            changed.append(True)
+            reply = Reply(body=b"content of in/1.txt", headers={"ETag": '"before"'})
+            fsspec.filesystem("s3", endpoint_url=address).pipe_file(f"{data}/in/1.txt", b"after")
+            return reply
+        return None
 
-    with monkeypatch.context() as changing:
-        job(before=lambda: changing.setattr(remote, "stat", change_before_stat))
+    address = os.environ["AWS_ENDPOINT_URL"]
+    with proxied(change):
+        job()
     assert executed(job) == 1
     assert executed(job) == 0
 
@@ -484,18 +487,15 @@ def test_an_unreachable_web_server_fails_only_its_own_inputs(web, tmp_path, unst
     assert summary.pending == 0
 
 
-def test_an_input_without_access_fails_alone(job, data, monkeypatch):
-    import s3fs
+def test_an_input_without_access_fails_alone(job, proxied):
+    text = b"<Error><Code>InvalidObjectState</Code><Message>in the archive</Message></Error>"
 
-    call = s3fs.S3FileSystem._call_s3
+    def refuse(request):
+        is_refused = request.method == "GET" and request.path.endswith("in/2.txt")
+        return Reply(403, text) if is_refused else None
 
-    async def refuse(self, method, *arguments, **options):
-        if method == "get_object" and options.get("Key", "").endswith("in/2.txt"):
-            raise PermissionError("in the archive")
-        return await call(self, method, *arguments, **options)
-
-    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", refuse)
-    summary = job()
+    with proxied(refuse):
+        summary = job()
     assert summary.outcomes == {"ok": 9, "failed": 1}
     assert "in the archive" in summary.failures[0][1]
 

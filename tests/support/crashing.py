@@ -9,7 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from batchmill.storage import remote
+from batchmill.storage import remote, transfer
 
 _CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate"}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -41,6 +41,7 @@ class CrashPoints:
         os.fsync = lambda descriptor: (self.reach(), fsync(descriptor))
         for name in ("write", "create", "delete", "upload"):
             setattr(remote, name, self._reaching(getattr(remote, name)))
+        transfer.upload = self._reaching(transfer.upload)  # Workers do not call remote.upload.
 
     def reach(self) -> None:
         """Count a change that follows immediately."""

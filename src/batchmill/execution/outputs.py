@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import xxhash
@@ -18,13 +18,19 @@ from batchmill.storage.fingerprints import fingerprint
 # practically never have the same name.
 _DIGITS = 12
 
+PutFolder = Callable[[Path, str, Mapping[str, str]], object]
+
 
 class OutputError(Exception):
     """The files that a step wrote differ from the files that its rows name, or are not allowed."""
 
 
 def place_outputs(
-    staged: Path | None, rows: Sequence[Row], staging: StagingArea, input_id: str
+    staged: Path | None,
+    rows: Sequence[Row],
+    staging: StagingArea,
+    input_id: str,
+    put_folder: PutFolder | None = None,
 ) -> tuple[WrittenFile, ...]:
     """Move a step's files into the dataset, and put their new paths into the rows.
 
@@ -34,6 +40,7 @@ def place_outputs(
         staging: The folders of this attempt, and the store. With packs, files are appended to a
             pack, unless they are larger than a pack.
         input_id: The input's id.
+        put_folder: Called instead of the method of the store.
 
     Returns:
         The files, with their paths in the dataset.
@@ -60,7 +67,7 @@ def place_outputs(
             addresses = packs.add(staged, {name: f"{folder}/{name}" for name in names})
             empty(staging, staged, names)
         else:
-            staging.store.put_folder(staged, folder, contents)
+            (put_folder or staging.store.put_folder)(staged, folder, contents)
     for name, naming in named.items():
         for row in naming:
             row["output"] = f"{folder}/{name}"

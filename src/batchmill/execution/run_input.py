@@ -5,7 +5,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,16 +22,16 @@ from batchmill.execution.failures import (
 from batchmill.execution.outputs import place_outputs
 from batchmill.execution.rows import Row, encode_rows, rows_of
 from batchmill.execution.staging import Input, StagingArea, stage
-from batchmill.outcome import Fault, Outcome
+from batchmill.outcome import Fault, Outcome, UnstoredOutcome
 from batchmill.step.load import Step
-from batchmill.storage import open_store, remote
+from batchmill.storage import open_store, remote, transfer
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.escaped_names import has_escaped_file
 from batchmill.storage.fingerprints import Fingerprint, fingerprint
 from batchmill.storage.local import remove_folder
+from batchmill.storage.objects import ObjectStore
+from batchmill.storage.store import in_threads
 
-# The most fetches of one input. An input that changes while it is fetched is fetched again.
-_FETCHES = 3
 _ABSENT = Fingerprint(size=-1, mtime_ns=0, content="")
 # The errors of a path that leads to no file. Others, such as EMFILE or EIO, concern this machine.
 _NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}
@@ -63,9 +64,25 @@ def execute(
     staging: StagingArea,
     indexed: Callable[[], Any],
     hooks: StepHooks = _NO_HOOKS,
-    confined: Callable[[], bytes] | None = None,
 ) -> Outcome:
     """Run `step` on one input, and move its files into the dataset. Never raises.
+
+    The arguments are those of `run_step`.
+    """
+    done = run_step(step, item, staging, indexed, hooks)
+    return done if isinstance(done, Outcome) else _store_now(done)
+
+
+def run_step(
+    step: Step,
+    item: Input,
+    staging: StagingArea,
+    indexed: Callable[[], Any],
+    hooks: StepHooks = _NO_HOOKS,
+    confined: Callable[[], bytes] | None = None,
+    fetched: Callable[[], Fingerprint | None] = lambda: None,
+) -> Outcome | UnstoredOutcome:
+    """Run `step` on one input. Never raises.
 
     Args:
         step: The step.
@@ -75,9 +92,11 @@ def execute(
             function.
         hooks: Called before and after the step.
         confined: Calls `answer` in a confined process. None if the step is not confined.
+        fetched: Returns the result of `fetch_and_read` if it was called for this input.
 
     Returns:
-        The input's outcome. An error that the step raised gives a `failed` outcome.
+        The input's outcome. An error that the step raised gives a `failed` outcome. If the dataset
+        is remote, the output files are not uploaded yet.
     """
     started = time.perf_counter()
     pid = os.getpid()
@@ -85,7 +104,7 @@ def execute(
     staged = None
     ours = True  # The engine's code is running. False while the step's code is running.
     try:
-        seen = _fetch_and_read(item)
+        seen = fetched() or fetch_and_read(item)
         if "out" in step.given or "outs" in step.given:
             staged = stage(staging, item)
         ours = False
@@ -106,8 +125,7 @@ def execute(
             remove_folder(staged)
         return failure._replace(**seen._asdict())
     finally:
-        if item.url:
-            remove_folder(os.path.dirname(item.path))
+        discard(item)
 
 
 def answer(step: Step, item: Input, staging: StagingArea, indexed: Callable[[], Any]) -> bytes:
@@ -144,8 +162,9 @@ def load(
     staging: StagingArea,
     indexed: Callable[[], Any],
     hooks: StepHooks = _NO_HOOKS,
+    fetched: Callable[[], Fingerprint | None] = lambda: None,
 ) -> tuple[Any, Loaded] | Outcome:
-    """Load the sample of one input with `indexed`. Never raises.
+    """Load the sample of one input with `indexed`. Never raises. `run_step` describes `fetched`.
 
     Returns:
         The sample, and its fingerprint and time; or the input's outcome if loading failed.
@@ -155,7 +174,7 @@ def load(
     seen = _ABSENT
     ours = True
     try:
-        seen = _fetch_and_read(item)
+        seen = fetched() or fetch_and_read(item)
         ours = False
         hooks.before()
         try:
@@ -168,8 +187,7 @@ def load(
         failure = failure_of(item, staging, error, time.perf_counter() - started, ours=ours)
         return failure._replace(**seen._asdict())
     finally:
-        if item.url:
-            remove_folder(os.path.dirname(item.path))
+        discard(item)
 
 
 def conclude(
@@ -182,7 +200,8 @@ def conclude(
     try:
         rows = rows_of(result, staging.reserved)
         ours = True
-        return _place(item, staging, staged, rows, loaded, started)
+        placed = _place(item, staging, staged, rows, loaded, started)
+        return placed if isinstance(placed, Outcome) else _store_now(placed)
     except Exception as error:
         total = loaded.seconds + time.perf_counter() - started
         failure = failure_of(item, staging, error, total, ours=ours)
@@ -212,11 +231,22 @@ def _place(
     rows: list[Row],
     loaded: Loaded,
     started: float,
-) -> Outcome:
-    """Move an input's files into the dataset, and return the outcome `ok`."""
-    outputs = place_outputs(staged, rows, staging, item.input_id)
+) -> Outcome | UnstoredOutcome:
+    """Move an input's files into the dataset, and return the outcome `ok`.
+
+    If the dataset is remote, the files are only named.
+    """
+    uploads: list[Callable[[], None]] = []
+    store, put_later = staging.store, None
+    if isinstance(store, ObjectStore):
+        remote_store = store
+
+        def put_later(folder: Path, name: str, contents: Mapping[str, str]) -> None:
+            uploads.extend(remote_store.uploads(folder, name, contents))
+
+    outputs = place_outputs(staged, rows, staging, item.input_id, put_later)
     encoded = encode_rows(rows)
-    return Outcome(
+    outcome = Outcome(
         input=item.name,
         input_id=item.input_id,
         kind="ok",
@@ -232,6 +262,36 @@ def _place(
         ctime_ns=loaded.seen.ctime_ns,
         content=loaded.seen.content,
     )
+    if not uploads:
+        return outcome
+    size = sum(file.size for file in outputs)
+    return UnstoredOutcome(size, uploads, partial(_finish, item, staging, staged, outcome))
+
+
+def _store_now(unstored: UnstoredOutcome) -> Outcome:
+    """Upload the files of an input, and return its outcome."""
+    try:
+        in_threads(lambda upload: upload(), unstored.uploads, remote.THREADS)
+    except Exception as error:
+        return unstored.finish(error)
+    return unstored.finish(None)
+
+
+def _finish(
+    item: Input,
+    staging: StagingArea,
+    staged: Path | None,
+    outcome: Outcome,
+    error: Exception | None,
+) -> Outcome:
+    """Return the outcome of an input after its uploads, of which one may have failed."""
+    if error:
+        failure = failure_of(item, staging, error, outcome.seconds, ours=True)
+        seen = {name: getattr(outcome, name) for name in Fingerprint._fields}
+        outcome = failure._replace(**seen)
+    if staged:
+        remove_folder(staged)
+    return outcome
 
 
 def make_dataset(step: Step, inputs: Sequence[Input]) -> Any:
@@ -274,7 +334,7 @@ def _call(step: Step, item: Input, staged: Path | None) -> Any:
     return step.target(Path(item.path), **given, **step.params)
 
 
-def _fetch_and_read(item: Input) -> Fingerprint:
+def fetch_and_read(item: Input) -> Fingerprint:
     """Fetch an input if it is remote, and read it.
 
     Raises:
@@ -313,20 +373,14 @@ def _fetch(item: Input, planned: remote.FileStat) -> Fingerprint:
         store = open_store(item.url.removesuffix(f"/{planned.etag}"))
         with store.open(planned.etag) as content, open(item.path, "wb") as file:
             shutil.copyfileobj(content, file)
-        return _fetched(item, planned.mtime_ns, planned.etag)
-    for _ in range(_FETCHES):
-        remote.fetch(item.url, item.path)
-        now = remote.stat(item.url)
-        if now is None:
-            break  # Some web servers return a file, but no size, time or ETag.
-        if now.etag == planned.etag and (now.etag or now.mtime_ns == planned.mtime_ns):
-            return _fetched(item, now.mtime_ns, now.etag)
-        planned = now  # The input changed after planning, or during the fetch.
-    # No time or ETag is known to describe what was fetched. The next plan compares the contents.
-    return _fetched(item, remote.UNKNOWN_TIME, None)
-
-
-def _fetched(item: Input, mtime_ns: int, etag: str | None) -> Fingerprint:
+        identity = transfer.Identity(planned.mtime_ns, planned.etag)
+    else:
+        identity = transfer.fetch(item.url, item.path, planned)
     # The times of the local copy say nothing about the input.
-    seen = fingerprint(item.path)
-    return seen._replace(mtime_ns=mtime_ns, etag=etag, ctime_ns=None)
+    return fingerprint(item.path)._replace(**identity._asdict(), ctime_ns=None)
+
+
+def discard(item: Input) -> None:
+    """Remove the local copy of a remote input."""
+    if item.url:
+        remove_folder(os.path.dirname(item.path))

@@ -12,17 +12,26 @@ from typing import Any
 
 from batchmill.execution.batch_runner import BatchRunner
 from batchmill.execution.failures import lost
-from batchmill.execution.run_input import StepHooks, answer, execute, load
+from batchmill.execution.run_input import (
+    StepHooks,
+    answer,
+    discard,
+    fetch_and_read,
+    load,
+    run_step,
+)
 from batchmill.execution.staging import CONFINED_FOLDERS, StagingArea
+from batchmill.layout import FILES
 from batchmill.ledger.ledger import Ledger
-from batchmill.outcome import Outcome
+from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.planning.confinement import Confinement
 from batchmill.shards.inputs import ShardInputs
 from batchmill.shards.outcome_recorder import OutcomeRecorder
 from batchmill.shards.pack_upload import PackUpload
 from batchmill.shards.torch_dataset import create_torch_dataset
 from batchmill.step.load import Step
-from batchmill.storage import is_url
+from batchmill.storage import ObjectStore, is_url, transfer
+from batchmill.storage.fingerprints import Fingerprint
 from batchmill.workers import (
     BatchCallbacks,
     IsolatedExecutor,
@@ -33,6 +42,7 @@ from batchmill.workers import (
 )
 from batchmill.workers.confined import ConfinedProcess
 from batchmill.workers.landlock import check_support
+from batchmill.workers.pipeline import TransferPipeline
 from batchmill.workers.processes import end_children
 from batchmill.workers.worker import this_worker
 
@@ -63,6 +73,7 @@ class ShardExecution:
             ledger, inputs.spec, self._stop, inputs.check_step, on_outcome, self._pack_upload()
         )
         self._callbacks = self._batch_callbacks()
+        self._pipeline = self._make_pipeline()
         self._executor = self._make_executor()
 
     def run(self, prefix: str) -> Mapping[str, int]:
@@ -110,6 +121,23 @@ class ShardExecution:
             stop=self._stop,
             processing=self._callbacks,
             weights=self._inputs.weights,
+            pipeline=self._pipeline,
+        )
+
+    def _make_pipeline(self) -> TransferPipeline | None:
+        """Return the pipeline for remote files; None if all files are local."""
+        store = self._staging.store
+        urls = [item.url for item in self._items if is_url(item.url)]
+        if isinstance(store, ObjectStore):
+            urls.append(store.url_of(FILES))
+        if not urls:
+            return None
+        transfer.prepare(urls)
+        items, sizes = self._items, self._inputs.table["size"].to_numpy()
+        return TransferPipeline(
+            fetch=lambda index: fetch_and_read(items[index]) if is_url(items[index].url) else None,
+            discard=lambda index: discard(items[index]),
+            size=lambda index: int(sizes[index]) if is_url(items[index].url) else 0,
         )
 
     def _batch_callbacks(self) -> BatchCallbacks | None:
@@ -129,19 +157,24 @@ class ShardExecution:
             end=self._end_process,
         )
 
-    def _execute_one(self, index: int) -> Outcome:
+    def _fetched(self, index: int) -> Fingerprint | None:
+        """Return the fingerprint of an input that was fetched ahead; None if it was not."""
+        return self._pipeline.fetched(index) if self._pipeline else None
+
+    def _execute_one(self, index: int) -> Outcome | UnstoredOutcome:
         if self._inputs.spec.confinement:
             return self._execute_confined(index, self._inputs.spec.confinement)
         look_up = partial(self._look_up, index)
-        return execute(
+        return run_step(
             self._step,
             self._items[index],
             self._staging,
             look_up,
             StepHooks(_begin_step, _end_step),
+            fetched=partial(self._fetched, index),
         )
 
-    def _execute_confined(self, index: int, confinement: Confinement) -> Outcome:
+    def _execute_confined(self, index: int, confinement: Confinement) -> Outcome | UnstoredOutcome:
         if not self._confined:  # This is the first input of this worker.
             name = CONFINED_FOLDERS.replace("*", str(os.getpid()))
             folder = self._staging.folder / name
@@ -157,7 +190,8 @@ class ShardExecution:
         item, look_up = self._items[index], partial(self._look_up, index)
         run = partial(self._confined, index)
         hooks = StepHooks(_begin_step, _end_confined_step)
-        return execute(self._step, item, self._staging, look_up, hooks, confined=run)
+        fetched = partial(self._fetched, index)
+        return run_step(self._step, item, self._staging, look_up, hooks, run, fetched)
 
     def _answer(self, index: int) -> bytes:
         """Run the step on one input in the confined process of this worker."""
@@ -165,7 +199,8 @@ class ShardExecution:
 
     def _load_one(self, index: int) -> Outcome | Sample:
         look_up = partial(self._look_up, index)
-        loaded = load(self._items[index], self._staging, look_up, StepHooks(_begin_step, _end_step))
+        hooks, fetched = StepHooks(_begin_step, _end_step), partial(self._fetched, index)
+        loaded = load(self._items[index], self._staging, look_up, hooks, fetched)
         return loaded if isinstance(loaded, Outcome) else Sample(*loaded)
 
     def _lost(self, index: int, worker_exit: WorkerExit) -> Outcome:

@@ -35,11 +35,22 @@ def connected(url: str) -> Iterator[tuple[Any, str]]:
     """Yield the file system of a URL and the path in it. Convert errors in the block to StoreError.
 
     Raises:
+        StoreError: As `converting_errors` raises it.
+    """
+    with converting_errors(url):
+        yield _locate(url)
+
+
+@contextmanager
+def converting_errors(url: str) -> Iterator[None]:
+    """Convert errors in the block to StoreError with a URL.
+
+    Raises:
         StoreError: The block raised any error, for example of botocore or aiohttp. The cause has
             the built-in type of that error, and its text without secrets.
     """
     try:
-        yield _locate(url)
+        yield
     except Exception as error:  # noqa: BLE001  # It is raised as StoreError.
         name = type(error).__name__
         # The error itself may contain secrets, and a traceback of StoreError shows its cause.

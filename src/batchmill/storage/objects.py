@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 
 from batchmill.errors import StoreError
 from batchmill.layout import FILES, PACKS
-from batchmill.storage import remote
+from batchmill.storage import remote, transfer
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.fingerprints import hash_bytes
 from batchmill.storage.packed_files import PackedFiles
@@ -145,12 +146,17 @@ class ObjectStore:
 
     def put_folder(self, folder: Path, name: str, contents: Mapping[str, str]) -> None:
         """Upload the files of a folder into the folder `name`."""
+        in_threads(lambda upload: upload(), self.uploads(folder, name, contents), self.threads)
+
+    def uploads(
+        self, folder: Path, name: str, contents: Mapping[str, str]
+    ) -> list[Callable[[], None]]:
+        """Return a function for each file that `put_folder` would upload. It uploads the file."""
         self.before_change()
-
-        def upload(file: str) -> None:
-            remote.upload(f"{folder}/{file}", self.url_of(f"{name}/{file}"))
-
-        in_threads(upload, list(contents), self.threads)
+        return [
+            partial(transfer.upload, f"{folder}/{file}", self.url_of(f"{name}/{file}"))
+            for file in contents
+        ]
 
     def sync(self, names: Sequence[str]) -> None:
         """Do nothing, because an upload is on the store's disks when it ends."""

@@ -5,16 +5,17 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from batchmill.outcome import Outcome
+from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.workers.batches import Batch, IndexedSample, Sample, gather_batch
 from batchmill.workers.control import DrainFlag, StopIndex
+from batchmill.workers.pipeline import TransferPipeline
 from batchmill.workers.private_api import (
     LoaderIterator,
     WorkerDiedError,
@@ -36,13 +37,26 @@ class GuardedInputs:
     batch step, the item is the sample. If the sample is lost, the input is loaded again.
     """
 
-    run: Callable[[int], Outcome | Sample]
+    run: Callable[[int], Outcome | UnstoredOutcome | Sample]
     drain: DrainFlag
     stop_index: StopIndex
+    pipeline: TransferPipeline | None = None
+
+    def __getitems__(self, indices: Sequence[int]) -> list[int | IndexedSample]:
+        """Execute the inputs of a batch. With a pipeline, files are moved while steps run."""
+        if not self.pipeline:
+            return [self[index] for index in indices]
+        try:
+            with self.pipeline.overlapping(indices, this_worker.channel):
+                return [self[index] for index in indices]
+        except BaseException:  # noqa: BLE001
+            this_worker.exit_broken()
 
     def __getitem__(self, index: int) -> int | IndexedSample:
         if self.drain.is_set():
             return SKIPPED
+        if self.pipeline:
+            self.pipeline.make_room()
         if self.stop_index.excludes(index):
             return SKIPPED
         try:
@@ -62,12 +76,22 @@ class GuardedInputs:
                 this_worker.restore(unused=unused)
                 this_worker.channel.leave()
                 return IndexedSample(index, outcome)
+            if isinstance(outcome, UnstoredOutcome):
+                if not self.pipeline:
+                    raise TypeError("run returned an UnstoredOutcome, but there is no pipeline")
+                self.pipeline.store(index, outcome)
+                this_worker.channel.leave()
+                this_worker.restore(unused=unused)
+                return index
             if outcome.kind != "ok" and this_worker.streams.has_log():
                 outcome = outcome._replace(log=this_worker.channel.log_tail())
             this_worker.channel.finish(index, outcome)
             this_worker.restore(unused=unused)
         except BaseException:  # noqa: BLE001
             # The step has broken its worker. End only the worker, not the shard.
+            if self.pipeline:
+                with suppress(Exception):
+                    self.pipeline.wait_in_place()
             this_worker.exit_broken()
         return index
 

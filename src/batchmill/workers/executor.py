@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmill.errors import WorkerError
-from batchmill.outcome import RETRIED_KINDS, Outcome
+from batchmill.outcome import RETRIED_KINDS, Outcome, UnstoredOutcome
 from batchmill.workers.batch_processor import BatchProcessor
 from batchmill.workers.batches import BatchCallbacks, Sample, socket_folder
 from batchmill.workers.control import Stop, StopIndex
 from batchmill.workers.input_queue import InputQueue, LoaderPass
 from batchmill.workers.loader_driver import LoaderDriver
+from batchmill.workers.pipeline import TransferPipeline
 from batchmill.workers.processes import (
     adopt_orphans,
     children,
@@ -55,10 +56,12 @@ class IsolatedExecutor:
         processing: The functions that process samples; None if `run` returns only outcomes.
         weights: The weight of each input. Batches then have about the same weight, and heavy inputs
             are in smaller batches.
+        pipeline: Moves remote files while steps run. Without it, `run` may not return an
+            `UnstoredOutcome`.
     """
 
     count: int
-    run: Callable[[int], Outcome | Sample]
+    run: Callable[[int], Outcome | UnstoredOutcome | Sample]
     lost: Callable[[int, WorkerExit], Outcome]
     deliver: Callable[[Sequence[Outcome]], None]
     limits: Limits
@@ -66,6 +69,7 @@ class IsolatedExecutor:
     stop: Stop = field(default_factory=Stop)
     processing: BatchCallbacks | None = None
     weights: NDArray[np.int64] | None = None
+    pipeline: TransferPipeline | None = None
     _channels: Sequence[WorkerChannel] = ()
     _furthest: int = -1
     _sockets: Path | None = None
@@ -167,6 +171,7 @@ class IsolatedExecutor:
             work=work,
             channels=channels,
             run=self.run,
+            pipeline=self.pipeline,
             receive=self._resolve,
             queue=self._queue,
             limits=self.limits,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmill.outcome import Outcome
+from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.workers.batch_processor import BatchProcessor
 from batchmill.workers.batches import Sample
 from batchmill.workers.control import DrainFlag, StartBarrier, Stop, StopIndex
@@ -26,6 +26,7 @@ from batchmill.workers.dataloader import (
 )
 from batchmill.workers.input_queue import InputQueue, LoaderPass, make_batches
 from batchmill.workers.memory import kernel_oom_kills
+from batchmill.workers.pipeline import TransferPipeline
 from batchmill.workers.processes import ChildProcess
 from batchmill.workers.watchdog import BatchMonitor, Limits, Watchdog
 from batchmill.workers.worker import begin_worker
@@ -37,14 +38,16 @@ from batchmill.workers.worker_exit import WorkerExit, exit_of
 class LoaderDriver:
     """One DataLoader, from its start to its end. There is one worker for each channel.
 
-    `run` executes one input in a worker. The watchdog's thread calls `receive` with outcomes. The
-    driver takes due retries from `queue`, which has the inputs without a final outcome. With
-    `weights`, each input of the shard has a weight; None gives batches of equal length.
+    `run` executes one input in a worker, and `pipeline` moves its files. The watchdog's thread
+    calls `receive` with outcomes. The driver takes due retries from `queue`, which has the inputs
+    without a final outcome. With `weights`, each input of the shard has a weight; None gives
+    batches of equal length.
     """
 
     work: LoaderPass
     channels: Sequence[WorkerChannel]
-    run: Callable[[int], Outcome | Sample]
+    run: Callable[[int], Outcome | UnstoredOutcome | Sample]
+    pipeline: TransferPipeline | None
     receive: Callable[[Sequence[tuple[int, Outcome]]], None]
     queue: InputQueue
     limits: Limits
@@ -97,7 +100,12 @@ class LoaderDriver:
             np.ones(len(indices), np.int64) if self.weights is None else self.weights[list(indices)]
         )
         return iterating(
-            GuardedInputs(run=self.run, drain=self._drain, stop_index=self.stop_index),
+            GuardedInputs(
+                run=self.run,
+                drain=self._drain,
+                stop_index=self.stop_index,
+                pipeline=self.pipeline,
+            ),
             self._with_retries(
                 make_batches(
                     weights, self.work.batch_size, len(self.channels), even=self.weights is not None

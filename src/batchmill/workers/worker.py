@@ -13,7 +13,9 @@ from multiprocessing.util import Finalize
 # Imported by name: a step may replace functions of the module.
 from os import chdir, close, dup, getcwd, lseek
 from pathlib import Path
+from typing import NoReturn
 
+from batchmill.storage.transfer import use_obstore
 from batchmill.workers.control import StartBarrier
 from batchmill.workers.memory import keep_freed_memory, offer_to_oom_killer
 from batchmill.workers.private_api import raw_environment, use_socket_folder
@@ -119,7 +121,7 @@ class Worker:
         if not self._state.restore():
             raise BrokenWorkerError
 
-    def exit_broken(self) -> None:
+    def exit_broken(self) -> NoReturn:
         """End this worker, which cannot be restored. Another worker replaces it."""
         kill_descendants(self._pid)
         os._exit(1)
@@ -197,5 +199,6 @@ def begin_worker(
     for other in channels:
         if other is not channels[number]:
             other.close()
+    use_obstore()
     this_worker.begin(number, channels[number], parent, keeps_memory=keeps_memory, sockets=sockets)
     barrier.wait()

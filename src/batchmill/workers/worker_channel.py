@@ -12,6 +12,7 @@ import os
 import struct
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 
 # Imported by name, because a step may replace functions of these modules.
@@ -61,6 +62,7 @@ class WorkerChannel:
         _SLOT.pack_into(self._slot, 0, _IDLE, 0.0, 0)
         _LAST.pack_into(self._slot, _LAST_AT, _IDLE)
         self._journal = RingBuffer()
+        self._sending = threading.Lock()
         self.log = anonymous_file("batchmill-log")
 
     # The worker's side
@@ -92,12 +94,22 @@ class WorkerChannel:
 
     def finish(self, index: int, outcome: Outcome) -> None:
         """Write an input's outcome to the journal, and record that the worker is idle."""
+        self.send(index, outcome)
+        self.leave()
+
+    def show(self, index: int) -> None:
+        """Record that the worker waits until the files of an earlier input are stored."""
+        _SLOT.pack_into(self._slot, 0, index, monotonic(), 0)
+
+    def send(self, index: int, outcome: Outcome) -> None:
+        """Write an input's outcome to the journal. Any thread of the worker may call this."""
         # marshal takes a third of pickle's time. It is enough for the plain values of an outcome.
         fields: tuple[Any, ...] = outcome
         if outcome.outputs:
             fields = outcome._replace(outputs=tuple(map(tuple, outcome.outputs)))  # type: ignore[arg-type]
-        self._journal.write(dumps((index, *fields), 2))
-        self.leave()
+        record = dumps((index, *fields), 2)
+        with self._sending:
+            self._journal.write(record)
 
     # The watcher's side
 

@@ -1,0 +1,324 @@
+"""Fetch inputs and upload outputs: one request for a small file, through obstore if possible.
+
+obstore needs an eighth of the processor time of s3fs, and many threads can use it at once. But it
+hangs in every fork of a process that has used it. So only a process that called `use_obstore` uses
+it. All other processes use fsspec, and so do URLs that obstore does not open.
+"""
+
+import mimetypes
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import fsspec
+
+from batchmill.security.credentials import options_for
+from batchmill.storage import remote
+from batchmill.storage.connection import converting_errors
+from batchmill.storage.retries import retry_remote
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, S3Credential, S3Store
+
+# The most fetches of one input with fsspec. An input that changes meanwhile is fetched again.
+_FETCHES = 3
+_SCHEMES = ("s3", "s3a")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]+")
+# obstore rejects empty parts, "." and "..", and control characters.
+_UNUSUAL_KEY = re.compile(r"(^|/)(\.{0,2})(/|$)|[\x00-\x1f\x7f]")
+# The options of s3fs that obstore has, too. With any other option, s3fs is used.
+_OPTIONS = {"key", "secret", "token", "anon", "profile", "endpoint_url", "client_kwargs"}
+_CLIENT_OPTIONS = {"endpoint_url", "region_name"}
+_AMAZON = (".amazonaws.com", ".amazonaws.com.cn")
+_DEFAULT_REGION = "us-east-1"
+_CHUNK_BYTES = 2**20
+_PART_BYTES, _MAX_PARTS, _CONCURRENT_PARTS = 8 * 2**20, 9_000, 4
+# obstore requests credentials again five minutes before they expire. botocore renews its own
+# credentials at the latest ten minutes before they expire.
+_CREDENTIALS_LIFE = timedelta(minutes=10)
+# A request is repeated for this time. `retry_remote` adds two rounds.
+_RETRY_TIME = timedelta(seconds=30)
+# A server that sends nothing for this time is not responding.
+_SILENCE = timedelta(seconds=30)
+_CONNECT_TIME, _REQUEST_TIME = timedelta(seconds=10), timedelta(hours=1)
+
+_process = 0  # The id of the process that may use obstore.
+_settings: dict[str, "S3Settings | None"] = {}
+_stores: dict[str, "S3Store"] = {}
+
+
+class Identity(NamedTuple):
+    """The time and ETag of the content that was fetched, as in `remote.FileStat`."""
+
+    mtime_ns: int
+    etag: str | None
+
+
+class S3Settings(NamedTuple):
+    """How to connect to a bucket.
+
+    Attributes:
+        credentials: The credentials object of botocore, which renews them. None: requests are not
+            signed.
+        certificates: Further certificates of authorities, in the format PEM.
+    """
+
+    endpoint: str
+    region: str
+    credentials: Any
+    certificates: bytes | None
+
+
+def use_obstore() -> None:
+    """Let this process use obstore. It must not start DataLoader workers that fetch files.
+
+    Has no effect if obstore was imported before, perhaps in the parent of this process.
+    """
+    global _process
+    if "obstore" not in sys.modules:
+        _process = os.getpid()
+
+
+def prepare(urls: Iterable[str]) -> None:
+    """Read the settings of the buckets of these URLs, so that forks need not read them again.
+
+    Raises:
+        StoreError: The settings are wrong.
+    """
+    buckets = {_bucket_of(url): url for url in urls if _is_plain(url)}
+    for url in buckets.values():
+        # The environment may have changed since an earlier call.
+        _settings.pop(_cache_key(url, _options_for(url)), None)
+        with converting_errors(url):
+            _settings_for(url)
+
+
+def fetch(url: str, path: str, planned: remote.FileStat) -> Identity:
+    """Fetch a file to a local path, and return what identifies the fetched content.
+
+    Raises:
+        StoreError: The store failed, or there is no such file.
+        OSError: The local file cannot be written.
+    """
+    store = _store_for(url)
+    if store:
+        return _get(store, url, path)
+    for _ in range(_FETCHES):
+        remote.fetch(url, path)
+        now = remote.stat(url)
+        if now is None:
+            break  # Some web servers return a file, but no size, time or ETag.
+        if now.etag == planned.etag and (now.etag or now.mtime_ns == planned.mtime_ns):
+            return Identity(now.mtime_ns, now.etag)
+        planned = now  # The file changed after planning, or during the fetch.
+    # No time or ETag is known to describe what was fetched. The next plan compares the contents.
+    return Identity(remote.UNKNOWN_TIME, None)
+
+
+def upload(path: str, url: str) -> None:
+    """Upload a local file atomically. A large file is sent in parts. Raises StoreError."""
+    store = _store_for(url)
+    if store:
+        _put(store, path, url)
+    else:
+        remote.upload(path, url)
+
+
+@retry_remote
+def _get(store: "S3Store", url: str, path: str) -> Identity:
+    import obstore
+
+    with _converting(url):
+        response = obstore.get(store, _key_of(url))
+        chunks = iter(response.stream(min_chunk_size=_CHUNK_BYTES))
+    with open(path, "wb") as file:
+        while True:
+            with _converting(url):
+                chunk = next(chunks, None)
+            if chunk is None:
+                break
+            file.write(chunk)
+        size = file.tell()
+    with _converting(url):
+        if size != response.meta["size"]:
+            raise OSError(f"{size:,} of {response.meta['size']:,} bytes arrived")
+    etag = (response.meta["e_tag"] or "").strip('"')
+    seconds = response.meta["last_modified"].timestamp()
+    return Identity(0 if etag else int(seconds * 1_000_000) * 1000, etag or None)
+
+
+@retry_remote
+def _put(store: "S3Store", path: str, url: str) -> None:
+    import obstore
+
+    kind, _ = mimetypes.guess_type(path)
+    with _converting(url), open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        obstore.put(
+            store,
+            _key_of(url),
+            file,
+            attributes={"Content-Type": kind} if kind else None,
+            chunk_size=max(_PART_BYTES, size // _MAX_PARTS),
+            max_concurrency=_CONCURRENT_PARTS,
+        )
+
+
+@contextmanager
+def _converting(url: str) -> Iterator[None]:
+    """Convert the errors of obstore in the block to StoreError."""
+    from obstore import exceptions
+
+    with converting_errors(url):
+        try:
+            yield
+        except FileNotFoundError as error:
+            # The text of obstore has the URL of the request and the answer in XML.
+            what = "no such bucket" if "NoSuchBucket" in str(error) else "there is no such file"
+            raise FileNotFoundError(what) from error
+        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+            raise PermissionError(_message_in(str(error))) from error
+
+
+def _message_in(text: str) -> str:
+    """Return the message in the answer of an S3 server."""
+    found = re.search(r"<Message>(.*?)</Message>", text, re.DOTALL)
+    return found[1] if found else text
+
+
+def _store_for(url: str) -> "S3Store | None":
+    """Return obstore's store for a URL; None if fsspec must be used."""
+    if _process != os.getpid() or not _is_plain(url):
+        return None
+    options = _options_for(url)
+    key = _cache_key(url, options)
+    if key not in _stores:
+        with converting_errors(url):
+            settings = _settings_for(url)
+            store = _open_store(_bucket_of(url), settings) if settings else None
+        if not store:
+            return None
+        _stores[key] = store
+    return _stores[key]
+
+
+def _is_plain(url: str) -> bool:
+    """Return whether a URL is in S3, and obstore accepts its bucket and its key."""
+    scheme, _, rest = url.partition("://")
+    bucket, _, key = rest.partition("/")
+    return scheme in _SCHEMES and bool(_BUCKET.fullmatch(bucket)) and not _UNUSUAL_KEY.search(key)
+
+
+def _bucket_of(url: str) -> str:
+    return url.partition("://")[2].partition("/")[0]
+
+
+def _key_of(url: str) -> str:
+    return url.partition("://")[2].partition("/")[2]
+
+
+def _options_for(url: str) -> dict[str, Any]:
+    """Return the options that s3fs would get: from fsspec's configuration, and for this URL."""
+    configured = fsspec.config.conf
+    return {**configured.get("s3a", {}), **configured.get("s3", {}), **options_for(url)}
+
+
+def _cache_key(url: str, options: Mapping[str, Any]) -> str:
+    return f"{_bucket_of(url)} {sorted(options.items())}"
+
+
+def _settings_for(url: str) -> S3Settings | None:
+    """Return the settings of a bucket, as s3fs finds them; None if only s3fs can use them."""
+    options = _options_for(url)
+    key = _cache_key(url, options)
+    if key not in _settings:
+        _settings[key] = _read_settings(_bucket_of(url), options)
+    return _settings[key]
+
+
+def _read_settings(bucket: str, options: Mapping[str, Any]) -> S3Settings | None:
+    extra = options.get("client_kwargs") or {}
+    if set(options) - _OPTIONS or set(extra) - _CLIENT_OPTIONS:
+        return None
+    import botocore.session
+    from botocore.exceptions import NoCredentialsError
+
+    session = botocore.session.Session(profile=options.get("profile"))
+    if options.get("key") and options.get("secret"):
+        session.set_credentials(options["key"], options["secret"], options.get("token"))
+    credentials = None if options.get("anon") else session.get_credentials()
+    if credentials is None and not options.get("anon"):
+        raise NoCredentialsError
+    endpoint = options.get("endpoint_url") or extra.get("endpoint_url")
+    client = session.create_client("s3", extra.get("region_name"), endpoint_url=endpoint)
+    endpoint, region = client.meta.endpoint_url, client.meta.region_name
+    if endpoint.endswith(_AMAZON):
+        # botocore finds the region of a bucket by itself. obstore must know it.
+        region = _region_of(client, bucket) or region
+        endpoint = session.create_client("s3", region).meta.endpoint_url
+    certificates = session.get_config_variable("ca_bundle")
+    return S3Settings(
+        endpoint=endpoint,
+        region=region or _DEFAULT_REGION,
+        credentials=credentials,
+        certificates=Path(certificates).read_bytes() if certificates else None,
+    )
+
+
+def _region_of(client: Any, bucket: str) -> str | None:
+    """Return the region of a bucket. Amazon also names it if it denies access to the bucket."""
+    from botocore.exceptions import ClientError
+
+    try:
+        answer = client.head_bucket(Bucket=bucket)
+    except ClientError as error:
+        answer = error.response
+    region: str | None = answer["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region")
+    return region
+
+
+def _open_store(bucket: str, settings: S3Settings) -> "S3Store | None":
+    try:
+        from obstore.store import S3Store
+    except ImportError:
+        return None
+
+    def current_credentials() -> "S3Credential":
+        found = settings.credentials.get_frozen_credentials()
+        return {
+            "access_key_id": found.access_key,
+            "secret_access_key": found.secret_key,
+            "token": found.token,
+            "expires_at": datetime.now(UTC) + _CREDENTIALS_LIFE,
+        }
+
+    options: ClientConfig = {
+        "allow_http": True,
+        "connect_timeout": _CONNECT_TIME,
+        "read_timeout": _SILENCE,
+        "timeout": _REQUEST_TIME,
+    }
+    if settings.certificates:
+        options["root_certificate"] = settings.certificates
+    return S3Store(
+        bucket,
+        endpoint=settings.endpoint,
+        region=settings.region,
+        skip_signature=settings.credentials is None,
+        credential_provider=current_credentials if settings.credentials else None,
+        client_options=options,
+        retry_config={
+            "max_retries": 30,
+            "retry_timeout": _RETRY_TIME,
+            "backoff": {
+                "init_backoff": timedelta(milliseconds=200),
+                "max_backoff": timedelta(seconds=5),
+                "base": 2,
+            },
+        },
+    )

@@ -1,0 +1,280 @@
+"""Files are moved with one request each, and arrive whole, even if the store fails meanwhile."""
+
+import itertools
+import os
+import sys
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import fsspec
+import pytest
+from crashing import in_child
+from jobs import run_job
+from s3_proxy import Reply
+
+from batchmill import StoreError
+from batchmill.security.credentials import Access, access_to
+from batchmill.storage import remote, transfer
+
+SUPPORT = Path(__file__).parents[1] / "support"
+PLANNED = remote.FileStat(5, 0, "none")
+
+
+@pytest.fixture
+def put(bucket):
+    """Return a function that creates an object, and returns its URL and its description."""
+
+    def create(key, data):
+        url = f"{bucket}/{key}"
+        fsspec.filesystem("s3").pipe_file(url, data)
+        return url, remote.stat(url)
+
+    return create
+
+
+def in_worker(function):
+    """Call a function in a fork that may use obstore, as a DataLoader worker does."""
+
+    def run():
+        transfer.use_obstore()
+        function()
+        assert "obstore" in sys.modules
+
+    assert in_child(run) == 0
+
+
+def fetch_in_vain(url, path):
+    with pytest.raises(StoreError):
+        fetched(url, path)
+
+
+def fetched(url, path):
+    identity = transfer.fetch(url, str(path), PLANNED)
+    return path.read_bytes(), identity.etag
+
+
+def test_a_small_file_is_fetched_and_uploaded_with_one_request(proxied, put, bucket, tmp_path):
+    url, stat = put("a.txt", b"content")
+    with proxied() as proxy:
+
+        def move():
+            assert fetched(url, tmp_path / "a.txt") == (b"content", stat.etag)
+            transfer.upload(str(tmp_path / "a.txt"), f"{bucket}/b.txt")
+
+        in_worker(move)
+        assert Counter(request.method for request in proxy.requests) == {"GET": 1, "PUT": 1}
+    assert remote.read(f"{bucket}/b.txt") == b"content"
+    assert remote.stat(f"{bucket}/b.txt").etag == stat.etag
+
+
+def test_a_large_file_is_uploaded_in_parts(bucket, tmp_path):
+    data = os.urandom(2**20) * 20
+    (tmp_path / "large.bin").write_bytes(data)
+
+    def move():
+        transfer.upload(str(tmp_path / "large.bin"), f"{bucket}/large.bin")
+        assert fetched(f"{bucket}/large.bin", tmp_path / "back")[0] == data
+
+    in_worker(move)
+    assert remote.stat(f"{bucket}/large.bin").etag.endswith("-3")
+
+
+@pytest.mark.parametrize(
+    "key", ["a b.txt", "é#1?.txt", "a%20b", "..b", "x//y", "./x", "a\tb", "[1]*"]
+)
+def test_any_key_is_fetched_and_uploaded(put, bucket, tmp_path, key):
+    url, stat = put(f"in/{key}", b"content")
+
+    def move():
+        transfer.upload(__file__, f"{bucket}/a.txt")
+        assert fetched(url, tmp_path / "x") == (b"content", stat.etag)
+        transfer.upload(str(tmp_path / "x"), f"{bucket}/out/{key}")
+
+    in_worker(move)
+    assert remote.read(f"{bucket}/out/{key}") == b"content"
+
+
+def test_a_fork_of_a_process_that_used_obstore_uses_fsspec(put, tmp_path):
+    """obstore would hang in such a fork."""
+    url, stat = put("a.txt", b"content")
+
+    def fork():
+        fetched(url, tmp_path / "a")
+        assert in_child(fetch_again) == 0
+
+    def fetch_again():
+        transfer.use_obstore()
+        assert fetched(url, tmp_path / "b") == (b"content", stat.etag)
+
+    in_worker(fork)
+    assert (tmp_path / "b").exists()
+
+
+def test_other_processes_use_fsspec(put, tmp_path):
+    url, stat = put("a.txt", b"content")
+    assert fetched(url, tmp_path / "a") == (b"content", stat.etag)
+    assert "obstore" not in sys.modules
+
+
+def test_an_option_that_only_s3fs_has_is_respected(put, tmp_path):
+    url, _ = put("a.txt", b"content")
+
+    def fetch():
+        transfer.use_obstore()
+        assert fetched(url, tmp_path / "a")[0] == b"content"
+        assert "obstore" not in sys.modules
+
+    with access_to([Access(url=url, options={"requester_pays": True})]):
+        assert in_child(fetch) == 0
+
+
+def test_credentials_of_a_saved_store_and_of_a_profile_are_used(
+    proxied, put, tmp_path, monkeypatch
+):
+    url, _ = put("a.txt", b"content")
+    (tmp_path / "credentials").write_text(
+        "[mine]\naws_access_key_id = OFPROFILE\naws_secret_access_key = x\n"
+    )
+    with proxied() as proxy:
+        options = {"key": "OFSTORE", "secret": "y", "client_kwargs": {"region_name": "eu-west-1"}}
+        with access_to([Access(url=url, options=options)]):
+            in_worker(lambda: fetched(url, tmp_path / "a"))
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+        with access_to([Access(url=url, options={"profile": "mine"})]):
+            in_worker(lambda: fetched(url, tmp_path / "a"))
+        with access_to([Access(url=url, options={"anon": True})]):
+            in_worker(partial(fetch_in_vain, url, tmp_path / "a"))
+    assert [request.signer for request in proxy.requests] == ["OFSTORE", "OFPROFILE", ""]
+
+
+def once(reply, method="GET", key="a.bin"):
+    """Return a reaction that gives this reply to the first request for a key."""
+    replies = [reply]
+
+    def react(request):
+        if (request.method, request.path.rpartition("/")[2]) == (method, key) and replies:
+            return replies.pop()
+        return None
+
+    return react
+
+
+def test_a_body_that_is_cut_is_fetched_to_its_end(proxied, put, tmp_path):
+    data = os.urandom(2**20) * 5
+    url, stat = put("a.bin", data)
+    with proxied(once(Reply(cut=0.5))) as proxy:
+        in_worker(lambda: check_equal(fetched(url, tmp_path / "a"), (data, stat.etag)))
+        assert len(proxy.requests) == 2
+
+
+def check_equal(found, expected):
+    assert found == expected
+
+
+def test_a_file_that_changes_during_its_fetch_is_never_mixed(proxied, put, tmp_path):
+    old, new = b"old " * 2**20, b"new " * 2**20
+    url, _ = put("a.bin", old)
+    address = os.environ["AWS_ENDPOINT_URL"]
+
+    def change(request):
+        reply = cut(request)
+        if not reply and request.method == "GET" and not changed:
+            changed.append(True)
+            files = fsspec.filesystem("s3", endpoint_url=address, skip_instance_cache=True)
+            files.pipe_file(url, new)
+        return reply
+
+    changed, cut = [], once(Reply(cut=0.5))
+    with proxied(change):
+        in_worker(lambda: check_equal(fetched(url, tmp_path / "a")[0], new))
+    assert changed
+
+
+def test_requests_are_repeated_while_the_store_fails(proxied, put, bucket, tmp_path):
+    url, stat = put("a.bin", b"content")
+    failures = [Reply(503, b"<Error><Code>SlowDown</Code></Error>")] * 6
+    with proxied(lambda request: failures.pop() if failures else None):
+
+        def move():
+            assert fetched(url, tmp_path / "a") == (b"content", stat.etag)
+            transfer.upload(str(tmp_path / "a"), f"{bucket}/b.bin")
+
+        in_worker(move)
+    assert not failures
+
+
+@pytest.mark.parametrize(
+    ("reply", "cause", "text"),
+    [
+        (None, FileNotFoundError, "there is no such file"),
+        (
+            Reply(
+                403,
+                b"<Error><Code>InvalidObjectState</Code><Message>in the archive</Message></Error>",
+            ),
+            PermissionError,
+            "in the archive",
+        ),
+    ],
+)
+def test_errors_have_the_same_types_as_those_of_fsspec(
+    proxied, bucket, tmp_path, reply, cause, text
+):
+    def fetch():
+        with pytest.raises(StoreError, match=text) as caught:
+            fetched(f"{bucket}/a.bin", tmp_path / "a")
+        assert isinstance(caught.value.__cause__, cause)
+        assert not caught.value.passing
+
+    with proxied(lambda request: reply):
+        in_worker(fetch)
+
+
+def test_wrong_settings_are_reported(put, tmp_path):
+    url, _ = put("a.txt", b"content")
+    with (
+        access_to([Access(url=url, options={"profile": "nosuch"})]),
+        pytest.raises(StoreError, match="nosuch"),
+    ):
+        transfer.prepare([url])
+
+
+@pytest.mark.slow
+def test_requests_of_a_run(proxied, put, bucket, tmp_path, monkeypatch):
+    """Each input is one GET, each output is one PUT, and the rest is the same for any number."""
+    monkeypatch.chdir(SUPPORT)
+    monkeypatch.setattr("batchmill.ledger.committer.COMMIT_SECONDS", 3600.0)
+    monkeypatch.setattr("batchmill.ledger.lease.BEAT_SECONDS", 3600.0)
+
+    def count(inputs):
+        for number in range(inputs):
+            put(f"in{inputs}/{number:03d}.txt", b"word")
+        with proxied() as proxy:
+            job = (f"{bucket}/in{inputs}", "steps_under_test:copy", f"{bucket}/out{inputs}")
+            assert run_job(*job, num_workers=1).outcomes == {"ok": inputs}
+        return Counter(
+            f"{request.method} {request.path.split('/')[2]}"
+            if request.path.endswith(".txt")
+            else "others"
+            for request in proxy.requests
+        )
+
+    few, more = count(5), count(45)
+    others = more.pop("others") - few.pop("others")
+    assert few == {"GET in5": 5, "PUT out5": 5}
+    assert more == {"GET in45": 45, "PUT out45": 45}
+    assert others < 40
+
+
+def test_fsspec_fetches_a_file_again_that_changed_meanwhile(put, tmp_path, monkeypatch):
+    url, _ = put("a.txt", b"0")
+    stat, versions = remote.stat, itertools.count(1)
+
+    def change(changed):
+        if next(versions) < 3:
+            remote.write(url, b"%d" % next(versions))
+        return stat(changed)
+
+    monkeypatch.setattr(remote, "stat", change)
+    assert fetched(url, tmp_path / "a") == (b"2", stat(url).etag)
