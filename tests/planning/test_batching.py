@@ -161,3 +161,22 @@ def test_a_container_has_the_cores_of_its_control_group(tmp_path, monkeypatch, q
 def test_cores_without_a_control_group(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     assert own_cores(tmp_path) == 2
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+@pytest.mark.parametrize("count", [1, 40, 600, 100_000])
+def test_batches_that_move_files_begin_large_and_end_small(count, workers):
+    batches = make_batches(np.ones(count, np.int64), 256, workers, shrinking=True)
+    assert [index for batch in batches for index in batch] == list(range(count))
+    sizes = [len(batch) for batch in batches]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] <= max(1, count / workers / 4)
+    assert len(batches) >= min(count, 4 * workers)
+    busy = lpt(sizes, workers)
+    assert max(busy) - min(busy) <= max(1, count / workers / 32)
+
+
+def test_remote_inputs_have_larger_batches():
+    layout = plan_shards(np.ones(600, np.int64), Batching(), Cores(total=2, node=2), remote=True)
+    assert layout.batch_size == 75
+    assert "at least 4 batches per core" in layout.reasons[1]

@@ -192,6 +192,7 @@ def plan_run(
         Batching.from_options(execution, reason),
         Cores(total=available, node=available),
         whole_batches=prepared.step.is_batched,
+        remote=prepared.is_remote,
     )
     return PlannedRun(prepared=prepared, layout=layout, cores=available)
 

@@ -24,6 +24,9 @@ MAX_AUTO_WORKERS = 8
 # Several batches per core balance inputs of different durations. Steps on whole batches get fewer,
 # because a model is faster with larger batches.
 BATCHES_PER_CORE = 64
+# A worker moves the files of a batch while its step runs, but not those of the next batch. The
+# last batches of a shard are smaller than this number gives.
+REMOTE_BATCHES_PER_CORE = 4
 WHOLE_BATCHES_PER_CORE = 4
 # A shard takes half a second to start and stop. It needs at least this number of rounds to be worth
 # that. In a round, each worker of the shard processes up to _INPUTS_PER_ROUND inputs.
@@ -146,7 +149,12 @@ def input_weights(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def plan_shards(
-    sizes: NDArray[np.int64], batching: Batching, cores: Cores, *, whole_batches: bool = False
+    sizes: NDArray[np.int64],
+    batching: Batching,
+    cores: Cores,
+    *,
+    whole_batches: bool = False,
+    remote: bool = False,
 ) -> Layout:
     """Divide inputs into shards of about the same weight.
 
@@ -155,6 +163,7 @@ def plan_shards(
         batching: The user's choices.
         cores: The cores that the run may use.
         whole_batches: True if the step works on whole batches.
+        remote: True if inputs are fetched or outputs are uploaded.
 
     Returns:
         The division.
@@ -167,7 +176,8 @@ def plan_shards(
     batch_size, why_batch = batching.batch_size, _AS_YOU_SAY
     if batch_size is None:
         most = MAX_AUTO_WHOLE_BATCH if whole_batches else MAX_AUTO_BATCH
-        each = WHOLE_BATCHES_PER_CORE if whole_batches else BATCHES_PER_CORE
+        each = REMOTE_BATCHES_PER_CORE if remote else BATCHES_PER_CORE
+        each = WHOLE_BATCHES_PER_CORE if whole_batches else each
         batch_size = max(1, min(most, count // (cores.total * each)))
         why_batch = f"at least {each} batches per core if possible, at most {most} inputs per batch"
     batches = parallelism(count, batch_size)

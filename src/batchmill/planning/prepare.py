@@ -24,7 +24,7 @@ from batchmill.sizes import counted
 from batchmill.step.fingerprint import differences, has_same_settings, identity_of
 from batchmill.step.load import Step
 from batchmill.step.value.load import load_given_step
-from batchmill.urls import is_web, join, same_place, shown_url
+from batchmill.urls import is_url, is_web, join, same_place, shown_url
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,13 @@ class Prepared:
     forced_after: int | None = None
     assignment: Assignment | None = None
     partition_changes: Sequence[str] = ()
+
+    @property
+    def is_remote(self) -> bool:
+        """True if some inputs are fetched, or outputs are uploaded."""
+        if is_url(self.job.output) or is_url(self.manifest.root):
+            return True
+        return bool(pc.any(pc.match_substring(self.plan.pending["input"], "://")).as_py())
 
 
 def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:

@@ -61,6 +61,7 @@ class Run:
             batching,
             cores,
             whole_batches=self.prepared.step.is_batched,
+            remote=self.prepared.is_remote,
         )
         if self.prepared.forced_after is not None:
             self.ledger.control.record_forced(self.number, self.prepared.forced_after)

@@ -108,7 +108,11 @@ class LoaderDriver:
             ),
             self._with_retries(
                 make_batches(
-                    weights, self.work.batch_size, len(self.channels), even=self.weights is not None
+                    weights,
+                    self.work.batch_size,
+                    len(self.channels),
+                    even=self.weights is not None,
+                    shrinking=self.pipeline is not None,
                 )
             ),
             len(self.channels),
