@@ -90,6 +90,7 @@ def preprocess(
         inputs=inputs,
         partitions=partitions,
         confinement=confinement,
+        execution=execution,
         failures=failures,
         run=run,
     )

@@ -165,13 +165,18 @@ class KillLoop:
         subprocess.run(["rm", "-rf", self.work / "out", self.work / "log"], check=True)
 
 
-def test_kills_do_not_change_the_dataset(shell, work, job, runner, is_long, seed, monkeypatch):
+@pytest.mark.parametrize("pack", ["", pytest.param("1MB", marks=pytest.mark.long)])
+def test_kills_do_not_change_the_dataset(
+    shell, work, job, runner, pack, is_long, seed, monkeypatch
+):
     monkeypatch.chdir(work)
-    undisturbed = run_job("in", "triple:step", "undisturbed", log=f"{work}/other-log")
+    undisturbed = run_job(
+        "in", "triple:step", "undisturbed", log=f"{work}/other-log", options={"pack": pack}
+    )
     assert undisturbed.outcomes == {"ok": INPUTS}
     victims = VICTIMS["ray" if runner else "local"]
     kills = MANY_KILLS if is_long else FEW_KILLS
-    command = job("out", "log", runner=runner)
+    command = job("out", "log", runner=[*runner, *(["--pack", pack] if pack else [])])
     choice = [kind for kind in CHOICE if kind in victims] if is_long else FEW_CHOICE
     loop = KillLoop(shell, work, command, choice, seed)
     while loop.kills < kills:

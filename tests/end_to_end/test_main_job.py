@@ -136,8 +136,10 @@ def test_the_tables_do_not_depend_on_batch_size_and_workers(shell, recordings, w
 
 def test_run_in_python_takes_a_data_frame_and_a_function(shell, words, work):
     (work / "mine.py").write_text(
-        "def shout(source, row, *, mark='!'):\n"
-        "    return {'shout': source.read_text().upper() + mark * row['times']}\n"
+        "def shout(source, out, row, *, mark='!'):\n"
+        "    text = source.read_text().upper() + mark * row['times']\n"
+        "    (out / 'shout.txt').write_text(text)\n"
+        "    return {'output': 'shout.txt', 'shout': text}\n"
     )
     done = shell.python(
         "import batchmill, pandas as pd\n"
@@ -146,19 +148,23 @@ def test_run_in_python_takes_a_data_frame_and_a_function(shell, words, work):
         " 'times': [1, 2]})\n"
         "for _ in range(2):\n"
         "    result = batchmill.run(\n"
-        "        frame, shout, 'out', input_column='path', params={'mark': '?'}, max_failures=1)\n"
+        "        frame, shout, 'out', input_column='path', params={'mark': '?'}, max_failures=1,"
+        " pack='1MB')\n"
         "    print(result.executed, result.counts, len(result.outcomes), len(result.failures))\n"
         "    print(result.metadata['shout'].tolist())\n"
         "print(result)\n"
+        "print([sample.data for sample in batchmill.open_dataset('out')])\n"
     )
     assert done.returncode == 0, done.stderr
+    assert {path.suffix for path in (work / "out" / "packs").iterdir()} == {".tar"}
     assert done.stdout.splitlines() == [
         "2 {'ok': 2} 2 0",
         "['SIMPLE?', 'PYTORCH??']",
         "0 {'ok': 2} 2 0",
         "['SIMPLE?', 'PYTORCH??']",
-        "2 inputs: 2 ok",
-        f"0 executed. Dataset: {work}/out",
+        "2 inputs: 2 ok, 0 executed",
+        f"Dataset: {work}/out",
+        "['SIMPLE?', 'PYTORCH??']",
     ]
 
 
