@@ -69,8 +69,10 @@ def test_a_mistake_is_one_readable_line(notebook):
     assert len(shown.splitlines()) == 1
 
 
-def test_a_run_shows_one_line_and_no_log(notebook):
-    (_, _, _, outputs) = notebook(*CELLS[:3], CELLS[3].partition("\n")[0])
+@pytest.mark.parametrize("cluster", [None, pytest.param("local", marks=pytest.mark.long)])
+def test_a_run_shows_one_line_and_no_log(notebook, cluster):
+    run = f"result = batchmill.run('words', count, 'counted', cluster={cluster!r})"
+    (_, _, _, outputs) = notebook(*CELLS[:3], run)
     (line,) = outputs
     assert is_line(line)
     assert line["data"]["text/plain"].startswith("4/4 inputs, 0 failed, ")
