@@ -6,6 +6,7 @@ import shutil
 import sys
 import tempfile
 import uuid
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from live import (
     start_prefect_server,
 )
 from object_store import forget_connections, make_bucket, s3_environment, start_s3_server
+from s3_proxy import s3_proxy
 
 # Fixtures that start servers or run the installed command.
 SERVICES = {"prefect_server", "s3", "shell", "bare_shell"}
@@ -191,6 +193,24 @@ def bucket(s3, monkeypatch):
     forget_connections()
     yield make_bucket(f"bucket-{uuid.uuid4().hex[:12]}")
     forget_connections()
+
+
+@pytest.fixture
+def proxied(bucket, monkeypatch):
+    """Return a context manager: a proxy that all processes use as their S3 server."""
+
+    @contextmanager
+    def start(react=lambda request: None):
+        with (
+            s3_proxy(os.environ["AWS_ENDPOINT_URL"], react) as proxy,
+            monkeypatch.context() as set_,
+        ):
+            set_.setenv("AWS_ENDPOINT_URL", proxy.url)
+            forget_connections()
+            yield proxy
+        forget_connections()
+
+    return start
 
 
 @pytest.fixture

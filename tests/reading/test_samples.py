@@ -4,6 +4,9 @@ import copy
 import math
 import pickle
 import shutil
+import sys
+import threading
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -362,6 +365,30 @@ def test_a_dataset_in_a_bucket(animals, bucket):
     assert [path.name for path in paths] == ["0.txt", "1.txt", "2.txt"]
     assert not any(path.exists() for path in paths)
     assert len(dataset.labels) == 6
+
+
+def test_the_files_of_a_batch_are_fetched_at_the_same_time(animals, bucket, proxied):
+    upload(animals, f"{bucket}/animals")
+    together = threading.Barrier(3)
+
+    def wait_for_others(request):
+        if request.method == "GET" and request.path.endswith(".txt"):
+            together.wait(30)
+
+    dataset = open_dataset(f"{bucket}/animals", partition="train", load=where_it_is)
+    with proxied(wait_for_others) as proxy:
+        (batch,) = DataLoader(dataset, batch_size=3, num_workers=1)
+    assert list(batch.data[0]) == ["text 0", "text 1", "text 2"]
+    assert Counter(request.method for request in proxy.requests) == {"GET": 3}
+    assert "obstore" not in sys.modules
+
+
+def test_a_missing_file_of_a_batch_is_reported(animals, bucket):
+    (animals / "files" / "1.txt").unlink()
+    upload(animals, f"{bucket}/animals")
+    dataset = open_dataset(f"{bucket}/animals", partition="train", load=where_it_is)
+    with pytest.raises(RuntimeError, match=r"1\.txt: there is no such file"):
+        list(DataLoader(dataset, batch_size=3, num_workers=1))
 
 
 def where_it_is(path):

@@ -50,7 +50,7 @@ def fetch_in_vain(url, path):
 
 
 def fetched(url, path):
-    identity = transfer.fetch(url, str(path), PLANNED)
+    identity = transfer.fetch_planned(url, str(path), PLANNED)
     return path.read_bytes(), identity.etag
 
 

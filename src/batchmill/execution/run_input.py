@@ -375,7 +375,7 @@ def _fetch(item: Input, planned: remote.FileStat) -> Fingerprint:
             shutil.copyfileobj(content, file)
         identity = transfer.Identity(planned.mtime_ns, planned.etag)
     else:
-        identity = transfer.fetch(item.url, item.path, planned)
+        identity = transfer.fetch_planned(item.url, item.path, planned)
     # The times of the local copy say nothing about the input.
     return fingerprint(item.path)._replace(**identity._asdict(), ctime_ns=None)
 

@@ -2,23 +2,26 @@
 
 import operator
 import os
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from batchmill.errors import BatchmillError, OptionError
 from batchmill.layout import PARTITION_COLUMN
 from batchmill.reading.files import (
     Load,
     choose_load,
+    fetch_place,
     one_of_each_suffix,
     open_content,
+    open_fetched,
     open_place,
 )
 from batchmill.reading.mapped import MappedTable, map_table
@@ -36,8 +39,11 @@ from batchmill.reading.selection import (
     named,
     partition_column,
 )
-from batchmill.storage import is_url, remote
-from batchmill.storage.addresses import parse_address
+from batchmill.storage import is_url, remote, transfer
+from batchmill.storage.addresses import Address, parse_address
+from batchmill.storage.local import remove_folder
+from batchmill.storage.scratch import scratch_folder
+from batchmill.storage.store import ahead_in_threads
 from batchmill.urls import absolute, join
 
 
@@ -121,6 +127,10 @@ def _input_root(dataset: str, name: str) -> str:
     return root
 
 
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
 class SampleDataset(Dataset[Any]):
     """The samples of a dataset: `dataset[i]` is a NamedTuple `Sample(id, data, label, ...)`.
 
@@ -160,20 +170,64 @@ class SampleDataset(Dataset[Any]):
             OptionError: The input may not be read here.
         """
         place, *values = self._table.row(operator.index(index))
-        name = values.pop(0) if self._names_ids else place
-        address = None if self._inputs_root else parse_address(place)
-        full = f"{self._root}/{place}" if address else join(self._root, place)
+        return self._sample(index, place, values, partial(self._open, place))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return several samples, as torch's DataLoader requests a batch.
+
+        Remote files are fetched at the same time. The errors are those of `dataset[index]`.
+        """
+        rows = [(index, *self._table.row(operator.index(index))) for index in indices]
+        if not is_url(self._root) or any(self._address(place) for _, place, *_ in rows):
+            return [self[index] for index in indices]
+        if get_worker_info():
+            transfer.use_obstore()
+        with scratch_folder() as folder:
+            fetch = partial(self._fetch, folder)
+            openers = ahead_in_threads(fetch, [place for _, place, *_ in rows], remote.THREADS)
+            return [
+                self._sample(index, place, values, opener)
+                for (index, place, *values), opener in zip(rows, openers, strict=True)
+            ]
+
+    def _fetch(self, folder: Path, place: str) -> Callable[[], Any]:
+        """Fetch a remote file. Return a function that opens it or raises the fetch's error."""
+        full, own_folder = join(self._root, place), folder / uuid.uuid4().hex
+        own_folder.mkdir()
         try:
-            if address:
-                data = open_content(self._packs.read(address), full, self._load)
-            else:
-                data = open_place(full, self._load, is_input=self._inputs_root is not None)
+            path = fetch_place(full, own_folder, is_input=self._inputs_root is not None)
+        except BatchmillError as error:
+            return partial(_raise, error)
+        return partial(self._open_fetched, path, full)
+
+    def _open_fetched(self, path: Path, full: str) -> Any:
+        try:
+            return open_fetched(path, full, self._load)
+        finally:
+            remove_folder(path.parent)
+
+    def _address(self, place: str) -> Address | None:
+        """Return where a file is in a pack; None if it is not in a pack."""
+        return None if self._inputs_root else parse_address(place)
+
+    def _open(self, place: str) -> Any:
+        address = self._address(place)
+        if address:
+            return open_content(self._packs.read(address), f"{self._root}/{place}", self._load)
+        full = join(self._root, place)
+        return open_place(full, self._load, is_input=self._inputs_root is not None)
+
+    def _sample(self, index: int, place: str, values: list[Any], opener: Callable[[], Any]) -> Any:
+        name = values.pop(0) if self._names_ids else place
+        try:
+            data = opener()
             if self._transform is not None:
                 data = self._transform(data)
         except BatchmillError:
             self._check_kept()
             raise
         except Exception as error:
+            full = join(self._root, place)
             error.add_note(f"This was raised for sample {index} of {self!r}: {full}")
             raise
         return sample_type(self._fields)(name, data, *values)

@@ -17,7 +17,7 @@ import torch
 
 from batchmill.errors import BatchmillError, OptionError, StoreError
 from batchmill.security.allowlist import refused_inputs
-from batchmill.storage import is_url, remote
+from batchmill.storage import is_url, transfer
 from batchmill.storage.scratch import scratch_folder
 from batchmill.urls import last_part
 
@@ -82,15 +82,19 @@ def open_place(place: str, load: Load, *, is_input: bool) -> Any:
         StoreError: The file is missing or damaged.
         OptionError: The input may not be read here.
     """
-    refused = refused_inputs([place]) if is_input else {}
-    if refused:
-        raise OptionError(refused[0])
     if not is_url(place):
-        return _opened(Path(place), place, load)
+        _check_allowed(place, is_input=is_input)
+        return open_fetched(Path(place), place, load)
     with scratch_folder() as folder:
-        path = folder / last_part(place)
-        remote.fetch(place, str(path))
-        return _opened(path, place, load)
+        return open_fetched(fetch_place(place, folder, is_input=is_input), place, load)
+
+
+def fetch_place(place: str, folder: Path, *, is_input: bool) -> Path:
+    """Fetch a remote file to an empty folder, and return its path. Raises as `open_place`."""
+    _check_allowed(place, is_input=is_input)
+    path = folder / last_part(place)
+    transfer.fetch(place, str(path))
+    return path
 
 
 def open_content(content: bytes, place: str, load: Load) -> Any:
@@ -109,16 +113,23 @@ def open_content(content: bytes, place: str, load: Load) -> Any:
     """
     if load is open_by_suffix:
         kind = _KINDS[_kind_of(last_part(place), place)]
-        return _opened(io.BytesIO(content), place, kind)
+        return open_fetched(io.BytesIO(content), place, kind)
     if load in _KINDS.values():
-        return _opened(io.BytesIO(content), place, load)
+        return open_fetched(io.BytesIO(content), place, load)
     with scratch_folder() as folder:
         path = folder / last_part(place)
         path.write_bytes(content)
-        return _opened(path, place, load)
+        return open_fetched(path, place, load)
 
 
-def _opened(path: Any, place: str, load: Load) -> Any:
+def _check_allowed(place: str, *, is_input: bool) -> None:
+    refused = refused_inputs([place]) if is_input else {}
+    if refused:
+        raise OptionError(refused[0])
+
+
+def open_fetched(path: Any, place: str, load: Load) -> Any:
+    """Open a local file, or the local copy of a remote file. Raises as `open_place`."""
     try:
         return load(path)
     except BatchmillError:

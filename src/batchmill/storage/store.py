@@ -1,7 +1,8 @@
 """The interface of a store, and functions that all stores use."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar
@@ -172,6 +173,23 @@ def parts_of(root: str, name: str) -> list[str]:
             general=True,
         )
     return parts
+
+
+def ahead_in_threads(
+    function: Callable[[_Item], _Result], items: Iterable[_Item], threads: int
+) -> Iterator[_Result]:
+    """Call a function with each item, and yield the results in order.
+
+    Threads work on up to `threads` items ahead. Raises the errors of the function.
+    """
+    begun: deque[Future[_Result]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        for item in items:
+            begun.append(pool.submit(function, item))
+            if len(begun) > threads:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
 
 
 def in_threads(

@@ -98,8 +98,11 @@ def prepare(urls: Iterable[str]) -> None:
             _settings_for(url)
 
 
-def fetch(url: str, path: str, planned: remote.FileStat) -> Identity:
-    """Fetch a file to a local path, and return what identifies the fetched content.
+def fetch(url: str, path: str) -> Identity | None:
+    """Fetch a file to a local path.
+
+    Returns:
+        The time and ETag of the fetched content; None if they are unknown, as with fsspec.
 
     Raises:
         StoreError: The store failed, or there is no such file.
@@ -108,8 +111,16 @@ def fetch(url: str, path: str, planned: remote.FileStat) -> Identity:
     store = _store_for(url)
     if store:
         return _get(store, url, path)
+    remote.fetch(url, path)
+    return None
+
+
+def fetch_planned(url: str, path: str, planned: remote.FileStat) -> Identity:
+    """Fetch a file as `fetch` does, and always return a time and an ETag."""
     for _ in range(_FETCHES):
-        remote.fetch(url, path)
+        identity = fetch(url, path)
+        if identity:
+            return identity
         now = remote.stat(url)
         if now is None:
             break  # Some web servers return a file, but no size, time or ETag.
