@@ -360,7 +360,9 @@ def test_a_bucket_gets_one_object_for_each_commit(job, words, bucket, tmp_path):
     expected = contents(loose)
     del expected["metadata.parquet"]
     assert contents(dataset) == expected
-    samples = [tuple(sample) for sample in open_dataset(dataset, columns=["version"])]
+    opened = open_dataset(dataset, columns=["version"])
+    samples = [tuple(sample) for sample in opened]
+    assert [tuple(s) for s in opened.__getitems__(range(len(opened)))] == samples
     assert samples == [tuple(sample) for sample in open_dataset(loose, columns=["version"])]
     plan = prepare(
         job_of(manifest, "lettering:letters", dataset, params={"version": 1}, **PACK)

@@ -178,7 +178,7 @@ class SampleDataset(Dataset[Any]):
         Remote files are fetched at the same time. The errors are those of `dataset[index]`.
         """
         rows = [(index, *self._table.row(operator.index(index))) for index in indices]
-        if not is_url(self._root) or any(self._address(place) for _, place, *_ in rows):
+        if not is_url(self._root):
             return [self[index] for index in indices]
         if get_worker_info():
             transfer.use_obstore()
@@ -193,8 +193,11 @@ class SampleDataset(Dataset[Any]):
     def _fetch(self, folder: Path, place: str) -> Callable[[], Any]:
         """Fetch a remote file. Return a function that opens it or raises the fetch's error."""
         full, own_folder = join(self._root, place), folder / uuid.uuid4().hex
-        own_folder.mkdir()
+        address = self._address(place)
         try:
+            if address:
+                return partial(open_content, self._packs.read(address), full, self._load)
+            own_folder.mkdir()
             path = fetch_place(full, own_folder, is_input=self._inputs_root is not None)
         except BatchmillError as error:
             return partial(_raise, error)
