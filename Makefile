@@ -16,6 +16,8 @@ INSTALLED := $(VENV)/.installed-$(FILES)
 
 # The first installation takes minutes, so pip shows its progress. Later ones take seconds.
 QUIET = $(if $(wildcard $(BIN)/batchmill),--quiet)
+# pip compiles one file after another. All cores do it in half of the time.
+LATER = $(if $(QUIET),,--no-compile)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-cluster test test-fast test-lowest coverage test-system test-long test-all system-packages \
@@ -31,11 +33,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 		{ echo "batchmill needs Python 3.11 or newer. Run: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Step 1 of 2: torch."
-	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt torch
+	$(BIN)/python -m pip install $(QUIET) $(LATER) --constraint constraints.txt torch
 	@echo "Step 2 of 2: batchmill, with Prefect, Ray and all tools."
 	rm -rf build/__editable__.* build/bdist.* build/lib $(VENV)/.installed-*
-	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt \
+	$(BIN)/python -m pip install $(QUIET) $(LATER) --constraint constraints.txt \
 		--config-settings editable_mode=strict --editable '.[audio,images,dev,docs]'
+	$(if $(LATER),$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true)
 	touch $@
 
 demo: setup ## Cut twelve recordings into clips, and show the dataset
@@ -73,7 +76,7 @@ test-fast: setup ## Run the fast tests, which start no server and no command
 # tests/conftest.py groups the tests, by file or for one Ray cluster.
 test-system: setup ## Run the tests that need root, Chromium, Postgres or network namespaces
 	$(BIN)/python tests/support/system_packages.py
-	$(BIN)/python -m pytest -m system -n 2 --dist loadgroup
+	$(BIN)/python -m pytest tests/system -n 2 --dist loadgroup
 
 # All parts together are what --long adds, except the tests marked `soak`, which take an hour each.
 PART ?= 1/1
