@@ -18,7 +18,7 @@ from jobs import run_job
 from rich.console import Console
 
 from batchmill.cli.console import PlainConsole
-from batchmill.cli.main import main, make_app
+from batchmill.cli.main import make_app
 from batchmill.cli.progress import showing_progress
 from batchmill.cli.status import executed_text
 from batchmill.ledger.open import open_ledger, open_output
@@ -27,19 +27,6 @@ from batchmill.publishing.summary import summarise
 
 SPLIT = "batchmill.steps.words:split"
 STEPS = Path(__file__).parents[1] / "support"
-
-
-@pytest.fixture
-def command(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "300")
-
-    def command(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return ended.value.code, out, err
-
-    return command
 
 
 def test_try_shows_rows_and_files(command, words, tmp_path, monkeypatch):

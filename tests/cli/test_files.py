@@ -6,8 +6,6 @@ import pandas as pd
 import pytest
 from jobs import run_job
 
-from batchmill.cli.main import main
-
 STEP = """
 def step(source, out):
     (out / "sub").mkdir()
@@ -27,46 +25,33 @@ def dataset(words, tmp_path, monkeypatch, request):
     return tmp_path / "out"
 
 
-@pytest.fixture
-def command(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "300")
-
-    def command(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main(["files", *map(str, arguments)])
-        out, err = capsys.readouterr()
-        return ended.value.code, out, err
-
-    return command
-
-
 def test_the_files_of_an_input_are_listed_and_copied(dataset, command, tmp_path):
-    code, out, _ = command(dataset, "a.txt")
+    code, out, _ = command("files", dataset, "a.txt")
     assert code == 0
     assert [line.partition(",")[0] for line in out.splitlines()] == [
         "a.txt: 11 bytes",
         "sub/b.txt: 15 bytes",
     ]
-    _, out, _ = command(dataset, "a.txt", "--json")
+    _, out, _ = command("files", dataset, "a.txt", "--json")
     assert [file["name"] for file in json.loads(out)] == ["a.txt", "sub/b.txt"]
-    _, out, _ = command(dataset, "a.txt", "-o", tmp_path / "copies")
+    _, out, _ = command("files", dataset, "a.txt", "-o", tmp_path / "copies")
     assert out.startswith("Copied 2 files to ")
     assert (tmp_path / "copies/sub/b.txt").read_text() == "sub/b.txt later"
-    _, _, err = command(dataset, "a.txt", "--output", tmp_path / "copies")
+    _, _, err = command("files", dataset, "a.txt", "--output", tmp_path / "copies")
     assert "exists already" in err
 
 
 def test_one_file_of_an_earlier_version(dataset, command, tmp_path):
-    code, _, _ = command(dataset, "a.txt", "--version", "1", "-o", tmp_path / "old")
+    code, _, _ = command("files", dataset, "a.txt", "--version", "1", "-o", tmp_path / "old")
     assert code == 0
     assert (tmp_path / "old/a.txt").read_text() == "a.txt simple"
     name = pd.read_parquet(dataset / "metadata.parquet")["output"][1]
-    _, out, _ = command(dataset, name)
+    _, out, _ = command("files", dataset, name)
     assert out.startswith("sub/b.txt: ")
 
 
 @pytest.mark.parametrize("arguments", [("other.txt",), ("a.txt", "--version", "9")])
 def test_an_unknown_input_or_version_is_refused(dataset, command, arguments):
-    code, _, err = command(dataset, *arguments)
+    code, _, err = command("files", dataset, *arguments)
     assert code == 2
     assert "there is no such version" in err or "no such input or output" in err

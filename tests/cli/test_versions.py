@@ -8,7 +8,6 @@ from jobs import run_job
 
 import batchmill
 from batchmill import LedgerError, ManifestError, OptionError
-from batchmill.cli.main import main
 from batchmill.ledger.lease import lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.verify import verify
@@ -28,19 +27,6 @@ def job(tmp_path, monkeypatch):
     made.list()
     made.run()
     return made
-
-
-@pytest.fixture
-def command(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "300")
-
-    def command(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return ended.value.code, out, err
-
-    return command
 
 
 def test_versions_lists_each_version_with_its_step_and_own_files(job, command):
