@@ -460,8 +460,8 @@ def test_failures_as_csv(command, words, tmp_path, monkeypatch):
     run_job(words, "steps_under_test:fails_on_b", tmp_path / "out")
     code, text, _ = command("failures", tmp_path / "out", "--csv")
     assert code == 0
-    assert text.startswith("input,outcome,error,message,attempts")
-    assert "b.txt,failed,ValueError" in text
+    assert text.startswith("input,outcome,group,error,message,attempts")
+    assert "b.txt,failed,1,ValueError" in text
 
 
 def test_the_texts_of_failures_are_not_laid_out_line_by_line(command, words, tmp_path, monkeypatch):

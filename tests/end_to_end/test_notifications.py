@@ -104,7 +104,7 @@ def test_a_run_sends_one_message_to_a_real_receiver(shell, api, receiver, work):
     # A Completed run with a failed input sends the page's message. The server repeats it once.
     done = shell.run("bash", "-euc", run)
     assert done.returncode == 0, done.stderr
-    expected = documented["text"].replace("/data/parts", str(work / "parts"))
+    expected = documented["text"].replace("/data/", f"{work}/")
     assert new_messages(1) == [expected]
     assert receiver.refused == 1
     assert receiver.messages[0][1].keys() == documented.keys()

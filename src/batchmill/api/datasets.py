@@ -39,7 +39,10 @@ _DIFFERENCE_COLUMNS = ["kind", "path", "input", "message"]
 
 
 def failures(
-    dataset: str | os.PathLike[str], *inputs: str, kind: Sequence[str] = ()
+    dataset: str | os.PathLike[str],
+    *inputs: str,
+    kind: Sequence[str] = (),
+    group: int | Sequence[int] = (),
 ) -> pd.DataFrame:
     """Return the inputs of a dataset that are not ok, one row each.
 
@@ -47,35 +50,42 @@ def failures(
         dataset: The dataset's folder or URL.
         *inputs: Only these inputs.
         kind: Only these outcomes, for example ["crashed", "oom"].
+        group: Only these groups of failures with the same cause.
 
     Returns:
-        The columns input, outcome, error, message, traceback, log, attempts and more.
+        The columns input, outcome, group, error, message, traceback, log, attempts and more.
 
     Raises:
-        OptionError: There is no such dataset, input or outcome.
+        OptionError: There is no such dataset, input, outcome or group.
     """
     place = os.fspath(dataset)
-    table = failure_table(open_ledger(place), place, inputs, _kinds(kind))
+    table = failure_table(open_ledger(place), place, inputs, _kinds(kind), _numbers(group))
     frame: pd.DataFrame = table.to_pandas()
     return frame
 
 
-def retry(dataset: str | os.PathLike[str], *inputs: str, kind: Sequence[str] = ()) -> list[str]:
+def retry(
+    dataset: str | os.PathLike[str],
+    *inputs: str,
+    kind: Sequence[str] = (),
+    group: int | Sequence[int] = (),
+) -> list[str]:
     """Let the next run execute failed inputs again.
 
     Args:
         dataset: The dataset's folder or URL.
         *inputs: Only these inputs. Default: all failed inputs.
         kind: Only these outcomes, for example ["crashed", "oom"].
+        group: Only these groups of failures with the same cause.
 
     Returns:
         The names of the inputs that the next run executes again.
 
     Raises:
-        OptionError: There is no such dataset, input or outcome.
+        OptionError: There is no such dataset, input, outcome or group.
         LedgerError: A run is using the dataset.
     """
-    return release_failures(os.fspath(dataset), inputs, _kinds(kind))
+    return release_failures(os.fspath(dataset), inputs, _kinds(kind), _numbers(group))
 
 
 def verify(
@@ -235,3 +245,7 @@ def try_one(
 
 def _kinds(kind: Sequence[str]) -> tuple[str, ...]:
     return (kind,) if isinstance(kind, str) else tuple(kind)
+
+
+def _numbers(group: int | Sequence[int]) -> Sequence[int]:
+    return (group,) if isinstance(group, int) else group

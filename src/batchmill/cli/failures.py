@@ -22,6 +22,13 @@ FailureKinds = Annotated[
         help="Only inputs with this outcome, for example crashed. Repeatable.",
     ),
 ]
+FailureGroups = Annotated[
+    tuple[int, ...],
+    Parameter(
+        name="--group",
+        help="Only this group of failures with the same cause. `status` lists them. Repeatable.",
+    ),
+]
 _SHOWN_LINES = 20
 # faulthandler writes this line before the stack of a worker that exceeds its time.
 _STACK = ("Stack (most recent call first)", "Current thread 0x")
@@ -32,6 +39,7 @@ def failures(
     /,
     *inputs: Inputs,
     kind: FailureKinds = (),
+    group: FailureGroups = (),
     json: Json = False,
     csv: Annotated[bool, Parameter(help="Print CSV.")] = False,
 ) -> None:
@@ -40,11 +48,12 @@ def failures(
     ```
     batchmill failures dataset
     batchmill failures dataset --kind crashed --json
+    batchmill failures dataset --group 1
     ```
     """
     if json and csv:
         raise OptionError("--json and --csv cannot be combined. Give one of them.")
-    table = failure_table(open_ledger(str(dataset)), str(dataset), inputs, kind)
+    table = failure_table(open_ledger(str(dataset)), str(dataset), inputs, kind, group)
     if csv:
         print(table.to_pandas().to_csv(index=False), end="")
         return
@@ -57,7 +66,7 @@ def failures(
         print(line.expandtabs())
     out = console()
     if not records:
-        out.print("No failed input matches." if inputs or kind else "No input has failed.")
+        out.print("No failed input matches." if inputs or kind or group else "No input has failed.")
     else:
         count = counted(len(records), "input is", "inputs are")
         out.print(f"{count} not ok. To print the complete texts, add --json or --csv.")
@@ -67,7 +76,7 @@ def _lines(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the reason of each failure, and the lines of its texts to show."""
     for record in records:
         why = one_line(record["error"], record["message"])
-        yield f"{record['input']}: {record['outcome']}: {why}"
+        yield f"{record['input']}: {record['outcome']}: {why} (group {record['group']})"
         if record["result_run"] is not None:
             yield f"    the result of run {record['result_run']} stays"
         for title, text in (("traceback", record["traceback"]), ("printed", record["log"])):

@@ -3,14 +3,19 @@
 import json as json_text
 
 from batchmill.cli.console import console
-from batchmill.cli.failures import FailureKinds, Inputs
+from batchmill.cli.failures import FailureGroups, FailureKinds, Inputs
 from batchmill.cli.options import Dataset, Json
 from batchmill.jobs.failed_inputs import release_failures
 from batchmill.sizes import counted
 
 
 def retry(
-    dataset: Dataset, /, *inputs: Inputs, kind: FailureKinds = (), json: Json = False
+    dataset: Dataset,
+    /,
+    *inputs: Inputs,
+    kind: FailureKinds = (),
+    group: FailureGroups = (),
+    json: Json = False,
 ) -> None:
     """Let the next run over the dataset execute failed inputs again.
 
@@ -20,13 +25,16 @@ def retry(
     ```
     batchmill retry dataset
     batchmill retry dataset --kind crashed --kind oom
+    batchmill retry dataset --group 1
     batchmill retry dataset recordings/a.wav
     ```
     """
-    chosen = release_failures(str(dataset), inputs, kind)
+    chosen = release_failures(str(dataset), inputs, kind, group)
     if json:
         print(json_text.dumps({"released": chosen}, ensure_ascii=False))
     elif chosen:
         console().print(f"The next run executes {counted(len(chosen), 'input')} again.")
     else:
-        console().print("No failed input matches." if inputs or kind else "No input has failed.")
+        console().print(
+            "No failed input matches." if any((inputs, kind, group)) else "No input has failed."
+        )

@@ -18,6 +18,8 @@ from batchmill.publishing.summary import (
 )
 from batchmill.sizes import counted, readable_size
 
+_SHOWN_GROUPS = 20
+
 
 def executed_text(summary: Summary, ledger: Ledger) -> str:
     """Return how many inputs a run executed, and in what time if it has ended.
@@ -52,6 +54,7 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
                     "seconds": ended["seconds"] if ended else None,
                     "outputs": contents.outputs,
                     "bytes": contents.bytes,
+                    "groups": [group._asdict() for group in summary.groups],
                 }
             )
         )
@@ -59,7 +62,7 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
     out = console()
     state = f" is running ({who})" if who else "" if ended else " did not finish"
     out.print(f"run {summary.run}{state}: {executed_text(summary, ledger)}")
-    message = failure_message(summary, str(dataset))
+    message = failure_message(summary, str(dataset), shown_groups=_SHOWN_GROUPS)
     # During a run, the advice to repeat the command would be wrong.
     out.print(message.removesuffix(f"\n{RUN_AGAIN}") if who else message)
     if adopted := adopted_line(summary.counts):

@@ -1,4 +1,4 @@
-"""Select the failed inputs of a dataset by name and outcome."""
+"""Select the failed inputs of a dataset by name, outcome and group."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,16 @@ from batchmill.ledger.lease import check_free
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_ledger
 from batchmill.outcome import FAILURE_KINDS
-from batchmill.publishing.tables import failure_records
+from batchmill.publishing.failure_groups import read_failures
+from batchmill.sizes import counted
 
 
 def failure_table(
-    ledger: Ledger, dataset: str, inputs: Sequence[str] = (), kinds: Sequence[str] = ()
+    ledger: Ledger,
+    dataset: str,
+    inputs: Sequence[str] = (),
+    kinds: Sequence[str] = (),
+    groups: Sequence[int] = (),
 ) -> pa.Table:
     """Return the failed inputs with these names and outcomes. Default: all failed inputs.
 
@@ -23,17 +28,24 @@ def failure_table(
         dataset: The dataset's path or URL, for messages.
         inputs: Names of inputs. Empty: all names.
         kinds: Outcomes. Empty: all outcomes.
+        groups: Numbers of groups of failures with the same cause. Empty: all groups.
 
     Returns:
         One row per input, with the columns of failures.csv.
 
     Raises:
-        OptionError: An input has not failed, or an outcome is unknown.
+        OptionError: An input has not failed, or an outcome or a group is unknown.
     """
     unknown = sorted(set(kinds) - set(FAILURE_KINDS))
     if unknown:
         raise OptionError(f"--kind {unknown[0]}: expected one of {', '.join(FAILURE_KINDS)}.")
-    failed = failure_records(ledger)
+    failed, known = read_failures(ledger)
+    wrong = [group for group in groups if not 1 <= group <= len(known)]
+    if wrong:
+        raise OptionError(
+            f"--group {wrong[0]}: {dataset} has {counted(len(known), 'group')} of failed inputs. "
+            f"List them: batchmill status {dataset}"
+        )
     missing = sorted(set(inputs) - set(failed["input"].to_pylist()))
     if missing:
         raise OptionError(
@@ -46,19 +58,25 @@ def failure_table(
     if kinds:
         outcomes = pa.array(list(kinds), pa.string())
         failed = failed.filter(pc.is_in(failed["outcome"], value_set=outcomes))
+    if groups:
+        numbers = pa.array(list(groups), pa.int32())
+        failed = failed.filter(pc.is_in(failed["group"], value_set=numbers))
     return failed
 
 
-def release_failures(dataset: str, inputs: Sequence[str], kinds: Sequence[str]) -> list[str]:
+def release_failures(
+    dataset: str, inputs: Sequence[str], kinds: Sequence[str], groups: Sequence[int] = ()
+) -> list[str]:
     """Release failed inputs, so that the next run retries them. Returns their names.
 
     Raises:
-        OptionError: An input has not failed, or an outcome is unknown.
+        OptionError: An input has not failed, or an outcome or a group is unknown.
         LedgerError: A run is using the dataset.
     """
     ledger = open_ledger(dataset)
     check_free(ledger)
-    chosen: list[str] = failure_table(ledger, dataset, inputs, kinds)["input"].to_pylist()
+    table = failure_table(ledger, dataset, inputs, kinds, groups)
+    chosen: list[str] = table["input"].to_pylist()
     if chosen:
         ledger.release(chosen)
     return chosen

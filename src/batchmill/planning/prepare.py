@@ -165,7 +165,7 @@ def _plan(
         records,
         step.identity,
         record_rows=record_rows,
-        takes_rows=bool({"row", "labels"} & step.given),
+        takes_rows=step.takes_rows,
         released=ledger.released(),
         changes=file_changes,
         below_limits=inputs_below_limits(ledger, records, limits) if limits else None,

@@ -53,6 +53,9 @@ class RunSpec:
         source_dataset: The dataset that is the manifest. Empty for other manifests.
         source_version: The number of its version. 0 without one.
         pack_bytes: The size after which a new pack begins. 0: each output is a file.
+        can_try: False if `batchmill try` cannot run the step: other processes cannot import it, or
+            it has one item per row of the manifest.
+        takes_rows: True if the step receives the manifest's other columns.
     """
 
     run: int
@@ -74,6 +77,8 @@ class RunSpec:
     source_dataset: str = ""
     source_version: int = 0
     pack_bytes: int = 0
+    can_try: bool = True
+    takes_rows: bool = False
 
     @property
     def inputs(self) -> int:
@@ -115,6 +120,8 @@ def write_run_plan(
         source_dataset=manifest.dataset,
         source_version=manifest.version,
         pack_bytes=job.pack_bytes,
+        can_try=job.value is None and prepared.step.kind != "items",
+        takes_rows=prepared.step.takes_rows,
     )
     order = pa.array(layout.order)
     pending = plan.pending.take(order)

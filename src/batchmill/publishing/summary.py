@@ -12,9 +12,17 @@ from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import KINDS, one_line
 from batchmill.planning.plan import ADOPTED, UNREADABLE
 from batchmill.planning.run_spec import SHOWN_NAMES, planned_names, read_spec
+from batchmill.publishing.failure_groups import (
+    FailureGroup,
+    Failures,
+    group_lines,
+    read_failures,
+)
 from batchmill.sizes import counted, list_counts
 
 RUN_AGAIN = "Run the same command again to execute the pending inputs."
+# The groups at the end of a run.
+SHOWN_GROUPS = 3
 _RESULT_STAYS = "missing: its file cannot be found, so its earlier result stays in the dataset"
 
 
@@ -31,6 +39,7 @@ class Summary:
         executed: The number of inputs whose step was started in this run.
         counts: The number of inputs by reason in the run's plan.
         failures: The first few inputs that are not ok, with their reasons.
+        groups: The failed inputs of the dataset by their cause, the largest group first.
         results_kept: The number of inputs without a file whose earlier result stays.
         partitions: The number of inputs by partition; empty without partitions.
     """
@@ -42,6 +51,7 @@ class Summary:
     executed: int
     counts: Mapping[str, int] = field(default_factory=dict)
     failures: tuple[tuple[str, str], ...] = ()
+    groups: tuple[FailureGroup, ...] = ()
     results_kept: int = 0
     partitions: Mapping[str, int] = field(default_factory=dict)
 
@@ -75,8 +85,14 @@ class Summary:
         return f"{text}, {self.pending:,} pending" if self.pending else text
 
 
-def summarise(ledger: Ledger, run: int) -> Summary:
-    """Return the summary of a run. The run may still be active, or may have been killed."""
+def summarise(ledger: Ledger, run: int, found: Failures | None = None) -> Summary:
+    """Return the summary of a run. The run may still be active, or may have been killed.
+
+    Args:
+        ledger: The dataset's ledger.
+        run: The number of the run.
+        found: The failed inputs of the dataset, if they have been read already.
+    """
     spec = read_spec(ledger, run)
     planned = planned_names(ledger, run)
     records = ledger.records(["input", "outcome", "attempts", "error", "message"], run=run)
@@ -94,6 +110,8 @@ def summarise(ledger: Ledger, run: int) -> Summary:
     vanished = records["input"].filter(is_kept).to_pylist()
     outcomes.update(ok=-len(vanished), missing=len(vanished))
     failures += [(name, _RESULT_STAYS) for name in (*vanished, *spec.unreadable)]
+    if found is None and sum(outcomes.values()) > outcomes["ok"]:
+        found = read_failures(ledger, spec)
     return Summary(
         run=run,
         inputs=spec.inputs,
@@ -103,6 +121,7 @@ def summarise(ledger: Ledger, run: int) -> Summary:
         executed=pc.sum(pc.greater(records["attempts"], 0)).as_py() or 0,
         counts=spec.counts,
         failures=tuple(failures[:SHOWN_NAMES]),
+        groups=found.groups if found else (),
         results_kept=len(vanished) + spec.counts.get(UNREADABLE, 0),
         partitions=spec.partitions,
     )
@@ -141,26 +160,33 @@ def count_released(ledger: Ledger) -> int:
     return sum(run <= released.get(name, 0) for name, run in pairs)
 
 
-def failure_message(summary: Summary, dataset: str, policy: FailurePolicy | None = None) -> str:
-    """Return a message with the counts, the first inputs that are not ok, and the next commands.
+def failure_message(
+    summary: Summary,
+    dataset: str,
+    policy: FailurePolicy | None = None,
+    shown_groups: int = SHOWN_GROUPS,
+) -> str:
+    """Return a message with the counts, the groups of failed inputs, and the next commands.
 
     Args:
         summary: The summary of the run.
         dataset: The dataset.
         policy: If it does not accept the run, the last line says so.
+        shown_groups: The number of groups to show.
     """
-    lines = [summary.sentence()]
-    lines += [f"  {name}: {why}" for name, why in summary.failures]
-    hidden = summary.failed - summary.counts.get("quarantined", 0) - len(summary.failures)
-    if hidden > 0:
-        lines.append(f"  ... and {hidden:,} more")
+    lines = [summary.sentence(), *group_lines(summary.groups, shown_groups)]
+    kept = [name for name, why in summary.failures if why == _RESULT_STAYS]
+    lines += [f"  {name}: {_RESULT_STAYS}" for name in kept]
+    if summary.results_kept > len(kept):
+        lines.append(f"  ... and {summary.results_kept - len(kept):,} more such inputs")
     if summary.results_kept:
         lines.append(
             "Restore the missing files. To remove such results, delete their rows from the "
             "manifest, and add --prune to the run."
         )
     if summary.failed > summary.results_kept:
-        lines.append(f"For reasons and tracebacks: batchmill failures {dataset}")
+        one = "" if len(summary.groups) < 2 else " --group 1"
+        lines.append(f"For reasons and tracebacks: batchmill failures {dataset}{one}")
     if summary.counts.get("quarantined"):
         lines.append(
             f"{counted(summary.counts['quarantined'], 'input')} failed in an earlier run and were "

@@ -25,6 +25,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import has_result
 from batchmill.manifest import Manifest
 from batchmill.partitions.record import last_assignment
+from batchmill.publishing.failure_groups import read_failures
 from batchmill.storage import Store
 from batchmill.storage.fingerprints import HashingFile
 
@@ -35,18 +36,6 @@ _CHUNK_BYTES = 256 * 2**20
 # The step's keys that become columns. Each column takes memory in every row, so a table with more
 # columns than this would soon take more memory than a machine has.
 MAX_COLUMNS = 2000
-_FAILURE_COLUMNS = (
-    "input",
-    "outcome",
-    "error",
-    "message",
-    "attempts",
-    "seconds",
-    "host",
-    "traceback",
-    "log",
-    "result_run",
-)
 _STALE, _PACK = "stale", "pack"
 
 
@@ -125,7 +114,7 @@ def publish(ledger: Ledger, manifest: Manifest) -> dict[str, PublishedTable]:
     if manifest.partition is not None:
         records = records.append_column(PARTITION_COLUMN, _assigned(ledger, records["input"]))
     metadata = metadata_table(records.filter(has_result(records)), manifest)
-    failures = failure_records(ledger)
+    failures = read_failures(ledger).table
     is_listed = pc.is_in(failures["input"], value_set=manifest.inputs["input"])
     failures = failures.filter(is_listed)
     options: dict[str, Any] = {"compression": "zstd", "row_group_size": 128 * 1024}
@@ -157,12 +146,6 @@ def _write(
 
     store.write_atomic(name, write)
     return written[-1]
-
-
-def failure_records(ledger: Ledger) -> pa.Table:
-    """Return the records of the inputs that are not ok, sorted by name."""
-    records = ledger.records(_FAILURE_COLUMNS).select(list(_FAILURE_COLUMNS))
-    return records.filter(pc.not_equal(records["outcome"], "ok")).sort_by("input")
 
 
 def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:

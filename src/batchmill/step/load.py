@@ -58,6 +58,11 @@ class Step:
         """True if `process_batch` is called with collated batches of its items."""
         return self.kind != "function" and hasattr(self.target, "process_batch")
 
+    @property
+    def takes_rows(self) -> bool:
+        """True if it receives the other columns of the manifest."""
+        return bool({"row", "labels"} & self.given)
+
 
 def load_step(ref: str, params: Mapping[str, Any] | None = None, *, search: str = "") -> Step:
     """Import a step, and check its parameters.

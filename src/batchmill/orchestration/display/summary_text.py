@@ -7,11 +7,11 @@ from batchmill.publishing.report.charts import as_data_url
 from batchmill.publishing.report.page import duration
 from batchmill.sizes import readable_size
 
-_SHOWN_KINDS = 20
+_SHOWN_GROUPS = 20
 
 
 def summary_text(report: Report) -> str:
-    """Return the page: counts, throughput, failures by kind, charts and the slowest inputs."""
+    """Return the page: counts, throughput, failures by cause, charts and the slowest inputs."""
     return "\n".join(_lines(report)) + "\n"
 
 
@@ -43,18 +43,17 @@ def _lines(report: Report) -> Iterator[str]:
 
 def _failures(facts: Facts) -> Iterator[str]:
     yield "\n## Failures\n"
-    yield "| inputs | outcome | error | first message | first inputs |"
-    yield "|---:|---|---|---|---|"
-    kinds = facts.failure_kinds()
-    for kind in kinds[:_SHOWN_KINDS]:
-        names = ", ".join(map(code, kind.names))
-        more = ", ..." if kind.inputs > len(kind.names) else ""
-        message = code(kind.message)
-        yield (
-            f"| {kind.inputs:,} | {kind.outcome} | {code(kind.error)} | {message} | {names}{more} |"
-        )
-    if len(kinds) > _SHOWN_KINDS:
-        yield f"\n... and {len(kinds) - _SHOWN_KINDS:,} more kinds of failure."
+    yield "| reason | inputs | first inputs |"
+    yield "|---|---:|---|"
+    for group in facts.groups[:_SHOWN_GROUPS]:
+        reason = f"{group.outcome}: {code(group.reason)}"
+        names = ", ".join(map(code, group.examples))
+        yield f"| {reason} | {group.inputs:,} | {names} |"
+    if len(facts.groups) > _SHOWN_GROUPS:
+        yield f"\n... and {len(facts.groups) - _SHOWN_GROUPS:,} more groups."
+    for group in facts.groups[:1]:
+        if group.command:
+            yield f"\nTo see the first error on your machine:\n\n{code(group.command)}"
 
 
 def _executed(report: Report) -> Iterator[str]:

@@ -1,9 +1,8 @@
 """Read the facts for the report of a dataset and its last run. Only the ledger is read."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,32 +11,13 @@ import pyarrow.compute as pc
 from batchmill.layout import TABLES
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.versions import Version
-from batchmill.outcome import one_line
 from batchmill.planning.run_spec import read_spec
+from batchmill.publishing.failure_groups import FailureGroup, read_failures
 from batchmill.publishing.summary import Contents, Summary, count_contents, summarise
-from batchmill.publishing.tables import failure_records
 from batchmill.urls import absolute
 
-SHOWN_FAILURES, SHOWN_RUNS, SHOWN_SLOWEST, SHOWN_NAMES = 200, 20, 10, 5
+SHOWN_FAILURES, SHOWN_RUNS, SHOWN_SLOWEST = 200, 20, 10
 _RUN_COLUMNS = ("input", "outcome", "attempts", "seconds", "finished_at", "host", "size")
-
-
-class FailureKind(NamedTuple):
-    """Failures with the same outcome and error.
-
-    Attributes:
-        outcome: Their outcome.
-        error: The type of their error.
-        inputs: The number of failed inputs.
-        message: The message of the first failure.
-        names: The names of the first inputs.
-    """
-
-    outcome: str
-    error: str
-    inputs: int
-    message: str
-    names: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +37,7 @@ class Facts:
             bytes of an input's outputs.
         executed_by: The number of that run.
         failures: All records that are not ok.
+        groups: Their groups, the largest first.
         runs: The summaries of the last runs, the newest first.
     """
 
@@ -71,6 +52,7 @@ class Facts:
     executed: pa.Table
     executed_by: int
     failures: pa.Table
+    groups: Sequence[FailureGroup]
     runs: Sequence[Mapping[str, Any]]
 
     @property
@@ -107,28 +89,11 @@ class Facts:
         found: list[dict[str, Any]] = self.executed.sort_by(order)[:SHOWN_SLOWEST].to_pylist()
         return found
 
-    def failure_kinds(self) -> list[FailureKind]:
-        """Group the failures by outcome and error, the most frequent first."""
-        columns = ["input", "outcome", "error", "message"]
-        groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-        for record in self.failures.select(columns).to_pylist():
-            groups[record["outcome"], record["error"]].append(record)
-        kinds = [
-            FailureKind(
-                outcome,
-                error,
-                len(records),
-                one_line("", records[0]["message"]).removeprefix(": "),
-                [record["input"] for record in records[:SHOWN_NAMES]],
-            )
-            for (outcome, error), records in groups.items()
-        ]
-        return sorted(kinds, key=lambda kind: (-kind.inputs, kind.outcome, kind.error))
-
 
 def gather(ledger: Ledger, run: int, dataset: str) -> Facts:
     """Read the facts after or during a run. `dataset` is the path or URL that the user wrote."""
     spec = read_spec(ledger, run)
+    failures = read_failures(ledger, spec)
     executed, executed_by = _last_executed(ledger)
     summaries = [(number, ledger.read_summary(number)) for number in ledger.runs()[-SHOWN_RUNS:]]
     ended = {number: summary for number, summary in summaries if summary}
@@ -139,11 +104,12 @@ def gather(ledger: Ledger, run: int, dataset: str) -> Facts:
         step=spec.step,
         params=spec.params,
         root=spec.root,
-        summary=summarise(ledger, run),
+        summary=summarise(ledger, run, failures),
         contents=count_contents(ledger),
         executed=executed,
         executed_by=executed_by,
-        failures=failure_records(ledger),
+        failures=failures.table,
+        groups=failures.groups,
         runs=[ended[number] for number in sorted(ended, reverse=True)],
     )
 

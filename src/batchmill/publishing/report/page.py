@@ -16,9 +16,9 @@ from batchmill.publishing.report.gallery import Gallery, gather_gallery
 from batchmill.sizes import counted, readable_size
 from batchmill.version import VERSION
 
-_MESSAGE_CHARACTERS, _MESSAGE_KINDS = 300, 3
+_MESSAGE_CHARACTERS, _MESSAGE_GROUPS = 300, 3
 # A longer text is cut, so that the page stays small with many long tracebacks.
-_SHOWN_CHARACTERS, _SHOWN_KINDS = 3000, 50
+_SHOWN_CHARACTERS, _SHOWN_GROUPS = 3000, 50
 
 
 class Report(NamedTuple):
@@ -53,7 +53,7 @@ def render(report: Report, gallery: Gallery, columns: Columns) -> str:
         gallery=gallery,
         columns=columns,
         message=message_text(facts),
-        shown_kinds=_SHOWN_KINDS,
+        shown_groups=_SHOWN_GROUPS,
         shown_failures=facts.failures[:SHOWN_FAILURES].to_pylist(),
         one_line=one_line,
         version=VERSION,
@@ -77,7 +77,7 @@ def load_template(name: str) -> jinja2.Template:
 
 def message_text(facts: Facts) -> str:
     """Return a few lines about the dataset that a reader can copy into a message."""
-    contents, kinds = facts.contents, facts.failure_kinds()
+    contents, groups = facts.contents, facts.groups
     step = " ".join([facts.step, *(f"{name}={value}" for name, value in facts.params.items())])
     lines = [
         f"{facts.name}: {facts.summary.sentence()}",
@@ -87,11 +87,12 @@ def message_text(facts: Facts) -> str:
         lines.append(f"{counted(contents.outputs, 'file')}, {readable_size(contents.bytes)}")
     lines.append(facts.place)
     lines += [
-        f"{kind.inputs:,} {kind.outcome}: {one_line(kind.error, kind.message)}"
-        for kind in kinds[:_MESSAGE_KINDS]
+        f"{one.inputs:,} {one.outcome}: {one_line(one.error, one.message)}"
+        for one in groups[:_MESSAGE_GROUPS]
     ]
-    if len(kinds) > _MESSAGE_KINDS:
-        lines.append(f"... and {counted(len(kinds) - _MESSAGE_KINDS, 'more kind')} of failure")
+    if len(groups) > _MESSAGE_GROUPS:
+        more = counted(len(groups) - _MESSAGE_GROUPS, "more group")
+        lines.append(f"... and {more} of failed inputs")
     return "\n".join(lines)
 
 

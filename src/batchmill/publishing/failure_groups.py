@@ -1,0 +1,292 @@
+"""Group the failed inputs of a dataset by their cause, so that a user reads each cause once.
+
+Two inputs of a group have the same outcome, error and suffix, and the same functions of the user
+raised the error. Their messages differ only in names and numbers. An empty file never belongs to
+the group of a file with content.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from os.path import splitext
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from batchmill.ledger.ledger import Ledger
+from batchmill.outcome import one_line
+from batchmill.planning.run_spec import RunSpec
+from batchmill.security.redaction import without_secrets
+from batchmill.sizes import counted, readable_size
+from batchmill.urls import join, last_part
+
+_COLUMNS = (
+    "input",
+    "outcome",
+    "error",
+    "message",
+    "attempts",
+    "seconds",
+    "host",
+    "traceback",
+    "log",
+    "result_run",
+)
+_USED = ("input", "outcome", "error", "message", "traceback", "log", "size", "carried")
+_EXAMPLES = 3
+# This number of records are Python objects at a time. It limits the memory.
+_CHUNK = 10_000
+_TEXT_CHARACTERS = 20_000
+# These parts of a message differ between inputs with the same fault: quoted names, paths, addresses
+# and numbers.
+_VARYING = re.compile(
+    r"""(?<!\w)'[^']*'(?!\w) | "[^"]*" | `[^`]*` | [^\s'"(),:;]*[/\\](?:[^\s'"(),;]*[^\s'"(),:;])?
+    | \b0x[0-9a-fA-F]+\b | \b(?=[a-f]*\d)[0-9a-f]{8,}\b | [-+]?\d[\d.,_]*(?:e[-+]?\d+)?""",
+    re.VERBOSE,
+)
+_FRAME = re.compile(r'File "([^"\n]+)", line \d+,? in (\S+)')
+_LIBRARY = re.compile(r"site-packages|dist-packages|/lib\d*/python3|^<frozen")
+_FATAL = "Fatal Python error"
+
+
+class FailureGroup(NamedTuple):
+    """Failed inputs with the same cause.
+
+    Attributes:
+        number: Its number. The largest group has the number 1.
+        outcome: The outcome of its inputs.
+        error: The type of their error, or the signal.
+        message: The first line of the message of the first input.
+        place: The innermost function of the user that was running. Empty if it is unknown.
+        inputs: The number of its inputs.
+        examples: The names of its first inputs.
+        smallest: The name of its smallest input.
+        sizes: The size of its smallest and its largest input in bytes; -1 without a file.
+        command: The command that executes the step on its smallest input. Empty if `batchmill try`
+            cannot do that.
+    """
+
+    number: int
+    outcome: str
+    error: str
+    message: str
+    place: str
+    inputs: int
+    examples: tuple[str, ...]
+    smallest: str
+    sizes: tuple[int, int]
+    command: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The error, its message, and the function."""
+        return one_line(self.error, self.message) + (f" (in {self.place})" if self.place else "")
+
+    @property
+    def names(self) -> str:
+        """The names of the first inputs."""
+        more = ", ..." if self.inputs > len(self.examples) else ""
+        return f"{', '.join(self.examples)}{more}"
+
+    @property
+    def size_text(self) -> str:
+        """The sizes of the inputs, as text."""
+        low, high = (readable_size(size) for size in self.sizes)
+        if self.sizes[0] < 0:
+            return ""
+        return low if low == high else f"{low} to {high}"
+
+    def lines(self) -> list[str]:
+        """Return a few lines of text about the group."""
+        who = self.examples[0] if self.inputs == 1 else counted(self.inputs, "input")
+        lines = [f"  group {self.number}: {who}: {self.outcome}: {self.reason}"]
+        if self.inputs > 1:
+            size = f" ({self.size_text})" if self.size_text else ""
+            lines.append(f"      {self.names}{size}")
+        return [*lines, *([f"      Try it: {self.command}"] if self.command else [])]
+
+
+class Failures(NamedTuple):
+    """The failed inputs of a dataset.
+
+    Attributes:
+        table: One row per input, sorted by name, with the columns of failures.csv.
+        groups: The groups, the largest first. The column `group` of the table has their numbers.
+    """
+
+    table: pa.Table
+    groups: tuple[FailureGroup, ...]
+
+
+class _Key(NamedTuple):
+    """The properties that all inputs of a group share."""
+
+    outcome: str
+    error: str
+    message: str
+    frames: tuple[str, ...]
+    suffix: str
+    is_empty: bool
+
+
+@dataclass
+class _Members:
+    """The inputs of a group, while the records are read."""
+
+    index: int
+    first: Mapping[str, Any]
+    inputs: int = 0
+    examples: list[str] = field(default_factory=list)
+    smallest: Mapping[str, Any] | None = None
+    largest: int = -1
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        self.inputs += 1
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append(record["input"])
+        self.largest = max(self.largest, record["size"])
+        # A file that is missing shows nothing.
+        if record["size"] >= 0 and (not self.smallest or record["size"] < self.smallest["size"]):
+            self.smallest = record
+
+
+def read_failures(ledger: Ledger, spec: RunSpec | None = None) -> Failures:
+    """Read the inputs that are not ok, and group them.
+
+    Equal records have equal numbers of groups, in every process.
+
+    Args:
+        ledger: The dataset's ledger.
+        spec: The settings of the last run, for the commands. None: the groups have no commands.
+    """
+    records = ledger.records({*_COLUMNS, *_USED})
+    records = records.filter(pc.not_equal(records["outcome"], "ok")).sort_by("input")
+    found: dict[_Key, _Members] = {}
+    indices = np.array([_add(record, found) for record in _dicts(records)], np.int64)
+    largest_first = sorted(found.items(), key=lambda one: (-one[1].inputs, one[1].first["input"]))
+    numbers = np.zeros(len(found), np.int32)
+    groups = []
+    for number, (key, members) in enumerate(largest_first, 1):
+        numbers[members.index] = number
+        groups.append(_group(number, key, members, spec))
+    table = records.select(list(_COLUMNS))
+    return Failures(table.add_column(2, "group", pa.array(numbers[indices])), tuple(groups))
+
+
+def group_lines(groups: Sequence[FailureGroup], shown: int) -> list[str]:
+    """Return lines about the first `shown` groups, and the number of the others."""
+    lines = [line for group in groups[:shown] for line in group.lines()]
+    more = len(groups) - shown
+    return [*lines, *([f"  ... and {counted(more, 'more group')}"] if more > 0 else [])]
+
+
+def _dicts(records: pa.Table) -> Iterator[Mapping[str, Any]]:
+    for batch in records.select(list(_USED)).to_batches(max_chunksize=_CHUNK):
+        yield from batch.to_pylist()
+
+
+def _add(record: Mapping[str, Any], found: dict[_Key, _Members]) -> int:
+    """Add a record to its group, and return the index of the group."""
+    members = found.setdefault(_key(record), _Members(len(found), record))
+    members.add(record)
+    return members.index
+
+
+def _key(record: Mapping[str, Any]) -> _Key:
+    name = last_part(record["input"])
+    message = record["message"].strip().partition("\n")[0].replace(name, "*")
+    suffix = splitext(name)[1].lower()
+    is_missing = record["outcome"] == "missing"
+    return _Key(
+        outcome=record["outcome"],
+        error=record["error"],
+        message=normalised(message),
+        frames=own_frames(record["traceback"], record["log"], record["outcome"]),
+        suffix="" if is_missing else normalised(suffix),
+        is_empty=record["size"] == 0,
+    )
+
+
+def normalised(text: str) -> str:
+    """Replace what differs between inputs: quoted names, paths, addresses and numbers.
+
+    >>> normalised("bad header at byte 12 of '/data/a.wav'"), normalised("can't read x/y: -1.5e3")
+    ('bad header at byte * of *', "can't read *: *")
+    """
+    return _VARYING.sub("*", text[:_TEXT_CHARACTERS])
+
+
+def own_frames(traceback: str, log: str, outcome: str) -> tuple[str, ...]:
+    """Return the functions of the user in a traceback, the outermost first.
+
+    The functions of libraries are left out, unless there are no others. A recursive function counts
+    once. After a crash, the stack is in the log. A timeout can stop a step anywhere, so its stack
+    is no cause.
+    """
+    frames = _FRAME.findall(traceback[-_TEXT_CHARACTERS:])
+    if outcome == "crashed" and _FATAL in log:
+        stack = log.rpartition(_FATAL)[2].partition("Current thread")[2].partition("\n\n")[0]
+        frames = _FRAME.findall(stack)[::-1]
+    own = [frame for frame in frames if not _is_library(frame[0])] or frames[:1]
+    return tuple(dict.fromkeys(_frame_name(*frame) for frame in own))
+
+
+@lru_cache(1000)
+def _is_library(path: str) -> bool:
+    return bool(_LIBRARY.search(path))
+
+
+@lru_cache(1000)
+def _frame_name(path: str, function: str) -> str:
+    # The file of a notebook's cell has a number as its name.
+    return f"{function}, {normalised(last_part(path))}"
+
+
+def _group(number: int, key: _Key, members: _Members, spec: RunSpec | None) -> FailureGroup:
+    smallest = members.smallest
+    return FailureGroup(
+        number=number,
+        outcome=key.outcome,
+        error=key.error,
+        message=one_line("", members.first["message"]).removeprefix(": "),
+        place=key.frames[-1] if key.frames else "",
+        inputs=members.inputs,
+        examples=tuple(members.examples),
+        smallest=(smallest or members.first)["input"],
+        sizes=(smallest["size"] if smallest else -1, members.largest),
+        command=try_command(spec, smallest) if spec and smallest else "",
+    )
+
+
+def try_command(spec: RunSpec, record: Mapping[str, Any]) -> str:
+    """Return the command that executes a run's step on an input.
+
+    The text is empty if `batchmill try` cannot run the step.
+
+    Args:
+        spec: The settings of the run.
+        record: The `input` and its `carried` manifest columns.
+    """
+    if not spec.can_try:
+        return ""
+    words = ["batchmill", "try", join(spec.root, record["input"]), "--step", spec.step]
+    row = json.loads(record["carried"]) if spec.takes_rows else {}
+    for option, values in (("--param", spec.params), ("--row", row)):
+        for name, value in values.items():
+            words += [option, f"{name}={_argument(value)}"]
+    return without_secrets(shlex.join(words))
+
+
+def _argument(value: Any) -> str:
+    """Return a value as text that the command line reads as the same value."""
+    if isinstance(value, str):
+        try:
+            json.loads(value)
+        except ValueError:
+            return value
+    return json.dumps(value, ensure_ascii=False)
