@@ -165,6 +165,7 @@ bench: setup ## Measure the start-up, the overhead per input and the scaling; te
 	$(BIN)/python -m benchmarks.overhead --rounds 3
 	$(BIN)/python -m benchmarks.unchanged --inputs 100000 --rounds 3
 	$(BIN)/python -m benchmarks.scaling --rounds 1
+	$(BIN)/python -m benchmarks.forecast
 
 bench-full: setup ## Measure everything, compare with other tools, and write docs/explanation/benchmarks.md; hours
 	$(BIN)/python -m benchmarks.startup

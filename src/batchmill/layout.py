@@ -30,6 +30,7 @@ PLAN, PLAN_ROWS, SUMMARY = "plan.json", "plan.arrow", "summary.json"
 PICKLED_STEP = "step.pickle"
 STOP, FLOW_RUN, FORCED = "stop", "flow-run", "forced"
 PLACE, SPLIT, ALONE, CREATING = "place", "split", "alone", "creating"
+USAGE = "usage"
 # The folder of the outputs, and the folder of the packs that hold outputs.
 FILES = "files"
 PACKS = "packs"

@@ -1,4 +1,4 @@
-"""Format sizes and numbers for messages."""
+"""Format sizes, numbers and durations for messages."""
 
 from collections.abc import Mapping
 
@@ -35,3 +35,20 @@ def list_counts(counts: Mapping[str, int]) -> str:
     '2,000 ok, 1 timeout'
     """
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as readable text.
+
+    >>> duration(0.0123), duration(3.21), duration(75), duration(7384)
+    ('12 ms', '3.2 s', '1 min 15 s', '2 h 03 min')
+    """
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"

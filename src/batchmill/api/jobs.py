@@ -18,6 +18,7 @@ from batchmill.manifest import ManifestLike
 from batchmill.options.job_settings import JobSettings
 from batchmill.options.model_options import ModelOptions
 from batchmill.orchestration.server.embedded_server import keep_servers
+from batchmill.planning.forecast import Forecast
 from batchmill.publishing.report.card import run_card
 from batchmill.publishing.summary import Summary, summarise
 from batchmill.reading.published import read_published
@@ -38,11 +39,15 @@ _OUTCOME_COLUMNS = ("input", "outcome", "attempts", "seconds", "error", "message
 
 @dataclass(frozen=True, repr=False)
 class RunResult:
-    """The result of a run: counts, and the dataset's tables as DataFrames."""
+    """The result of a run: counts, and the dataset's tables as DataFrames.
+
+    After the run of a sample, `forecast` is about the other inputs: seconds, failures, bytes, rows.
+    """
 
     dataset: str
     summary: Summary
     access: Sequence[Access] = field(default=(), repr=False)
+    forecast: Forecast | None = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -141,6 +146,11 @@ class PlanResult:
     def reasons(self) -> tuple[str, ...]:
         """The reasons for this division, one sentence per choice."""
         return tuple(self.planned.layout.reasons)
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """The forecast for the pending inputs; None if the step has no outcome yet."""
+        return self.planned.forecast
 
     def __repr__(self) -> str:
         listed = list_counts(self.counts) or "no inputs"
@@ -308,4 +318,4 @@ def _run(request: JobRequest) -> RunResult:
     ended = run_job(request, LiveLine())
     if ended.error:
         raise ended.error
-    return RunResult(ended.prepared.job.output, ended.summary, ended.access)
+    return RunResult(ended.prepared.job.output, ended.summary, ended.access, ended.forecast)

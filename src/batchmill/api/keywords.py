@@ -44,6 +44,8 @@ class JobKeywords(TypedDict, total=False):
     force: bool
     replace_step: bool
     accept_change: bool
+    sample: int
+    budget: str
     prune: bool
     prune_failed: bool
     keep_versions: int

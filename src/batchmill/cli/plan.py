@@ -90,9 +90,13 @@ def plan(
         on_trial=lambda: messages.print("Measuring a few inputs. Their results are not kept."),
     )
     if json:
-        print(json_text.dumps(_as_json(planned.prepared, planned.layout, planned.cores)))
+        forecast = planned.forecast.as_json() if planned.forecast else None
+        found = _as_json(planned.prepared, planned.layout, planned.cores)
+        print(json_text.dumps({**found, "forecast": forecast}))
     else:
         _show(planned.prepared, planned.layout, planned.cores)
+        for line in planned.forecast.lines() if planned.forecast else ():
+            console().print(line)
         if compare_batch_sizes:
             _show_batch_sizes(len(planned.prepared.plan.pending), planned.layout, planned.cores)
 

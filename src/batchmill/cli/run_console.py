@@ -76,6 +76,8 @@ def run_and_show(
         ended = run_job(request, display)
     if json:
         found = partitions_as_json(ended.prepared) | ended.summary.as_json()
+        if ended.forecast:
+            found["forecast"] = ended.forecast.as_json()
         print(json_text.dumps(found, ensure_ascii=False))
     else:
         with access_to(ended.access):
@@ -107,7 +109,8 @@ def _to_do(prepared: Prepared) -> str:
     listed = list_counts(prepared.plan.counts)
     too_young = len(prepared.manifest.too_young)
     skipped = f" {too_young:,} files skipped: younger than --min-age." if too_young else ""
-    return f"{len(prepared.manifest):,} inputs ({listed}); {pending:,} to execute.{skipped}"
+    sample = "" if prepared.plan.left is None else ", as a sample"
+    return f"{len(prepared.manifest):,} inputs ({listed}); {pending:,} to execute{sample}.{skipped}"
 
 
 def _show(ended: EndedRun) -> None:
@@ -117,6 +120,10 @@ def _show(ended: EndedRun) -> None:
     out.print(f"Dataset: {dataset}")
     if ended.note:
         out.print(ended.note)
+    if ended.forecast:
+        for line in ended.forecast.lines():
+            out.print(line)
+        out.print("To execute them, run the same command without --sample.")
     if summary.failed and not ended.error:
         out.print(failure_message(summary, dataset).partition("\n")[2])
     # The search takes a while, and a run that added nothing has no new duplicates.

@@ -23,8 +23,9 @@ from batchmill.options.job_settings import JobSettings
 from batchmill.options.model_options import ModelOptions
 from batchmill.orchestration.server.embedded_server import starting_server
 from batchmill.planning.batching import Batching, Cores, Layout, own_cores, plan_shards
+from batchmill.planning.forecast import Forecast
 from batchmill.planning.job import check_prune, make_job
-from batchmill.planning.prepare import Prepared, prepare
+from batchmill.planning.prepare import Prepared, forecast_for, prepare
 from batchmill.publishing.summary import Summary, summarise
 from batchmill.runs.context import handing_over
 from batchmill.runs.worker_number import resolve_workers
@@ -92,6 +93,7 @@ class EndedRun:
         access: The credentials of the store that contains the dataset.
         error: The error that ended the run, for example too many failed inputs.
         note: A sentence for the user about the history in Prefect. Usually empty.
+        forecast: The forecast for the inputs outside the sample. None without a sample.
     """
 
     prepared: Prepared
@@ -100,6 +102,7 @@ class EndedRun:
     access: Sequence[Access] = ()
     error: RunError | None = None
     note: str = ""
+    forecast: Forecast | None = None
 
 
 def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
@@ -147,6 +150,9 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
             access=cast("DatasetStore", request.store).access if request.store else (),
             error=ended.error,
             note=ended.note,
+            forecast=None
+            if prepared.plan.left is None
+            else forecast_for(prepared, prepared.plan.left),
         )
 
 
@@ -158,11 +164,13 @@ class PlannedRun:
         prepared: The job and its plan.
         layout: How the inputs are divided into shards and batches.
         cores: The number of cores that the layout is made for.
+        forecast: The forecast for the pending inputs. None if the step has no outcome yet.
     """
 
     prepared: Prepared
     layout: Layout
     cores: int
+    forecast: Forecast | None = None
 
 
 def plan_run(
@@ -187,6 +195,7 @@ def plan_run(
         execution, reason = resolve_workers(
             request.options.execution, prepared, available, on_trial
         )
+        forecast = forecast_for(prepared, prepared.plan.pending)
     layout = plan_shards(
         prepared.plan.pending["size"].to_numpy(),
         Batching.from_options(execution, reason),
@@ -194,7 +203,7 @@ def plan_run(
         whole_batches=prepared.step.is_batched,
         remote=prepared.is_remote,
     )
-    return PlannedRun(prepared=prepared, layout=layout, cores=available)
+    return PlannedRun(prepared=prepared, layout=layout, cores=available, forecast=forecast)
 
 
 def _prepare(request: JobRequest, held: ExitStack) -> tuple[JobRequest, Prepared, bool]:

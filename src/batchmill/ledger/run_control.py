@@ -4,8 +4,23 @@ The shards may run on other machines. Every machine can read the files, and the 
 process is killed. Every method raises StoreError if the dataset cannot be read or written.
 """
 
-from batchmill.layout import ALONE, CREATING, FLOW_RUN, FORCED, PLACE, SPLIT, STOP
+import json
+from typing import NamedTuple
+
+from batchmill.layout import ALONE, CREATING, FLOW_RUN, FORCED, PLACE, SPLIT, STOP, USAGE
 from batchmill.storage import Store
+
+
+class Usage(NamedTuple):
+    """The resources that the workers of a run have used.
+
+    Attributes:
+        cpu_seconds: The CPU time of all workers.
+        memory_bytes: The most memory of one worker.
+    """
+
+    cpu_seconds: float
+    memory_bytes: int
 
 
 class RunControl:
@@ -101,6 +116,21 @@ class RunControl:
         names = self._store.names(self._name(run, CREATING))
         ranges = [name.split("-") for name in names]
         return [(int(start), int(stop)) for start, stop, _ in ranges]
+
+    def record_usage(self, run: int, shard: str, usage: Usage) -> None:
+        """Record the resources that the workers of a shard have used."""
+        self._store.write(self._name(run, USAGE, shard), json.dumps(usage).encode())
+
+    def read_usage(self, run: int) -> Usage | None:
+        """Return the resources that all workers of a run have used; None if not recorded."""
+        folder = self._name(run, USAGE)
+        used = [
+            Usage(*json.loads(self._store.read(f"{folder}/{name}")))
+            for name in self._store.names(folder)
+        ]
+        if not used:
+            return None
+        return Usage(sum(one.cpu_seconds for one in used), max(one.memory_bytes for one in used))
 
     def _read(self, name: str) -> str | None:
         return self._store.read(name).decode() if self._store.exists(name) else None

@@ -5,6 +5,7 @@ The command line, the flow's form, saved jobs and the Python API use these model
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -74,6 +75,10 @@ def _for_forms(schema: dict[str, Any]) -> None:
             if entry.get("default", ...) is None:
                 del entry["default"]
 
+
+# The pattern has no backslashes, because Prefect's messages print backslashes doubled.
+_TIME_PATTERN = "^ *([0-9]+([.][0-9]+)? *[smhd]?)? *$"
+_TIME_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 # A watcher announces a file after this number of seconds without a change.
 WATCH_MIN_AGE = 60.0
@@ -278,6 +283,20 @@ class RunOptions(Options):
         description="Keep the outputs that an earlier version of the step's code made, because the "
         "change does not affect them. Only inputs that did not change are kept.",
     )
+    sample: int = Field(
+        default=0,
+        ge=0,
+        title="Sample",
+        description="Execute at most this number of inputs, chosen by size, suffix, folder and "
+        "label, and forecast the time of the others. 0: execute all inputs.",
+    )
+    budget: Text = Field(
+        default="",
+        title="Budget of time",
+        description="Reject a run that is forecast to take longer, for example 90m or 2h. Some "
+        "inputs must have been executed before.",
+        json_schema_extra={"pattern": _TIME_PATTERN},
+    )
     prune: bool = Field(
         default=False,
         title="Prune",
@@ -301,3 +320,25 @@ class RunOptions(Options):
         title="Wait for another run",
         description="If another run uses the dataset, wait until that run has ended.",
     )
+
+    @property
+    def budget_seconds(self) -> float | None:
+        """The budget in seconds; None without one.
+
+        >>> RunOptions(budget="1.5h").budget_seconds
+        5400.0
+        """
+        text = self.budget.replace(" ", "")
+        unit = text.lstrip("0123456789.")
+        return float(text.removesuffix(unit)) * _TIME_UNITS[unit] if text else None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not re.search(_TIME_PATTERN, self.budget):
+            raise OptionError(f"--budget {self.budget}: expected a time such as 90s, 30m or 2h.")
+        if self.budget and self.sample:
+            raise OptionError(
+                "--budget and --sample cannot be combined: a sample only measures. Run the sample "
+                "first, and then all inputs with the budget."
+            )
+        return self

@@ -58,6 +58,8 @@ class Plan:
         resolved: The number of inputs that are not pending, by recorded outcome. Unreadable inputs
             count as missing.
         stale_steps: The identities of other steps that have records, with their number of records.
+        left: The inputs outside the sample that the run executes, with the columns of `pending`.
+            None without a sample.
     """
 
     pending: pa.Table
@@ -68,6 +70,7 @@ class Plan:
     counts: Mapping[str, int]
     resolved: Mapping[str, int]
     stale_steps: Mapping[str, int]
+    left: pa.Table | None = None
 
     def first(self, reason: str, count: int) -> list[str]:
         """Return the names of at most `count` inputs that are pending for a reason."""

@@ -15,12 +15,14 @@ from batchmill.manifest.inputs import MISSING_SIZE
 from batchmill.manifest.saved_list import listed_manifest
 from batchmill.partitions.record import Assignment
 from batchmill.planning.change_detection import detect_changes
+from batchmill.planning.forecast import Forecast, make_forecast
 from batchmill.planning.job import Job
 from batchmill.planning.partition_assignment import Division, check_rows, divide_manifest
 from batchmill.planning.plan import PLANNED_COLUMNS, Plan, find_records, make_plan
 from batchmill.planning.raised_limits import inputs_below_limits
+from batchmill.planning.sample import sampled
 from batchmill.security.allowlist import check_step
-from batchmill.sizes import counted
+from batchmill.sizes import counted, duration
 from batchmill.step.fingerprint import differences, has_same_settings, identity_of
 from batchmill.step.load import Step
 from batchmill.step.value.load import load_given_step
@@ -99,7 +101,46 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
             f"--confine: step {step.ref} is a batch step, which cannot be confined. Drop the "
             "option, or use a step that handles one input."
         )
-    return _plan(job, manifest, step, ledger, state)
+    prepared = _plan(job, manifest, step, ledger, state)
+    _check_budget(prepared)
+    return prepared
+
+
+def forecast_for(prepared: Prepared, inputs: pa.Table) -> Forecast | None:
+    """Forecast a run over some inputs of a job: its pending ones, or those outside its sample.
+
+    Args:
+        prepared: The prepared job.
+        inputs: The inputs, with their `size`.
+
+    Returns:
+        The forecast. None without inputs, or if the step has no outcome yet.
+    """
+    return make_forecast(
+        prepared.ledger,
+        prepared.step.identity,
+        inputs["size"].to_numpy(),
+        is_remote=is_url(prepared.manifest.root),
+    )
+
+
+def _check_budget(prepared: Prepared) -> None:
+    """Raise OptionError if the run is forecast to take longer than its budget."""
+    budget, pending = prepared.job.budget_seconds, prepared.plan.pending
+    if budget is None or not len(pending):
+        return
+    found = forecast_for(prepared, pending)
+    if found is None:
+        raise OptionError(
+            f"--budget: no outcome of the step {prepared.step.ref} is recorded, so the duration is "
+            "unknown. Execute some inputs first: --sample 100 instead of --budget."
+        )
+    if found.seconds.likely > budget:
+        raise OptionError(
+            f"--budget {duration(budget)}: the run is forecast to take {found.duration} for "
+            f"{counted(len(pending), 'input')}. Use more workers or a faster step, or raise the "
+            "budget."
+        )
 
 
 def plan_again(prepared: Prepared, *, always: bool = False) -> Prepared:
@@ -174,6 +215,8 @@ def _plan(
     )
     if not job.inputs.allow_missing:
         _check_missing(job, manifest, plan)
+    if job.sample:
+        plan = sampled(plan, manifest, job.sample)
     division = Division(manifest)
     if job.partitioning:
         # These recorded rows are replaced or withdrawn, so they need no check.

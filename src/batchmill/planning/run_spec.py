@@ -55,6 +55,7 @@ class RunSpec:
         pack_bytes: The size after which a new pack begins. 0: each output is a file.
         can_try: False if `batchmill try` cannot run the step: other processes cannot import it, or
             it has one item per row of the manifest.
+        unsampled: The number of inputs to execute that are outside the sample of the run.
         takes_rows: True if the step receives the manifest's other columns.
     """
 
@@ -79,6 +80,7 @@ class RunSpec:
     pack_bytes: int = 0
     can_try: bool = True
     takes_rows: bool = False
+    unsampled: int = 0
 
     @property
     def inputs(self) -> int:
@@ -122,6 +124,7 @@ def write_run_plan(
         pack_bytes=job.pack_bytes,
         can_try=job.value is None and prepared.step.kind != "items",
         takes_rows=prepared.step.takes_rows,
+        unsampled=0 if plan.left is None else len(plan.left),
     )
     order = pa.array(layout.order)
     pending = plan.pending.take(order)

@@ -42,6 +42,7 @@ class Summary:
         groups: The failed inputs of the dataset by their cause, the largest group first.
         results_kept: The number of inputs without a file whose earlier result stays.
         partitions: The number of inputs by partition; empty without partitions.
+        unsampled: The number of inputs to execute that are outside the sample of the run.
     """
 
     run: int
@@ -54,6 +55,7 @@ class Summary:
     groups: tuple[FailureGroup, ...] = ()
     results_kept: int = 0
     partitions: Mapping[str, int] = field(default_factory=dict)
+    unsampled: int = 0
 
     @property
     def failed(self) -> int:
@@ -77,12 +79,14 @@ class Summary:
             "executed": self.executed,
             "plan": dict(self.counts),
             **({"partitions": dict(self.partitions)} if self.partitions else {}),
+            **({"unsampled": self.unsampled} if self.unsampled else {}),
         }
 
     def sentence(self) -> str:
         """Return the counts as one line of text."""
         text = f"{self.inputs:,} inputs: {list_counts(self.outcomes) or 'no outcome'}"
-        return f"{text}, {self.pending:,} pending" if self.pending else text
+        text = f"{text}, {self.pending:,} pending" if self.pending else text
+        return f"{text}, {self.unsampled:,} outside the sample" if self.unsampled else text
 
 
 def summarise(ledger: Ledger, run: int, found: Failures | None = None) -> Summary:
@@ -124,6 +128,7 @@ def summarise(ledger: Ledger, run: int, found: Failures | None = None) -> Summar
         groups=found.groups if found else (),
         results_kept=len(vanished) + spec.counts.get(UNREADABLE, 0),
         partitions=spec.partitions,
+        unsampled=spec.unsampled,
     )
 
 

@@ -1,5 +1,6 @@
 """Runs one shard: executes its inputs in a DataLoader, and commits their outcomes."""
 
+import resource
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -7,6 +8,7 @@ from typing import NamedTuple
 
 from batchmill.execution.staging import PackSettings, open_staging
 from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.run_control import Usage
 from batchmill.outcome import Outcome
 from batchmill.shards.inputs import ShardInputs
 from batchmill.shards.shard import Shard
@@ -63,5 +65,21 @@ def run_shard(
         ) as staging,
     ):
         execution = ShardExecution(ledger, inputs, staging, on_outcome)
+        before = _usage()
         outcomes = execution.run(prefix)
+        if inputs.spec.unsampled:
+            used = _usage()
+            cpu_seconds = used.cpu_seconds - before.cpu_seconds
+            usage = used._replace(cpu_seconds=cpu_seconds)
+            ledger.control.record_usage(shard.run, shard.key, usage)
     return ShardResult(outcomes, time.perf_counter() - started)
+
+
+def _usage() -> Usage:
+    """Return the CPU time of this process and its ended workers, and the memory of the largest."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    workers = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Usage(
+        cpu_seconds=own.ru_utime + own.ru_stime + workers.ru_utime + workers.ru_stime,
+        memory_bytes=workers.ru_maxrss * 1024,
+    )

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from batchmill.publishing.report import Facts, Report
 from batchmill.publishing.report.charts import as_data_url
-from batchmill.publishing.report.page import duration
-from batchmill.sizes import readable_size
+from batchmill.sizes import duration, readable_size
 
 _SHOWN_GROUPS = 20
 
@@ -25,6 +24,8 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"| {kind} | {count:,} |"
     if summary.pending:
         yield f"| pending | {summary.pending:,} |"
+    if summary.unsampled:
+        yield f"| outside the sample | {summary.unsampled:,} |"
     for name, count in summary.partitions.items():
         yield f"| in partition {name} | {count:,} |"
     if facts.contents.outputs:

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.layout import TABLES
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.versions import Version
+from batchmill.planning.forecast import last_large_run, written_bytes
 from batchmill.planning.run_spec import read_spec
 from batchmill.publishing.failure_groups import FailureGroup, read_failures
 from batchmill.publishing.summary import Contents, Summary, count_contents, summarise
@@ -122,33 +122,5 @@ def _last_executed(ledger: Ledger) -> tuple[pa.Table, int]:
     records = records.filter(pc.equal(records["run"], last))
     # A failed input may keep the outputs of an earlier run.
     is_ok = pc.equal(records["outcome"], "ok").cast(pa.int64())
-    written = pc.multiply(pa.array(_written(records["outputs"]), pa.int64()), is_ok)
+    written = pc.multiply(pa.array(written_bytes(records["outputs"]), pa.int64()), is_ok)
     return records.select(list(_RUN_COLUMNS)).append_column("written", written), last
-
-
-def last_large_run(runs: Any) -> int:
-    """Return the last run with at least a tenth of the records of the largest run.
-
-    The charts of a few retried inputs would show nothing.
-
-    Args:
-        runs: The number of the run of each record.
-
-    Returns:
-        The number of the run; 0 without records.
-
-    >>> last_large_run(np.array([1] * 40 + [2] * 4 + [3] * 3))
-    2
-    """
-    numbers, counts = np.unique(runs, return_counts=True)
-    return int(numbers[counts * 10 >= counts.max()][-1]) if len(numbers) else 0
-
-
-def _written(outputs: pa.ChunkedArray) -> list[int]:
-    """Return the bytes that the step wrote for each input."""
-    written: list[int] = []
-    for chunk in outputs.chunks:
-        sizes = chunk.flatten().field("size").to_numpy()
-        parents = pc.list_parent_indices(chunk).to_numpy()
-        written += np.bincount(parents, sizes, minlength=len(chunk)).astype(int).tolist()
-    return written

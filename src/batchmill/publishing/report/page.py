@@ -13,7 +13,7 @@ from batchmill.publishing.report.columns import Columns, describe_columns
 from batchmill.publishing.report.facts import SHOWN_FAILURES, Facts, gather
 from batchmill.publishing.report.figures import figures
 from batchmill.publishing.report.gallery import Gallery, gather_gallery
-from batchmill.sizes import counted, readable_size
+from batchmill.sizes import counted, duration, readable_size
 from batchmill.version import VERSION
 
 _MESSAGE_CHARACTERS, _MESSAGE_GROUPS = 300, 3
@@ -94,23 +94,6 @@ def message_text(facts: Facts) -> str:
         more = counted(len(groups) - _MESSAGE_GROUPS, "more group")
         lines.append(f"... and {more} of failed inputs")
     return "\n".join(lines)
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as readable text.
-
-    >>> duration(0.0123), duration(3.21), duration(75), duration(7384)
-    ('12 ms', '3.2 s', '1 min 15 s', '2 h 03 min')
-    """
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min"
 
 
 def _start(text: Any, count: int = _SHOWN_CHARACTERS) -> str:

@@ -1,0 +1,107 @@
+"""Choose a sample of the pending inputs, so that a run measures them before all others.
+
+The sample is stratified: by size first, because the size determines most of the time and the memory
+of an input, and within a class of sizes by suffix, folder and label.
+"""
+
+from dataclasses import replace
+from os.path import splitext
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from batchmill.digests import digest
+from batchmill.manifest import Manifest
+from batchmill.planning.batching import input_weights
+from batchmill.planning.plan import Plan
+from batchmill.urls import last_part, parent
+
+# A smaller number says little about the inputs of a class.
+_LEAST_PER_CLASS = 2
+# Only this number of inputs of a class are candidates. It limits the time for millions of inputs.
+_CANDIDATES = 20_000
+_LABEL = "label"
+
+
+def size_classes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the class of each size in bytes. The sizes of a class differ at most by a factor of 4.
+
+    >>> size_classes(np.array([-1, 0, 1, 3, 4, 4_000_000])).tolist()
+    [-1, 0, 1, 1, 2, 11]
+    """
+    classes: NDArray[np.int64] = np.where(
+        sizes > 0, 1 + np.log2(np.maximum(sizes, 1)).astype(np.int64) // 2, np.minimum(sizes, 0)
+    )
+    return classes
+
+
+def sampled(plan: Plan, manifest: Manifest, count: int) -> Plan:
+    """Return a plan that executes only a sample of `count` inputs. The others are its `left`."""
+    if len(plan.pending) <= count:
+        return plan
+    labels = manifest.manifest_columns
+    column = labels[_LABEL].take(plan.pending["position"]) if _has_label(labels) else None
+    is_chosen = np.zeros(len(plan.pending), bool)
+    is_chosen[choose_sample(plan.pending, column, count)] = True
+    return replace(
+        plan, pending=plan.pending.filter(is_chosen), left=plan.pending.filter(~is_chosen)
+    )
+
+
+def _has_label(table: pa.Table) -> bool:
+    return _LABEL in table.column_names
+
+
+def choose_sample(
+    pending: pa.Table, labels: pa.ChunkedArray | None, count: int
+) -> NDArray[np.int64]:
+    """Return the rows of a sample. It is the same in every process.
+
+    Args:
+        pending: The inputs, with the columns `input` and `size`.
+        labels: The label of each input, if the manifest has labels.
+        count: The number of inputs to choose, fewer than there are.
+    """
+    sizes = pending["size"].to_numpy()
+    classes = size_classes(sizes)
+    known, counts = np.unique(classes, return_counts=True)
+    weights = np.array([input_weights(sizes[classes == one]).sum() for one in known])
+    chosen = []
+    for one, quota in zip(known, _quotas(counts, weights, count), strict=True):
+        rows = np.flatnonzero(classes == one)
+        rows = rows[_spread(len(rows), min(len(rows), max(quota, _CANDIDATES)))]
+        names = pending["input"].take(pa.array(rows)).to_pylist()
+        own = labels.take(pa.array(rows)).to_pylist() if labels is not None else [""] * len(rows)
+        keys = [_stratum(name, label) for name, label in zip(names, own, strict=True)]
+        order = sorted(range(len(rows)), key=keys.__getitem__)
+        chosen.append(rows[np.array(order)[_spread(len(rows), quota)]])
+    found: NDArray[np.int64] = np.sort(np.concatenate(chosen))
+    return found
+
+
+def _quotas(counts: NDArray[np.int64], weights: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return the number of inputs to choose of each class, `count` together.
+
+    One half follows the number of inputs, and the other half their weights, because a few large
+    inputs can take most of the time.
+    """
+    wanted = count * (counts / counts.sum() + weights / weights.sum()) / 2
+    least = np.maximum(wanted.astype(np.int64), _LEAST_PER_CLASS)
+    quotas: NDArray[np.int64] = np.minimum(counts, least)
+    while quotas.sum() > count:
+        quotas[np.argmax(np.where(quotas > 0, quotas - wanted, -np.inf))] -= 1
+    while quotas.sum() < count:
+        quotas[np.argmax(np.where(quotas < counts, wanted - quotas, -np.inf))] += 1
+    return quotas
+
+
+def _spread(count: int, number: int) -> NDArray[np.int64]:
+    """Return `number` positions that are spread evenly over `count`."""
+    return ((np.arange(number) + 0.5) * count / max(1, number)).astype(np.int64)
+
+
+def _stratum(name: str, label: Any) -> tuple[str, str, str, str]:
+    suffix = splitext(last_part(name))[1].lower()
+    return suffix, parent(name), str(label), digest("sample", name)
