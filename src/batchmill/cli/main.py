@@ -45,6 +45,11 @@ _OVERVIEW = (
         "batchmill.cli.retry:retry",
         "Let the next run execute failed inputs again.",
     ),
+    (
+        "reproduce",
+        "batchmill.cli.reproduce:reproduce",
+        "Pack an input and its step, to show its error elsewhere.",
+    ),
     ("ui", "batchmill.cli.ui:ui", "Show Prefect's UI with the runs of this machine."),
 )
 

@@ -1,0 +1,165 @@
+"""Write a zip file with all that shows the error of one input on another machine."""
+
+import json
+import os
+import platform
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+
+from batchmill.errors import OptionError
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.open import last_run, open_ledger
+from batchmill.planning.run_spec import RunSpec, read_spec
+from batchmill.security.redaction import without_secrets
+from batchmill.step.code.files import is_users, source_file
+from batchmill.step.load import load_step
+from batchmill.storage import is_url, remote
+from batchmill.urls import join, last_part
+
+_RUN = '''"""Run the step on the input. It shows the error without the dataset."""
+
+import json
+import sys
+from pathlib import Path
+
+import batchmill
+
+here = Path(__file__).resolve().parent
+sys.path.insert(0, str(here / "step"))
+job = json.loads((here / "job.json").read_text(encoding="utf-8"))
+outcome = batchmill.try_one(
+    here / "input" / job["file"], job["step"], params=job["params"], row=job["row"]
+)
+print(f"{job['file']}: {outcome.kind}")
+print(outcome.traceback or outcome.reason)
+sys.exit(outcome.kind != "ok")
+'''
+_README = """This file shows how one input of a batchmill dataset behaves.
+
+To run the step on the input:
+
+    pip install "batchmill=={version}"
+    python run.py
+
+The exit code is 0 if the input is ok. There is no time or memory limit.
+
+input/        the input
+step/         the source of the step, and of your own modules that it imports
+job.json      the step, its params and the row of the manifest
+outcome.txt   the recorded outcome, with its traceback and printed text
+versions.txt  the Python and the packages that this was made with
+
+Known credentials are replaced by ***. Files that params name are not included.
+Read all files before you share them.
+"""
+
+
+def write_reproduction(dataset: str, name: str, output: Path) -> None:
+    """Write a zip file with an input, the step, its params, the outcome and a script.
+
+    The step is imported here, so that its modules are found.
+
+    Args:
+        dataset: The dataset's path or URL.
+        name: The name of the input in the manifest.
+        output: The zip file, which must not exist.
+
+    Raises:
+        OptionError: There is no such input or no file of it, the output exists, or the step cannot
+            be imported from a module.
+        StepError: The step cannot be loaded here.
+        StoreError: The input cannot be read.
+    """
+    if output.exists():
+        raise OptionError(f"--output {output}: exists. Choose another name.")
+    ledger = open_ledger(dataset)
+    spec = read_spec(ledger, last_run(ledger, dataset))
+    record = _record(ledger, dataset, name)
+    if not spec.can_try:
+        raise OptionError(
+            f"the step {spec.step} is not in a module, or has one item per row of the manifest, so "
+            "its source cannot be packed. Move it to a module as a function or class."
+        )
+    place, file = join(spec.root, name), last_part(name)
+    if not (remote.stat(place) if is_url(place) else os.path.isfile(place)):
+        raise OptionError(f"{place}: no such file. Restore the input first.")
+    sources = dict(_step_sources(spec))
+    row = json.loads(record["carried"]) if spec.takes_rows else {}
+    job = {"file": file, "step": spec.step, "params": spec.params, "row": row}
+    texts = {
+        "run.py": _RUN,
+        "README.txt": _README.format(version=version("batchmill")),
+        "job.json": json.dumps(job, indent=2, ensure_ascii=False),
+        "outcome.txt": _outcome_text(record),
+        "versions.txt": "\n".join(_versions()) + "\n",
+    }
+    with tempfile.TemporaryDirectory(prefix="batchmill-") as folder:
+        local = place
+        if is_url(place):
+            local = os.path.join(folder, file)
+            remote.fetch(place, local)
+        with zipfile.ZipFile(output, "x", zipfile.ZIP_DEFLATED) as bundle:
+            bundle.write(local, f"input/{file}")
+            for target, source in sources.items():
+                data = Path(source).read_bytes()
+                if source.endswith(".py"):
+                    text = data.decode(errors="surrogateescape")
+                    data = without_secrets(text).encode(errors="surrogateescape")
+                bundle.writestr(f"step/{target}", data)
+            for target, text in texts.items():
+                bundle.writestr(target, without_secrets(text))
+
+
+def _record(ledger: Ledger, dataset: str, name: str) -> Mapping[str, Any]:
+    wanted = ["input", "outcome", "error", "message", "traceback", "log", "carried"]
+    records = ledger.records(wanted)
+    found: list[dict[str, Any]] = records.filter(pc.equal(records["input"], name)).to_pylist()
+    if not found:
+        raise OptionError(
+            f"{name}: {dataset} has no outcome of this input. List the failed inputs: "
+            f"batchmill failures {dataset}"
+        )
+    return found[0]
+
+
+def _step_sources(spec: RunSpec) -> Iterator[tuple[str, str]]:
+    """Yield the path in the bundle and the file of each module of the user that a step imports."""
+    before = set(sys.modules)
+    step = load_step(spec.step, spec.params, search=spec.search)
+    reached = {key.partition(":")[0] for key in step.description["code"]}
+    tops = {spec.step.partition(":")[0].partition(".")[0]}
+    for name in sorted(reached | set(sys.modules) - before):
+        path = source_file(name) if name else None
+        if path is None or name.startswith("batchmill.") or not is_users(name, path, tops):
+            continue
+        parts = name.split(".")
+        if os.path.basename(path).startswith("__init__."):
+            parts.append("__init__")
+        yield f"{'/'.join(parts)}{''.join(Path(path).suffixes)}", path
+        for count in range(1, len(name.split("."))):
+            package = source_file(".".join(parts[:count]))
+            if package:
+                yield f"{'/'.join(parts[:count])}/__init__.py", package
+
+
+def _outcome_text(record: Mapping[str, Any]) -> str:
+    return (
+        f"{record['input']}: {record['outcome']}\n{record['error']}: {record['message']}\n\n"
+        f"Traceback:\n{record['traceback']}\n\nPrinted:\n{record['log']}\n"
+    )
+
+
+def _versions() -> Iterator[str]:
+    """Yield the versions of Python and of the packages that this process has imported."""
+    yield f"python {platform.python_version()} on {platform.platform()}"
+    known = packages_distributions()
+    tops = {name.partition(".")[0] for name in sys.modules}
+    for package in sorted({one for top in tops for one in known.get(top, ())}):
+        yield f"{package}=={version(package)}"

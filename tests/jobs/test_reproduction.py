@@ -1,0 +1,79 @@
+"""The bundle of an input shows the same error in another folder."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from jobs import run_job
+
+from batchmill.cli.main import main
+from batchmill.errors import OptionError
+from batchmill.jobs.reproduction import write_reproduction
+from batchmill.options.failure_policy import FailurePolicy
+
+STEP = """
+from reproduced.inner import check
+KEY = "secret-value-0123"
+
+def step(source, row, level=0):
+    print("reading", source.name)
+    check(source.read_text(), row["label"], level)
+"""
+INNER = """
+def check(text, label, level):
+    if text.startswith("bad"):
+        raise ValueError(f"{text} {label} {level}")
+"""
+
+
+@pytest.fixture
+def dataset(tmp_path, monkeypatch):
+    """A dataset with a failed input, whose step is in a package."""
+    work = tmp_path / "work"
+    (work / "reproduced").mkdir(parents=True)
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("SERVICE_TOKEN", "secret-value-0123")
+    (work / "reproduced" / "__init__.py").write_text("")
+    (work / "reproduced" / "outer.py").write_text(STEP)
+    (work / "reproduced" / "inner.py").write_text(INNER)
+    (work / "a.txt").write_text("good")
+    (work / "b.txt").write_text("bad header")
+    (work / "m.csv").write_text("input,label\na.txt,cat\nb.txt,dog\n")
+    policy = FailurePolicy(retries=0)
+    run_job("m.csv", "reproduced.outer:step", "out", policy=policy, level=3)
+    return "out"
+
+
+def test_a_bundle_shows_the_same_error_elsewhere(dataset, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["reproduce", dataset, "b.txt", "-o", str(tmp_path / "b.zip")])
+    assert ended.value.code == 0
+    assert "python run.py" in capsys.readouterr().out
+    other = tmp_path / "other"
+    with zipfile.ZipFile(tmp_path / "b.zip") as bundle:
+        bundle.extractall(other)
+    Path("reproduced").rename("gone")
+    ran = subprocess.run(
+        [sys.executable, "run.py"], cwd=other, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 1, ran.stderr
+    assert "ValueError: bad header dog 3" in ran.stdout
+    assert str(other / "step" / "reproduced" / "inner.py") in ran.stdout
+    assert "ValueError: bad header dog 3" in (other / "outcome.txt").read_text()
+    assert json.loads((other / "job.json").read_text())["params"] == {"level": 3}
+    assert "pyarrow==" in (other / "versions.txt").read_text()
+    assert "secret-value-0123" not in (other / "step" / "reproduced" / "outer.py").read_text()
+
+
+def test_an_input_without_an_outcome_or_a_file_is_rejected(dataset, tmp_path):
+    with pytest.raises(OptionError, match="has no outcome of this input"):
+        write_reproduction(dataset, "c.txt", tmp_path / "b.zip")
+    Path("b.txt").unlink()
+    with pytest.raises(OptionError, match="no such file"):
+        write_reproduction(dataset, "b.txt", tmp_path / "b.zip")
+    (tmp_path / "b.zip").write_text("mine")
+    with pytest.raises(OptionError, match="exists"):
+        write_reproduction(dataset, "a.txt", tmp_path / "b.zip")
