@@ -38,7 +38,7 @@ outcome = batchmill.try_one(
     here / "input" / job["file"], job["step"], params=job["params"], row=job["row"]
 )
 print(f"{job['file']}: {outcome.kind}")
-print(outcome.traceback or outcome.reason)
+print(outcome.traceback or outcome)
 sys.exit(outcome.kind != "ok")
 '''
 _README = """This file shows how one input of a batchmill dataset behaves.

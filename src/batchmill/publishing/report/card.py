@@ -7,11 +7,11 @@ from batchmill.layout import FAILURES_CSV, METADATA_CSV, REPORT
 from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import one_line, visible
 from batchmill.planning.run_spec import read_spec
+from batchmill.publishing.failure_groups import read_failures
 from batchmill.publishing.report.figures import NOT_OK, OK
 from batchmill.publishing.report.gallery import Limits, gather_gallery
 from batchmill.publishing.report.page import load_template
 from batchmill.publishing.summary import Summary
-from batchmill.publishing.tables import failure_records
 from batchmill.storage import is_url
 
 _SHOWN_FAILURES, _NAME_CHARACTERS = 10, 100
@@ -31,7 +31,7 @@ def run_card(ledger: Ledger, summary: Summary, dataset: str) -> str:
         summary: The summary of the run.
         dataset: The path or URL of the dataset.
     """
-    failures = failure_records(ledger)
+    failures = read_failures(ledger).table
     shown = failures[:_SHOWN_FAILURES].to_pylist()
     names = [failure["input"] for failure in shown]
     gallery = gather_gallery(ledger.store, names, read_spec(ledger, summary.run).root, _LIMITS)
