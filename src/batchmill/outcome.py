@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
     outcome is never recorded.
 
     Attributes:
-        seconds: Wall time of the last attempt.
+        seconds: Wall time of the last attempt, without the uploads to a bucket.
         finished_at: In seconds since 1970.
         rows: JSON text of the metadata rows.
         error: Type of the exception.

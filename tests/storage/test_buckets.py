@@ -5,6 +5,7 @@ import random
 import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -17,7 +18,7 @@ import pytest
 from comparison import contents, faults
 from crashing import in_child
 from jobs import run_job
-from live import serving
+from live import serving, wait_for
 from object_store import SECRET, forget_connections, upload, upload_in_parts
 from s3_proxy import Reply
 
@@ -29,6 +30,7 @@ from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.storage import open_store, remote
 from batchmill.storage.scratch import scratch_folder
+from batchmill.workers.landlock import is_supported
 
 HERE = Path(__file__).parents[1] / "support"
 COPY = "steps_under_test:copy"
@@ -355,6 +357,38 @@ def test_an_input_that_is_replaced_and_put_back_is_executed_again(job, store):
     job(before=lambda: store.write("in/1.txt", b"CONTENT of in/1.txt"))
     store.write("in/1.txt", before)
     assert executed(job) == 1
+
+
+def test_an_input_that_vanishes_after_the_plan_is_missing(job, store):
+    summary = job(before=lambda: store.delete("in/3.txt"))
+    assert summary.outcomes == {"ok": 9, "missing": 1}
+    assert executed(job) == 0
+
+
+def test_a_worker_that_dies_while_files_are_stored_loses_no_input(job, bucket, proxied, inputs):
+    """The uploads of the first inputs end only when the step has killed its worker."""
+    died = threading.Event()
+
+    def hold(request):
+        if request.method == "PUT" and "/files/" in request.path and request.path[-1] == "t":
+            died.wait(30)
+
+    def is_dead():
+        wait_for((inputs / "died").exists, "the death of the worker", 30)
+        died.set()
+
+    with proxied(hold):
+        waiting = threading.Thread(target=is_dead)
+        waiting.start()
+        summary = job(step="steps_under_test:die_once", batch_size=10, died=str(inputs / "died"))
+        waiting.join()
+    assert summary.outcomes == {"ok": 10}
+    assert faults(f"{bucket}/out") == []
+
+
+@pytest.mark.skipif(not is_supported(), reason="needs Landlock")
+def test_a_confined_step_gets_inputs_of_a_bucket(job):
+    assert job(options={"confine": True}).outcomes == {"ok": 10}
 
 
 def test_an_input_that_changes_after_its_fetch_is_executed_again(job, bucket, data, proxied):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import os
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -29,6 +30,18 @@ def copy(source: Path, out: Path, *, times: int = 1):
     for i in range(times):
         (out / f"{i}.txt").write_text(source.read_text())
         yield {"output": f"{i}.txt", "copy": i}
+
+
+_calls = []
+
+
+def die_once(source: Path, out: Path, *, died: str):
+    """Kill the worker at the second input of the first worker."""
+    _calls.append(source)
+    if len(_calls) == 2 and not Path(died).exists():
+        Path(died).touch()
+        os._exit(3)
+    yield from copy(source, out)
 
 
 def labelled(source: Path, row: dict):
