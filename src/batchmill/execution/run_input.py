@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -289,8 +289,11 @@ def _finish(
         failure = failure_of(item, staging, error, outcome.seconds, ours=True)
         seen = {name: getattr(outcome, name) for name in Fingerprint._fields}
         outcome = failure._replace(**seen)
-    if staged:
-        remove_folder(staged)
+        if staged:
+            remove_folder(staged)
+    elif staged:
+        names = [file.path.split("/", 2)[2] for file in outcome.outputs]
+        _remove_flat(str(staged), [f"{staged}/{name}" for name in names])
     return outcome
 
 
@@ -373,14 +376,21 @@ def _fetch(item: Input, planned: remote.FileStat) -> Fingerprint:
         store = open_store(item.url.removesuffix(f"/{planned.etag}"))
         with store.open(planned.etag) as content, open(item.path, "wb") as file:
             shutil.copyfileobj(content, file)
-        identity = transfer.Identity(planned.mtime_ns, planned.etag)
-    else:
-        identity = transfer.fetch_planned(item.url, item.path, planned)
-    # The times of the local copy say nothing about the input.
-    return fingerprint(item.path)._replace(**identity._asdict(), ctime_ns=None)
+        return transfer.stored_fingerprint(item.path, planned.mtime_ns, planned.etag)
+    return transfer.fetch_planned(item.url, item.path, planned)
 
 
 def discard(item: Input) -> None:
     """Remove the local copy of a remote input."""
     if item.url:
-        remove_folder(os.path.dirname(item.path))
+        _remove_flat(os.path.dirname(item.path), [item.path])
+
+
+def _remove_flat(folder: str, paths: Iterable[str]) -> None:
+    """Remove a folder with these files. It takes a fifth of the calls of `remove_folder`."""
+    try:
+        for path in paths:
+            os.unlink(path)
+        os.rmdir(folder)
+    except OSError:  # There are other files in it, or folders.
+        remove_folder(folder)

@@ -20,6 +20,7 @@ import fsspec
 from batchmill.security.credentials import options_for
 from batchmill.storage import remote
 from batchmill.storage.connection import converting_errors
+from batchmill.storage.fingerprints import Fingerprint, HashingFile, fingerprint
 from batchmill.storage.retries import retry_remote
 
 if TYPE_CHECKING:
@@ -50,13 +51,6 @@ _CONNECT_TIME, _REQUEST_TIME = timedelta(seconds=10), timedelta(hours=1)
 _process = 0  # The id of the process that may use obstore.
 _settings: dict[str, "S3Settings | None"] = {}
 _stores: dict[str, "S3Store"] = {}
-
-
-class Identity(NamedTuple):
-    """The time and ETag of the content that was fetched, as in `remote.FileStat`."""
-
-    mtime_ns: int
-    etag: str | None
 
 
 class S3Settings(NamedTuple):
@@ -98,11 +92,11 @@ def prepare(urls: Iterable[str]) -> None:
             _settings_for(url)
 
 
-def fetch(url: str, path: str) -> Identity | None:
+def fetch(url: str, path: str) -> Fingerprint | None:
     """Fetch a file to a local path.
 
     Returns:
-        The time and ETag of the fetched content; None if they are unknown, as with fsspec.
+        The fingerprint of the fetched content in its store; None if it is unknown, as with fsspec.
 
     Raises:
         StoreError: The store failed, or there is no such file.
@@ -115,20 +109,29 @@ def fetch(url: str, path: str) -> Identity | None:
     return None
 
 
-def fetch_planned(url: str, path: str, planned: remote.FileStat) -> Identity:
-    """Fetch a file as `fetch` does, and always return a time and an ETag."""
+def fetch_planned(url: str, path: str, planned: remote.FileStat) -> Fingerprint:
+    """Fetch a file as `fetch` does, and always return a fingerprint.
+
+    Its time and ETag are as in `remote.FileStat`. They describe the same content as the rest.
+    """
     for _ in range(_FETCHES):
-        identity = fetch(url, path)
-        if identity:
-            return identity
+        seen = fetch(url, path)
+        if seen:
+            return seen
         now = remote.stat(url)
         if now is None:
             break  # Some web servers return a file, but no size, time or ETag.
         if now.etag == planned.etag and (now.etag or now.mtime_ns == planned.mtime_ns):
-            return Identity(now.mtime_ns, now.etag)
+            return stored_fingerprint(path, now.mtime_ns, now.etag)
         planned = now  # The file changed after planning, or during the fetch.
     # No time or ETag is known to describe what was fetched. The next plan compares the contents.
-    return Identity(remote.UNKNOWN_TIME, None)
+    return stored_fingerprint(path, remote.UNKNOWN_TIME, None)
+
+
+def stored_fingerprint(path: str, mtime_ns: int, etag: str | None) -> Fingerprint:
+    """Return the fingerprint of a file in its store, given its local copy."""
+    # The times of the local copy say nothing about the file.
+    return fingerprint(path)._replace(mtime_ns=mtime_ns, etag=etag, ctime_ns=None)
 
 
 def upload(path: str, url: str) -> None:
@@ -141,26 +144,31 @@ def upload(path: str, url: str) -> None:
 
 
 @retry_remote
-def _get(store: "S3Store", url: str, path: str) -> Identity:
+def _get(store: "S3Store", url: str, path: str) -> Fingerprint:
     import obstore
 
     with _converting(url):
         response = obstore.get(store, _key_of(url))
-        chunks = iter(response.stream(min_chunk_size=_CHUNK_BYTES))
-    with open(path, "wb") as file:
-        while True:
+        meta = response.meta
+        # Threads compete for the interpreter, so a small file takes as few calls as possible.
+        whole = response.bytes() if meta["size"] <= _CHUNK_BYTES else None
+        chunks = iter([] if whole is not None else response.stream(min_chunk_size=_CHUNK_BYTES))
+    with open(path, "wb") as raw:
+        file = HashingFile(raw)
+        if whole is not None:
+            file.write(whole)
+        while whole is None:
             with _converting(url):
                 chunk = next(chunks, None)
             if chunk is None:
                 break
             file.write(chunk)
-        size = file.tell()
     with _converting(url):
-        if size != response.meta["size"]:
-            raise OSError(f"{size:,} of {response.meta['size']:,} bytes arrived")
-    etag = (response.meta["e_tag"] or "").strip('"')
-    seconds = response.meta["last_modified"].timestamp()
-    return Identity(0 if etag else int(seconds * 1_000_000) * 1000, etag or None)
+        if file.size != meta["size"]:
+            raise OSError(f"{file.size:,} of {meta['size']:,} bytes arrived")
+    etag = (meta["e_tag"] or "").strip('"')
+    time_ns = 0 if etag else int(meta["last_modified"].timestamp() * 1_000_000) * 1000
+    return Fingerprint(file.size, time_ns, file.content, etag or None)
 
 
 @retry_remote
@@ -168,14 +176,13 @@ def _put(store: "S3Store", path: str, url: str) -> None:
     import obstore
 
     kind, _ = mimetypes.guess_type(path)
-    with _converting(url), open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
+    with _converting(url):
         obstore.put(
             store,
             _key_of(url),
-            file,
+            Path(path),
             attributes={"Content-Type": kind} if kind else None,
-            chunk_size=max(_PART_BYTES, size // _MAX_PARTS),
+            chunk_size=max(_PART_BYTES, os.stat(path).st_size // _MAX_PARTS),
             max_concurrency=_CONCURRENT_PARTS,
         )
 
