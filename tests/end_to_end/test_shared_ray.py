@@ -1,5 +1,7 @@
 """Several runs in one process use one connection to Ray."""
 
+import pytest
+
 SCRIPT = """
 import os, sys, threading
 from pathlib import Path
@@ -63,6 +65,7 @@ def step(source, out, *, gate):
 """
 
 
+@pytest.mark.long
 def test_runs_of_one_process_share_ray(shell, words, work):
     words.rename(work / "words")
     (work / "gate.py").write_text(GATE)
