@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 from batchmill.tasks.shard_log import ShardLog
@@ -54,12 +55,11 @@ class RunningShards:
 
 # Prefect must not retry a shard: the run retries the inputs that are not in the ledger.
 @task(name="run_shard", task_run_name="{shard.title}", retries=0, cache_policy=NO_CACHE)
-def run_local_shard(
-    shard: Shard, access: Sequence[Access], running: RunningShards
-) -> ShardResult | State[None]:
+def run_local_shard(shard: Shard, access: Sequence[Access], running: RunningShards) -> State[Any]:
     """Execute and commit the inputs of one shard, and log the inputs that are not ok.
 
-    Returns the state Crashed if the process of the shard died, or Cancelled if it was killed.
+    The state names the number of failed inputs. It is Crashed if the process of the shard died, and
+    Cancelled if it was killed.
     """
     log = ShardLog()
     own = UUID(task_run.get_id())
@@ -69,5 +69,4 @@ def run_local_shard(
         if running.was_killed(own):
             return Cancelled(message="the shard's process was killed")
         return Crashed(message=str(error))
-    log.end(result.outcomes, result.seconds)
-    return result
+    return log.end(result)

@@ -12,7 +12,6 @@ from prefect.states import Crashed
 from batchmill.outcome import Outcome
 from batchmill.runs.node_check import Probe, first_fault
 from batchmill.security.credentials import Access, access_to
-from batchmill.shards.run_shard import ShardResult
 from batchmill.shards.run_shard import run_shard as run
 from batchmill.shards.shard import Shard
 
@@ -23,10 +22,11 @@ _UNFIT = "UnfitNode"
 @task(name="run_shard", task_run_name="{shard.title}", retries=0, cache_policy=NO_CACHE)
 def run_ray_shard(
     shard: Shard, access: Sequence[Access] = (), probe: Probe | None = None
-) -> ShardResult | State[None]:
+) -> State[Any]:
     """Execute and commit the inputs of one shard, and log the inputs that are not ok.
 
-    Returns the state Crashed if this node cannot run the shard. Then no input has begun.
+    The state names the number of failed inputs. It is Crashed if this node cannot run the shard.
+    Then no input has begun.
     """
     import ray
 
@@ -45,11 +45,10 @@ def run_ray_shard(
                 reason = f"{context.get_node_id()} on {where}: {fault}"
                 return Crashed(name=_UNFIT, message=reason)
             result = run(shard, report, place=context.get_node_id())
-        log.end(result.outcomes, result.seconds)
+        return log.end(result)
     finally:
         # Ray ends its workers immediately after the last shard, and unsent logs would be lost.
         send_logs()
-    return result
 
 
 def refusing_node(state: State[Any]) -> tuple[str, str]:

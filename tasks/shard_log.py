@@ -1,11 +1,14 @@
 """The log of a shard's task run, and how a process sends all its logs to Prefect."""
 
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogWorker
+from prefect.states import Completed
+
+from batchmill.shards.run_shard import ShardResult
 
 SHOWN_FAILURES = 100
 
@@ -23,10 +26,14 @@ class ShardLog:
         if self._failures <= SHOWN_FAILURES:
             self._logger.error("%s: %s: %s", name, kind, reason)
 
-    def end(self, outcomes: Mapping[str, int], seconds: float) -> None:
-        """Log the number of inputs by outcome, and the duration of the shard."""
-        counts = ", ".join(f"{count} {kind}" for kind, count in outcomes.items())
-        self._logger.info("%s in %.1f s", counts, seconds)
+    def end(self, result: ShardResult) -> State[ShardResult]:
+        """Log the number of inputs by outcome. Return the final state, which names the failures."""
+        counts = ", ".join(f"{count} {kind}" for kind, count in result.outcomes.items())
+        self._logger.info("%s in %.1f s", counts, result.seconds)
+        inputs = sum(result.outcomes.values())
+        failed = inputs - result.outcomes.get("ok", 0)
+        what = f"{failed:,} of {inputs:,} inputs failed" if failed else f"{inputs:,} inputs are ok"
+        return Completed(message=f"{what}.", data=result)
 
 
 _SECONDS = 5

@@ -1,6 +1,7 @@
 """Inputs that fail, on each runner and with a real Prefect server."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -113,11 +114,15 @@ def test_a_failure_is_shown_during_the_run(shell, api, work, runner):
     assert json.loads(table["data"]) == [
         {"input": "bad.txt", "outcome": "failed", "attempts": 1, "reason": "ValueError: no header"}
     ]
+    assert next(iter(json.loads(table["data"])[0])) == "reason"
     assert table["description"].startswith("1 not ok in run 1 of ")
     (work / "go").touch()
     _, err = run.communicate(timeout=120)
     assert run.returncode == 1
     assert "1 failed" in err
+    wanted = {"flow_runs": {"id": {"any_": [latest_run(api, work / "out")["id"]]}}}
+    messages = [one["state"]["message"] for one in api("/task_runs/filter", wanted)]
+    assert any(re.fullmatch(r"1 of \d+ inputs failed\.", str(text)) for text in messages)
 
 
 @pytest.mark.long

@@ -77,7 +77,9 @@ class RunReporter:
         return self._progress.show(artifact, share)
 
     def _show_failures(self, progress: Progress) -> bool:
-        rows = [failure._asdict() for failure in progress.failures]
+        # The UI shows the columns in this order, and cuts a wide table at its right side.
+        order = ("reason", "outcome", "input", "attempts")
+        rows = [{name: getattr(one, name) for name in order} for one in progress.failures]
         cut = f". The first {len(rows):,} are shown" if progress.failed > len(rows) else ""
         artifact = TableArtifact(
             key=artifact_key("failures", self._dataset),
