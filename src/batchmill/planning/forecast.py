@@ -20,7 +20,7 @@ from batchmill.ledger.run_control import Usage
 from batchmill.planning.sample import size_classes
 from batchmill.sizes import counted, duration, readable_size
 
-# The quantile of the normal distribution for an interval that holds in 90 % of the cases.
+# The quantile of the normal distribution for an interval of 90 %.
 _Z = 1.645
 # The speed of a machine differs by this share between two runs.
 _SPEED_DEVIATION = 0.1
@@ -34,7 +34,7 @@ _SHARE_BEFORE_THE_END = 0.9
 
 
 class Interval(NamedTuple):
-    """An expected value, and the interval that contains the real one in 90 % of the cases."""
+    """An expected value, and an interval for 90 % of the cases on a machine of constant speed."""
 
     low: float
     likely: float
