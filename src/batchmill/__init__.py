@@ -9,6 +9,8 @@
 - `retry`: release failed inputs, so that the next run executes them.
 - `verify`: compare a dataset's files with its ledger.
 - `open_dataset`: open a dataset as a torch Dataset, for training.
+- `export`: write a dataset as the shards of WebDataset or Hugging Face.
+- `verify_export`: compare an export with its index.
 - `metadata`: return the table of a dataset, or of an earlier version.
 - `versions`, `keep`, `diff`: list, name and compare the versions of a dataset.
 - `load_manifest`: read and check a manifest.
@@ -24,12 +26,14 @@ from batchmill import version
 if TYPE_CHECKING:
     from batchmill.api.datasets import (
         diff,
+        export,
         failures,
         keep,
         metadata,
         retry,
         try_one,
         verify,
+        verify_export,
         versions,
     )
     from batchmill.api.jobs import PlanResult, RunResult, infer, plan, run, status
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
         StoreError,
         WorkerError,
     )
+    from batchmill.exporting.run_export import ExportResult
     from batchmill.maintenance.versions import VersionDiff
     from batchmill.manifest import Manifest, load_manifest
     from batchmill.reading import Padded, SampleDataset, open_dataset, pad_collate
@@ -54,6 +59,7 @@ __version__ = version.VERSION
 __all__ = [
     "BatchmillError",
     "CancelledError",
+    "ExportResult",
     "LedgerError",
     "Manifest",
     "ManifestError",
@@ -70,6 +76,7 @@ __all__ = [
     "VersionDiff",
     "WorkerError",
     "diff",
+    "export",
     "failures",
     "infer",
     "keep",
@@ -83,6 +90,7 @@ __all__ = [
     "status",
     "try_one",
     "verify",
+    "verify_export",
     "versions",
 ]
 
@@ -90,17 +98,20 @@ __all__ = [
 _HOMES = {
     "batchmill.api.datasets": (
         "diff",
+        "export",
         "failures",
         "keep",
         "metadata",
         "retry",
         "try_one",
         "verify",
+        "verify_export",
         "versions",
     ),
     "batchmill.api.jobs": ("PlanResult", "RunResult", "infer", "plan", "run", "status"),
     "batchmill.api.try_result": ("TryResult",),
     "batchmill.errors": tuple(name for name in __all__ if name.endswith("Error")),
+    "batchmill.exporting.run_export": ("ExportResult",),
     "batchmill.maintenance.versions": ("VersionDiff",),
     "batchmill.manifest": ("Manifest", "load_manifest"),
     "batchmill.reading": ("Padded", "SampleDataset", "open_dataset", "pad_collate"),

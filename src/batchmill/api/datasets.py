@@ -1,16 +1,17 @@
-"""List failures, retry failed inputs, verify a dataset, or try a step on one file."""
+"""List failures, retry failed inputs, verify or export a dataset, or try a step on one file."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from batchmill.api.try_result import TryResult, try_result
 from batchmill.errors import OptionError
 from batchmill.execution.single_input import run_single_input
+from batchmill.exporting.verify_export import ExportDifference, find_differences
 from batchmill.jobs.failed_inputs import failure_table, release_failures
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import Difference, examine
@@ -23,6 +24,9 @@ from batchmill.maintenance.versions import (
 )
 from batchmill.step.value.load import load_given_step
 from batchmill.urls import absolute
+
+if TYPE_CHECKING:
+    from batchmill.exporting.run_export import ExportResult
 
 _VERSION_COLUMNS = [
     "version",
@@ -60,6 +64,7 @@ def failures(
     """
     place = os.fspath(dataset)
     table = failure_table(open_ledger(place), place, inputs, _kinds(kind), _numbers(group))
+    table = failure_table(open_ledger(place), place, inputs, _names(kind))
     frame: pd.DataFrame = table.to_pandas()
     return frame
 
@@ -86,6 +91,7 @@ def retry(
         LedgerError: A run is using the dataset.
     """
     return release_failures(os.fspath(dataset), inputs, _kinds(kind), _numbers(group))
+    return release_failures(os.fspath(dataset), inputs, _names(kind))
 
 
 def verify(
@@ -211,6 +217,79 @@ def metadata(dataset: str | os.PathLike[str], *, version: int | str | None = Non
     return frame
 
 
+def export(
+    dataset: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    to: str,
+    partition: str | Sequence[str] | None = None,
+    where: str = "",
+    shard_size: str | int = "256M",
+    shuffle: int | None = None,
+    version: int | str | None = None,
+    stale: bool = True,
+    num_workers: int | None = None,
+) -> "ExportResult":
+    """Write a dataset as the shards of a training format.
+
+    The same call again writes only the shards whose rows changed. If it was killed, it resumes.
+
+    Args:
+        dataset: The dataset's folder or URL.
+        out: The folder or URL of the shards: new, empty, or an earlier export.
+        to: The format: "webdataset" or "huggingface".
+        partition: The partition or partitions to export. None: all rows.
+        where: A condition on columns, as `pandas.DataFrame.query` takes it. It may call methods, so
+            use only text that you trust.
+        shard_size: The largest size of a shard, about: bytes, or a text such as "256M".
+        shuffle: The seed of a random order. None: the order of the table.
+        version: The number or name of a version. None: the last one.
+        stale: False to leave out earlier results of inputs that are not ok.
+        num_workers: The number of processes. None: one per core.
+
+    Returns:
+        The shards, and the number of samples.
+
+    Raises:
+        OptionError: An option cannot be used, no sample is left, or `out` contains other files.
+        StoreError: A file is missing or damaged, or a shard cannot be written.
+        WorkerError: A process that wrote shards was killed.
+    """
+    from batchmill.exporting.run_export import export_dataset  # Imports torch.
+
+    partitions = None if partition is None else _names(partition)
+    return export_dataset(
+        os.fspath(dataset),
+        os.fspath(out),
+        to=to,
+        partitions=partitions,
+        where=where,
+        shard_size=shard_size,
+        shuffle=shuffle,
+        version=version,
+        stale=stale,
+        num_workers=num_workers,
+    )
+
+
+def verify_export(out: str | os.PathLike[str]) -> pd.DataFrame:
+    """Compare an export with its index. Reads every shard.
+
+    Args:
+        out: The folder or URL of the shards.
+
+    Returns:
+        One row per difference: kind, path, sample, input. The table is empty if every byte is as it
+        was written.
+
+    Raises:
+        OptionError: There is no complete export.
+        StoreError: The shards cannot be read.
+    """
+    found = list(find_differences(os.fspath(out)))
+    return pd.DataFrame(found, columns=ExportDifference._fields)
+
+
 def try_one(
     input: str | os.PathLike[str],
     step: str | Callable[..., Any],
@@ -243,7 +322,7 @@ def try_one(
     return try_result(run_single_input(loaded, place, dict(row or {}), folder))
 
 
-def _kinds(kind: Sequence[str]) -> tuple[str, ...]:
+def _names(kind: str | Sequence[str]) -> tuple[str, ...]:
     return (kind,) if isinstance(kind, str) else tuple(kind)
 
 

@@ -39,6 +39,7 @@ _OVERVIEW = (
     ("versions", "batchmill.cli.versions:versions", "List the versions of a dataset."),
     ("keep", "batchmill.cli.versions:keep", "Give a version a name, so that it stays."),
     ("diff", "batchmill.cli.versions:diff", "Compare two versions of a dataset."),
+    ("export", "batchmill.cli.export:export", "Write a dataset as shards for training."),
     ("watch", "batchmill.cli.watch:watch", "Announce new files in a folder or bucket to Prefect."),
     (
         "retry",

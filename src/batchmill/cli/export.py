@@ -1,0 +1,113 @@
+"""`batchmill export`: write a dataset as the shards of a training format."""
+
+import json as json_text
+import os
+from dataclasses import asdict
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from batchmill.cli.console import PlainConsole, console
+from batchmill.cli.options import Dataset, Json, Place
+from batchmill.errors import OptionError
+from batchmill.sizes import counted, readable_size
+
+_SHOWN = 50
+
+
+def export(
+    dataset: Dataset = "",
+    out: Annotated[Place, Parameter(help="The folder or URL of the shards.")] = "",
+    /,
+    *,
+    to: Annotated[
+        Literal["webdataset", "huggingface"] | None,
+        Parameter(help="The format. Required."),
+    ] = None,
+    partition: Annotated[
+        tuple[str, ...], Parameter(help="Only this partition. Repeatable. Default: all rows.")
+    ] = (),
+    where: Annotated[
+        str, Parameter(help="Only the rows that meet this condition: \"label != 'noise'\".")
+    ] = "",
+    shard_size: Annotated[str, Parameter(help="The largest size of a shard.")] = "256M",
+    shuffle: Annotated[
+        int | None, Parameter(help="Seed of a random order. Default: the order of the table.")
+    ] = None,
+    version: Annotated[
+        str, Parameter(help="The number or name of a version. Default: the last one.")
+    ] = "",
+    num_workers: Annotated[
+        int | None, Parameter(help="Number of processes. Default: one per core.")
+    ] = None,
+    verify: Annotated[
+        Place, Parameter(help="Compare this export with its index. Write nothing.")
+    ] = "",
+    json: Json = False,
+) -> int:
+    """Write a dataset as the shards of WebDataset or Hugging Face, for training.
+
+    The same command again writes only the shards whose rows changed. If it is killed, it resumes.
+    The exit code of `--verify` is 1 if there is a difference. Examples:
+
+    ```
+    batchmill export dataset shards --to webdataset
+    batchmill export dataset hub --to huggingface --partition train --where "label != 'noise'"
+    batchmill export --verify shards
+    ```
+    """
+    out_console = console()
+    if verify:
+        if dataset or out or to:
+            raise OptionError("--verify takes the folder of an export, and no other argument.")
+        return _verify(str(verify), out_console, json=json)
+    if not (dataset and out and to):
+        raise OptionError("give a dataset, a folder or URL for the shards, and --to with a format.")
+    from batchmill.exporting.run_export import export_dataset
+
+    errors = console(stderr=True, quiet=json)
+
+    def show(done: int, total: int) -> None:
+        errors.print(f"{done:,}/{total:,} shards", end="\r" if errors.is_terminal else "\n")
+
+    result = export_dataset(
+        str(dataset),
+        str(out),
+        to=to,
+        partitions=partition or None,
+        where=where,
+        shard_size=shard_size,
+        shuffle=shuffle,
+        version=version or None,
+        num_workers=num_workers,
+        progress=show,
+    )
+    if json:
+        print(json_text.dumps(asdict(result), ensure_ascii=False))
+    else:
+        out_console.print(
+            f"{counted(result.samples, 'sample')} in {counted(len(result.shards), 'shard')} "
+            f"({readable_size(result.bytes)}, {result.written:,} written now): "
+            f"{os.path.join(result.out, result.shards[0])}"
+        )
+    return 0
+
+
+def _verify(place: str, out: PlainConsole, *, json: bool) -> int:
+    from batchmill.exporting.verify_export import find_differences
+
+    found = list(find_differences(place))
+    if json:
+        rows = [difference._asdict() for difference in found]
+        print(json_text.dumps(rows, ensure_ascii=False))
+        return 1 if found else 0
+    for difference in found[:_SHOWN]:
+        sample = f": {difference.sample} (of {difference.input})" if difference.sample else ""
+        out.print(f"{difference.kind}: {difference.path}{sample}")
+    if len(found) > _SHOWN:
+        out.print(f"... and {len(found) - _SHOWN:,} more; --json lists all")
+    if found:
+        out.print("To repair it: delete these files, and run batchmill export again.")
+    else:
+        out.print(f"{place}: matches its index.")
+    return 1 if found else 0

@@ -1,0 +1,1 @@
+"""Export a dataset to the shards of a training format: WebDataset or Hugging Face."""

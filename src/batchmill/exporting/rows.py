@@ -1,0 +1,208 @@
+"""Choose the samples to export: their files, keys and rows, in the order of the export."""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from batchmill.digests import readable_id
+from batchmill.errors import OptionError, StoreError
+from batchmill.layout import FILES, INPUT_COLUMN, PARTITION_COLUMN
+from batchmill.ledger.open import open_ledger
+from batchmill.ledger.parts import file_names
+from batchmill.reading.published import input_root, read_published
+from batchmill.reading.selection import Named, Selection, chosen_rows, named
+from batchmill.storage import open_store
+from batchmill.urls import join
+
+_TEXT = pa.large_string()
+_UNASSIGNED = "unassigned"
+_SUFFIX = re.compile(r"[a-z0-9_]{1,16}")
+_PRIVATE = re.compile(r"\.\s*_")
+
+
+class ExportRows(NamedTuple):
+    """The samples to export, in order.
+
+    Attributes:
+        table_hash: The hash of the published table.
+        root: The folder or URL of the files.
+        are_inputs: True if the files are the inputs.
+        samples: The columns key, suffix, place, content, size and split of each sample. The split
+            is empty in a dataset without partitions.
+        rows: The published row of each sample.
+    """
+
+    table_hash: str
+    root: str
+    are_inputs: bool
+    samples: pa.Table
+    rows: pa.Table
+
+
+def choose_rows(
+    dataset: str,
+    *,
+    partitions: tuple[str, ...] | None = None,
+    where: str = "",
+    shuffle: int | None = None,
+    version: int | str | None = None,
+    stale: bool = True,
+) -> ExportRows:
+    """Read a dataset's table, and return the samples to export.
+
+    Args:
+        dataset: The dataset's path or URL.
+        partitions: The partitions to export. None: all rows.
+        where: A condition on columns, as pandas.DataFrame.query takes it. Empty: all rows.
+        shuffle: The seed of a random order. None: the order of the table.
+        version: The number or name of a version. None: the last one.
+        stale: False to leave out earlier results of inputs that are not ok.
+
+    Returns:
+        The samples.
+
+    Raises:
+        OptionError: There is no such dataset, version, partition or column, or no sample is left.
+        StoreError: The table cannot be read, or a file is missing.
+    """
+    published = read_published(dataset, version=version, stale=stale)
+    found = named(published.table, dataset, published.pack)
+    found = _filtered(
+        found, chosen_rows(found.rows, Selection(dataset=dataset, partitions=partitions))
+    )
+    if where.strip():
+        found = _filtered(found, _condition(found.rows, where, dataset))
+    if not len(found.rows):
+        raise OptionError(f"{dataset}: no sample to export. Check --partition and --where.")
+    root = input_root(dataset) if found.are_inputs else dataset
+    inputs, ids = found.rows[INPUT_COLUMN].to_pylist(), found.ids.to_pylist()
+    keys = [sample_key(*names) for names in zip(inputs, ids, strict=True)]
+    if len(set(keys)) != len(keys):
+        raise OptionError(f"{dataset}: two samples have the same key. Export a part: --where.")
+    contents, sizes = _recorded(dataset, found, root)
+    samples = pa.table(
+        {
+            "key": keys,
+            "suffix": [_suffix(place) for place in found.places.to_pylist()],
+            "place": found.places,
+            "content": contents,
+            "size": sizes,
+            "split": _splits(found.rows),
+        }
+    )
+    order = _order(samples, shuffle)
+    rows = found.rows.take(order)
+    return ExportRows(published.content, root, found.are_inputs, samples.take(order), rows)
+
+
+def sample_key(name: str, sample_id: str) -> str:
+    """Return the key of a sample: it is unique, and stays when the content changes.
+
+    Args:
+        name: The name of the input.
+        sample_id: The id of the sample, as `open_dataset` returns it.
+
+    >>> sample_key("speech/a.1.wav", "files/a-1-ae53ac10e51459de.9e78d7274524/0001.flac")
+    'speech-a-1-0001-f1027555e2243b68'
+    """
+    # The folder of the outputs is named after the input and the contents.
+    within = (
+        sample_id.split("/", 2)[-1]
+        if sample_id.startswith(f"{FILES}/")
+        else sample_id.removeprefix(name)
+    )
+    readable = " ".join(part.rpartition(".")[0] or part for part in (name, within))
+    return readable_id("sample", readable, f"{name}\n{within}")
+
+
+def _suffix(place: str) -> str:
+    """Return the suffix in lower case, without the dot. Readers choose a decoder by it.
+
+    >>> _suffix("files/a/0.JPG"), _suffix("files/a.b/0"), _suffix("files/a/0.p q")
+    ('jpg', 'bin', 'bin')
+    """
+    name, _, suffix = place.rpartition("/")[2].lower().rpartition(".")
+    return suffix if name and _SUFFIX.fullmatch(suffix) else "bin"
+
+
+def _filtered(found: Named, mask: pa.Array | None) -> Named:
+    if mask is None:
+        return found
+    rows, places, ids = (part.filter(mask) for part in (found.rows, found.places, found.ids))
+    return Named(rows, places, ids, found.are_inputs)
+
+
+def _condition(rows: pa.Table, where: str, dataset: str) -> pa.Array:
+    """Return the mask of the rows that meet a condition."""
+    try:
+        if _PRIVATE.search(where):
+            raise ValueError("a name after a dot begins with _")
+        # Without a scope, the text cannot use the variables of this program.
+        mask = rows.to_pandas().eval(where, engine="python", local_dict={}, global_dict={})
+        if not isinstance(mask, pd.Series) or mask.dtype.kind != "b":
+            raise TypeError("the result is not true or false for each row")
+        return pa.array(mask.to_numpy(dtype=bool))
+    except Exception as error:
+        raise OptionError(
+            f"--where {where!r}: cannot be used ({type(error).__name__}: {error}). Write a "
+            "condition such as \"label != 'noise' and seconds > 2\". "
+            f"{dataset} has the columns {', '.join(rows.column_names)}."
+        ) from error
+
+
+def _recorded(dataset: str, found: Named, root: str) -> tuple[pa.Array, pa.Array]:
+    """Return the recorded hash of each file (or "") and its size."""
+    ledger = open_ledger(dataset)
+    if found.are_inputs:
+        records = ledger.records([INPUT_COLUMN, "content", "size"])
+        paths, contents, sizes = (records[name] for name in (INPUT_COLUMN, "content", "size"))
+    else:
+        records = ledger.all_records(["outputs"])
+        paths = file_names(records)
+        files = pc.list_flatten(records["outputs"])
+        sizes, contents = (pc.struct_field(files, name) for name in ("size", "content"))
+    at = pc.index_in(found.places, paths.cast(_TEXT))
+    contents, sizes = contents.take(at), sizes.take(at)
+    known = pc.fill_null(pc.greater_equal(sizes, 0), False)
+    if not pc.all(known).as_py():
+        # The dataset has no record of these files, or a web server gives no size.
+        names = found.places.filter(pc.invert(known)).to_pylist()
+        measured = pa.array(_measure(root, names), pa.int64())
+        sizes = pc.replace_with_mask(
+            sizes.combine_chunks(), pc.invert(known).combine_chunks(), measured
+        )
+    return pc.fill_null(contents, ""), sizes
+
+
+def _measure(root: str, names: Sequence[str]) -> list[int]:
+    sizes = list(open_store(root).sizes(names))
+    for name, size in zip(names, sizes, strict=True):
+        if size is None:
+            raise StoreError(join(root, name), "is missing. Check it with batchmill verify.")
+    return [max(size or 0, 0) for size in sizes]
+
+
+def _splits(rows: pa.Table) -> pa.Array:
+    """Return the name of each row's split: its partition, with letters, digits and _ only."""
+    if PARTITION_COLUMN not in rows.column_names:
+        return pa.array([""] * len(rows))
+    named = pc.replace_substring_regex(rows[PARTITION_COLUMN].cast(_TEXT), r"[^A-Za-z0-9_]", "_")
+    missing = pc.fill_null(pc.equal(named, ""), True)
+    return pc.if_else(missing, _UNASSIGNED, named)
+
+
+def _order(samples: pa.Table, shuffle: int | None) -> np.ndarray:
+    """Return the order of the samples. Samples of one split are together."""
+    splits = samples["split"].to_pandas().rank(method="dense").to_numpy()
+    if shuffle is None:
+        return np.argsort(splits, kind="stable")
+    keys = samples["key"].to_pylist()
+    # The place of a sample does not depend on the other samples.
+    hashes = [xxhash.xxh3_64_intdigest(f"{shuffle} {key}".encode()) for key in keys]
+    return np.lexsort((np.array(hashes, dtype=np.uint64), splits))

@@ -1,0 +1,256 @@
+"""Export a dataset: plan its shards, write those that changed, then write the index."""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.compute as pc
+
+from batchmill.errors import OptionError, StoreError
+from batchmill.exporting.formats import Format, find_format
+from batchmill.exporting.index import BEGUN, INDEX, VERSION, begin, earlier_files, remove_leftovers
+from batchmill.exporting.outputs import hash_bytes
+from batchmill.exporting.plan import ShardPlan, plan_shards
+from batchmill.exporting.rows import choose_rows
+from batchmill.exporting.shard import (
+    FOLDER,
+    ShardRecord,
+    digest_samples,
+    read_record,
+    read_samples,
+    record_name,
+    write_record,
+    write_shard,
+)
+from batchmill.exporting.worker_pool import Map, worker_pool
+from batchmill.layout import LEDGER_FOLDER
+from batchmill.ledger.json_file import read_sealed, sealed
+from batchmill.options.sizes import parse_size
+from batchmill.planning.batching import own_cores
+from batchmill.reading.published import check_kept
+from batchmill.storage import Store, is_url, open_store
+from batchmill.storage.objects import unwritable
+from batchmill.urls import absolute
+
+SHARD_SIZE = "256M"
+_WORTH_A_WORKER = 32 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportResult:
+    """The shards of an export.
+
+    Attributes:
+        out: The folder or URL of the export.
+        shards: The names of all shards, in order.
+        samples: The number of samples.
+        bytes: The size of all shards in bytes.
+        written: The number of shards that this export wrote. The others were there before.
+    """
+
+    out: str
+    shards: Sequence[str]
+    samples: int
+    bytes: int
+    written: int
+
+
+def export_dataset(
+    dataset: str,
+    out: str,
+    *,
+    to: str,
+    partitions: tuple[str, ...] | None = None,
+    where: str = "",
+    shuffle: int | None = None,
+    shard_size: str | int = SHARD_SIZE,
+    version: int | str | None = None,
+    stale: bool = True,
+    num_workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ExportResult:
+    """Write the samples of a dataset as shards of a format. Keep the shards that did not change.
+
+    If this process is killed, the same call resumes, and ends with the same files.
+
+    Args:
+        dataset: The dataset's folder or URL.
+        out: The folder or URL of the export: new, empty, or an earlier export.
+        to: The name of the format.
+        partitions: The partitions to export. None: all rows.
+        where: A condition on columns. Empty: all rows.
+        shuffle: The seed of a random order. None: the order of the table.
+        shard_size: The largest size of a shard, about: bytes, or a text such as "256M".
+        version: The number or name of a version. None: the last one.
+        stale: False to leave out earlier results of inputs that are not ok.
+        num_workers: The number of processes. None: one per core.
+        progress: Called after each shard, with the number of finished shards and of all.
+
+    Returns:
+        The shards.
+
+    Raises:
+        OptionError: An option cannot be used, or `out` contains other files.
+        StoreError: A file cannot be read or written.
+        WorkerError: A process was killed.
+    """
+    dataset, out = absolute(dataset), absolute(out)
+    shape = find_format(to)
+    shard_bytes = parse_size(str(shard_size), "--shard-size")
+    if shard_bytes < 1:
+        raise OptionError(f"--shard-size {shard_size}: must be 1 or more bytes.")
+    store = _open_out(dataset, out, to)
+    chosen = choose_rows(
+        dataset,
+        partitions=partitions,
+        where=where,
+        shuffle=shuffle,
+        version=version,
+        stale=stale,
+    )
+    shape.check(chosen.rows)
+    plan = plan_shards(chosen, to, out, shard_bytes)
+    if num_workers is None:
+        # Starting processes takes longer than writing a few megabytes.
+        num_workers = min(
+            own_cores(), 1 + pc.sum(chosen.samples["size"]).as_py() // _WORTH_A_WORKER
+        )
+    workers = min(num_workers, len(plan.names))
+    try:
+        with _locked(store), worker_pool(workers) as each:
+            records, written = _write(store, to, plan, each, progress)
+            index = {
+                "version": VERSION,
+                "to": to,
+                "dataset": dataset,
+                "table": chosen.table_hash,
+                "samples": len(chosen.rows),
+                "shards": [{"name": name, **record._asdict()} for name, record in records.items()],
+            }
+            _finish(store, shape, records, index)
+    except StoreError:
+        if not chosen.are_inputs:
+            check_kept(dataset, chosen.table_hash)  # The version may have been removed.
+        raise
+    size = sum(record.size for record in records.values())
+    return ExportResult(
+        out=out, shards=plan.names, samples=len(chosen.rows), bytes=size, written=written
+    )
+
+
+def _open_out(dataset: str, out: str, to: str) -> Store:
+    """Return the store of the export. Raise OptionError if it contains anything else."""
+    fault = unwritable(out) if is_url(out) else ""
+    if fault:
+        raise OptionError(f"{out}: {fault}")
+    if f"{out}/".startswith(f"{dataset}/") or os.path.isfile(out):
+        raise OptionError(f"{out}: is a file or inside the dataset. Name another folder.")
+    store = open_store(out)
+    names = store.names("")
+    if names and FOLDER not in names:
+        kind = "a dataset" if LEDGER_FOLDER in names else "files, but no export"
+        raise OptionError(f"{out}: contains {kind}. Name a new or empty folder.")
+    for name in (BEGUN, INDEX):
+        if store.exists(name):
+            earlier = read_sealed(store, name, "Delete the export.")
+            if (earlier["version"], earlier["to"]) != (VERSION, to):
+                raise OptionError(
+                    f"{out}: contains an export to {earlier['to']} (version {earlier['version']}). "
+                    "Name another folder."
+                )
+    return store
+
+
+def _write(
+    store: Store, to: str, plan: ShardPlan, each: Map, progress: Callable[[int, int], None] | None
+) -> tuple[dict[str, ShardRecord], int]:
+    """Write the shards that are missing or changed. Return all records, and the number written."""
+    names = plan.names
+    digests = dict(zip(names, each(digest_samples, map(plan.task, range(len(names)))), strict=True))
+    earlier = earlier_files(store)
+    remove_leftovers(store, earlier | set(names))
+    known = {name: record for name in earlier if (record := read_record(store, name))}
+
+    def missing() -> list[int]:
+        return [
+            number
+            for number, name in enumerate(names)
+            if name not in known or known[name].digest != digests[name]
+        ]
+
+    if missing() or not known.keys() <= digests.keys():
+        begin(store, to, earlier | set(names))
+        _move(store, digests, known)
+    todo = missing()
+    tasks = (plan.task(number)._replace(digest=digests[names[number]]) for number in todo)
+    for done, (number, record) in enumerate(zip(todo, each(write_shard, tasks), strict=True), 1):
+        known[names[number]] = record
+        if progress:
+            progress(len(names) - len(todo) + done, len(names))
+    return {name: known[name] for name in names}, len(todo)
+
+
+def _move(store: Store, digests: Mapping[str, str], known: dict[str, ShardRecord]) -> None:
+    """Copy the shards that have only another name now, and update `known`."""
+    at = {record.digest: name for name, record in known.items()}
+    order = {name: number for number, name in enumerate(digests)}
+    moves = [
+        (at[digest], name)
+        for name, digest in digests.items()
+        if digest in at and (name not in known or known[name].digest != digest)
+    ]
+    # A shard is copied before another one replaces it.
+    up = [move for move in reversed(moves) if order.get(move[0], -1) < order[move[1]]]
+    for source, target in [*up, *(move for move in moves if move not in up)]:
+        if source not in known or known[source].digest != digests[target]:
+            continue  # It was replaced, so the target is written like a new shard.
+        record, samples = known[source], read_samples(store, source)
+        store.delete(record_name(target))
+        store.copy(source, target)
+        write_record(store, target, record, samples)
+        known[target] = record
+
+
+def _finish(
+    store: Store, shape: Format, records: Mapping[str, ShardRecord], index: dict[str, Any]
+) -> None:
+    """Write the further files of the format, remove obsolete files, and write the index last."""
+    further = shape.describe({name: record.extra for name, record in records.items()})
+    index["further"] = [{"name": name, "content": hash_bytes(further[name])} for name in further]
+    content = sealed(index)
+    if store.exists(INDEX) and not store.exists(BEGUN) and store.read(INDEX) == content:
+        return
+    earlier = earlier_files(store)
+    if further:
+        begin(store, index["to"], earlier | records.keys() | further.keys())
+    for name in earlier - records.keys() - further.keys():
+        store.delete(record_name(name))
+        store.delete(name)
+    for name, data in further.items():
+        store.write(name, data)
+    store.write(INDEX, content)
+    store.delete(BEGUN)
+
+
+@contextmanager
+def _locked(store: Store) -> Iterator[None]:
+    """Reject a second export to the same folder. Buckets have no such lock."""
+    if is_url(store.url):
+        yield
+        return
+    folder = os.path.join(store.url, FOLDER)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise StoreError(folder, f"{error.strerror}. Name another folder.") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise OptionError(f"{store.url}: another export writes to it. Wait for its end.") from error
+    finally:
+        os.close(descriptor)

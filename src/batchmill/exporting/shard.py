@@ -1,0 +1,204 @@
+"""Write one shard of an export and its record. Other processes import this module."""
+
+import base64
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, BinaryIO, NamedTuple
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from batchmill.errors import StoreError
+from batchmill.exporting.formats import ShardContent, find_format
+from batchmill.exporting.outputs import OutputFile, hash_bytes, read_outputs
+from batchmill.storage import Store, open_store
+from batchmill.storage.fingerprints import HashingFile
+
+# The folder of the records and of the index. Its name begins with a dot, so that no reader of a
+# format opens its files.
+FOLDER = ".batchmill-export"
+_KEY = b"batchmill.shard"
+
+
+class ShardTask(NamedTuple):
+    """The samples of one shard, and its file. Processes exchange it.
+
+    Attributes:
+        to: The name of the format.
+        out: The folder or URL of the export.
+        name: The name of the shard's file.
+        root: The folder or URL of the samples' files.
+        are_inputs: True if these files are the inputs.
+        kind: The kind of all files: "image", "audio" or "file".
+        samples: The columns key, suffix, place and content, as an Arrow stream.
+        rows: The published rows, as an Arrow stream.
+        digest: The digest of the samples, if it is known.
+    """
+
+    to: str
+    out: str
+    name: str
+    root: str
+    are_inputs: bool
+    kind: str
+    samples: bytes
+    rows: bytes
+    digest: str = ""
+
+
+class ShardRecord(NamedTuple):
+    """A complete shard.
+
+    Attributes:
+        digest: The digest of its samples. It decides whether the shard is written again.
+        samples: Their number.
+        size: The size of its file in bytes.
+        content: The hash of its file.
+        extra: The result of the format's `write`.
+    """
+
+    digest: str
+    samples: int
+    size: int
+    content: str
+    extra: Mapping[str, Any]
+
+
+def as_stream(table: pa.Table) -> bytes:
+    """Return a table as an Arrow stream. A slice becomes as small as its rows."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def digest_samples(task: ShardTask) -> str:
+    """Return the digest of all that the bytes of a shard depend on.
+
+    Raises:
+        StoreError: A file without a recorded hash cannot be read.
+        OptionError: An input may not be read here.
+    """
+    samples, rows = _read_stream(task.samples), _read_stream(task.rows)
+    state = xxhash.xxh3_128(f"{find_format(task.to).tag} {task.kind} {rows.schema}\n".encode())
+    for column in ("key", "suffix"):
+        state.update("\n".join(samples[column].to_pylist()).encode())
+    for number, text in enumerate(_texts(rows)):
+        content = samples["content"][number].as_py()
+        if not content:
+            file = OutputFile(samples["place"][number].as_py(), "")
+            content = hash_bytes(*read_outputs([file], task.root, are_inputs=task.are_inputs))
+        state.update(f"\n{content} ".encode())
+        state.update(text)
+    return state.hexdigest()
+
+
+def write_shard(task: ShardTask) -> ShardRecord:
+    """Write a shard, then its record. An earlier record is removed first.
+
+    So a record always describes the file beside it, even if this process is killed.
+
+    Raises:
+        StoreError: A file cannot be read, or the shard cannot be written.
+        OptionError: An input may not be read here.
+    """
+    samples, rows = _read_stream(task.samples), _read_stream(task.rows)
+    places = zip(samples["place"].to_pylist(), samples["content"].to_pylist(), strict=True)
+    files = [OutputFile(*place) for place in places]
+    hashes: list[str] = []
+
+    def read() -> Iterator[bytes]:
+        hashes.clear()
+        for data in read_outputs(files, task.root, are_inputs=task.are_inputs):
+            hashes.append(hash_bytes(data))
+            yield data
+
+    content = ShardContent(
+        keys=samples["key"].to_pylist(),
+        suffixes=samples["suffix"].to_pylist(),
+        rows=rows,
+        texts=list(_texts(rows)),
+        kind=task.kind,
+        read=read,
+    )
+    store = open_store(task.out)
+    store.delete(record_name(task.name))
+    made: list[tuple[HashingFile, Mapping[str, Any]]] = []
+
+    def write(file: BinaryIO) -> None:
+        hashing = HashingFile(file)
+        made.append((hashing, find_format(task.to).write(hashing, content)))
+
+    store.write_atomic(task.name, write)
+    written, extra = made[-1]
+    record = ShardRecord(task.digest, len(files), written.size, written.content, extra)
+    table = pa.table({"key": content.keys, "input": rows["input"], "content": hashes})
+    write_record(store, task.name, record, table)
+    return record
+
+
+def record_name(name: str) -> str:
+    """Return the name of the record of a shard's file."""
+    return f"{FOLDER}/{name}.record"
+
+
+def write_record(store: Store, name: str, record: ShardRecord, samples: pa.Table) -> None:
+    """Write the record of a shard, with the key, the input and the hash of each sample."""
+    table = samples.replace_schema_metadata({_KEY: orjson.dumps(record._asdict())})
+    store.write_atomic(record_name(name), partial(_write_parquet, table))
+
+
+def read_record(store: Store, name: str) -> ShardRecord | None:
+    """Return the record of a shard. None if it is missing or damaged, or the file's size differs.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    path = record_name(name)
+    if not store.exists(path):
+        return None
+    try:
+        with store.open(path) as file:
+            metadata = pq.read_schema(file).metadata or {}
+        record = ShardRecord(**orjson.loads(metadata[_KEY]))
+    except (pa.ArrowException, KeyError, TypeError, ValueError):
+        return None
+    [size] = store.sizes([name])
+    return record if size == record.size else None
+
+
+def read_samples(store: Store, name: str) -> pa.Table:
+    """Return the columns key, input and content of a shard's record.
+
+    Raises:
+        StoreError: The record is missing or damaged.
+    """
+    try:
+        with store.open(record_name(name)) as file:
+            return pq.read_table(file)
+    except pa.ArrowException as error:
+        raise StoreError(store.url_of(record_name(name)), "is damaged. Export again.") from error
+
+
+def _write_parquet(table: pa.Table, file: BinaryIO) -> None:
+    pq.write_table(table, file, compression="zstd")
+
+
+def _read_stream(data: bytes) -> pa.Table:
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_all()
+
+
+def _texts(rows: pa.Table) -> Iterator[bytes]:
+    """Yield each row as JSON."""
+    for batch in rows.to_batches(max_chunksize=1000):
+        for row in batch.to_pylist():
+            yield orjson.dumps(row, default=_as_json)
+
+
+def _as_json(value: object) -> str:
+    """Return a value that JSON does not have as text."""
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

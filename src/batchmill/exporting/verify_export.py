@@ -1,0 +1,84 @@
+"""Compare an export with its index: every shard, and every sample of a damaged shard."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from batchmill.exporting.formats import find_format
+from batchmill.exporting.index import read_index
+from batchmill.exporting.outputs import hash_bytes
+from batchmill.exporting.shard import FOLDER, read_samples
+from batchmill.storage import Store, is_url, open_store, remote
+from batchmill.storage.scratch import scratch_folder
+from batchmill.urls import absolute
+
+
+class ExportDifference(NamedTuple):
+    """One file or sample that differs from the index.
+
+    Attributes:
+        kind: "missing", "changed", or "unexpected" for a file that the export did not write.
+        path: The name of the file.
+        sample: The key of the sample. Empty if the whole file is meant.
+        input: The input of the sample.
+    """
+
+    kind: Literal["missing", "changed", "unexpected"]
+    path: str
+    sample: str = ""
+    input: str = ""
+
+
+def find_differences(out: str) -> Iterator[ExportDifference]:
+    """Yield the differences between an export and its index. Reads every shard.
+
+    Args:
+        out: The folder or URL of the export.
+
+    Raises:
+        OptionError: There is no complete export.
+        StoreError: The store cannot be read.
+    """
+    out = absolute(out)
+    index, store = read_index(out), open_store(out)
+    files = [*index["shards"], *index["further"]]
+    for file in files:
+        name = file["name"]
+        if not store.exists(name):
+            yield ExportDifference("missing", name)
+        elif store.content_of(name) != file["content"]:
+            samples = list(_changed_samples(store, name, index["to"])) if "digest" in file else []
+            yield from samples or [ExportDifference("changed", name)]
+    known = {file["name"] for file in files}
+    for folder in sorted({name.rpartition("/")[0] for name in known}):
+        for last in store.names(folder):
+            name = f"{folder}/{last}" if folder else last
+            inside = any(one.startswith(f"{name}/") for one in known)
+            if name not in known and name != FOLDER and not inside:
+                yield ExportDifference("unexpected", name)
+
+
+def _changed_samples(store: Store, name: str, to: str) -> Iterator[ExportDifference]:
+    """Yield the samples whose file differs. Nothing if the difference is elsewhere in the shard."""
+    with _local(store, name) as path:
+        payloads = find_format(to).payloads(path)
+        for sample in read_samples(store, name).to_pylist():
+            try:
+                data = next(payloads, None)
+            except Exception:  # noqa: BLE001  # Any library may read the damaged shard.
+                return
+            if data is None or hash_bytes(data) != sample["content"]:
+                yield ExportDifference("changed", name, sample["key"], sample["input"])
+
+
+@contextmanager
+def _local(store: Store, name: str) -> Iterator[Path]:
+    """Yield the path of a file. A remote file is fetched first."""
+    if not is_url(store.url):
+        yield Path(store.url_of(name))
+        return
+    with scratch_folder() as folder:
+        path = folder / "shard"
+        remote.fetch(store.url_of(name), str(path))
+        yield path

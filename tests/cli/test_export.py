@@ -1,0 +1,72 @@
+"""Test the command `batchmill export`."""
+
+import json
+
+import pytest
+from exports import animals
+
+import batchmill
+from batchmill.cli.main import main
+
+
+@pytest.fixture
+def call(capsys):
+    """Return a function that runs a command, and returns its exit code, output and messages."""
+
+    def run(*words):
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        return ended.value.code, *capsys.readouterr()
+
+    return run
+
+
+def test_export_verify_and_export_again(tmp_path, call):
+    dataset, out = animals(tmp_path / "d"), tmp_path / "x"
+    words = ["export", dataset, "--to", "webdataset", out, "--shard-size", "10K", "--num-workers=1"]
+    code, printed, messages = call(*words)
+    shards = len(list(out.glob("*.tar")))
+    assert (code, shards > 4) == (0, True)
+    assert printed.startswith(f"24 samples in {shards} shards (")
+    assert printed.endswith(f", {shards} written now): {out}/data-000000.tar\n")
+    assert messages.splitlines()[-1] == f"{shards}/{shards} shards"
+    assert call("export", "--verify", out) == (0, f"{out}: matches its index.\n", "")
+    (out / "data-000001.tar").unlink()
+    code, printed, _ = call("export", "--verify", out)
+    assert (code, printed.splitlines()[0]) == (1, "missing: data-000001.tar")
+    assert json.loads(call("export", "--verify", out, "--json")[1]) == [
+        {"kind": "missing", "path": "data-000001.tar", "sample": "", "input": ""}
+    ]
+    code, printed, messages = call(*words, "--json")
+    assert (code, json.loads(printed)["written"], messages) == (0, 1, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["d"], "give a dataset, a folder or URL for the shards, and --to"),
+        (["d", "x"], "give a dataset, a folder or URL for the shards, and --to"),
+        (["d", "--verify", "x"], "--verify takes the folder of an export"),
+        (["d", "x", "--to", "tar"], "tar"),
+        (["d", "x", "--to", "webdataset", "--shard-size", "big"], "--shard-size big: expected"),
+        (["d", "x", "--to", "webdataset", "--partition", "cow"], "has no column 'partition'"),
+        (["none", "x", "--to", "webdataset"], "there is no such folder"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, call, monkeypatch, words, why):
+    monkeypatch.chdir(tmp_path)
+    animals(tmp_path / "d")
+    code, printed, messages = call("export", *words)
+    assert (code, printed) == (2, "")
+    assert why in messages
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_python_calls_do_the_same(tmp_path):
+    dataset, out = animals(tmp_path / "d", partition=["train", "test"] * 12), tmp_path / "x"
+    result = batchmill.export(dataset, out, to="huggingface", partition="train", shard_size="10K")
+    assert isinstance(result, batchmill.ExportResult)
+    assert (result.samples, result.written) == (12, len(result.shards))
+    assert batchmill.verify_export(out).empty
+    (out / result.shards[0]).write_bytes(b"?")
+    assert batchmill.verify_export(out)["path"].tolist() == [result.shards[0]]

@@ -1,0 +1,133 @@
+"""Test that a killed export resumes to the same bytes, and that an update writes few shards."""
+
+import shutil
+
+import pytest
+from crashing import in_child
+from exports import EveryStep, animals, export, files_of
+from jobs import run_job
+
+from batchmill import OptionError, StoreError
+
+# The number of points that the short version tests per format.
+SAMPLE = 6
+FORMATS = ["webdataset", "huggingface"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("earlier", [0, 8, 20])
+def test_a_killed_export_resumes_to_the_same_bytes(tmp_path, sample, to, earlier):
+    """The export before the killed one had none, fewer or more samples."""
+    dataset = animals(tmp_path / "d", 12)
+    if earlier:
+        other = animals(tmp_path / "other", earlier, 1800, content=lambda n: bytes([7 * n]) * 1800)
+        export(other, tmp_path / "before", to)
+    else:
+        (tmp_path / "before").mkdir()
+    undisturbed = shutil.copytree(tmp_path / "before", tmp_path / "undisturbed")
+    points = EveryStep("")
+
+    def run(out, watched):
+        watched.watch()
+        export(dataset, out, to)
+
+    assert in_child(lambda: run(undisturbed, points)) == 0
+    wanted = files_of(undisturbed)
+    assert not [name for name in wanted if ".part-" in name or "begun" in name]
+    for at in sample(range(1, points.count + 1), SAMPLE):
+        out = shutil.copytree(tmp_path / "before", tmp_path / f"at-{at}")
+        assert in_child(lambda out=out, at=at: run(out, EveryStep("", at))) == -9
+        export(dataset, out, to)
+        assert files_of(out) == wanted, at
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_the_same_export_again_writes_nothing(tmp_path, to):
+    dataset, out = animals(tmp_path / "d"), tmp_path / "x"
+    first = export(dataset, out, to)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert export(dataset, out, to).written == 0
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    assert first.written == len(first.shards)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("shuffle", [None, 3])
+def test_a_small_change_writes_few_shards(tmp_path, to, shuffle):
+    """Another number of shards changes the names of shards, but these are copied."""
+    out = tmp_path / "x"
+    first = export(animals(tmp_path / "d", 120), out, to, shuffle=shuffle)
+    changed = animals(tmp_path / "e", 121, content=lambda n: bytes([n + (n == 60)]) * 2000)
+    second = export(changed, out, to, shuffle=shuffle)
+    assert 1 <= second.written <= 10
+    assert len(first.shards) >= 35
+    undisturbed = tmp_path / "undisturbed"
+    export(changed, undisturbed, to, shuffle=shuffle)
+    assert files_of(out) == files_of(undisturbed)
+
+
+def test_shards_that_only_move_are_copied(tmp_path):
+    """Without the first samples, each shard has a lower number. Then they return."""
+    dataset, out = animals(tmp_path / "d", 120, number=list(range(120))), tmp_path / "x"
+    export(dataset, out)
+    for where in ("number >= 10", ""):
+        assert 1 <= export(dataset, out, where=where).written <= 8
+        one = tmp_path / f"one{len(where)}"
+        export(dataset, one, where=where)
+        assert files_of(out) == files_of(one)
+
+
+def test_a_damaged_record_or_a_lost_shard_is_written_again(tmp_path):
+    dataset, out = animals(tmp_path / "d"), tmp_path / "x"
+    export(dataset, out)
+    wanted = files_of(out)
+    (out / ".batchmill-export" / "data-000001.tar.record").write_bytes(b"?")
+    (out / "data-000002.tar").unlink()
+    assert export(dataset, out).written == 2
+    assert files_of(out) == wanted
+
+
+def test_shuffling_changes_the_order_and_nothing_else(tmp_path):
+    dataset = animals(tmp_path / "d")
+    results = [
+        export(dataset, tmp_path / f"{number}", shuffle=seed, shard_size=10**9)
+        for number, seed in enumerate([None, 1, 1, 2])
+    ]
+    shards = [(tmp_path / str(n) / "data-000000.tar").read_bytes() for n in range(len(results))]
+    assert shards[1] == shards[2]
+    assert len(set(shards)) == 3
+    assert len({len(shard) for shard in shards}) == 1
+
+
+def test_processes_write_the_same_bytes(tmp_path):
+    dataset = animals(tmp_path / "d")
+    export(dataset, tmp_path / "one")
+    export(dataset, tmp_path / "two", num_workers=2)
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_changed_output_is_not_exported(words, tmp_path, num_workers):
+    run_job(words / "manifest.csv", "steps_under_test:copy", tmp_path / "d")
+    changed = sorted((tmp_path / "d" / "files").rglob("*.txt"))[1]
+    changed.write_text("x" * changed.stat().st_size)
+    with pytest.raises(StoreError, match=r"differs from what the run recorded.*verify --hash"):
+        export(tmp_path / "d", tmp_path / "x", shard_size=1, num_workers=num_workers)
+
+
+def test_folders_with_other_files_are_refused(tmp_path):
+    dataset = animals(tmp_path / "d")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a.txt").touch()
+    export(dataset, tmp_path / "hf", "huggingface")
+    for out, why in [
+        (tmp_path / "full", "contains files, but no export"),
+        (tmp_path / "full" / "a.txt", "is a file"),
+        (dataset, "is a file or inside the dataset"),
+        (dataset / "x", "inside the dataset"),
+        (animals(tmp_path / "e"), "contains a dataset"),
+        (tmp_path / "hf", "contains an export to huggingface"),
+    ]:
+        with pytest.raises(OptionError, match=why):
+            export(dataset, out)

@@ -1,0 +1,71 @@
+"""Test which rows are exported, and the keys of samples."""
+
+import pytest
+from exports import animals
+from jobs import run_job
+from published import publish_rows, texts
+
+from batchmill import OptionError
+from batchmill.exporting.rows import choose_rows
+
+
+def inputs(dataset, **options):
+    return choose_rows(str(dataset), **options).rows["input"].to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("label != 'dog'", ["1.src", "2.src", "3.src"]),  # A row without a label is not a dog.
+        ("label == 'cat' and age < 2", ["1.src"]),
+        ("label.isna()", ["3.src"]),
+        ("label.str.startswith('d')", ["0.src"]),
+        ("`my age` >= 2 or label in ['dog']", ["0.src", "2.src", "3.src"]),
+    ],
+)
+def test_a_condition_chooses_rows(tmp_path, where, expected):
+    columns = {"label": ["dog", "cat", "eel", None], "age": [0, 1, 2, 3], "my age": [0, 1, 2, 3]}
+    dataset = publish_rows(tmp_path / "d", texts(4), **columns)
+    assert inputs(dataset, where=where) == expected
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        *["label", "age + 1", "nope == 1", "label ==", "b = 1", "True"],
+        *["label.__class__ == 1", "label._data == 1", "@pd.eval('1') == age", "open('x') == age"],
+    ],
+)
+def test_another_text_is_no_condition(tmp_path, where):
+    dataset = publish_rows(tmp_path / "d", texts(1), label=["dog"], age=[1])
+    with pytest.raises(OptionError, match=r"--where .*: cannot be used.*columns input, output"):
+        inputs(dataset, where=where)
+
+
+def test_no_sample_left_is_an_error(tmp_path):
+    with pytest.raises(OptionError, match=r"no sample to export\. Check --partition and --where"):
+        inputs(animals(tmp_path / "d"), where="label == 'cow'")
+
+
+def test_keys_stay_when_contents_change(words, tmp_path):
+    def keys():
+        run_job(words / "manifest.csv", "steps_under_test:copy", tmp_path / "d", times=2)
+        samples = choose_rows(str(tmp_path / "d")).samples
+        return samples["key"].to_pylist(), samples["content"].to_pylist()
+
+    before, contents = keys()
+    (words / "a.txt").write_text("changed")
+    after, others = keys()
+    assert before == after
+    assert [one == other for one, other in zip(contents, others, strict=True)].count(False) == 2
+    assert len(set(before)) == 8
+    assert not [key for key in before if "." in key or "/" in key]
+
+
+def test_without_outputs_the_inputs_are_exported(words, tmp_path):
+    run_job(words / "manifest.csv", "batchmill.steps.words:split", tmp_path / "d")
+    chosen = choose_rows(str(tmp_path / "d"))
+    assert (chosen.are_inputs, chosen.root) == (True, str(words))
+    assert set(chosen.samples["place"].to_pylist()) == {"a.txt", "b.txt", "c.txt", "d.txt"}
+    assert all(chosen.samples["content"].to_pylist())
+    assert len(set(chosen.samples["key"].to_pylist())) == len(chosen.rows)
