@@ -16,6 +16,8 @@ from jobs import job_of, run_job
 
 import batchmill
 from batchmill import OptionError, StoreError, open_dataset
+from batchmill.exporting.run_export import export_dataset
+from batchmill.exporting.verify_export import find_differences
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import packed_paths
 from batchmill.maintenance.cleanup import remove_orphans
@@ -322,6 +324,19 @@ def test_outputs_in_packs_are_inputs_of_another_dataset(job, tmp_path, step):
     )
     job(version=2)
     assert prepare(job_of(packed, f"measuring:{step}", derived, **PACK)).plan.counts["new"] == 8
+
+
+@pytest.mark.parametrize("to", ["webdataset", "huggingface"])
+def test_an_export_does_not_depend_on_packs(job, tmp_path, to):
+    exports = []
+    for number, dataset in enumerate((job(), job("loose", options={}))):
+        out = tmp_path / f"export-{number}"
+        export_dataset(str(dataset), str(out), to=to, num_workers=1)
+        assert list(find_differences(str(out))) == []
+        shards = [path for path in out.rglob("*") if path.suffix in (".tar", ".parquet")]
+        exports.append({path.name: path.read_bytes() for path in shards})
+    assert exports[0]
+    assert exports[0] == exports[1]
 
 
 def test_outputs_larger_than_a_pack_are_files(tmp_path, monkeypatch):

@@ -63,8 +63,7 @@ def failures(
         OptionError: There is no such dataset, input, outcome or group.
     """
     place = os.fspath(dataset)
-    table = failure_table(open_ledger(place), place, inputs, _kinds(kind), _numbers(group))
-    table = failure_table(open_ledger(place), place, inputs, _names(kind))
+    table = failure_table(open_ledger(place), place, inputs, _names(kind), _numbers(group))
     frame: pd.DataFrame = table.to_pandas()
     return frame
 
@@ -90,8 +89,7 @@ def retry(
         OptionError: There is no such dataset, input, outcome or group.
         LedgerError: A run is using the dataset.
     """
-    return release_failures(os.fspath(dataset), inputs, _kinds(kind), _numbers(group))
-    return release_failures(os.fspath(dataset), inputs, _names(kind))
+    return release_failures(os.fspath(dataset), inputs, _names(kind), _numbers(group))
 
 
 def verify(

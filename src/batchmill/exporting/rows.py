@@ -73,6 +73,8 @@ def choose_rows(
     """
     published = read_published(dataset, version=version, stale=stale)
     found = named(published.table, dataset, published.pack)
+    if published.pack:  # Readers of the export have no use for an address in the dataset.
+        found = found._replace(rows=found.rows.drop_columns(published.pack))
     found = _filtered(
         found, chosen_rows(found.rows, Selection(dataset=dataset, partitions=partitions))
     )

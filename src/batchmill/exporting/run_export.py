@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 from batchmill.errors import OptionError, StoreError
 from batchmill.exporting.formats import Format, find_format
 from batchmill.exporting.index import BEGUN, INDEX, VERSION, begin, earlier_files, remove_leftovers
-from batchmill.exporting.outputs import hash_bytes
 from batchmill.exporting.plan import ShardPlan, plan_shards
 from batchmill.exporting.rows import choose_rows
 from batchmill.exporting.shard import (
@@ -32,6 +31,7 @@ from batchmill.options.sizes import parse_size
 from batchmill.planning.batching import own_cores
 from batchmill.reading.published import check_kept
 from batchmill.storage import Store, is_url, open_store
+from batchmill.storage.fingerprints import hash_bytes
 from batchmill.storage.objects import unwritable
 from batchmill.urls import absolute
 

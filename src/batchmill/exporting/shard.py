@@ -12,9 +12,9 @@ import xxhash
 
 from batchmill.errors import StoreError
 from batchmill.exporting.formats import ShardContent, find_format
-from batchmill.exporting.outputs import OutputFile, hash_bytes, read_outputs
+from batchmill.exporting.outputs import OutputFile, read_outputs
 from batchmill.storage import Store, open_store
-from batchmill.storage.fingerprints import HashingFile
+from batchmill.storage.fingerprints import HashingFile, hash_bytes
 
 # The folder of the records and of the index. Its name begins with a dot, so that no reader of a
 # format opens its files.

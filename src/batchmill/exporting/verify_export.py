@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 
 from batchmill.exporting.formats import find_format
 from batchmill.exporting.index import read_index
-from batchmill.exporting.outputs import hash_bytes
 from batchmill.exporting.shard import FOLDER, read_samples
 from batchmill.storage import Store, is_url, open_store, remote
+from batchmill.storage.fingerprints import hash_bytes
 from batchmill.storage.scratch import scratch_folder
 from batchmill.urls import absolute
 
