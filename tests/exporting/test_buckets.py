@@ -48,5 +48,5 @@ def test_a_missing_file_in_a_bucket_is_named(tmp_path, bucket):
 
 
 def test_a_web_server_cannot_be_written_to(tmp_path):
-    with pytest.raises(OptionError, match="https://example.com/x"):
+    with pytest.raises(OptionError, match=r"https://example\.com/x"):
         export(animals(tmp_path / "d", SIZE), "https://example.com/x")
