@@ -67,8 +67,10 @@ demo-cluster: setup ## Run the demo on a Ray cluster with two nodes on this mach
 		rows = pd.read_parquet('$(DEMO)-cluster/metadata.parquet'); \
 		print(rows.groupby(['node', 'source']).size().rename('clips').to_string())"
 
+# SHARE=1/2 runs one half of the end-to-end and system tests.
+SHARE ?= 1/1
 test: setup ## Run all tests except the system tests; needs only Python and pip
-	$(BIN)/python -m pytest -m 'not system' -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -m 'not system' -n $(WORKERS) --dist worksteal --share $(SHARE)
 
 test-fast: setup ## Run the fast tests, which start no server and no command
 	$(BIN)/python -m pytest -m 'not end_to_end and not slow and not system' -n $(WORKERS) --dist worksteal
@@ -76,7 +78,8 @@ test-fast: setup ## Run the fast tests, which start no server and no command
 # tests/conftest.py groups the tests, by file or for one Ray cluster.
 test-system: setup ## Run the tests that need root, Chromium, Postgres or network namespaces
 	$(BIN)/python tests/support/system_packages.py
-	$(BIN)/python -m pytest tests/system -n 2 --dist loadgroup
+	$(BIN)/python -m pytest tests/system tests/docs/test_site.py -m system -n 2 --dist loadgroup \
+		--share $(SHARE)
 
 # All parts together are what --long adds, except the tests marked `soak`, which take an hour each.
 PART ?= 1/1
