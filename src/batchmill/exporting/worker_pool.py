@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
@@ -48,8 +48,7 @@ def worker_pool(count: int) -> Iterator[Map]:
                 # Ctrl-C in a terminal must reach only this process, which then ends the others.
                 start_new_session=True,
             )
-            stack.enter_context(process)  # Closes its pipes, then waits for its end.
-            stack.callback(process.kill)
+            stack.callback(_end, process)
             idle.put(process)
 
         def call(function: Callable[[Any], Any], item: Any) -> Any:
@@ -69,6 +68,16 @@ def worker_pool(count: int) -> Iterator[Map]:
                 yield waiting.popleft().result()
 
         yield each
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process, wait for its end, and close its pipes."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe:
+            with suppress(BrokenPipeError):  # It had not read all that was sent to it.
+                pipe.close()
 
 
 def _ask(process: subprocess.Popen[bytes], function: Callable[[Any], Any], item: Any) -> Any:
