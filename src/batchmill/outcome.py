@@ -49,8 +49,8 @@ class Outcome(NamedTuple):
         rows: JSON text of the metadata rows.
         error: Type of the exception.
         message: Text of the exception.
-        size: With `mtime_ns`, `etag`, `ctime_ns` and `content`: the fingerprint of the input when
-            the step received it.
+        size: With `mtime_ns`, `etag`, `ctime_ns`, `content` and `companions`: the fingerprint of
+            the input when the step received it.
     """
 
     input: str
@@ -71,6 +71,7 @@ class Outcome(NamedTuple):
     etag: str | None = None
     ctime_ns: int | None = None
     content: str = ""
+    companions: str | None = None
 
     @property
     def reason(self) -> str:

@@ -11,7 +11,7 @@ from batchmill.planning.change_detection import FileChanges
 from batchmill.planning.plan import PLANNED_COLUMNS, make_plan
 
 
-def manifest_of(*names, size=5, mtime_ns=1, etag=None, ctime_ns=3):
+def manifest_of(*names, size=5, mtime_ns=1, etag=None, ctime_ns=3, companions=None):
     inputs = pa.table(
         {
             "input": list(names),
@@ -19,6 +19,7 @@ def manifest_of(*names, size=5, mtime_ns=1, etag=None, ctime_ns=3):
             "mtime_ns": [mtime_ns] * len(names),
             "etag": pa.array([etag] * len(names), pa.string()),
             "ctime_ns": pa.array([ctime_ns] * len(names), pa.int64()),
+            "companions": pa.array([companions] * len(names), pa.string()),
         }
     )
     return Manifest(name="m.csv", root="/data", inputs=inputs, manifest_columns=pa.table({}))
@@ -84,7 +85,9 @@ def test_each_input_has_one_reason():
     assert plan.stale_steps == {}
 
 
-@pytest.mark.parametrize("change", [{"size": 6}, {"mtime_ns": 2}, {"ctime_ns": 4}])
+@pytest.mark.parametrize(
+    "change", [{"size": 6}, {"mtime_ns": 2}, {"ctime_ns": 4}, {"companions": "xxh128:1"}]
+)
 def test_a_changed_file_is_executed_again(change):
     plan = make_plan(manifest_of("a", **change), records_of(a="ok"), "s")
     assert reasons(plan) == {"a": "changed"}

@@ -172,6 +172,8 @@ def test_only_the_input_that_kills_its_worker_is_at_fault(job):
     def die(index):
         step(index)
         if index == 3:
+            if not (job.folder / "dying").exists():
+                wait_for(lambda: len(job.notes("hung")) == 3, "three uploads", PATIENCE)
             job.mark("dying")
             os._exit(7)
 

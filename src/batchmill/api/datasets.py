@@ -294,6 +294,7 @@ def try_one(
     *,
     params: Mapping[str, Any] | None = None,
     row: Mapping[str, Any] | None = None,
+    files: Mapping[str, str | os.PathLike[str]] | None = None,
     keep: str | os.PathLike[str] | None = None,
 ) -> TryResult:
     """Run a step on one input in this process, without Prefect and Ray.
@@ -306,6 +307,7 @@ def try_one(
         step: Function or class, or its reference package.module:attribute.
         params: The step's keyword arguments.
         row: Other columns of the manifest.
+        files: The input's further files by column, as `file_columns` of `run` gives them.
         keep: Folder for the files that the step writes. Default: they are deleted.
 
     Returns:
@@ -315,9 +317,10 @@ def try_one(
         OptionError: There is no such file.
         StepError: The step cannot be loaded, or does not accept these params.
     """
-    loaded = load_given_step(step, params, search=os.getcwd())
+    others = {column: os.fspath(path) for column, path in (files or {}).items()}
+    loaded = load_given_step(step, params, search=os.getcwd(), file_columns=[*others])
     place, folder = os.fspath(input), Path(keep) if keep else None
-    return try_result(run_single_input(loaded, place, dict(row or {}), folder))
+    return try_result(run_single_input(loaded, place, dict(row or {}), folder, others))
 
 
 def _names(kind: str | Sequence[str]) -> tuple[str, ...]:

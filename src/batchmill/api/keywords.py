@@ -21,6 +21,7 @@ class JobKeywords(TypedDict, total=False):
     """Options of `run` and `plan`."""
 
     input_column: str
+    file_columns: Sequence[str] | str
     root: str | os.PathLike[str]
     pattern: str
     min_age: float

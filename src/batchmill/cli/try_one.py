@@ -37,6 +37,12 @@ def try_one(
             help="Value of another manifest column: key=value. Repeatable.",
         ),
     ] = (),
+    file: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="Further file of the input: column=path, as with run --file-columns. Repeatable.",
+        ),
+    ] = (),
     keep: Annotated[
         Path | None,
         Parameter(help="Folder for the files that the step writes. Default: they are deleted."),
@@ -54,13 +60,17 @@ def try_one(
     """
     check_given(step=step)
     columns = parse_pairs(row, "--row", "label=dog")
+    pairs = parse_pairs(file, "--file", "mask=a_mask.png")
+    files = {column: str(path) for column, path in pairs.items()}
     ended = (
         f"{visible(str(input))}: the process of the step ended before the step returned. A step "
         "must not call os._exit. Other causes: a crash, a signal, or too little memory."
     )
     with reporting_process_end(ended), _stdout_to_stderr() if json else nullcontext():
-        loaded = load_step(step, parse_params(param, params), search=os.getcwd())
-        outcome = run_single_input(loaded, str(input), columns, keep)
+        loaded = load_step(
+            step, parse_params(param, params), search=os.getcwd(), file_columns=[*files]
+        )
+        outcome = run_single_input(loaded, str(input), columns, keep, files)
     if json:
         print(json_text.dumps(_as_json(outcome), ensure_ascii=False))
     else:

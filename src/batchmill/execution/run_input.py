@@ -21,13 +21,19 @@ from batchmill.execution.failures import (
 )
 from batchmill.execution.outputs import place_outputs
 from batchmill.execution.rows import Row, encode_rows, rows_of
-from batchmill.execution.staging import Input, StagingArea, stage
+from batchmill.execution.staging import Companion, Input, StagingArea, stage
 from batchmill.outcome import Fault, Outcome, UnstoredOutcome
 from batchmill.step.load import Step
 from batchmill.storage import open_store, remote, transfer
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.escaped_names import has_escaped_file
-from batchmill.storage.fingerprints import Fingerprint, fingerprint
+from batchmill.storage.fingerprints import (
+    Fingerprint,
+    SeenFile,
+    digest_of_files,
+    fingerprint,
+    joint_content,
+)
 from batchmill.storage.local import remove_folder
 from batchmill.storage.objects import ObjectStore
 from batchmill.storage.store import in_threads
@@ -100,7 +106,7 @@ def run_step(
     """
     started = time.perf_counter()
     pid = os.getpid()
-    seen = _ABSENT
+    seen = _ABSENT._replace(companions=item.planned_companions)
     staged = None
     ours = True  # The engine's code is running. False while the step's code is running.
     try:
@@ -171,7 +177,7 @@ def load(
     """
     started = time.perf_counter()
     pid = os.getpid()
-    seen = _ABSENT
+    seen = _ABSENT._replace(companions=item.planned_companions)
     ours = True
     try:
         seen = fetched() or fetch_and_read(item)
@@ -261,6 +267,7 @@ def _place(
         etag=loaded.seen.etag,
         ctime_ns=loaded.seen.ctime_ns,
         content=loaded.seen.content,
+        companions=loaded.seen.companions,
     )
     if not uploads:
         return outcome
@@ -298,13 +305,19 @@ def _finish(
 
 
 def make_dataset(step: Step, inputs: Sequence[Input]) -> Any:
-    """Create the torch Dataset of a class step, from the inputs' paths as text.
+    """Create the torch Dataset of a class step, from the paths of the inputs as text.
+
+    The companions are lists of paths, too, with None for an empty cell.
 
     Raises:
         StepError: The torch Dataset does not have one item for each input.
     """
-    labels = {item.path: item.row.get("label") for item in inputs}
-    extra = {"labels": labels} if "labels" in step.given else {}
+    extra: dict[str, Any] = {}
+    if "labels" in step.given:
+        extra["labels"] = {item.path: item.row.get("label") for item in inputs}
+    for column in step.given & {name for item in inputs for name in item.companions}:
+        files = [item.companions[column] for item in inputs]
+        extra[column] = [file and file.path for file in files]
     made = step.target([item.path for item in inputs], **extra, **step.params)
     if len(made) != len(inputs):
         raise StepError(
@@ -332,17 +345,48 @@ def _call(step: Step, item: Input, staged: Path | None) -> Any:
     given: dict[str, Any] = {}
     if staged:
         given["out"] = staged
+    for column, file in item.companions.items():
+        if column in step.given:
+            given[column] = file and Path(file.path)
     if "row" in step.given:
-        given["row"] = dict(item.row)
+        given["row"] = {**item.row, **_paths(item)}
     return step.target(Path(item.path), **given, **step.params)
 
 
+def _paths(item: Input) -> dict[str, str | None]:
+    """Return the local path of each companion of an input."""
+    return {column: file and file.path for column, file in item.companions.items()}
+
+
 def fetch_and_read(item: Input) -> Fingerprint:
-    """Fetch an input if it is remote, and read it.
+    """Fetch the files of an input that are remote, and read all. Raises the errors of `_read`.
+
+    Returns:
+        The fingerprint of the input. With companions, its content is that of all files.
+    """
+    if not item.companions:
+        return _read(item)
+    files: dict[str, SeenFile | None] = dict.fromkeys(item.companions)
+    contents: dict[str, tuple[str, str] | None] = dict.fromkeys(item.companions)
+    for column, file in item.companions.items():
+        if file:
+            found = _read(file)
+            files[column] = SeenFile(
+                file.name, found.size, found.mtime_ns, found.etag, found.ctime_ns
+            )
+            contents[column] = (file.name, found.content)
+    seen = _read(item)
+    return seen._replace(
+        content=joint_content(seen.content, contents), companions=digest_of_files(files)
+    )
+
+
+def _read(item: Input | Companion) -> Fingerprint:
+    """Fetch a file if it is remote, and read it.
 
     Raises:
-        MissingError: The input does not exist.
-        RefusedError: The store denies access to this input.
+        MissingError: The file does not exist.
+        RefusedError: The store denies access to this file.
         StoreError: The store failed.
         OSError: The file exists, but cannot be read now.
     """
@@ -369,8 +413,8 @@ def fetch_and_read(item: Input) -> Fingerprint:
         ) from error
 
 
-def _fetch(item: Input, planned: remote.FileStat) -> Fingerprint:
-    """Fetch an input. Return a fingerprint whose fields all describe the same content."""
+def _fetch(item: Input | Companion, planned: remote.FileStat) -> Fingerprint:
+    """Fetch a file. Return a fingerprint whose fields all describe the same content."""
     os.makedirs(os.path.dirname(item.path), exist_ok=True)
     if planned.etag and parse_address(planned.etag):
         store = open_store(item.url.removesuffix(f"/{planned.etag}"))
@@ -381,9 +425,10 @@ def _fetch(item: Input, planned: remote.FileStat) -> Fingerprint:
 
 
 def discard(item: Input) -> None:
-    """Remove the local copy of a remote input."""
-    if item.url:
-        _remove_flat(os.path.dirname(item.path), [item.path])
+    """Remove the local copies of an input's remote files."""
+    for file in item.files:
+        if file.url:
+            _remove_flat(os.path.dirname(file.path), [file.path])
 
 
 def _remove_flat(folder: str, paths: Iterable[str]) -> None:

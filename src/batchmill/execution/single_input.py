@@ -6,18 +6,18 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 from batchmill.digests import input_id
 from batchmill.errors import OptionError
 from batchmill.execution.failures import hide_in
 from batchmill.execution.run_input import execute, make_dataset
-from batchmill.execution.staging import Input, StagingArea, open_staging
+from batchmill.execution.staging import Companion, Input, StagingArea, open_staging
 from batchmill.layout import FILES
 from batchmill.outcome import Outcome
 from batchmill.security.allowlist import refused_inputs
@@ -27,7 +27,13 @@ from batchmill.storage.remote import FileStat
 from batchmill.urls import last_part, one_slash_fault
 
 
-def run_single_input(step: Step, place: str, row: dict[str, Any], keep: Path | None) -> Outcome:
+def run_single_input(
+    step: Step,
+    place: str,
+    row: dict[str, Any],
+    keep: Path | None,
+    companions: Mapping[str, str] = MappingProxyType({}),
+) -> Outcome:
     """Run a step on one file in this process, without limits.
 
     Args:
@@ -35,6 +41,7 @@ def run_single_input(step: Step, place: str, row: dict[str, Any], keep: Path | N
         place: The path or URL of the file.
         row: The manifest's other columns for this input.
         keep: The folder to copy the step's files to; None discards the files.
+        companions: The paths or URLs of the input's companions, by column.
 
     Returns:
         The outcome. Its output paths are relative to the step's folder `out`.
@@ -42,6 +49,7 @@ def run_single_input(step: Step, place: str, row: dict[str, Any], keep: Path | N
     Raises:
         OptionError: The file does not exist, or the step cannot run on a single file.
     """
+    stats = {column: _stat(other) for column, other in companions.items()}
     stat = _stat(place)
     if keep and keep.exists() and not keep.is_dir():
         raise OptionError(f"--keep {keep}: is a file. Name a folder.")
@@ -52,9 +60,15 @@ def run_single_input(step: Step, place: str, row: dict[str, Any], keep: Path | N
         )
     with (
         tempfile.TemporaryDirectory(prefix="batchmill-") as folder,
-        open_staging(LocalStore(folder), "try", fetches=stat is not None) as staging,
+        open_staging(LocalStore(folder), "try", fetches=any((stat, *stats.values()))) as staging,
     ):
         item = _input(place, row, staging, stat)
+        item = item._replace(
+            companions={
+                column: _companion(column, companions[column], staging, seen)
+                for column, seen in stats.items()
+            }
+        )
         with suppress(ValueError):  # Standard error may not be a file.
             faulthandler.enable()
         with _ctrl_c_ends_command():
@@ -94,6 +108,12 @@ def _input(place: str, row: dict[str, Any], staging: StagingArea, stat: FileStat
     if stat is None:
         return Input(name, input_id(name), os.path.abspath(place), row)
     return Input(name, input_id(name), f"{staging.fetched}/input/{name}", row, place, stat)
+
+
+def _companion(column: str, place: str, staging: StagingArea, stat: FileStat | None) -> Companion:
+    if stat is None:
+        return Companion(place, os.path.abspath(place))
+    return Companion(place, f"{staging.fetched}/{column}/{last_part(place)}", place, stat)
 
 
 class _Interrupt:

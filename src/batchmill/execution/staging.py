@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from batchmill.execution.rows import RESERVED_KEYS
-from batchmill.storage import Store, remote
+from batchmill.storage import Store, is_url, remote
 from batchmill.storage.local import remove_folder
 from batchmill.storage.pack_writer import PackWriter
 from batchmill.storage.scratch import scratch_folder
@@ -19,11 +20,21 @@ from batchmill.storage.scratch import scratch_folder
 CONFINED_FOLDERS = "worker-*"
 
 
+class Companion(NamedTuple):
+    """A further file of an input: its name and local path, and `url` and `planned` as in Input."""
+
+    name: str
+    path: str
+    url: str = ""
+    planned: remote.FileStat | None = None
+
+
 class Input(NamedTuple):
     """One input as passed to its step: name, id, local path and manifest row.
 
     An input with a `url`, which may end with an address in a pack, is first fetched to `path`.
-    `planned` has its size, time and ETag at the time of planning.
+    `planned` has its size, time and ETag at the time of planning. `companions` has its further
+    files by column, None for an empty cell, and `planned_companions` is the digest of their states.
     """
 
     name: str
@@ -32,6 +43,18 @@ class Input(NamedTuple):
     row: Mapping[str, Any]
     url: str = ""
     planned: remote.FileStat | None = None
+    companions: Mapping[str, Companion | None] = MappingProxyType({})
+    planned_companions: str | None = None
+
+    @property
+    def files(self) -> "list[Input | Companion]":
+        """The companions and the input itself."""
+        return [*filter(None, self.companions.values()), self]
+
+    @property
+    def fetched(self) -> "list[Input | Companion]":
+        """The files that are fetched from a store, so not those in packs on this machine."""
+        return [file for file in self.files if is_url(file.url)]
 
 
 class PackSettings(NamedTuple):

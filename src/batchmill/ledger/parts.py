@@ -66,6 +66,8 @@ PART_SCHEMA = pa.schema(
         ("attempt", pa.int32()),
         # The run whose rows and outputs an input keeps that is not ok now. Usually null.
         ("result_run", pa.int32()),
+        # The digest of the input's companions; null without any.
+        ("companions", pa.string()),
     ],
     metadata={"batchmill.ledger": str(VERSION)},
 )

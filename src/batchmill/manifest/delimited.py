@@ -9,7 +9,7 @@ import io
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal
 
 import numpy as np
@@ -69,12 +69,12 @@ def read_delimited(place: str, data: bytes, separator: str) -> Source:
     return _read_by_record(place, data, separator, faults)
 
 
-def type_columns(frame: pd.DataFrame, leave: str) -> pd.DataFrame:
+def type_columns(frame: pd.DataFrame, leave: Collection[str]) -> pd.DataFrame:
     """Convert text columns to whole numbers, numbers or booleans if no value changes.
 
     Args:
         frame: Columns of text.
-        leave: The name of a column that stays text.
+        leave: The names of the columns that stay text.
 
     Returns:
         The same columns. A column with numbers that the conversion would change, such as `007`,
@@ -83,7 +83,7 @@ def type_columns(frame: pd.DataFrame, leave: str) -> pd.DataFrame:
     typed = {}
     for name in frame.columns:
         column = frame[name]
-        if name != leave and column.notna().any():
+        if name not in leave and column.notna().any():
             values = column.dropna()
             if values.str.fullmatch(_INTEGER).all():
                 column = column.astype("Int64")

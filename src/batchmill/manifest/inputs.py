@@ -31,7 +31,8 @@ from batchmill.urls import (
 
 MISSING_SIZE = -1
 
-_COLUMNS = ["input", "size", "mtime_ns", "etag", "ctime_ns"]
+# The columns of the tables of files.
+COLUMNS = ["input", "size", "mtime_ns", "etag", "ctime_ns"]
 
 # Not a plain relative path: absolute, with // or . or .. in it, or not a path at all.
 _ODD_PATH = r"^/|/$|//|(^|/)\.\.?(/|$)|\x00|^\s*$"
@@ -74,19 +75,21 @@ def check_inputs(source: Source, column: str, root: str, *, confined: bool) -> C
     faults: dict[int, str] = {}
     values = source.frame[column]
     is_listing = source.form == "listing"
-    names, places = _names(values, root, faults, confined=confined, may_be_blank=is_listing)
+    names, places = resolve_names(values, root, faults, confined=confined, may_be_blank=is_listing)
     _find_duplicates(places, values, source, faults)
     if confined and not is_url(root):
-        _find_escapes(names, root, faults)
-    table = _stat_inputs(names, root, faults, source.seen)
+        find_escapes(names, root, faults)
+    table = stat_files(names, root, faults, source.seen)
     found = [f"{source.places[index]}: {text}" for index, text in sorted(faults.items())]
     return CheckedInputs(table=table, faults=found)
 
 
-def _names(
+def resolve_names(
     values: pd.Series, root: str, faults: dict[int, str], *, confined: bool, may_be_blank: bool
 ) -> tuple[pa.StringArray, pa.StringArray]:
-    """Return each input's name, and a key that only the same file has. Both are null for a fault.
+    """Return each file's name, and a key that only the same file has. Both are null for a fault.
+
+    Each fault is added to `faults`, by row number.
 
     A path below `root` is named relative to it. A path outside keeps its form, because relative
     paths are the same on every machine. A key below a URL is not normalized: it is not a path.
@@ -205,8 +208,8 @@ def _find_duplicates(
             faults[index] = f"{values.iloc[index]!r} is already listed on {line}. Delete one."
 
 
-def _find_escapes(names: pa.StringArray, root: str, faults: dict[int, str]) -> None:
-    """Find inputs that are below the root by name, but outside it through a symbolic link."""
+def find_escapes(names: pa.StringArray, root: str, faults: dict[int, str]) -> None:
+    """Add a fault for each file that lies outside the root through a symbolic link."""
     real_root = os.path.realpath(root).rstrip("/") + "/"
     are_below: dict[str, bool] = {}
     for index, name in enumerate(names.to_pylist()):
@@ -224,10 +227,10 @@ def _find_escapes(names: pa.StringArray, root: str, faults: dict[int, str]) -> N
             faults[index] = _outside(name, root, " through a symbolic link")
 
 
-def _stat_inputs(
+def stat_files(
     names: pa.StringArray, root: str, faults: dict[int, str], seen: Mapping[str, FileStat]
 ) -> pa.Table:
-    """Return the inputs with their sizes, times and ETags, as in `Manifest.inputs`.
+    """Return files with their sizes, times and ETags, as in `Manifest.inputs`.
 
     A missing file is not a fault, because it may exist when the input is executed. The ETag of a
     file in a pack is its address.
@@ -238,7 +241,7 @@ def _stat_inputs(
     changed = pa.array(changes, mask=sizes == MISSING_SIZE)
     if not (seen or is_remote.any()):
         etags = pa.nulls(len(names), pa.string())
-        return pa.table([names, sizes, times, etags, changed], _COLUMNS)
+        return pa.table([names, sizes, times, etags, changed], COLUMNS)
     places = {
         index: join(root, names[index].as_py())
         for index in np.flatnonzero(is_remote).tolist()
@@ -254,7 +257,7 @@ def _stat_inputs(
         if what is not None:
             sizes[index], times[index], found_etags[index] = what
     etags = pa.array(found_etags, pa.string())
-    return pa.table([names, sizes, times, etags, changed], _COLUMNS)
+    return pa.table([names, sizes, times, etags, changed], COLUMNS)
 
 
 def _stat_local(

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,9 +12,10 @@ import pyarrow.compute as pc
 from batchmill.errors import ManifestError
 from batchmill.layout import OUTPUT_COLUMN
 from batchmill.manifest.arrow_columns import to_arrow_table
+from batchmill.manifest.companions import check_companions, digests, lack_companions
 from batchmill.manifest.delimited import type_columns
 from batchmill.manifest.formats import read_source
-from batchmill.manifest.inputs import check_inputs
+from batchmill.manifest.inputs import MISSING_SIZE, check_inputs
 from batchmill.manifest.min_age import check_min_age, is_too_young
 from batchmill.manifest.source import ManifestLike, Source
 from batchmill.partitions.groups import faults_of_groups, missing_columns, read_groups
@@ -41,7 +43,10 @@ class Manifest:
             the last change. The `etag` is null unless the store has ETags.
             The ETag of a file in a pack is its address. `ctime_ns` is the time
             of the last change of the content, the name or the rights; null for remote and missing
-            files.
+            files. `companions` is the digest of the input's companions; null without any. If one
+            of them does not exist, the `size` is -1.
+        companions: The companions of the inputs, row for row: for each file column, a table with
+            the columns of `inputs`. A row is null if its cell is empty.
         manifest_columns: The manifest's other columns, row for row.
         too_young: Names of the files that were left out because they are too young. Another
             process may still be writing them.
@@ -55,6 +60,7 @@ class Manifest:
     root: str
     inputs: pa.Table
     manifest_columns: pa.Table
+    companions: Mapping[str, pa.Table] = field(default_factory=dict)
     too_young: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
     groups: Groups | None = None
     partition: pa.Array | None = None
@@ -63,6 +69,14 @@ class Manifest:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def missing_file(self, name: str) -> str:
+        """Return the name of the file that a missing input lacks: a companion's, or its own."""
+        row = pc.index(self.inputs["input"], name).as_py()
+        for table in self.companions.values():
+            if table["size"][row].as_py() == MISSING_SIZE:
+                return str(table["input"][row].as_py())
+        return name
 
     def manifest_rows(self) -> list[dict[str, Any]]:
         """Return the other columns of each input as plain values."""
@@ -76,6 +90,7 @@ def load_manifest(
     source: ManifestLike,
     *,
     input_column: str = "input",
+    file_columns: Sequence[str] = (),
     root: str | os.PathLike[str] | None = None,
     pattern: str = "*",
     min_age: float = 0,
@@ -88,6 +103,7 @@ def load_manifest(
         source: The path or URL of a CSV, TSV, JSON Lines or Parquet file, of a folder (searched
             recursively), of a glob or of a dataset. Or a list of paths and URLs, or a DataFrame.
         input_column: The column that names the inputs.
+        file_columns: The columns that name companions of the inputs.
         root: The folder or URL that relative inputs are relative to. Default: the manifest's
             folder, or the working directory for a list or DataFrame.
         pattern: The pattern that files of a folder or bucket prefix must match.
@@ -111,7 +127,8 @@ def load_manifest(
         faults += missing_columns(table.frame, partitioning)
     base, root_faults = _resolve_root(table, root)
     checked = check_inputs(table, column, base, confined=root is not None)
-    faults += root_faults + checked.faults
+    others = check_companions(table, file_columns, base, confined=root is not None)
+    faults += [*root_faults, *checked.faults, *others.faults]
     inputs, groups = checked.table, None
     if not faults:
         faults = _check_allowed(table, inputs, base)
@@ -122,8 +139,9 @@ def load_manifest(
     manifest = Manifest(
         name=table.name,
         root=base,
-        inputs=inputs,
-        manifest_columns=_read_manifest_columns(table, column),
+        inputs=_with_companions(inputs, others.tables),
+        manifest_columns=_read_manifest_columns(table, {column, *file_columns}, column),
+        companions=others.tables,
         groups=groups,
         dataset=_dataset_of(table),
         version=table.version,
@@ -202,11 +220,26 @@ def _dataset_of(table: Source) -> str:
     return table.folder if table.form == "dataset" else ""
 
 
-def _read_manifest_columns(table: Source, column: str) -> pa.Table:
+def _with_companions(inputs: pa.Table, companions: Mapping[str, pa.Table]) -> pa.Table:
+    """Add the column `companions`. An input that lacks a companion looks like a missing one."""
+    found = inputs.append_column("companions", digests(companions, len(inputs)))
+    if not companions:
+        return found
+    is_missing = lack_companions(companions, len(inputs))
+    state = {"size": MISSING_SIZE, "mtime_ns": 0, "etag": None, "ctime_ns": None}
+    for name, value in state.items():
+        kind = found.schema.field(name).type
+        values = pc.if_else(is_missing, pa.scalar(value, kind), found[name])
+        found = found.set_column(found.schema.get_field_index(name), name, values)
+    return found
+
+
+def _read_manifest_columns(table: Source, names: Set[str], column: str) -> pa.Table:
+    """Return the columns beside the input column. `names` are the columns that name files."""
     frame = table.frame
     if table.form == "text":
         # A text file has no types. They are inferred from the values.
-        frame = type_columns(frame, leave=column)
+        frame = type_columns(frame, leave=names)
     return to_arrow_table(frame.drop(columns=column))
 
 

@@ -150,6 +150,12 @@ class InputOptions(Options):
         title="Input column",
         description="Manifest column that contains the inputs' paths.",
     )
+    file_columns: CommaSeparated = Field(
+        default="",
+        title="File columns",
+        description="Manifest columns that name further files of each input, for example mask, "
+        "separated by commas. The step receives them as parameters of the same names.",
+    )
     root: Text = Field(
         default="",
         title="Root",
@@ -175,6 +181,12 @@ class InputOptions(Options):
         description="Run even if most inputs do not exist. Otherwise the job is rejected, because "
         "its root or manifest is probably wrong.",
     )
+
+    @property
+    def companions(self) -> tuple[str, ...]:
+        """The names of the file columns."""
+        names = (name.strip() for name in self.file_columns.split(","))
+        return tuple(dict.fromkeys(name for name in names if name))
 
 
 class PartitionOptions(Options):

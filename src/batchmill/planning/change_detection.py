@@ -10,14 +10,15 @@ import pyarrow.compute as pc
 from batchmill.errors import StoreError
 from batchmill.ledger.parts import file_names
 from batchmill.manifest import Manifest
+from batchmill.manifest.companions import companion_rows
 from batchmill.storage import Store, in_threads, is_url, open_store, remote
 from batchmill.storage.addresses import parse_address
-from batchmill.storage.fingerprints import content_of
+from batchmill.storage.fingerprints import SeenFile, content_of, joint_content
 from batchmill.urls import join
 
 # The columns that show without reading a file that it may have changed. A program that copies or
 # unpacks files can set `mtime_ns`, but not `ctime_ns`.
-TIMES = ("mtime_ns", "etag", "ctime_ns")
+TIMES = ("mtime_ns", "etag", "ctime_ns", "companions")
 _THREADS = 8
 
 
@@ -72,8 +73,11 @@ def detect_changes(
     )
     unclear = current.filter(is_unclear)
     names = unclear["input"].to_pylist()
-    pairs = list(zip(names, unclear["etag"].to_pylist(), strict=True))
-    contents = in_threads(lambda pair: _read_content(manifest.root, *pair), pairs, _THREADS)
+    place = pc.index_in(unclear["input"], value_set=inputs["input"])
+    tables = {name: table.take(place) for name, table in manifest.companions.items()}
+    companions = companion_rows(tables, len(unclear))
+    files = list(zip(names, unclear["etag"].to_pylist(), companions, strict=True))
+    contents = in_threads(lambda one: _read_contents(manifest.root, *one), files, _THREADS)
     ok = recorded.filter(pc.equal(recorded["outcome"], "ok"))
     return FileChanges(
         contents=dict(zip(names, contents, strict=True)),
@@ -88,11 +92,24 @@ def has_other_size(recorded: pa.Table, current: pa.Table) -> pa.ChunkedArray:
 
 
 def has_other_time(recorded: pa.Table, current: pa.Table) -> pa.ChunkedArray:
-    """Return which rows differ in one of TIMES. A null differs from nothing."""
-    return reduce(
-        pc.or_,
-        [pc.not_equal(recorded[name], current[name]).fill_null(False) for name in TIMES],
-    )
+    """Return which rows differ in one of TIMES. A null time or ETag differs from nothing."""
+    masks = [pc.not_equal(recorded[name], current[name]).fill_null(False) for name in TIMES]
+    is_alone = pc.is_null(recorded["companions"]), pc.is_null(current["companions"])
+    return reduce(pc.or_, masks, pc.xor(*is_alone))
+
+
+def _read_contents(
+    root: str, name: str, etag: str | None, companions: Mapping[str, SeenFile | None]
+) -> str:
+    """Return the hash of an input's content, with its companions; "" if a file is unreadable."""
+    content = _read_content(root, name, etag)
+    others = {
+        column: (file.name, _read_content(root, file.name, file.etag)) if file else None
+        for column, file in companions.items()
+    }
+    if not content or any(other and not other[1] for other in others.values()):
+        return ""
+    return joint_content(content, others) if others else content
 
 
 def _read_content(root: str, name: str, etag: str | None) -> str:

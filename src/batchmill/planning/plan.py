@@ -33,6 +33,7 @@ PLANNED_COLUMNS = (
     "mtime_ns",
     "etag",
     "ctime_ns",
+    "companions",
     "content",
     "carried",
     "step",

@@ -95,7 +95,7 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
     manifest = _read_manifest(job, listed)
     _check_other_place(job, manifest.dataset)
     given = job.step if job.value is None else job.value
-    step = load_given_step(given, job.params, search=job.search)
+    step = load_given_step(given, job.params, search=job.search, file_columns=job.inputs.companions)
     if job.confinement and step.is_batched:
         raise OptionError(
             f"--confine: step {step.ref} is a batch step, which cannot be confined. Drop the "
@@ -170,6 +170,7 @@ def _read_manifest(job: Job, listed: ManifestLike | None = None) -> Manifest:
     return load_manifest(
         job.manifest if listed is None else listed,
         input_column=job.inputs.input_column,
+        file_columns=job.inputs.companions,
         root=job.inputs.root or None,
         pattern=job.inputs.pattern,
         min_age=job.inputs.min_age,
@@ -300,7 +301,7 @@ def _check_missing(job: Job, manifest: Manifest, plan: Plan) -> None:
     names += plan.unreadable.to_pylist()
     if 2 * len(names) <= len(manifest):
         return
-    first = shown_url(join(manifest.root, names[0]))
+    first = shown_url(join(manifest.root, manifest.missing_file(names[0])))
     fault = (
         f"{len(names):,} of {len(manifest):,} inputs do not exist. The first one is {first}. Check "
         "--root and the manifest. To run the job anyway: --allow-missing"

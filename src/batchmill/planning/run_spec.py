@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from batchmill.digests import input_id
 from batchmill.ledger.ledger import Ledger
+from batchmill.manifest.companions import companion_rows
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import Outcome
 from batchmill.partitions.partitioning import Partitioning, count_partitions
@@ -21,12 +22,14 @@ from batchmill.planning.confinement import Confinement
 from batchmill.planning.plan_file import PlanFile
 from batchmill.planning.prepare import Prepared
 from batchmill.storage.addresses import parse_address
+from batchmill.storage.fingerprints import SeenFile, digest_of_files
 from batchmill.storage.remote import FileStat
 from batchmill.urls import join
 
 # The number of names that a summary shows.
 SHOWN_NAMES = 10
 _CARRIED = "carried"
+_COMPANIONS = "companion_files"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,7 @@ class RunSpec:
             it has one item per row of the manifest.
         unsampled: The number of inputs to execute that are outside the sample of the run.
         takes_rows: True if the step receives the manifest's other columns.
+        file_columns: The names of the manifest's columns with companions of the inputs.
     """
 
     run: int
@@ -81,6 +85,7 @@ class RunSpec:
     can_try: bool = True
     takes_rows: bool = False
     unsampled: int = 0
+    file_columns: Sequence[str] = ()
 
     @property
     def inputs(self) -> int:
@@ -125,12 +130,19 @@ def write_run_plan(
         can_try=job.value is None and prepared.step.kind != "items",
         takes_rows=prepared.step.takes_rows,
         unsampled=0 if plan.left is None else len(plan.left),
+        file_columns=list(manifest.companions),
     )
     order = pa.array(layout.order)
     pending = plan.pending.take(order)
     positions = pending.column("position")
     names = pending.column("input").to_pylist()
     table = pending.select(["position", "input", "size", "mtime_ns", "etag"])
+    if manifest.companions:
+        chosen = [found.take(positions) for found in manifest.companions.values()]
+        arrays = [found.to_struct_array().combine_chunks() for found in chosen]
+        table = table.append_column(
+            _COMPANIONS, pa.StructArray.from_arrays(arrays, list(manifest.companions))
+        )
     table = table.append_column("input_id", pa.array([input_id(name) for name in names]))
     if manifest.manifest_columns.num_columns:
         carried = manifest.manifest_columns.take(positions)
@@ -198,12 +210,26 @@ def carried_rows(inputs: pa.Table) -> list[dict[str, Any]]:
     return rows
 
 
+def companions_of(inputs: pa.Table) -> Iterator[dict[str, SeenFile | None]]:
+    """Yield the companions of each input by column, as they were when the run was planned."""
+    found: dict[str, pa.Table] = {}
+    if _COMPANIONS in inputs.column_names:
+        columns = inputs[_COMPANIONS].combine_chunks()
+        found = {
+            field.name: pa.Table.from_struct_array(columns.field(field.name))
+            for field in columns.type
+        }
+    return companion_rows(found, len(inputs))
+
+
 def looks_of(inputs: pa.Table) -> Iterator[FileStat]:
     """Yield the size, time and ETag of each input when the run was planned."""
     return map(FileStat, *(inputs[name].to_pylist() for name in FileStat._fields))
 
 
 def as_planned(outcome: Outcome, inputs: pa.Table, row: int) -> Outcome:
-    """Return an outcome with the size, time and ETag that the input had in the plan."""
+    """Return an outcome with the state that the input had in the plan."""
     (seen,) = looks_of(inputs.slice(row, 1))
-    return outcome._replace(**seen._asdict())
+    (files,) = companions_of(inputs.slice(row, 1))
+    digest = digest_of_files(files) if files else None
+    return outcome._replace(**seen._asdict(), companions=digest)

@@ -20,7 +20,7 @@ from batchmill.execution.run_input import (
     load,
     run_step,
 )
-from batchmill.execution.staging import CONFINED_FOLDERS, StagingArea
+from batchmill.execution.staging import CONFINED_FOLDERS, Input, StagingArea
 from batchmill.layout import FILES
 from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import Outcome, UnstoredOutcome
@@ -127,17 +127,17 @@ class ShardExecution:
     def _make_pipeline(self) -> TransferPipeline | None:
         """Return the pipeline for remote files; None if all files are local."""
         store = self._staging.store
-        urls = [item.url for item in self._items if is_url(item.url)]
+        urls = [file.url for item in self._items for file in item.fetched]
         if isinstance(store, ObjectStore):
             urls.append(store.url_of(FILES))
         if not urls:
             return None
         transfer.prepare(urls)
-        items, sizes = self._items, self._inputs.table["size"].to_numpy()
+        items = self._items
         return TransferPipeline(
-            fetch=lambda index: fetch_and_read(items[index]) if is_url(items[index].url) else None,
+            fetch=lambda index: fetch_and_read(items[index]) if items[index].fetched else None,
             discard=lambda index: discard(items[index]),
-            size=lambda index: int(sizes[index]) if is_url(items[index].url) else 0,
+            size=lambda index: _transfer_size(items[index]),
         )
 
     def _batch_callbacks(self) -> BatchCallbacks | None:
@@ -238,6 +238,12 @@ class ShardExecution:
             self._recorder.flush()
         finally:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _transfer_size(item: Input) -> int:
+    """Return the size of an input's remote files in bytes; -1 if the size of one is unknown."""
+    sizes = [file.planned.size for file in item.fetched if file.planned]
+    return sum(sizes) if all(size >= 0 for size in sizes) else -1
 
 
 def _look_up_position(step: Step, positions: Sequence[int], index: int) -> Any:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchmill.execution.rows import RESERVED_KEYS, RESERVED_WITH_PARTITIONS
-from batchmill.execution.staging import Input, StagingArea
+from batchmill.execution.staging import Companion, Input, StagingArea
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
 from batchmill.outcome import Outcome
@@ -21,6 +21,7 @@ from batchmill.planning.run_spec import (
     RunSpec,
     as_planned,
     carried_rows,
+    companions_of,
     looks_of,
     read_inputs,
     read_spec,
@@ -31,6 +32,7 @@ from batchmill.step.load import Step
 from batchmill.step.planned import PlannedStep
 from batchmill.storage import is_url
 from batchmill.storage.addresses import parse_address
+from batchmill.storage.fingerprints import SeenFile, digest_of_files
 from batchmill.storage.remote import FileStat
 from batchmill.urls import join, last_part
 
@@ -91,10 +93,13 @@ class ShardInputs:
     @property
     def are_remote(self) -> bool:
         """True if some inputs must be fetched, from a store or from packs."""
-        return (
-            is_url(self.spec.root)
-            or any("://" in name and is_url(name) for name in self.origins)
-            or any(etag and parse_address(etag) for etag in self.table["etag"].to_pylist())
+        seen = chain(
+            zip(self.origins, self.table["etag"].to_pylist(), strict=True),
+            ((f.name, f.etag) for files in companions_of(self.table) for f in files.values() if f),
+        )
+        return is_url(self.spec.root) or any(
+            ("://" in name and is_url(name)) or (etag and parse_address(etag))
+            for name, etag in seen
         )
 
     @property
@@ -135,30 +140,55 @@ class ShardInputs:
     def items(self, staging: StagingArea) -> list[Input]:
         """Return the inputs, as passed to the step."""
         return [
-            self._item(staging, *values)
-            for values in zip(
+            Input(
+                name,
+                identifier,
+                row=row,
+                companions=self._companions(staging, identifier, companions),
+                planned_companions=digest_of_files(companions) if companions else None,
+                **self._place(staging, identifier, name, planned),
+            )
+            for name, identifier, row, planned, companions in zip(
                 self.origins,
                 self.table["input_id"].to_pylist(),
                 self.columns,
                 looks_of(self.table),
+                companions_of(self.table),
                 strict=True,
             )
         ]
 
-    def _item(
-        self,
-        staging: StagingArea,
-        name: str,
-        identifier: str,
-        row: Mapping[str, Any],
-        planned: FileStat,
-    ) -> Input:
+    def _companions(
+        self, staging: StagingArea, identifier: str, seen: Mapping[str, SeenFile | None]
+    ) -> dict[str, Companion | None]:
+        found: dict[str, Companion | None] = {}
+        for number, (column, file) in enumerate(seen.items()):
+            if file is None:
+                found[column] = None
+                continue
+            planned = FileStat(file.size, file.mtime_ns, file.etag)
+            # Two files of an input may have the same name.
+            folder = f"{identifier}.{number}"
+            found[column] = Companion(file.name, **self._place(staging, folder, file.name, planned))
+        return found
+
+    def _place(
+        self, staging: StagingArea, folder: str, name: str, planned: FileStat
+    ) -> dict[str, Any]:
+        """Return the path of a file. If it is remote, also its URL and its state when planned.
+
+        Args:
+            staging: The folders of this attempt.
+            folder: The name of the folder for the local copy of a remote file.
+            name: The name of the file, relative to the root.
+            planned: Its state when the run was planned.
+        """
         root = self.spec.root
         if staging.fetched is None:  # All inputs are local files.
-            return Input(name, identifier, os.path.join(root, name), row)
+            return {"path": os.path.join(root, name)}
         is_packed = parse_address(planned.etag or "") is not None
         url = join(root, planned.etag or "") if is_packed else join(root, name)
         if not (is_packed or is_url(url)):
-            return Input(name, identifier, url, row)
-        path = f"{staging.fetched}/{identifier}/{last_part(url)}"
-        return Input(name, identifier, path, row, url, planned)
+            return {"path": url}
+        path = f"{staging.fetched}/{folder}/{last_part(url)}"
+        return {"path": path, "url": url, "planned": planned}

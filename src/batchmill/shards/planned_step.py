@@ -40,7 +40,7 @@ def load_planned_step(ledger: Ledger, spec: RunSpec, pickle_digest: str) -> Load
     """
     planned = ledger.steps.read(spec.identity)
     if not pickle_digest:
-        step = load_step(spec.step, spec.params, search=spec.search)
+        step = load_step(spec.step, spec.params, search=spec.search, file_columns=spec.file_columns)
         return LoadedStep(step, planned or step.description)
     check_step(spec.step)
     pickled = ledger.store.read(pickled_step_name(ledger, spec.run))

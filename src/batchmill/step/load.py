@@ -5,7 +5,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -64,13 +64,20 @@ class Step:
         return bool({"row", "labels"} & self.given)
 
 
-def load_step(ref: str, params: Mapping[str, Any] | None = None, *, search: str = "") -> Step:
+def load_step(
+    ref: str,
+    params: Mapping[str, Any] | None = None,
+    *,
+    search: str = "",
+    file_columns: Sequence[str] = (),
+) -> Step:
     """Import a step, and check its parameters.
 
     Args:
         ref: package.module:attribute.
         params: The step's parameters.
         search: A folder that is appended to the import path.
+        file_columns: The names of the manifest's columns with companions of the inputs.
 
     Returns:
         The step, ready to run.
@@ -82,11 +89,17 @@ def load_step(ref: str, params: Mapping[str, Any] | None = None, *, search: str 
     check_step(ref)
     target = _resolve(ref, search)
     check_origin(ref, target)
-    return check_target(ref, target, params or {}, search)
+    return check_target(ref, target, params or {}, search, file_columns=file_columns)
 
 
 def check_target(
-    ref: str, target: Any, params: Mapping[str, Any], search: str, *, by_value: bool = False
+    ref: str,
+    target: Any,
+    params: Mapping[str, Any],
+    search: str,
+    *,
+    file_columns: Sequence[str] = (),
+    by_value: bool = False,
 ) -> Step:
     """Check a step that is loaded, and its parameters.
 
@@ -95,6 +108,7 @@ def check_target(
         target: The function, class or object.
         params: The step's parameters.
         search: The folder that relative paths are relative to.
+        file_columns: As for `load_step`.
         by_value: True if other processes cannot import it.
 
     Returns:
@@ -116,6 +130,7 @@ def check_target(
     signature = _signature(ref, target)
     takes = _takes_input(ref, signature)
     special = _GIVEN_TO_FUNCTION if kind == "function" else _GIVEN_TO_DATASET
+    special = (*special, *file_columns)
     given = frozenset(name for name in special if name in signature.parameters and name != takes)
     checked = check_params(ref, target, signature, params, filled=given | {takes})
     if kind == "dataset":

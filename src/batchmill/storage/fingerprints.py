@@ -1,7 +1,9 @@
 """The fingerprint of a file: its size, its times, and the hash of its content."""
 
+import json
 import os
 import stat
+from collections.abc import Mapping
 from typing import IO, Any, NamedTuple
 
 import xxhash
@@ -22,6 +24,8 @@ class Fingerprint(NamedTuple):
         etag: The ETag of the file in its store; None if the store gives no ETag.
         ctime_ns: The time of the last change of the content, the name or the rights, in nanoseconds
             since 1970. A program cannot set it. None if the file is not local.
+        companions: The digest of an input's companions; None if it has none. Then `content` is the
+            hash of the contents of all files.
     """
 
     size: int
@@ -29,6 +33,33 @@ class Fingerprint(NamedTuple):
     content: str
     etag: str | None = None
     ctime_ns: int | None = None
+    companions: str | None = None
+
+
+class SeenFile(NamedTuple):
+    """The name of a file, and what is known of it without reading it."""
+
+    name: str
+    size: int
+    mtime_ns: int
+    etag: str | None = None
+    ctime_ns: int | None = None
+
+
+def digest_of_files(files: Mapping[str, SeenFile | None]) -> str:
+    """Return a digest of some files by column. An empty cell has no file."""
+    return hash_bytes(json.dumps(sorted(files.items())).encode())
+
+
+def joint_content(content: str, others: Mapping[str, tuple[str, str] | None]) -> str:
+    """Return one hash for the content of an input and its companions.
+
+    Args:
+        content: The hash of the input's own content.
+        others: The name of each companion and the hash of its content, by column. An empty cell has
+            no file.
+    """
+    return hash_bytes(json.dumps([content, sorted(others.items())]).encode())
 
 
 def fingerprint(path: str) -> Fingerprint:

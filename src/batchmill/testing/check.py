@@ -28,6 +28,7 @@ def check_step(
     *,
     params: Mapping[str, Any] | None = None,
     rows: Sequence[Mapping[str, Any]] | None = None,
+    files: Sequence[Mapping[str, str | os.PathLike[str]]] | None = None,
 ) -> list[dict[str, Any]]:
     """Run a step over copies of some files, check it, and return its rows.
 
@@ -39,6 +40,7 @@ def check_step(
         params: The step's parameters.
         rows: The manifest's other columns of each sample, such as `label` for a torch Dataset that
             takes labels.
+        files: The further files of each sample by column, as `file_columns` of `run` gives them.
 
     Returns:
         The rows of all samples. `input` is the sample's file name.
@@ -53,7 +55,8 @@ def check_step(
     paths = [Path(sample).absolute() for sample in samples]
     name = step if isinstance(step, str) else getattr(step, "__qualname__", repr(step))
     try:
-        _check_arguments(paths, rows)
+        _check_arguments(paths, rows, "rows")
+        _check_arguments(paths, files, "files")
         with tempfile.TemporaryDirectory(prefix="batchmill-check-") as folder:
             trial = Trial(
                 folder=Path(folder, "first"),
@@ -61,6 +64,7 @@ def check_step(
                 params=params or {},
                 samples=paths,
                 rows=rows or [{}] * len(paths),
+                companions=files or [{}] * len(paths),
             )
             check = _Check(trial)
             faults = list(check.faults())
@@ -75,14 +79,18 @@ def check_step(
     ]
 
 
-def _check_arguments(paths: Sequence[Path], rows: Sequence[Mapping[str, Any]] | None) -> None:
+def _check_arguments(
+    paths: Sequence[Path], given: Sequence[Mapping[str, Any]] | None, what: str
+) -> None:
     if not paths:
         raise OptionError("there are no samples. Give the path of at least one file.")
     for path in paths:
         if not path.is_file():
             raise OptionError(f"the sample {path} is not a file. Check the path.")
-    if rows is not None and len(rows) != len(paths):
-        raise OptionError(f"{len(rows)} rows for {len(paths)} samples. Give one row per sample.")
+    if given is not None and len(given) != len(paths):
+        raise OptionError(
+            f"{len(given)} {what} for {len(paths)} samples. Give one item of `{what}` per sample."
+        )
 
 
 def _told(name: str, paths: Sequence[Path], faults: Sequence[str]) -> str:
@@ -149,8 +157,11 @@ class _Check:
         job = trial.job()
         # The manifest fills in missing values, and gives each column one type.
         rows = trial.prepare().manifest.manifest_rows()
-        listed = zip(trial.names, rows, strict=True)
-        inputs = [(name, str(trial.inputs / name), row) for name, row in listed]
+        listed = zip(trial.names, rows, trial.companions, strict=True)
+        inputs = [
+            (name, str(trial.inputs / name), row, {column: row[column] for column in files})
+            for name, row, files in listed
+        ]
         step = trial.prepare().step
         task = {
             "step": job.step,

@@ -40,7 +40,8 @@ def run_fresh(folder: Path, task: Mapping[str, Any], pickled: bytes = b"") -> Fr
 
     Args:
         folder: The folder for the files of the process.
-        task: `step`, `params`, `search` and `inputs` (name, path and row of each input).
+        task: `step`, `params`, `search` and `inputs` (name, path, row and companions of each
+            input).
         pickled: The step, if the process cannot import it. The task then also has the
             `pickle_digest` and the `description` of the step.
 
@@ -100,7 +101,7 @@ def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
     from batchmill.digests import input_id
     from batchmill.errors import BatchmillError
     from batchmill.execution.run_input import execute, make_dataset
-    from batchmill.execution.staging import Input, open_staging
+    from batchmill.execution.staging import Companion, Input, open_staging
     from batchmill.step.load import load_step
     from batchmill.step.value.shipping import unpickle_step
     from batchmill.storage import LocalStore
@@ -112,8 +113,17 @@ def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
                 pickled, task["pickle_digest"], task["description"], search=task["search"]
             )
         else:
-            step = load_step(task["step"], task["params"], search=task["search"])
-        inputs = [Input(name, input_id(name), path, row) for name, path, row in task["inputs"]]
+            columns = {column for *_, files in task["inputs"] for column in files}
+            step = load_step(
+                task["step"], task["params"], search=task["search"], file_columns=sorted(columns)
+            )
+        inputs = [
+            Input(
+                *(name, input_id(name), path, row),
+                companions={column: Companion(place, place) for column, place in files.items()},
+            )
+            for name, path, row, files in task["inputs"]
+        ]
         made = make_dataset(step, inputs) if step.kind == "dataset" else step.target
     except BatchmillError as error:
         return {"outcomes": [], "description": {}, "fault": str(error)}

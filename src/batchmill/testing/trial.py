@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +49,7 @@ class Trial:
     params: Mapping[str, Any]
     samples: Sequence[Path]
     rows: Sequence[Mapping[str, Any]]
+    companions: Sequence[Mapping[str, str | os.PathLike[str]]]
 
     @property
     def names(self) -> list[str]:
@@ -65,13 +67,23 @@ class Trial:
     def set_up(self, *, backwards: bool = False) -> None:
         """Copy the samples, and write the manifest that lists them."""
         listed = []
-        for name, sample, row in zip(self.names, self.samples, self.rows, strict=True):
-            place = self.inputs / name
-            place.parent.mkdir(parents=True)
-            shutil.copyfile(sample, place)
-            listed.append(json.dumps({"input": f"inputs/{name}", **row}, default=str) + "\n")
+        samples = zip(self.names, self.samples, self.rows, self.companions, strict=True)
+        for number, (name, sample, row, files) in enumerate(samples):
+            self._copy(sample, name)
+            copies = {column: f"{number}/{column}/{Path(files[column]).name}" for column in files}
+            for column, copy in copies.items():
+                self._copy(files[column], copy)
+            places = {column: str(self.inputs / copy) for column, copy in copies.items()}
+            listed.append(
+                json.dumps({"input": f"inputs/{name}", **row, **places}, default=str) + "\n"
+            )
         lines = reversed(listed) if backwards else listed
         (self.folder / "manifest.jsonl").write_text("".join(lines), encoding="utf-8")
+
+    def _copy(self, source: str | os.PathLike[str], name: str) -> None:
+        place = self.inputs / name
+        place.parent.mkdir(parents=True)
+        shutil.copyfile(source, place)
 
     def job(self) -> Job:
         """Return the job. Raises OptionError if params cannot be written as JSON."""
@@ -81,7 +93,10 @@ class Trial:
             output=str(self.folder / "dataset"),
             params=self.params,
             # A faulty step may remove its input. That is a finding of its own.
-            inputs=InputOptions(allow_missing=True),
+            inputs=InputOptions(
+                allow_missing=True,
+                file_columns=",".join(dict.fromkeys(chain.from_iterable(self.companions))),
+            ),
         )
 
     def prepare(self) -> Prepared:

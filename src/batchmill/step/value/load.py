@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,13 +29,20 @@ def name_of(step: Any) -> str:
     return f"{_name_in_module(type(step))} (object)"
 
 
-def load_given_step(step: Any, params: Mapping[str, Any] | None = None, *, search: str) -> Step:
+def load_given_step(
+    step: Any,
+    params: Mapping[str, Any] | None = None,
+    *,
+    search: str,
+    file_columns: Sequence[str] = (),
+) -> Step:
     """Load a step from a reference, or check a function, class or object.
 
     Args:
         step: The reference, function, class or object.
         params: The step's parameters.
         search: A folder that is appended to the import path.
+        file_columns: The names of the manifest's columns with companions of the inputs.
 
     Returns:
         The step. If other processes cannot import it, it is pickled.
@@ -46,10 +53,12 @@ def load_given_step(step: Any, params: Mapping[str, Any] | None = None, *, searc
     """
     reference = reference_to(step)
     if reference is not None:
-        return load_step(reference, params, search=search)
+        return load_step(reference, params, search=search, file_columns=file_columns)
     name = name_of(step)
     check_step(name)
-    loaded = check_target(name, step, dict(params or {}), search, by_value=True)
+    loaded = check_target(
+        name, step, dict(params or {}), search, file_columns=file_columns, by_value=True
+    )
     return replace(loaded, pickled=pickle_step(loaded))
 
 

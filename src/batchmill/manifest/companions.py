@@ -1,0 +1,151 @@
+"""Look up the companions of inputs: further files that columns of the manifest name.
+
+A mask is a companion of its image, and a transcript one of its recording.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from batchmill.cells import is_missing
+from batchmill.manifest.inputs import (
+    COLUMNS,
+    MISSING_SIZE,
+    find_escapes,
+    resolve_names,
+    stat_files,
+)
+from batchmill.manifest.source import Source
+from batchmill.security.allowlist import refused_inputs, restricts_inputs
+from batchmill.storage import is_url
+from batchmill.storage.fingerprints import SeenFile, digest_of_files
+from batchmill.urls import join
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedCompanions:
+    """The companions of a manifest's inputs, and their faults.
+
+    Attributes:
+        tables: A table for each file column, with the columns of `Manifest.inputs`. A row is null
+            if its cell is empty. Valid only if `faults` is empty.
+        faults: One sentence per fault, with its line.
+    """
+
+    tables: Mapping[str, pa.Table] = field(default_factory=dict)
+    faults: Sequence[str] = ()
+
+
+def check_companions(
+    source: Source, columns: Sequence[str], root: str, *, confined: bool
+) -> CheckedCompanions:
+    """Resolve the companions of each input, and look up their sizes and times.
+
+    Several inputs may have the same companion. A cell may be empty.
+
+    Args:
+        source: The manifest as it was read.
+        columns: The columns that name companions.
+        root: The folder or URL that relative companions are relative to.
+        confined: True if each companion must lie below `root`.
+
+    Returns:
+        The companions and their faults.
+
+    Raises:
+        StoreError: A store does not respond.
+    """
+    faults: list[str] = []
+    tables = {}
+    for column in columns:
+        if column not in source.frame.columns:
+            found = ", ".join(repr(str(name)) for name in source.frame.columns)
+            faults.append(
+                f"line 1: no column {column!r} (found: {found}). Rename the column, or correct "
+                "--file-columns."
+            )
+            continue
+        tables[column], wrong = _look_up(source, column, root, confined=confined)
+        faults += [f"{source.places[row]}: {text}" for row, text in sorted(wrong.items())]
+    return CheckedCompanions(tables=tables, faults=faults)
+
+
+def digests(companions: Mapping[str, pa.Table], count: int) -> pa.Array:
+    """Return a digest of the names, sizes, times and ETags of each input's companions.
+
+    Args:
+        companions: The tables of `check_companions`.
+        count: The number of inputs.
+
+    Returns:
+        One digest per input. All are null without file columns.
+    """
+    if not companions:
+        return pa.nulls(count, pa.string())
+    return pa.array([digest_of_files(files) for files in companion_rows(companions, count)])
+
+
+def companion_rows(
+    companions: Mapping[str, pa.Table], count: int
+) -> Iterator[dict[str, SeenFile | None]]:
+    """Yield the companions of each input by column, None for an empty cell.
+
+    Args:
+        companions: The tables of `check_companions`, or the same rows of each.
+        count: The number of inputs.
+    """
+    if not companions:
+        yield from ({} for _ in range(count))
+        return
+    columns = [
+        [
+            SeenFile(*row) if row[0] is not None else None
+            for row in zip(*(table[name].to_pylist() for name in COLUMNS), strict=True)
+        ]
+        for table in companions.values()
+    ]
+    for files in zip(*columns, strict=True):
+        yield dict(zip(companions, files, strict=True))
+
+
+def lack_companions(companions: Mapping[str, pa.Table], count: int) -> pa.Array:
+    """Return which of the inputs name a companion that does not exist."""
+    lacks = pa.array(np.zeros(count, bool))
+    for table in companions.values():
+        is_missing = pc.equal(table["size"], MISSING_SIZE).fill_null(False)
+        lacks = pc.or_(lacks, is_missing.combine_chunks())
+    return lacks
+
+
+def _look_up(
+    source: Source, column: str, root: str, *, confined: bool
+) -> tuple[pa.Table, dict[int, str]]:
+    """Return the table of a file column, and its faults by row."""
+    cells = source.frame[column]
+    given = [
+        row
+        for row, cell in enumerate(cells)
+        if not (is_missing(cell) or (isinstance(cell, str) and not cell.strip()))
+    ]
+    faults: dict[int, str] = {}
+    names, _ = resolve_names(cells.iloc[given], root, faults, confined=confined, may_be_blank=False)
+    if confined and not is_url(root):
+        find_escapes(names, root, faults)
+    # Several inputs may share a companion, which is looked up once.
+    once = names.unique()
+    wrong: dict[int, str] = {}
+    looked_up = stat_files(once, root, wrong, source.seen)
+    place = pc.index_in(names, value_set=once)
+    for row, index in enumerate(place.to_pylist()):
+        if index in wrong and row not in faults:
+            faults[row] = wrong[index]
+    if restricts_inputs() and not faults:
+        places = [join(root, name) for name in names.to_pylist()]
+        faults |= refused_inputs(places)
+    rows = np.full(len(cells), -1)
+    rows[given] = place.to_numpy(zero_copy_only=False)
+    table = looked_up.take(pa.array(rows, mask=rows < 0))
+    return table, {given[row]: text for row, text in faults.items()}
