@@ -14,6 +14,7 @@
 - `metadata`: return the table of a dataset, or of an earlier version.
 - `versions`, `keep`, `diff`: list, name and compare the versions of a dataset.
 - `load_manifest`: read and check a manifest.
+- `File`: a file that a step wrote, as a value in its row.
 
 Each has a docstring: `help(batchmill.run)`. Errors are subclasses of `BatchmillError`.
 """
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         StoreError,
         WorkerError,
     )
+    from batchmill.execution.rows import File
     from batchmill.exporting.run_export import ExportResult
     from batchmill.maintenance.versions import VersionDiff
     from batchmill.manifest import Manifest, load_manifest
@@ -60,6 +62,7 @@ __all__ = [
     "BatchmillError",
     "CancelledError",
     "ExportResult",
+    "File",
     "LedgerError",
     "Manifest",
     "ManifestError",
@@ -111,6 +114,7 @@ _HOMES = {
     "batchmill.api.jobs": ("PlanResult", "RunResult", "infer", "plan", "run", "status"),
     "batchmill.api.try_result": ("TryResult",),
     "batchmill.errors": tuple(name for name in __all__ if name.endswith("Error")),
+    "batchmill.execution.rows": ("File",),
     "batchmill.exporting.run_export": ("ExportResult",),
     "batchmill.maintenance.versions": ("VersionDiff",),
     "batchmill.manifest": ("Manifest", "load_manifest"),

@@ -44,10 +44,6 @@ TOP_NAMES = {LEDGER_FOLDER, FILES, PACKS, REPORT, *TABLES}
 INPUT_COLUMN, OUTPUT_COLUMN = "input", "output"
 # The step's keys above the limit of columns, as JSON.
 MORE_COLUMNS = "more_columns"
-# The Parquet metadata of a table that names the column of rows of earlier results.
-STALE_KEY = b"batchmill.stale"
-# The Parquet metadata of a table that names the column with the addresses of outputs in packs.
-PACK_KEY = b"batchmill.pack"
 # The column of the dataset's own inputs. The column `input` names the outputs.
 MADE_FROM = "made_from"
 # The first input of a chain of datasets. Only a dataset whose own manifest was a dataset has it.

@@ -24,6 +24,7 @@ def test_the_public_names():
         "TryResult",
         "VersionDiff",
         "ExportResult",
+        "File",
         "diff",
         "export",
         "failures",

@@ -7,9 +7,9 @@ from pathlib import Path, PurePosixPath
 
 import xxhash
 
-from batchmill.execution.rows import Row
+from batchmill.execution.rows import File, Row
 from batchmill.execution.staging import StagingArea, empty
-from batchmill.layout import FILES
+from batchmill.layout import FILES, OUTPUT_COLUMN
 from batchmill.outcome import WrittenFile
 from batchmill.storage.addresses import Address
 from batchmill.storage.fingerprints import fingerprint
@@ -36,7 +36,8 @@ def place_outputs(
 
     Args:
         staged: The folder that the step wrote to; None if the step writes no files.
-        rows: The step's rows. Their `output` is changed in place.
+        rows: The step's rows. The names of files are changed in place. A row that names a file, but
+            has no `output`, gets its first file as `output`.
         staging: The folders of this attempt, and the store. With packs, files are appended to a
             pack, unless they are larger than a pack.
         input_id: The input's id.
@@ -49,7 +50,7 @@ def place_outputs(
         OutputError: The rows and the folder do not have the same files, or a file is not allowed.
         StoreError: The files cannot be written to the dataset.
     """
-    if not staged and not any("output" in row for row in rows):
+    if not staged and not any(_names_files(row) for row in rows):
         return ()
     if staged:
         _check_folder(staged)
@@ -69,8 +70,8 @@ def place_outputs(
         else:
             (put_folder or staging.store.put_folder)(staged, folder, contents)
     for name, naming in named.items():
-        for row in naming:
-            row["output"] = f"{folder}/{name}"
+        for row, key in naming:
+            row[key] = f"{folder}/{name}"
     return tuple(
         WrittenFile(
             f"{folder}/{name}",
@@ -112,31 +113,41 @@ def _make_writable(folder: str | Path, mode: int) -> None:
         os.chmod(folder, stat.S_IMODE(mode) | stat.S_IRWXU)
 
 
-def _named(rows: Iterable[Row], staged: Path | None) -> dict[str, list[Row]]:
-    """Group rows by the file that they name. Raises OutputError for a bad name."""
-    named: dict[str, list[Row]] = {}
+def _names_files(row: Row) -> bool:
+    return OUTPUT_COLUMN in row or any(type(value) is File for value in row.values())
+
+
+def _named(rows: Iterable[Row], staged: Path | None) -> dict[str, list[tuple[Row, str]]]:
+    """Return the rows and keys that name each file. Raises OutputError for a bad name."""
+    named: dict[str, list[tuple[Row, str]]] = {}
     for number, row in enumerate(rows):
-        value = row.get("output")
-        if value is None:
-            continue
-        if isinstance(value, str) and _is_plain(value):  # This is a tenth of the time.
-            named.setdefault(value, []).append(row)
-            continue
-        text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-        path = PurePosixPath(text) if isinstance(text, str) else None
-        if path is None or not path.parts:
-            raise OutputError(
-                f"row {number} has output={value!r}; expected a file's name, relative to `out`."
-            )
-        if staged and path.is_relative_to(staged):
-            path = path.relative_to(staged)
-        if path.is_absolute() or ".." in path.parts:
-            raise OutputError(
-                f"row {number} names {str(path)!r}, which is not below its output folder. "
-                "Write to `out`, and name the file relative to it."
-            )
-        named.setdefault(str(path), []).append(row)
+        files = {key: value.path for key, value in row.items() if type(value) is File}
+        if row.get(OUTPUT_COLUMN) is not None:
+            files.setdefault(OUTPUT_COLUMN, row[OUTPUT_COLUMN])
+        elif files:
+            files[OUTPUT_COLUMN] = next(iter(files.values()))
+        for key, value in files.items():
+            name = _relative_name(value, f"row {number}", key, staged)
+            named.setdefault(name, []).append((row, key))
     return named
+
+
+def _relative_name(value: object, row: str, key: str, staged: Path | None) -> str:
+    """Return the name of a file, relative to the step's folder. Raises OutputError."""
+    if isinstance(value, str) and _is_plain(value):  # This is a tenth of the time.
+        return value
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    path = PurePosixPath(text) if isinstance(text, str) else None
+    if path is None or not path.parts:
+        raise OutputError(f"{row} has {key}={value!r}; expected a file's name, relative to `out`.")
+    if staged and path.is_relative_to(staged):
+        path = path.relative_to(staged)
+    if path.is_absolute() or ".." in path.parts:
+        raise OutputError(
+            f"{row} names {str(path)!r}, which is not below its output folder. "
+            "Write to `out`, and name the file relative to it."
+        )
+    return str(path)
 
 
 def _is_plain(name: str) -> bool:
@@ -185,7 +196,8 @@ def _compare(named: set[str], written: set[str]) -> None:
         faults.append(f"written but not named: {_listed(written - named)}")
     if faults:
         raise OutputError(
-            f"{'; '.join(faults)}. Each file in `out` needs a row whose `output` is its name."
+            f"{'; '.join(faults)}. Each file in `out` needs a row whose `output` is its name, "
+            "or a key of a row with the value File(name)."
         )
 
 

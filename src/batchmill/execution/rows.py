@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Set
 from datetime import timedelta
 from typing import Any
@@ -23,6 +24,23 @@ RESERVED_KEYS = frozenset({INPUT_COLUMN})
 RESERVED_WITH_PARTITIONS = RESERVED_KEYS | {PARTITION_COLUMN}
 
 Row = dict[str, Any]
+
+
+class File:
+    """A file that a step wrote, as the value of a key of its row.
+
+    Args:
+        path: The path of the file, relative to the step's folder `out`.
+    """
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+
+    def __repr__(self) -> str:
+        return f"File({self.path!r})"
+
 
 _PLAIN = frozenset({bool, int, str, type(None)})
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))

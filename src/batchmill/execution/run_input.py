@@ -20,7 +20,7 @@ from batchmill.execution.failures import (
     printable,
 )
 from batchmill.execution.outputs import place_outputs
-from batchmill.execution.rows import Row, encode_rows, rows_of
+from batchmill.execution.rows import File, Row, encode_rows, rows_of
 from batchmill.execution.staging import Companion, Input, StagingArea, stage
 from batchmill.outcome import Fault, Outcome, UnstoredOutcome
 from batchmill.step.load import Step
@@ -145,7 +145,17 @@ def answer(step: Step, item: Input, staging: StagingArea, indexed: Callable[[], 
             rows = _run(step, item, staging, indexed)
         finally:
             _end_if_forked(pid)
-        return json.dumps({"rows": encode_rows(rows)}).encode()
+        files = [
+            (number, key, value.path)
+            for number, row in enumerate(rows)
+            for key, value in row.items()
+            if isinstance(value, File)
+        ]
+        rows = [
+            {key: None if isinstance(value, File) else value for key, value in row.items()}
+            for row in rows
+        ]
+        return json.dumps({"rows": encode_rows(rows), "files": files}).encode()
     except BaseException as error:  # The error becomes the input's outcome.
         failure = failure_of(item, staging, error, 0.0, ours=False)
         if isinstance(error, PermissionError):
@@ -160,6 +170,8 @@ def read_answer(data: bytes) -> list[Row]:
     if "failure" in found:
         raise ReportedError(**found["failure"])
     rows: list[Row] = json.loads(found["rows"])
+    for number, key, path in found["files"]:
+        rows[number][key] = File(path)
     return rows
 
 

@@ -163,9 +163,13 @@ def relative_to_own_folder(outcome: Outcome) -> Outcome:
     def relative(path: str) -> str:
         return path.removeprefix(f"{FILES}/").partition("/")[2]
 
-    rows = json.loads(outcome.rows)
-    for row in rows:
-        if row.get("output"):
-            row["output"] = relative(row["output"])
+    paths = {file.path for file in outcome.outputs}
+    rows = [
+        {
+            key: relative(value) if isinstance(value, str) and value in paths else value
+            for key, value in row.items()
+        }
+        for row in json.loads(outcome.rows)
+    ]
     files = tuple(f._replace(path=relative(f.path)) for f in outcome.outputs)
     return outcome._replace(rows=json.dumps(rows), outputs=files)

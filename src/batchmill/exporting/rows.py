@@ -72,9 +72,10 @@ def choose_rows(
         StoreError: The table cannot be read, or a file is missing.
     """
     published = read_published(dataset, version=version, stale=stale)
-    found = named(published.table, dataset, published.pack)
-    if published.pack:  # Readers of the export have no use for an address in the dataset.
-        found = found._replace(rows=found.rows.drop_columns(published.pack))
+    added = published.added
+    found = named(published.table, dataset, added.pack)
+    # Readers of the export have no use for addresses in the dataset.
+    found = found._replace(rows=found.rows.drop_columns(sorted(added.added - {added.stale})))
     found = _filtered(
         found, chosen_rows(found.rows, Selection(dataset=dataset, partitions=partitions))
     )

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchmill.errors import ManifestError
-from batchmill.layout import FORMAT, MADE_FROM, ORIGINAL_INPUT, PACK_KEY
+from batchmill.layout import FORMAT, MADE_FROM, ORIGINAL_INPUT
+from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.ledger.versions import Versions
 from batchmill.manifest.records import read_parquet
 from batchmill.manifest.source import Source, fits, numbered
@@ -92,19 +93,19 @@ def read_dataset(place: str, pattern: str, table: bytes | None) -> Source:
 
 
 def _take_packed(frame: pd.DataFrame, table: bytes) -> dict[str, FileStat]:
-    """Remove the column with the addresses of outputs in packs. Return what is known of them."""
-    metadata = pq.read_schema(pa.BufferReader(table)).metadata or {}
-    column = metadata.get(PACK_KEY, b"").decode()
-    if not column:
-        return {}
-    rows = frame[["output", column]].dropna()
-    del frame[column]
+    """Remove the columns with the addresses of files in packs. Return what is known of them."""
     found = {}
-    for name, address in rows.itertuples(index=False):
-        place = parse_address(address)
-        if place:
-            # The content of an address never changes, so it is an ETag.
-            found[name] = FileStat(place.size, 0, address)
+    packs = TableMetadata.of(pq.read_schema(pa.BufferReader(table))).packs
+    for name, column in packs.items():
+        if not column:
+            continue
+        rows = frame[[name, column]].dropna()
+        del frame[column]
+        for file, address in rows.itertuples(index=False):
+            place = parse_address(address)
+            if place:
+                # The content of an address never changes, so it is an ETag.
+                found[file] = FileStat(place.size, 0, address)
     return found
 
 

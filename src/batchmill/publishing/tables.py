@@ -17,12 +17,12 @@ from batchmill.layout import (
     METADATA,
     METADATA_CSV,
     MORE_COLUMNS,
-    PACK_KEY,
+    OUTPUT_COLUMN,
     PARTITION_COLUMN,
-    STALE_KEY,
 )
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import has_result
+from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.manifest import Manifest
 from batchmill.partitions.record import last_assignment
 from batchmill.publishing.failure_groups import read_failures
@@ -57,13 +57,14 @@ class _Chunk(NamedTuple):
         columns: The columns.
         more: The keys above the limit, as JSON objects.
         stale: True for the rows of earlier results.
-        packs: The addresses of the outputs that are in packs.
+        files: For each column of the step with files, their addresses in packs, null for other
+            files.
     """
 
     columns: dict[str, _Column]
     more: pa.Array
     stale: pa.Array
-    packs: pa.Array
+    files: dict[str, pa.Array]
 
     def only(self, names: Container[str]) -> "_Chunk":
         """Return the chunk without other columns. It limits the memory."""
@@ -101,8 +102,8 @@ def publish(ledger: Ledger, manifest: Manifest) -> dict[str, PublishedTable]:
     order, without inputs that the manifest no longer lists. Only the first `MAX_COLUMNS` keys of
     the step become columns. `more_columns` has the others as JSON. If inputs that are not ok keep
     earlier results, the column `stale` is true for their rows. If outputs are in packs, the column
-    `pack` has their addresses. `failures.csv` has one row per input
-    that is not ok.
+    `pack` has their addresses. The metadata of the Parquet file names the columns with further
+    files of a row. `failures.csv` has one row per input that is not ok.
     """
     records = ledger.records(["input", "outcome", "rows", "outputs", "result_run"])
     position = pc.index_in(records["input"], value_set=manifest.inputs["input"])
@@ -178,16 +179,24 @@ def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
     more = pa.chunked_array([chunk.more for chunk in chunks], pa.string())
     if more.null_count < len(more):
         columns[_free_name(MORE_COLUMNS, columns)] = more
-    own: dict[bytes, str] = {}
-    packs = pa.chunked_array([chunk.packs for chunk in chunks], pa.string())
-    if packs.null_count < len(packs):
-        own[PACK_KEY] = _free_name(_PACK, columns)
-        columns[own[PACK_KEY]] = packs
+    added: dict[str, str] = {}
+    for name in dict.fromkeys(name for chunk in chunks for name in chunk.files):
+        packs = pa.chunked_array(
+            [chunk.files.get(name, pa.nulls(len(chunk.more), pa.string())) for chunk in chunks]
+        )
+        column = ""
+        if packs.null_count < len(packs):
+            column = _free_name(_PACK if name == OUTPUT_COLUMN else f"{name}_{_PACK}", columns)
+            columns[column] = packs
+        if column or name != OUTPUT_COLUMN:
+            added[name] = column
     stale = pa.chunked_array([chunk.stale for chunk in chunks], pa.bool_())
+    stale_column = ""
     if pc.any(stale).as_py():
-        own[STALE_KEY] = _free_name(_STALE, columns)
-        columns[own[STALE_KEY]] = stale
-    return pa.table(columns).replace_schema_metadata(own or None)
+        stale_column = _free_name(_STALE, columns)
+        columns[stale_column] = stale
+    metadata = TableMetadata(stale=stale_column, packs=added)
+    return pa.table(columns).replace_schema_metadata(metadata.as_arrow())
 
 
 def _parts(records: pa.Table) -> Iterator[pa.Table]:
@@ -240,15 +249,33 @@ def _chunk(
     if PARTITION_COLUMN in records.column_names:
         columns[PARTITION_COLUMN] = records[PARTITION_COLUMN].take(owner)
     stale = pc.is_valid(records["result_run"]).combine_chunks().take(owner)
-    return _Chunk(columns, more, stale, _packs(records["outputs"], rows))
+    return _Chunk(columns, more, stale, _files(records["outputs"], cells, len(rows)))
 
 
-def _packs(outputs: pa.ChunkedArray, rows: Sequence[Mapping[str, Any]]) -> pa.Array:
-    """Return the address of each row's output, null for an output that is not in a pack."""
+def _files(
+    outputs: pa.ChunkedArray, cells: Mapping[str, tuple[list[int], list[Any]]], count: int
+) -> dict[str, pa.Array]:
+    """Return the columns with files. Their values are addresses, null for files outside of packs.
+
+    Args:
+        outputs: The outputs of some records.
+        cells: The cells of the step's rows, as `_cells_of` returns them.
+        count: The number of rows.
+    """
     files = pc.list_flatten(outputs).combine_chunks()
     names = files.field("path").to_pylist()
     addresses = dict(zip(names, files.field("pack").to_pylist(), strict=True))
-    return pa.array([addresses.get(row.get("output")) for row in rows], pa.string())
+    found = {}
+    for key, (places, values) in cells.items():
+        # Only files have such a value: it has the id of the input and a hash of the contents.
+        first = next((value for value in values if value is not None), None)
+        if isinstance(first, str) and first in addresses:
+            column = pa.array(
+                [addresses.get(value) if isinstance(value, str) else None for value in values],
+                pa.string(),
+            )
+            found[key] = _spread(column, places, count)
+    return found
 
 
 def _cells_of(

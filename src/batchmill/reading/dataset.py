@@ -3,8 +3,9 @@
 import operator
 import os
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ from batchmill.reading.files import (
     choose_load,
     fetch_place,
     one_of_each_suffix,
+    open_by_suffix,
     open_content,
     open_fetched,
     open_place,
@@ -67,7 +69,8 @@ def open_dataset(
         partition: The partition or partitions to read. None: all rows.
         load: How to open a file: a function of its path, or the name of a kind ("tensor", "array",
             "arrays", "audio", "image", "text", "json", "bytes"). None: by its suffix.
-        columns: Columns of the table that become fields of a sample, after its label.
+        columns: Columns of the table that become fields of a sample, after its label. A column
+            with further files has their content, opened by suffix, and None without a file.
         only_labelled: True to leave out rows without a label.
         transform: Called with the content of a file. Returns the sample's `data`.
         version: The number or name of a version. None: the last one. A reader keeps its version
@@ -92,7 +95,7 @@ def open_dataset(
     )
     published = read_published(dataset, selection.needed, version=version, stale=stale)
     check_columns(published.columns, selection)
-    samples = make_samples(published.table, selection, published.pack)
+    samples = make_samples(published.table, selection, published.added)
     if not len(samples.table):
         raise OptionError(
             f"{dataset}: has no sample to open. List its failed inputs: "
@@ -101,9 +104,14 @@ def open_dataset(
     places = samples.table["place"].combine_chunks()
     names = [] if callable(load) or isinstance(load, str) else one_of_each_suffix(places)
     chosen = choose_load(load, names, dataset)
+    further = [name for name in selection.columns if name in published.added.further]
+    for name in further:
+        files = samples.table[name].combine_chunks()
+        files = files.filter(pc.not_equal(files, ""))
+        choose_load(None, one_of_each_suffix(files), dataset)  # Raises for an unknown suffix.
     root = _input_root(dataset, places[0].as_py()) if samples.are_inputs and len(places) else None
     table = map_table(samples.table, partial(_table_again, selection, published.content))
-    return SampleDataset(selection, published.content, table, root, chosen, transform)
+    return SampleDataset(selection, published.content, table, root, chosen, transform, further)
 
 
 def _names(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -112,7 +120,7 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
 
 def _table_again(selection: Selection, content: str) -> pa.Table:
     published = read_published(selection.dataset, selection.needed, content, stale=selection.stale)
-    return make_samples(published.table, selection, published.pack).table
+    return make_samples(published.table, selection, published.added).table
 
 
 def _input_root(dataset: str, name: str) -> str:
@@ -131,6 +139,17 @@ def _raise(error: Exception) -> NoReturn:
     raise error
 
 
+def _nothing() -> None:
+    """Return None: the row has no such file."""
+
+
+def _open_and_remove(path: Path, full: str, load: Load) -> Any:
+    try:
+        return open_fetched(path, full, load)
+    finally:
+        remove_folder(path.parent)
+
+
 class SampleDataset(Dataset[Any]):
     """The samples of a dataset: `dataset[i]` is a NamedTuple `Sample(id, data, label, ...)`.
 
@@ -145,6 +164,7 @@ class SampleDataset(Dataset[Any]):
         root: str | None,
         load: Load,
         transform: Callable[[Any], Any] | None,
+        further: Sequence[str] = (),
     ) -> None:
         self._selection = selection
         self._content = content
@@ -157,6 +177,8 @@ class SampleDataset(Dataset[Any]):
         # The first column is the file's name. The second is the id, if it differs from the name.
         self._names_ids = table.names[1:2] == ["id"]
         self._fields = ("id", "data", *table.names[2 if self._names_ids else 1 :])
+        # The places of further files in a row of the table.
+        self._further = [table.names.index(name) for name in further]
 
     def __len__(self) -> int:
         return len(self._table)
@@ -169,61 +191,69 @@ class SampleDataset(Dataset[Any]):
             StoreError: The file is missing or damaged, or the version was removed.
             OptionError: The input may not be read here.
         """
-        place, *values = self._table.row(operator.index(index))
-        return self._sample(index, place, values, partial(self._open, place))
+        row = self._table.row(operator.index(index))
+        files = self._files(row)
+        return self._sample(index, row, [partial(self._open, *file) for file in files])
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several samples, as torch's DataLoader requests a batch.
 
         Remote files are fetched at the same time. The errors are those of `dataset[index]`.
         """
-        rows = [(index, *self._table.row(operator.index(index))) for index in indices]
         if not is_url(self._root):
             return [self[index] for index in indices]
+        rows = [self._table.row(operator.index(index)) for index in indices]
         if get_worker_info():
             transfer.use_obstore()
+        files = [file for row in rows for file in self._files(row)]
         with scratch_folder() as folder:
             fetch = partial(self._fetch, folder)
-            openers = ahead_in_threads(fetch, [place for _, place, *_ in rows], remote.THREADS)
+            openers = iter(ahead_in_threads(lambda file: fetch(*file), files, remote.THREADS))
             return [
-                self._sample(index, place, values, opener)
-                for (index, place, *values), opener in zip(rows, openers, strict=True)
+                self._sample(index, row, islice(openers, 1 + len(self._further)))
+                for index, row in zip(indices, rows, strict=True)
             ]
 
-    def _fetch(self, folder: Path, place: str) -> Callable[[], Any]:
+    def _files(self, row: Sequence[Any]) -> list[tuple[str, Load]]:
+        """Return the places of the files of a row, and the functions that open them."""
+        return [(row[0], self._load), *((row[at], open_by_suffix) for at in self._further)]
+
+    def _fetch(self, folder: Path, place: str, load: Load) -> Callable[[], Any]:
         """Fetch a remote file. Return a function that opens it or raises the fetch's error."""
+        if not place:
+            return _nothing
         full, own_folder = join(self._root, place), folder / uuid.uuid4().hex
         address = self._address(place)
         try:
             if address:
-                return partial(open_content, self._packs.read(address), full, self._load)
+                return partial(open_content, self._packs.read(address), full, load)
             own_folder.mkdir()
             path = fetch_place(full, own_folder, is_input=self._inputs_root is not None)
         except BatchmillError as error:
             return partial(_raise, error)
-        return partial(self._open_fetched, path, full)
-
-    def _open_fetched(self, path: Path, full: str) -> Any:
-        try:
-            return open_fetched(path, full, self._load)
-        finally:
-            remove_folder(path.parent)
+        return partial(_open_and_remove, path, full, load)
 
     def _address(self, place: str) -> Address | None:
         """Return where a file is in a pack; None if it is not in a pack."""
         return None if self._inputs_root else parse_address(place)
 
-    def _open(self, place: str) -> Any:
+    def _open(self, place: str, load: Load) -> Any:
+        if not place:
+            return None
         address = self._address(place)
         if address:
-            return open_content(self._packs.read(address), f"{self._root}/{place}", self._load)
+            return open_content(self._packs.read(address), f"{self._root}/{place}", load)
         full = join(self._root, place)
-        return open_place(full, self._load, is_input=self._inputs_root is not None)
+        return open_place(full, load, is_input=self._inputs_root is not None)
 
-    def _sample(self, index: int, place: str, values: list[Any], opener: Callable[[], Any]) -> Any:
+    def _sample(self, index: int, row: Sequence[Any], openers: Iterable[Callable[[], Any]]) -> Any:
+        """Return a sample. The openers open its files, in the order of `_files`."""
+        place, *values = row
         name = values.pop(0) if self._names_ids else place
         try:
-            data = opener()
+            data, *further = (opener() for opener in openers)
+            for at, content in zip(self._further, further, strict=True):
+                values[at - len(row)] = content
             if self._transform is not None:
                 data = self._transform(data)
         except BatchmillError:

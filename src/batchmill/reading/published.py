@@ -9,9 +9,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from batchmill.errors import OptionError, StoreError
-from batchmill.layout import METADATA, PACK_KEY, STALE_KEY
+from batchmill.layout import METADATA
 from batchmill.ledger.open import last_run, open_ledger
 from batchmill.ledger.published_record import PublishedRecord, read_published_record
+from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.ledger.versions import Versions
 from batchmill.planning.run_spec import read_spec
 from batchmill.storage import Store, is_url, remote
@@ -32,15 +33,13 @@ class Published(NamedTuple):
         table: Some columns.
         columns: The names of all columns.
         content: The hash of the file.
-        stale: The column that is true in rows of earlier results. Empty without such rows.
-        pack: The column with the addresses of outputs in packs. Empty without packs.
+        added: The columns that batchmill has added.
     """
 
     table: pa.Table
     columns: list[str]
     content: str
-    stale: str
-    pack: str
+    added: TableMetadata
 
 
 def read_published(
@@ -76,7 +75,7 @@ def read_published(
         published = _read(dataset, store, versions.table_name(found.number), columns, found.table)
     else:
         published = _read_last(dataset, store, columns)
-    column = published.stale
+    column = published.added.stale
     if column and not stale:
         fresh = published.table.filter(pc.invert(published.table[column]))
         published = published._replace(table=fresh)
@@ -135,15 +134,15 @@ def _read(
             # The pandas metadata in the schema would turn a manifest column into an index.
             parquet = pq.ParquetFile(file)
             names = parquet.schema_arrow.names
-            own = parquet.schema_arrow.metadata or {}
-            stale, pack = (own.get(key, b"").decode() for key in (STALE_KEY, PACK_KEY))
-            chosen = [name for name in names if columns is None or name in {*columns, stale, pack}]
+            added = TableMetadata.of(parquet.schema_arrow)
+            needed = {*(columns or ()), *added.added}
+            chosen = [name for name in names if columns is None or name in needed]
             table = parquet.read(columns=chosen).replace_schema_metadata(None)
         except (OSError, pa.ArrowException) as error:
             raise StoreError(
                 place, f"cannot be read ({error}). Run the same command again."
             ) from error
-    return Published(table, names, found, stale, pack)
+    return Published(table, names, found, added)
 
 
 def _check_recorded(store: Store, record: PublishedRecord | None, found: str) -> None:

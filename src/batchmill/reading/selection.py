@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from batchmill.errors import OptionError
 from batchmill.layout import FILES, INPUT_COLUMN, OUTPUT_COLUMN, PACKS, PARTITION_COLUMN
+from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.reading.sample import check_fields
 
 LABEL = "label"
@@ -88,17 +89,17 @@ class Samples(NamedTuple):
     are_inputs: bool
 
 
-def make_samples(table: pa.Table, selection: Selection, pack: str = "") -> Samples:
+def make_samples(table: pa.Table, selection: Selection, added: TableMetadata) -> Samples:
     """Return the table of samples: `place`, `id` (if it differs), `label`, then the other columns.
 
-    Text labels become indices of a dictionary with all labels of the dataset, sorted. `pack` is the
-    column with the addresses of outputs in packs.
+    Text labels become indices of a dictionary with all labels of the dataset, sorted. A column with
+    further files has their places. `added` has the columns that batchmill has added.
 
     Raises:
         OptionError: The dataset lacks a column, a partition or a label.
     """
     dataset = selection.dataset
-    found = named(table, dataset, pack)
+    found = named(table, dataset, added.pack)
     labels = _labels(found.rows) if LABEL not in selection.columns else None
     own = ["id", "data", *([LABEL] if labels is not None else [])]
     check_fields(dataset, selection.columns, own)
@@ -109,7 +110,13 @@ def make_samples(table: pa.Table, selection: Selection, pack: str = "") -> Sampl
         made[LABEL] = labels
     # A list of names, because a user's column may also be called "place".
     names = [*made, *selection.columns]
-    samples = pa.table([*made.values(), *map(_values, found.rows.select(selection.columns))], names)
+    columns = (
+        _places(found.rows, name, added.packs[name], dataset)
+        if name in added.further
+        else _values(found.rows[name])
+        for name in selection.columns
+    )
+    samples = pa.table([*made.values(), *columns], names)
     mask = chosen_rows(found.rows, selection)
     if mask is not None:
         samples, found = samples.filter(mask), found._replace(ids=found.ids.filter(mask))
@@ -173,6 +180,20 @@ def check_columns(known: Sequence[str], selection: Selection) -> None:
             f"{selection.dataset}: has no column {' and '.join(map(repr, unknown))}. "
             f"It has {', '.join(map(repr, known))}."
         )
+
+
+def _places(rows: pa.Table, column: str, pack: str, dataset: str) -> pa.Array:
+    """Return the places of further files: names, or addresses in packs. "" without a file."""
+    names = rows[column].cast(_TEXT).combine_chunks()
+    # A row whose step wrote no such file may have the value of the manifest.
+    is_file = pc.starts_with(names, f"{FILES}/").fill_null(False)
+    names = pc.if_else(is_file, names, "")
+    _check_inside(names.filter(is_file), dataset, FILES)
+    if not pack:
+        return names
+    addresses = rows[pack].cast(_TEXT).combine_chunks()
+    _check_inside(addresses.drop_null(), dataset, PACKS)
+    return pc.coalesce(addresses, names)
 
 
 def _check_inside(outputs: pa.Array, dataset: str, folder: str) -> None:

@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from batchmill.errors import StoreError
-from batchmill.layout import FILES, INPUT_COLUMN, METADATA, OUTPUT_COLUMN, PACK_KEY
+from batchmill.layout import FILES, INPUT_COLUMN, METADATA, OUTPUT_COLUMN
+from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.publishing.report.previews import Preview, Previewer
 from batchmill.storage import Store, is_url
 from batchmill.urls import join
@@ -104,7 +105,7 @@ def chosen_rows(store: Store, count: int) -> Iterator[ChosenRow]:
         table = pq.ParquetFile(file)
         if OUTPUT_COLUMN not in table.schema_arrow.names:
             return
-        pack = (table.schema_arrow.metadata or {}).get(PACK_KEY, b"").decode()
+        pack = TableMetadata.of(table.schema_arrow).pack
         packs = [pack] if pack else []
         starts = np.cumsum([0, *_counts(table)])
         chosen = np.unique(np.linspace(0, starts[-1] - 1, count).round().astype(int))

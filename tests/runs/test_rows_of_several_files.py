@@ -1,0 +1,150 @@
+"""Rows that name several files: `File` as the value of a key."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from jobs import run_job
+from torch.utils.data import DataLoader
+
+from batchmill import File, open_dataset
+from batchmill.execution.single_input import run_single_input
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.table_metadata import TableMetadata
+from batchmill.maintenance.verify import verify
+from batchmill.step.load import load_step
+from batchmill.storage import LocalStore
+
+STEP = """
+import json
+import numpy as np
+from batchmill import File
+
+def halves(source, out):
+    value = int(source.read_text())
+    for name in ("left", "right"):
+        np.save(out / f"{name}.npy", np.array([value, len(name)]))
+    yield {"left": File("left.npy"), "right": File(out / "right.npy"), "label": value % 2}
+
+def with_output(source, out):
+    (out / "text.txt").write_text(source.read_text())
+    row = {"output": "text.txt"}
+    if source.read_text() == "1":
+        (out / "mask.json").write_text("[1]")
+        row["mask"] = File("mask.json")
+    return row
+
+def nested(source, out):
+    (out / "a.txt").write_text("a")
+    return {"files": [File("a.txt")]}
+
+def absent(source, out):
+    return {"mask": File("mask.png")}
+
+def measure(source, right):
+    return {"sum": int(np.load(source).sum() + np.load(right).sum())}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dividing.py").write_text(STEP)
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_text(str(number))
+    (tmp_path / "m.csv").write_text("input\n0.txt\n1.txt\n2.txt\n3.txt\n")
+    return tmp_path
+
+
+def run(folder, step="halves", manifest="m.csv", out="out", **options):
+    seen = []
+    run_job(folder / manifest, f"dividing:{step}", folder / out, seen=seen, options=options)
+    return seen
+
+
+def table(folder, out="out"):
+    return pd.read_parquet(folder / out / "metadata.parquet").set_index("input")
+
+
+@pytest.mark.parametrize("options", [{}, {"pack": "1MB"}], ids=["files", "packs"])
+def test_a_sample_has_the_files_of_its_row(folder, options):
+    run(folder, **options)
+    rows = table(folder)
+    assert (rows["output"] == rows["left"]).all()
+    if not options:
+        assert np.load(folder / "out" / rows.loc["3.txt", "right"]).tolist() == [3, 5]
+    samples = open_dataset(folder / "out", columns=["right"])
+    assert samples._fields == ("id", "data", "label", "right")
+    seen = {
+        (int(left), int(length), int(right))
+        for batch in DataLoader(samples, batch_size=2, num_workers=1)
+        for (left, length), (right, _) in zip(
+            batch.data.tolist(), batch.right.tolist(), strict=True
+        )
+    }
+    assert seen == {(number, 4, number) for number in range(4)}
+    assert not list(verify(Ledger(LocalStore(folder / "out")), hash_files=True))
+
+
+def test_samples_of_several_files_in_a_bucket(folder, bucket):
+    run_job(folder / "m.csv", "dividing:halves", f"{bucket}/out")
+    samples = open_dataset(f"{bucket}/out", columns=["right"])
+    batches = list(DataLoader(samples, batch_size=4, num_workers=1))
+    assert batches[0].right.tolist() == [[number, 5] for number in range(4)]
+    assert samples[2].right.tolist() == [2, 5]
+
+
+@pytest.mark.parametrize("options", [{}, {"pack": "1MB"}], ids=["files", "packs"])
+def test_the_files_of_a_row_are_files_of_the_next_step(folder, options):
+    run(folder, **options)
+    run(folder, "measure", "out", "sums", file_columns="right")
+    assert table(folder, "sums")["sum"].to_list() == [2 * n + 9 for n in range(4)]
+    assert run(folder, "measure", "out", "sums", file_columns="right") == []
+
+
+def test_a_row_without_the_file_has_none(folder):
+    run(folder, "with_output")
+    assert [sample.mask for sample in open_dataset(folder / "out", columns=["mask"])] == [
+        None,
+        [1],
+        None,
+        None,
+    ]
+
+
+def test_a_file_inside_a_list_and_a_file_that_was_not_written_fail(folder):
+    message = run(folder, "nested", out="a")[0].message
+    assert "written but not named: a.txt" in message
+    assert "a key of a row with the value File(name)" in message
+    assert "named but not written: mask.png" in run(folder, "absent", out="b")[0].message
+
+
+def test_a_confined_step_names_several_files(folder):
+    run(folder, confine=True)
+    assert [sample.right[0] for sample in open_dataset(folder / "out", columns=["right"])] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+
+
+def test_a_tried_step_keeps_the_names_of_its_files(folder):
+    step = load_step("dividing:halves", search=str(folder))
+    rows = json.loads(run_single_input(step, "1.txt", {}, folder / "kept").rows)
+    assert rows == [{"left": "left.npy", "right": "right.npy", "label": 1, "output": "left.npy"}]
+    assert (folder / "kept" / "right.npy").exists()
+
+
+def test_the_metadata_of_a_table_survives(folder):
+    found = TableMetadata(stale="stale", packs={"output": "pack", "mask": ""})
+    schema = pa.schema([], metadata=found.as_arrow())
+    assert TableMetadata.of(schema) == found
+    assert TableMetadata.of(pa.schema([])) == TableMetadata()
+    assert TableMetadata().as_arrow() is None
+
+
+def test_a_file_has_a_short_text():
+    assert repr(File("a.png")) == "File('a.png')"
