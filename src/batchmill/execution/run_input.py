@@ -170,7 +170,7 @@ def read_answer(data: bytes) -> list[Row]:
     if "failure" in found:
         raise ReportedError(**found["failure"])
     rows: list[Row] = json.loads(found["rows"])
-    for number, key, path in found["files"]:
+    for number, key, path in found.get("files", ()):
         rows[number][key] = File(path)
     return rows
 
