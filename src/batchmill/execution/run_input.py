@@ -151,11 +151,8 @@ def answer(step: Step, item: Input, staging: StagingArea, indexed: Callable[[], 
             for key, value in row.items()
             if isinstance(value, File)
         ]
-        rows = [
-            {key: None if isinstance(value, File) else value for key, value in row.items()}
-            for row in rows
-        ]
-        return json.dumps({"rows": encode_rows(rows), "files": files}).encode()
+        text = encode_rows(map(_without_files, rows))
+        return json.dumps({"rows": text, "files": files}).encode()
     except BaseException as error:  # The error becomes the input's outcome.
         failure = failure_of(item, staging, error, 0.0, ours=False)
         if isinstance(error, PermissionError):
@@ -348,9 +345,19 @@ def _end_if_forked(pid: int) -> None:
 def _run(step: Step, item: Input, staging: StagingArea, indexed: Callable[[], Any]) -> list[Row]:
     """Call the step, and return its rows. Its folder has been created."""
     if step.kind != "function":
-        return rows_of(indexed(), staging.reserved)
-    staged = staging.folder / item.input_id if "out" in step.given else None
-    return rows_of(_call(step, item, staged), staging.reserved)
+        result = indexed()
+    else:
+        staged = staging.folder / item.input_id if "out" in step.given else None
+        result = _call(step, item, staged)
+    rows = rows_of(result, staging.reserved)
+    if step.declared:
+        step.declared.check(encode_rows(map(_without_files, rows)))
+    return rows
+
+
+def _without_files(row: Row) -> Row:
+    """Return a row with the names of its files as text."""
+    return {key: value.path if isinstance(value, File) else value for key, value in row.items()}
 
 
 def _call(step: Step, item: Input, staged: Path | None) -> Any:

@@ -15,6 +15,7 @@ from batchmill.errors import OptionError, StoreError
 from batchmill.layout import FILES, INPUT_COLUMN, PARTITION_COLUMN
 from batchmill.ledger.open import open_ledger
 from batchmill.ledger.parts import file_names
+from batchmill.manifest.arrow_columns import tensors_as_lists
 from batchmill.reading.published import input_root, read_published
 from batchmill.reading.selection import Named, Selection, chosen_rows, named
 from batchmill.storage import open_store
@@ -75,7 +76,8 @@ def choose_rows(
     added = published.added
     found = named(published.table, dataset, added.pack)
     # Readers of the export have no use for addresses in the dataset.
-    found = found._replace(rows=found.rows.drop_columns(sorted(added.added - {added.stale})))
+    rows = found.rows.drop_columns(sorted(added.added - {added.stale}))
+    found = found._replace(rows=tensors_as_lists(rows))
     found = _filtered(
         found, chosen_rows(found.rows, Selection(dataset=dataset, partitions=partitions))
     )

@@ -1,4 +1,4 @@
-"""Convert the columns of a pandas DataFrame to Arrow."""
+"""Convert the columns of a pandas DataFrame to Arrow, and tensors to lists."""
 
 import json
 from typing import Any
@@ -20,6 +20,17 @@ def to_arrow_table(frame: pd.DataFrame) -> pa.Table:
         common type becomes text.
     """
     return pa.table({str(name): _to_arrow_array(frame[name]) for name in frame.columns})
+
+
+def tensors_as_lists(table: pa.Table) -> pa.Table:
+    """Return a table whose tensors are nested lists, for formats that have no tensors."""
+    for number, field in enumerate(table.schema):
+        if isinstance(field.type, pa.FixedShapeTensorType):
+            values = table.column(number).combine_chunks().storage.flatten()
+            for length in reversed(field.type.shape):
+                values = pa.FixedSizeListArray.from_arrays(values, length)
+            table = table.set_column(number, field.name, values)
+    return table
 
 
 def _to_arrow_array(values: pd.Series) -> pa.Array:

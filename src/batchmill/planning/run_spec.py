@@ -61,6 +61,7 @@ class RunSpec:
         unsampled: The number of inputs to execute that are outside the sample of the run.
         takes_rows: True if the step receives the manifest's other columns.
         file_columns: The names of the manifest's columns with companions of the inputs.
+        declared: The Arrow type of each column that has one, because the step declares it.
     """
 
     run: int
@@ -86,6 +87,7 @@ class RunSpec:
     takes_rows: bool = False
     unsampled: int = 0
     file_columns: Sequence[str] = ()
+    declared: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def inputs(self) -> int:
@@ -131,6 +133,7 @@ def write_run_plan(
         takes_rows=prepared.step.takes_rows,
         unsampled=0 if plan.left is None else len(plan.left),
         file_columns=list(manifest.companions),
+        declared=prepared.step.declared.columns if prepared.step.declared else {},
     )
     order = pa.array(layout.order)
     pending = plan.pending.take(order)

@@ -23,16 +23,17 @@ from batchmill.version import VERSION
 def publish_changes(ledger: Ledger, manifest: Manifest) -> None:
     """Publish the tables of a dataset, unless they are up to date."""
     store = ledger.store
-    made_of = _made_of(ledger, manifest)
-    before = read_published_record(store)
     run = max(ledger.runs(), default=0)
+    declared = read_spec(ledger, run).declared
+    made_of = _made_of(ledger, manifest, declared)
+    before = read_published_record(store)
     if before and before.made_of == made_of and before.matches(store):
         if before.run != run:  # An earlier run was killed. This run has checked its files.
             replace(before, run=run).write(store)
         return
     # The record is deleted first. If the process stops now, the next run publishes again.
     store.delete(PUBLISHED)
-    tables = {name: table._asdict() for name, table in publish(ledger, manifest).items()}
+    tables = {name: table._asdict() for name, table in publish(ledger, manifest, declared).items()}
     _add_version(ledger, run, tables)
     PublishedRecord(run=run, made_of=made_of, tables=tables).write(store)
 
@@ -52,7 +53,7 @@ def _add_version(ledger: Ledger, run: int, tables: Mapping[str, Mapping[str, Any
         ledger.versions.add(version, METADATA)
 
 
-def _made_of(ledger: Ledger, manifest: Manifest) -> str:
+def _made_of(ledger: Ledger, manifest: Manifest, declared: Mapping[str, str]) -> str:
     """Return a hash of everything that the tables depend on."""
     columns = [manifest.inputs["input"], *manifest.manifest_columns.columns]
     names = ["the input", *manifest.manifest_columns.column_names]
@@ -62,7 +63,8 @@ def _made_of(ledger: Ledger, manifest: Manifest) -> str:
     # The run deletes earlier assignments after the publication.
     last = name_of_last(ledger)
     state = [*ledger.part_names(), *ledger.store.names(RELEASED), *([last] if last else [])]
-    return digest("tables", VERSION, *state, _hash(table))
+    types = [f"{name}:{kind}" for name, kind in declared.items()]
+    return digest("tables", VERSION, *state, _hash(table), *types)
 
 
 def _hash(table: pa.Table) -> str:

@@ -1,6 +1,7 @@
 """Publish a dataset's tables: metadata.parquet, metadata.csv and failures.csv."""
 
 import json
+import logging
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -24,7 +25,9 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import has_result
 from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.manifest import Manifest
+from batchmill.manifest.arrow_columns import tensors_as_lists
 from batchmill.partitions.record import last_assignment
+from batchmill.publishing.declared_columns import as_vectors, declared_array
 from batchmill.publishing.failure_groups import read_failures
 from batchmill.storage import Store
 from batchmill.storage.fingerprints import HashingFile
@@ -37,7 +40,16 @@ _CHUNK_BYTES = 256 * 2**20
 # columns than this would soon take more memory than a machine has.
 MAX_COLUMNS = 2000
 _STALE, _PACK = "stale", "pack"
+_KINDS: dict[type, str] = {
+    int: "a number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    list: "a list",
+    dict: "a dict",
+}
 
+logger = logging.getLogger(__name__)
 
 _Column: TypeAlias = pa.Array | pa.ChunkedArray
 
@@ -59,12 +71,14 @@ class _Chunk(NamedTuple):
         stale: True for the rows of earlier results.
         files: For each column of the step with files, their addresses in packs, null for other
             files.
+        kinds: For each column that is not declared, an input for each kind of its values.
     """
 
     columns: dict[str, _Column]
     more: pa.Array
     stale: pa.Array
     files: dict[str, pa.Array]
+    kinds: dict[str, dict[str, str]]
 
     def only(self, names: Container[str]) -> "_Chunk":
         """Return the chunk without other columns. It limits the memory."""
@@ -94,7 +108,9 @@ class _StepKeys:
         return True
 
 
-def publish(ledger: Ledger, manifest: Manifest) -> dict[str, PublishedTable]:
+def publish(
+    ledger: Ledger, manifest: Manifest, declared: Mapping[str, str] | None = None
+) -> dict[str, PublishedTable]:
     """Write a dataset's tables, and return them by name. Each file is replaced atomically.
 
     `metadata` has one row per row that the step returned: `input`, `output`, `partition` (with
@@ -104,6 +120,14 @@ def publish(ledger: Ledger, manifest: Manifest) -> dict[str, PublishedTable]:
     earlier results, the column `stale` is true for their rows. If outputs are in packs, the column
     `pack` has their addresses. The metadata of the Parquet file names the columns with further
     files of a row. `failures.csv` has one row per input that is not ok.
+
+    Args:
+        ledger: The ledger.
+        manifest: The manifest of the last run.
+        declared: The Arrow type of each column that has one, as in `DeclaredRows.columns`.
+
+    Returns:
+        The tables by name.
     """
     records = ledger.records(["input", "outcome", "rows", "outputs", "result_run"])
     position = pc.index_in(records["input"], value_set=manifest.inputs["input"])
@@ -114,7 +138,7 @@ def publish(ledger: Ledger, manifest: Manifest) -> dict[str, PublishedTable]:
     records = records.sort_by([("position", "ascending"), ("input", "ascending")])
     if manifest.partition is not None:
         records = records.append_column(PARTITION_COLUMN, _assigned(ledger, records["input"]))
-    metadata = metadata_table(records.filter(has_result(records)), manifest)
+    metadata = metadata_table(records.filter(has_result(records)), manifest, declared or {})
     failures = read_failures(ledger).table
     is_listed = pc.is_in(failures["input"], value_set=manifest.inputs["input"])
     failures = failures.filter(is_listed)
@@ -122,7 +146,7 @@ def publish(ledger: Ledger, manifest: Manifest) -> dict[str, PublishedTable]:
     store = ledger.store
     return {
         METADATA: _write(store, METADATA, metadata, partial(pq.write_table, **options)),
-        METADATA_CSV: _write(store, METADATA_CSV, metadata, pcsv.write_csv),
+        METADATA_CSV: _write(store, METADATA_CSV, _flat(metadata), pcsv.write_csv),
         FAILURES_CSV: _write(store, FAILURES_CSV, failures, pcsv.write_csv),
     }
 
@@ -149,7 +173,7 @@ def _write(
     return written[-1]
 
 
-def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
+def metadata_table(records: pa.Table, manifest: Manifest, declared: Mapping[str, str]) -> pa.Table:
     """Return the metadata table.
 
     Args:
@@ -158,10 +182,12 @@ def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
             result. `partition` is the input's partition. Without partitions, there is no such
             column.
         manifest: The manifest.
+        declared: The Arrow type of each column that has one.
     """
     keys = _StepKeys(["output", *manifest.manifest_columns.column_names])
     parts = list(_parts(records))
-    chunks = [_chunk(part, manifest, keys) for part in parts]
+    chunks = [_chunk(part, manifest, keys, declared) for part in parts]
+    _warn_of_mixed_types(chunks)
     found = [name for chunk in chunks for name in chunk.columns]
     names = dict.fromkeys(["input", *(["output"] if "output" in found else [])])
     if (
@@ -171,10 +197,11 @@ def metadata_table(records: pa.Table, manifest: Manifest) -> pa.Table:
         names[PARTITION_COLUMN] = None
     names |= dict.fromkeys([*manifest.manifest_columns.column_names, *found])
     columns = {name: _column(name, chunks) for name in names}
+    columns |= {name: as_vectors(columns[name]) for name in declared if columns.get(name)}
     mixed = frozenset(name for name, column in columns.items() if column is None)
     if mixed:
         # A typed chunk no longer has the text of a value: 1 and 1.0 are equal floats.
-        texts = [_chunk(part, manifest, keys, mixed).only(mixed) for part in parts]
+        texts = [_chunk(part, manifest, keys, {}, mixed).only(mixed) for part in parts]
         columns |= {name: _joined(_arrays(name, texts), pa.string()) for name in mixed}
     more = pa.chunked_array([chunk.more for chunk in chunks], pa.string())
     if more.null_count < len(more):
@@ -218,11 +245,15 @@ def _free_name(name: str, names: Container[str]) -> str:
 
 
 def _chunk(
-    records: pa.Table, manifest: Manifest, keys: _StepKeys, mixed: frozenset[str] = frozenset()
+    records: pa.Table,
+    manifest: Manifest,
+    keys: _StepKeys,
+    declared: Mapping[str, str],
+    mixed: frozenset[str] = frozenset(),
 ) -> _Chunk:
     """Return the metadata rows of some records.
 
-    The column types fit these rows only. The columns `mixed` are text.
+    The types of columns that are not `declared` fit these rows only. The columns `mixed` are text.
     """
     rows: list[dict[str, Any]] = []
     owners: list[int] = []
@@ -237,8 +268,16 @@ def _chunk(
         column = manifest.manifest_columns[name].take(place)
         columns[name] = _texts(column.to_pylist()) if name in mixed else column
     cells, more = _cells_of(rows, keys)
+    kinds: dict[str, dict[str, str]] = {}
     for key, (places, values) in cells.items():
         convert = _texts if key in mixed else _typed
+        if key in declared:
+            convert = partial(declared_array, kind=declared[key], other=_typed)
+        else:
+            kinds[key] = {
+                kind: records["input"][owners[places[at]]].as_py()
+                for kind, at in _kinds(values).items()
+            }
         if key in columns:  # The step's value overrides the manifest's value.
             merged = columns[key].to_pylist()
             for place, value in zip(places, values, strict=True):
@@ -249,7 +288,7 @@ def _chunk(
     if PARTITION_COLUMN in records.column_names:
         columns[PARTITION_COLUMN] = records[PARTITION_COLUMN].take(owner)
     stale = pc.is_valid(records["result_run"]).combine_chunks().take(owner)
-    return _Chunk(columns, more, stale, _files(records["outputs"], cells, len(rows)))
+    return _Chunk(columns, more, stale, _files(records["outputs"], cells, len(rows)), kinds)
 
 
 def _files(
@@ -312,6 +351,38 @@ def _spread(values: pa.Array, places: Sequence[int], count: int) -> pa.Array:
     index = np.full(count, -1)
     index[places] = np.arange(len(places))
     return values.take(pa.array(index, mask=index < 0))
+
+
+def _kinds(values: Sequence[Any]) -> dict[str, int]:
+    """Return the place of the first value of each kind of value."""
+    types = list(map(type, values))
+    # Both kinds of numbers fit into one column.
+    return {_KINDS[kind]: types.index(kind) for kind in set(types) & _KINDS.keys()}
+
+
+def _warn_of_mixed_types(chunks: Sequence[_Chunk]) -> None:
+    """Log a warning for each column that is text because its values have several kinds."""
+    kinds: dict[str, dict[str, str]] = {}
+    for chunk in chunks:
+        for key, found in chunk.kinds.items():
+            kinds[key] = {**found, **kinds.get(key, {})}
+    for key, found in kinds.items():
+        if len(found) > 1:
+            examples = " and ".join(f"{kind} in {name}" for kind, name in [*found.items()][:2])
+            logger.warning(
+                "The column %s is text, because its values have several types: %s. Return one "
+                "type, or declare the type of the rows.",
+                *(key, examples),
+            )
+
+
+def _flat(table: pa.Table) -> pa.Table:
+    """Return a table for CSV, which has no lists: they become JSON text."""
+    table = tensors_as_lists(table)
+    for number, field in enumerate(table.schema):
+        if pa.types.is_nested(field.type):
+            table = table.set_column(number, field.name, _texts(table.column(number).to_pylist()))
+    return table
 
 
 def _typed(values: Sequence[Any]) -> pa.Array:

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from batchmill.errors import StoreError
@@ -16,6 +17,7 @@ from batchmill.storage.local import remove_folder
 from batchmill.storage.scratch import lock_scratch_folder
 
 _NAME = "samples.arrow"
+_ARRAYS = (pa.FixedSizeListArray, pa.FixedShapeTensorArray)
 
 
 class MappedTable:
@@ -41,8 +43,14 @@ class MappedTable:
         return self._rows
 
     def row(self, index: int) -> list[Any]:
-        """Return the values of a row. Raises IndexError after the last row."""
-        return [column[index].as_py() for column in self._values]
+        """Return the values of a row. Raises IndexError after the last row.
+
+        A vector or tensor is a numpy array.
+        """
+        return [
+            _array(column[index]) if isinstance(column, _ARRAYS) else column[index].as_py()
+            for column in self._values
+        ]
 
     def dictionary(self, name: str) -> list[str]:
         """Return the values of a dictionary column. Empty for another column."""
@@ -96,6 +104,15 @@ def _map_again(path: str, make: Callable[[], pa.Table]) -> MappedTable:
         return MappedTable(path, make)
     except OSError:  # The file does not exist, or belongs to another user.
         return map_table(make(), make)
+
+
+def _array(scalar: Any) -> np.ndarray:
+    """Return a copy of a vector or a tensor, because torch needs an array that it may change."""
+    if isinstance(scalar, pa.FixedShapeTensorScalar):
+        found: np.ndarray = scalar.to_numpy().copy()
+        return found
+    values: np.ndarray = scalar.values.to_numpy().copy()
+    return values
 
 
 def _give_up(folder: str, descriptor: int, owner: int) -> None:

@@ -1,5 +1,6 @@
 """Select the samples and their fields from the published table."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -254,9 +255,15 @@ def _check_labels(labels: pa.ChunkedArray, ids: pa.Array, dataset: str) -> None:
 def _values(column: pa.ChunkedArray) -> pa.Array:
     """Return a column without missing values, so that any batch can be collated.
 
-    Missing text becomes empty, and a missing number becomes NaN. Other values become text.
+    Missing text becomes empty, and a missing number becomes NaN. Vectors and tensors stay as they
+    are. Other values become text.
     """
     kind = column.type
+    if pa.types.is_fixed_size_list(kind) or isinstance(kind, pa.FixedShapeTensorType):
+        return column.combine_chunks()
+    if pa.types.is_nested(kind):
+        texts = [None if value is None else json.dumps(value) for value in column.to_pylist()]
+        return pc.fill_null(pa.array(texts, _TEXT), "")
     if pa.types.is_decimal(kind):
         column, kind = column.cast(pa.float64()), pa.float64()
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from batchmill.errors import StepError
 from batchmill.security.allowlist import check_origin, check_step
+from batchmill.step.declared_rows import DeclaredRows, declared_rows
 from batchmill.step.fingerprint import describe_step, identity_of
 from batchmill.step.params import check_params
 from batchmill.step.tracked_file import ContentCounts, TrackedFile, track_files
@@ -41,6 +42,7 @@ class Step:
         description: The values that identify the step.
         tracked: The files whose content is part of the identity, by parameter or name.
         pickled: The step as it is sent to other processes, if they cannot import it.
+        declared: The type of its rows, if it declares one.
     """
 
     ref: str
@@ -52,6 +54,7 @@ class Step:
     description: Mapping[str, Any]
     tracked: Mapping[str, TrackedFile] = field(default_factory=dict)
     pickled: bytes = b""
+    declared: DeclaredRows | None = None
 
     @property
     def is_batched(self) -> bool:
@@ -187,6 +190,7 @@ def _step(
         identity=identity_of(description),
         description=description,
         tracked=tracked,
+        declared=declared_rows(target, kind),
     )
 
 

@@ -71,6 +71,12 @@ def _describe(table: pq.ParquetFile, field: pa.Field) -> Column:
         return _numbers(field.name, "whole number", read)
     if pa.types.is_floating(field.type):
         return _numbers(field.name, "number", read)
+    if isinstance(field.type, pa.FixedShapeTensorType):
+        shape = " x ".join(map(str, field.type.shape))
+        return Column(field.name, f"tensor of {shape} {field.type.value_type}", "", 0)
+    if pa.types.is_fixed_size_list(field.type):
+        size = field.type.list_size
+        return Column(field.name, f"vector of {size} {field.type.value_type}", "", 0)
     is_text = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
     kind = "text" if is_text else "true or false" if pa.types.is_boolean(field.type) else ""
     try:
