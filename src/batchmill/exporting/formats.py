@@ -13,6 +13,23 @@ from batchmill.storage.fingerprints import HashingFile
 
 
 @dataclass(frozen=True, kw_only=True)
+class FurtherFile:
+    """A further file of a sample.
+
+    Attributes:
+        column: The column that names it.
+        suffix: Its suffix, without the dot.
+        place: Its path in the dataset, or its address in a pack.
+        content: The recorded hash of its content.
+    """
+
+    column: str
+    suffix: str
+    place: str
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShardContent:
     """The samples of one shard.
 
@@ -22,7 +39,10 @@ class ShardContent:
         rows: The published row of each sample.
         texts: The same rows, as JSON.
         kind: The kind of all files of the dataset: "image", "audio" or "file".
-        read: Yields the content of each file, in order.
+        further: The further files of each sample.
+        further_kinds: The kind of the further files by column.
+        read: Yields the contents of the files of each sample, in order: its own file, then its
+            further files.
     """
 
     keys: Sequence[str]
@@ -30,7 +50,9 @@ class ShardContent:
     rows: pa.Table
     texts: Sequence[bytes]
     kind: str
-    read: Callable[[], Iterator[bytes]]
+    further: Sequence[Sequence[FurtherFile]]
+    further_kinds: Mapping[str, str]
+    read: Callable[[], Iterator[list[bytes]]]
 
 
 class Format(Protocol):
@@ -54,7 +76,10 @@ class Format(Protocol):
         ...
 
     def payloads(self, path: Path) -> Iterator[bytes]:
-        """Yield the content of each file in a shard, in order. A damaged shard raises any error."""
+        """Yield the contents of the files of each sample, joined.
+
+        A damaged shard raises any error.
+        """
         ...
 
     def describe(self, shards: Mapping[str, Mapping[str, Any]]) -> Mapping[str, bytes]:

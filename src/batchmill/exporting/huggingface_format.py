@@ -32,43 +32,57 @@ class HuggingFace:
 
     def write(self, file: HashingFile, content: ShardContent) -> Mapping[str, Any]:
         """Write a shard, one row group after another."""
-        schema = _schema(content.rows.schema, content.kind)
-        begin, held, files = 0, 0, []
+        rows = content.rows.drop_columns([*content.further_kinds])
+        schema = _schema(rows.schema, content)
+        begin, held = 0, 0
+        files: dict[str, list[dict[str, Any] | None]] = {}
         with pq.ParquetWriter(
             file, schema, compression="zstd", use_dictionary=False, write_statistics=False
         ) as writer:
-            for number, data in enumerate(content.read()):
-                path = f"{content.keys[number]}.{content.suffixes[number]}"
-                files.append({"bytes": data, "path": path})
-                held += len(data)
+            for number, (data, *others) in enumerate(content.read()):
+                key = content.keys[number]
+                row = {"": {"bytes": data, "path": f"{key}.{content.suffixes[number]}"}}
+                for one, other in zip(content.further[number], others, strict=True):
+                    path = f"{key}.{one.column}.{one.suffix}"
+                    row[one.column] = {"bytes": other, "path": path}
+                for column in ("", *content.further_kinds):
+                    files.setdefault(column, []).append(row.get(column))
+                held += len(data) + sum(map(len, others))
                 if held >= _GROUP_BYTES or number + 1 == len(content.keys):
+                    count = number + 1 - begin
                     columns = [
                         pa.array(content.keys[begin : number + 1], pa.string()),
-                        pa.array(files, _FILE),
-                        *content.rows.slice(begin, len(files)).columns,
+                        *(pa.array(found, _FILE) for found in files.values()),
+                        *rows.slice(begin, count).columns,
                     ]
                     table = pa.Table.from_arrays(columns, schema=schema)
-                    writer.write_table(table, row_group_size=len(files))
-                    begin, held, files = number + 1, 0, []
+                    writer.write_table(table, row_group_size=count)
+                    begin, held, files = number + 1, 0, {}
         return {}
 
     def payloads(self, path: Path) -> Iterator[bytes]:
-        """Yield the bytes of the second column."""
+        """Yield the joined bytes of the columns with files, which follow the key."""
         with pq.ParquetFile(path) as file:
-            name = file.schema_arrow.names[1]
-            for batch in file.iter_batches(batch_size=64, columns=[name]):
-                for value in batch.column(0).field("bytes"):
-                    yield value.as_py()
+            names = []
+            for field in list(file.schema_arrow)[1:]:
+                if field.type != _FILE:
+                    break
+                names.append(field.name)
+            for batch in file.iter_batches(batch_size=64, columns=names):
+                for files in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                    yield b"".join(file["bytes"] for file in files if file)
 
     def describe(self, shards: Mapping[str, Mapping[str, Any]]) -> Mapping[str, bytes]:  # noqa: ARG002
         """Return nothing: `load_dataset` reads the features from each file."""
         return {}
 
 
-def _schema(rows: pa.Schema, kind: str) -> pa.Schema:
+def _schema(rows: pa.Schema, content: ShardContent) -> pa.Schema:
     """Return the schema of a shard. A table's own column keeps its name."""
-    own = [name + "_" * (name in rows.names) for name in ("key", kind)]
-    fields = [pa.field(own[0], pa.string()), pa.field(own[1], _FILE), *rows]
-    features = {own[1]: _FEATURES[kind]} if kind in _FEATURES else {}
+    taken = {*rows.names, *content.further_kinds}
+    own = [name + "_" * (name in taken) for name in ("key", content.kind)]
+    kinds = {own[1]: content.kind, **content.further_kinds}
+    fields = [pa.field(own[0], pa.string()), *(pa.field(name, _FILE) for name in kinds), *rows]
+    features = {name: _FEATURES[kind] for name, kind in kinds.items() if kind in _FEATURES}
     metadata = {"huggingface": json.dumps({"info": {"features": features}})} if features else None
     return pa.schema(fields, metadata=metadata)

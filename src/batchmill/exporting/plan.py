@@ -1,7 +1,7 @@
 """Plan the shards of an export: their names, and the samples of each."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -29,8 +29,12 @@ def plan_shards(chosen: ExportRows, to: str, out: str, shard_bytes: int) -> Shar
     """Return the plan for chosen samples."""
     shape = find_format(to)
     samples = chosen.samples
-    suffixes = set(pc.unique(samples["suffix"]).to_pylist())
-    kind = next((kind for kind, known in _KINDS.items() if suffixes <= known), "file")
+    kind = _kind_of(pc.unique(samples["suffix"]).to_pylist())
+    files = pc.list_flatten(samples["further"]).combine_chunks()
+    suffixes: dict[str, set[str]] = {column: set() for column in chosen.further}
+    columns = files.field("column").to_pylist(), files.field("suffix").to_pylist()
+    for column, suffix in zip(*columns, strict=True):
+        suffixes[column].add(suffix)
     ranges: list[tuple[str, int, int]] = []
     begin = 0
     # The samples of a split are together.
@@ -41,7 +45,7 @@ def plan_shards(chosen: ExportRows, to: str, out: str, shard_bytes: int) -> Shar
             name = shape.shard_name(split or shape.split, number, len(bounds) - 1)
             ranges.append((name, begin + first, end - first))
         begin += count
-    needed = samples.select(["key", "suffix", "place", "content"])
+    needed = samples.select(["key", "suffix", "place", "content", "further"])
 
     def task(number: int) -> ShardTask:
         name, first, count = ranges[number]
@@ -52,8 +56,14 @@ def plan_shards(chosen: ExportRows, to: str, out: str, shard_bytes: int) -> Shar
             root=chosen.root,
             are_inputs=chosen.are_inputs,
             kind=kind,
+            further={column: _kind_of(found) for column, found in suffixes.items()},
             samples=as_stream(needed.slice(first, count)),
             rows=as_stream(chosen.rows.slice(first, count)),
         )
 
     return ShardPlan([name for name, _, _ in ranges], task)
+
+
+def _kind_of(suffixes: Collection[str]) -> str:
+    """Return the kind of files with these suffixes."""
+    return next((kind for kind, known in _KINDS.items() if {*suffixes} <= known), "file")

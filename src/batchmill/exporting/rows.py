@@ -1,7 +1,7 @@
 """Choose the samples to export: their files, keys and rows, in the order of the export."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,11 +17,12 @@ from batchmill.ledger.open import open_ledger
 from batchmill.ledger.parts import file_names
 from batchmill.manifest.arrow_columns import tensors_as_lists
 from batchmill.reading.published import input_root, read_published
-from batchmill.reading.selection import Named, Selection, chosen_rows, named
+from batchmill.reading.selection import Named, Selection, chosen_rows, further_places, named
 from batchmill.storage import open_store
 from batchmill.urls import join
 
 _TEXT = pa.large_string()
+_FURTHER = pa.struct([(name, pa.string()) for name in ("column", "suffix", "place", "content")])
 _UNASSIGNED = "unassigned"
 _SUFFIX = re.compile(r"[a-z0-9_]{1,16}")
 _PRIVATE = re.compile(r"\.\s*_")
@@ -34,8 +35,10 @@ class ExportRows(NamedTuple):
         table_hash: The hash of the published table.
         root: The folder or URL of the files.
         are_inputs: True if the files are the inputs.
-        samples: The columns key, suffix, place, content, size and split of each sample. The split
-            is empty in a dataset without partitions.
+        samples: The columns key, suffix, place, content, size, split and further of each sample.
+            The split is empty in a dataset without partitions. `further` lists the column, suffix,
+            place and content of each further file.
+        further: The columns with further files.
         rows: The published row of each sample.
     """
 
@@ -43,6 +46,7 @@ class ExportRows(NamedTuple):
     root: str
     are_inputs: bool
     samples: pa.Table
+    further: Sequence[str]
     rows: pa.Table
 
 
@@ -75,9 +79,6 @@ def choose_rows(
     published = read_published(dataset, version=version, stale=stale)
     added = published.added
     found = named(published.table, dataset, added.pack)
-    # Readers of the export have no use for addresses in the dataset.
-    rows = found.rows.drop_columns(sorted(added.added - {added.stale}))
-    found = found._replace(rows=tensors_as_lists(rows))
     found = _filtered(
         found, chosen_rows(found.rows, Selection(dataset=dataset, partitions=partitions))
     )
@@ -90,20 +91,55 @@ def choose_rows(
     keys = [sample_key(*names) for names in zip(inputs, ids, strict=True)]
     if len(set(keys)) != len(keys):
         raise OptionError(f"{dataset}: two samples have the same key. Export a part: --where.")
-    contents, sizes = _recorded(dataset, found, root)
+    contents, sizes = _recorded(dataset, found.places, root, are_inputs=found.are_inputs)
+    columns = {
+        name: further_places(found.rows, name, added.packs[name], dataset) for name in added.further
+    }
+    # The output of a row without an `output` of its own is its first further file.
+    columns = {name: places for name, places in columns.items() if places != found.places}
+    further, more = _further_files(dataset, columns, len(found.rows))
     samples = pa.table(
         {
             "key": keys,
             "suffix": [_suffix(place) for place in found.places.to_pylist()],
             "place": found.places,
             "content": contents,
-            "size": sizes,
+            "size": pc.add(sizes, more),
             "split": _splits(found.rows),
+            "further": further,
         }
     )
     order = _order(samples, shuffle)
-    rows = found.rows.take(order)
-    return ExportRows(published.content, root, found.are_inputs, samples.take(order), rows)
+    # Readers of the export have no use for addresses in the dataset.
+    rows = found.rows.drop_columns(sorted(added.added - {added.stale}))
+    rows = tensors_as_lists(rows).take(order)
+    return ExportRows(
+        table_hash=published.content,
+        root=root,
+        are_inputs=found.are_inputs,
+        samples=samples.take(order),
+        further=list(columns),
+        rows=rows,
+    )
+
+
+def _further_files(
+    dataset: str, columns: Mapping[str, pa.Array], count: int
+) -> tuple[pa.Array, np.ndarray]:
+    """Return the further files of each sample, and the sum of their sizes."""
+    listed: list[list[dict[str, str]]] = [[] for _ in range(count)]
+    total = np.zeros(count, np.int64)
+    for name, places in columns.items():
+        there = np.flatnonzero(pc.not_equal(places, "").to_numpy(zero_copy_only=False))
+        given = places.take(pa.array(there))
+        contents, sizes = _recorded(dataset, given, dataset, are_inputs=False)
+        total[there] += sizes.to_numpy()
+        files = zip(there.tolist(), given.to_pylist(), contents.to_pylist(), strict=True)
+        for row, place, content in files:
+            listed[row].append(
+                {"column": name, "suffix": _suffix(place), "place": place, "content": content}
+            )
+    return pa.array(listed, pa.list_(_FURTHER)), total
 
 
 def sample_key(name: str, sample_id: str) -> str:
@@ -161,10 +197,12 @@ def _condition(rows: pa.Table, where: str, dataset: str) -> pa.Array:
         ) from error
 
 
-def _recorded(dataset: str, found: Named, root: str) -> tuple[pa.Array, pa.Array]:
+def _recorded(
+    dataset: str, places: pa.Array, root: str, *, are_inputs: bool
+) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
     """Return the recorded hash of each file (or "") and its size."""
     ledger = open_ledger(dataset)
-    if found.are_inputs:
+    if are_inputs:
         records = ledger.records([INPUT_COLUMN, "content", "size"])
         paths, contents, sizes = (records[name] for name in (INPUT_COLUMN, "content", "size"))
     else:
@@ -172,12 +210,12 @@ def _recorded(dataset: str, found: Named, root: str) -> tuple[pa.Array, pa.Array
         paths = file_names(records)
         files = pc.list_flatten(records["outputs"])
         sizes, contents = (pc.struct_field(files, name) for name in ("size", "content"))
-    at = pc.index_in(found.places, paths.cast(_TEXT))
+    at = pc.index_in(places, paths.cast(_TEXT))
     contents, sizes = contents.take(at), sizes.take(at)
     known = pc.fill_null(pc.greater_equal(sizes, 0), False)
     if not pc.all(known).as_py():
         # The dataset has no record of these files, or a web server gives no size.
-        names = found.places.filter(pc.invert(known)).to_pylist()
+        names = places.filter(pc.invert(known)).to_pylist()
         measured = pa.array(_measure(root, names), pa.int64())
         sizes = pc.replace_with_mask(
             sizes.combine_chunks(), pc.invert(known).combine_chunks(), measured

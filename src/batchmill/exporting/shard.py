@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any, BinaryIO, NamedTuple
 
 import orjson
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from batchmill.errors import StoreError
-from batchmill.exporting.formats import ShardContent, find_format
+from batchmill.exporting.formats import FurtherFile, ShardContent, find_format
 from batchmill.exporting.outputs import OutputFile, read_outputs
 from batchmill.storage import Store, open_store
 from batchmill.storage.fingerprints import HashingFile, hash_bytes
@@ -32,7 +33,8 @@ class ShardTask(NamedTuple):
         root: The folder or URL of the samples' files.
         are_inputs: True if these files are the inputs.
         kind: The kind of all files: "image", "audio" or "file".
-        samples: The columns key, suffix, place and content, as an Arrow stream.
+        further: The kind of the further files by column.
+        samples: The columns key, suffix, place, content and further, as an Arrow stream.
         rows: The published rows, as an Arrow stream.
         digest: The digest of the samples, if it is known.
     """
@@ -43,6 +45,7 @@ class ShardTask(NamedTuple):
     root: str
     are_inputs: bool
     kind: str
+    further: Mapping[str, str]
     samples: bytes
     rows: bytes
     digest: str = ""
@@ -86,12 +89,15 @@ def digest_samples(task: ShardTask) -> str:
     state = xxhash.xxh3_128(f"{find_format(task.to).tag} {task.kind} {rows.schema}\n".encode())
     for column in ("key", "suffix"):
         state.update("\n".join(samples[column].to_pylist()).encode())
+    further = _further_files(samples)
     for number, text in enumerate(_texts(rows)):
         content = samples["content"][number].as_py()
         if not content:
             file = OutputFile(samples["place"][number].as_py(), "")
             content = hash_bytes(*read_outputs([file], task.root, are_inputs=task.are_inputs))
         state.update(f"\n{content} ".encode())
+        for one in further[number]:
+            state.update(f"{one.column}.{one.suffix} {one.content} ".encode())
         state.update(text)
     return state.hexdigest()
 
@@ -107,14 +113,19 @@ def write_shard(task: ShardTask) -> ShardRecord:
     """
     samples, rows = _read_stream(task.samples), _read_stream(task.rows)
     places = zip(samples["place"].to_pylist(), samples["content"].to_pylist(), strict=True)
-    files = [OutputFile(*place) for place in places]
+    further = _further_files(samples)
+    files: list[OutputFile] = []
+    for place, more in zip(places, further, strict=True):
+        files += [OutputFile(*place), *(OutputFile(file.place, file.content) for file in more)]
     hashes: list[str] = []
 
-    def read() -> Iterator[bytes]:
+    def read() -> Iterator[list[bytes]]:
         hashes.clear()
-        for data in read_outputs(files, task.root, are_inputs=task.are_inputs):
-            hashes.append(hash_bytes(data))
-            yield data
+        contents = read_outputs(files, task.root, are_inputs=task.are_inputs)
+        for more in further:
+            found = list(islice(contents, 1 + len(more)))
+            hashes.append(hash_bytes(b"".join(found) if more else found[0]))
+            yield found
 
     content = ShardContent(
         keys=samples["key"].to_pylist(),
@@ -122,6 +133,8 @@ def write_shard(task: ShardTask) -> ShardRecord:
         rows=rows,
         texts=list(_texts(rows)),
         kind=task.kind,
+        further=further,
+        further_kinds=task.further,
         read=read,
     )
     store = open_store(task.out)
@@ -134,7 +147,7 @@ def write_shard(task: ShardTask) -> ShardRecord:
 
     store.write_atomic(task.name, write)
     written, extra = made[-1]
-    record = ShardRecord(task.digest, len(files), written.size, written.content, extra)
+    record = ShardRecord(task.digest, len(content.keys), written.size, written.content, extra)
     table = pa.table({"key": content.keys, "input": rows["input"], "content": hashes})
     write_record(store, task.name, record, table)
     return record
@@ -185,6 +198,10 @@ def read_samples(store: Store, name: str) -> pa.Table:
 
 def _write_parquet(table: pa.Table, file: BinaryIO) -> None:
     pq.write_table(table, file, compression="zstd")
+
+
+def _further_files(samples: pa.Table) -> list[list[FurtherFile]]:
+    return [[FurtherFile(**file) for file in files] for files in samples["further"].to_pylist()]
 
 
 def _read_stream(data: bytes) -> pa.Table:

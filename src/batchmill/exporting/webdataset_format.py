@@ -1,7 +1,9 @@
-"""WebDataset: tar files. Two members with one key are a sample: its file, and its row as JSON."""
+"""WebDataset: tar files. Members with one key are a sample: its files, and its row as JSON."""
 
+import re
 import tarfile
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +34,34 @@ class WebDataset:
         """Write a shard, one write per sample."""
         size = 0
         samples = zip(content.keys, content.suffixes, content.texts, content.read(), strict=True)
-        for key, suffix, text, data in samples:
+        for number, (key, suffix, text, (data, *others)) in enumerate(samples):
             row = _OTHER_ROW if suffix == _ROW else _ROW
-            size += file.write(_member(f"{key}.{suffix}", data) + _member(f"{key}.{row}", text))
+            further = b"".join(
+                _member(f"{key}.{_part(one.column)}.{one.suffix}", other)
+                for one, other in zip(content.further[number], others, strict=True)
+            )
+            member = _member(f"{key}.{suffix}", data)
+            size += file.write(member + further + _member(f"{key}.{row}", text))
         # Two empty blocks end an archive. Its size is a multiple of RECORDSIZE.
         end = 2 * tarfile.BLOCKSIZE
         file.write(b"\0" * (end + -(size + end) % tarfile.RECORDSIZE))
         return {}
 
     def payloads(self, path: Path) -> Iterator[bytes]:
-        """Yield the content of every second member."""
+        """Yield the contents of the members of each key, without the last one, its row."""
         with tarfile.open(path, "r:") as archive:
-            for number, member in enumerate(archive):
-                opened = archive.extractfile(member) if number % 2 == 0 else None
-                if opened:
-                    yield opened.read()
+            for _, members in groupby(archive, lambda member: member.name.partition(".")[0]):
+                contents = [archive.extractfile(member) for member in members]
+                yield b"".join(opened.read() for opened in contents[:-1] if opened)
 
     def describe(self, shards: Mapping[str, Mapping[str, Any]]) -> Mapping[str, bytes]:  # noqa: ARG002
         """Return nothing: the format has no index."""
         return {}
+
+
+def _part(column: str) -> str:
+    """Return a column as a part of a member's name: the library splits names at dots."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", column)
 
 
 def _member(name: str, data: bytes) -> bytes:

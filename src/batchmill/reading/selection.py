@@ -112,7 +112,7 @@ def make_samples(table: pa.Table, selection: Selection, added: TableMetadata) ->
     # A list of names, because a user's column may also be called "place".
     names = [*made, *selection.columns]
     columns = (
-        _places(found.rows, name, added.packs[name], dataset)
+        further_places(found.rows, name, added.packs[name], dataset)
         if name in added.further
         else _values(found.rows[name])
         for name in selection.columns
@@ -183,8 +183,18 @@ def check_columns(known: Sequence[str], selection: Selection) -> None:
         )
 
 
-def _places(rows: pa.Table, column: str, pack: str, dataset: str) -> pa.Array:
-    """Return the places of further files: names, or addresses in packs. "" without a file."""
+def further_places(rows: pa.Table, column: str, pack: str, dataset: str) -> pa.Array:
+    """Return the places of further files: names, or addresses in packs. Empty without a file.
+
+    Args:
+        rows: The published rows.
+        column: The column with the names.
+        pack: The column with the addresses. Empty without packs.
+        dataset: The dataset's path or URL.
+
+    Raises:
+        OptionError: A file is outside of the dataset.
+    """
     names = rows[column].cast(_TEXT).combine_chunks()
     # A row whose step wrote no such file may have the value of the manifest.
     is_file = pc.starts_with(names, f"{FILES}/").fill_null(False)
