@@ -12,7 +12,11 @@ from jobs import run_job
 from batchmill.cli.main import main
 from batchmill.errors import OptionError
 from batchmill.jobs.reproduction import write_reproduction
+from batchmill.ledger.ledger import Ledger
 from batchmill.options.failure_policy import FailurePolicy
+from batchmill.planning.run_spec import read_spec
+from batchmill.publishing.failure_groups import read_failures
+from batchmill.storage import LocalStore
 
 STEP = """
 from reproduced.inner import check
@@ -77,3 +81,27 @@ def test_an_input_without_an_outcome_or_a_file_is_rejected(dataset, tmp_path):
     (tmp_path / "b.zip").write_text("mine")
     with pytest.raises(OptionError, match="exists"):
         write_reproduction(dataset, "a.txt", tmp_path / "b.zip")
+
+
+def test_a_bundle_has_the_further_files_of_an_input(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("overlaid.py").write_text(
+        "def step(source, mask):\n"
+        "    raise ValueError(source.read_text() + mask.parent.name + mask.read_text())\n"
+    )
+    Path("masks").mkdir()
+    Path("masks/a.txt").write_text("b")
+    Path("a.txt").write_text("a")
+    Path("m.csv").write_text("input,mask\na.txt,masks/a.txt\n")
+    options = {"file_columns": "mask"}
+    run_job("m.csv", "overlaid:step", "out", policy=FailurePolicy(retries=0), options=options)
+    ledger = Ledger(LocalStore("out"))
+    (group,) = read_failures(ledger, read_spec(ledger, 1)).groups
+    assert f"--file mask={tmp_path / 'masks' / 'a.txt'}" in group.command
+    write_reproduction("out", "a.txt", tmp_path / "b.zip")
+    with zipfile.ZipFile(tmp_path / "b.zip") as bundle:
+        bundle.extractall(tmp_path / "other")
+    ran = subprocess.run(
+        [sys.executable, "other/run.py"], capture_output=True, text=True, timeout=120
+    )
+    assert "ValueError: amaskb" in ran.stdout, ran.stderr

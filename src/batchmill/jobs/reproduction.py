@@ -35,7 +35,11 @@ here = Path(__file__).resolve().parent
 sys.path.insert(0, str(here / "step"))
 job = json.loads((here / "job.json").read_text(encoding="utf-8"))
 outcome = batchmill.try_one(
-    here / "input" / job["file"], job["step"], params=job["params"], row=job["row"]
+    here / "input" / job["file"],
+    job["step"],
+    params=job["params"],
+    row=job["row"],
+    files={column: here / "input" / name for column, name in job["files"].items()},
 )
 print(f"{job['file']}: {outcome.kind}")
 print(outcome.traceback or outcome)
@@ -50,7 +54,7 @@ To run the step on the input:
 
 The exit code is 0 if the input is ok. There is no time or memory limit.
 
-input/        the input
+input/        the input, and its further files
 step/         the source of the step, and of your own modules that it imports
 job.json      the step, its params and the row of the manifest
 outcome.txt   the recorded outcome, with its traceback and printed text
@@ -87,26 +91,33 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
             f"the step {spec.step} is not in a module, or has one item per row of the manifest, so "
             "its source cannot be packed. Move it to a module as a function or class."
         )
-    place, file = join(spec.root, name), last_part(name)
-    if not (remote.stat(place) if is_url(place) else os.path.isfile(place)):
-        raise OptionError(f"{place}: no such file. Restore the input first.")
+    row = json.loads(record["carried"])
+    files = {column: row[column] for column in spec.file_columns if row[column]}
+    row = {key: row[key] for key in row if spec.takes_rows and key not in spec.file_columns}
+    packed = {column: f"{column}/{last_part(files[column])}" for column in files}
+    job = {"file": last_part(name), "step": spec.step, "params": spec.params, "row": row}
+    places = {job["file"]: join(spec.root, name)}
+    places |= {packed[column]: join(spec.root, files[column]) for column in files}
+    for place in places.values():
+        if not (remote.stat(place) if is_url(place) else os.path.isfile(place)):
+            raise OptionError(f"{place}: no such file. Restore the input first.")
     sources = dict(_step_sources(spec))
-    row = json.loads(record["carried"]) if spec.takes_rows else {}
-    job = {"file": file, "step": spec.step, "params": spec.params, "row": row}
     texts = {
         "run.py": _RUN,
         "README.txt": _README.format(version=version("batchmill")),
-        "job.json": json.dumps(job, indent=2, ensure_ascii=False),
+        "job.json": json.dumps(job | {"files": packed}, indent=2, ensure_ascii=False),
         "outcome.txt": _outcome_text(record),
         "versions.txt": "\n".join(_versions()) + "\n",
     }
     with tempfile.TemporaryDirectory(prefix="batchmill-") as folder:
-        local = place
-        if is_url(place):
-            local = os.path.join(folder, file)
-            remote.fetch(place, local)
+        local = dict(places)
+        for number, (target, place) in enumerate(places.items()):
+            if is_url(place):
+                local[target] = os.path.join(folder, str(number))
+                remote.fetch(place, local[target])
         with zipfile.ZipFile(output, "x", zipfile.ZIP_DEFLATED) as bundle:
-            bundle.write(local, f"input/{file}")
+            for target, path in local.items():
+                bundle.write(path, f"input/{target}")
             for target, source in sources.items():
                 data = Path(source).read_bytes()
                 if source.endswith(".py"):
@@ -132,7 +143,7 @@ def _record(ledger: Ledger, dataset: str, name: str) -> Mapping[str, Any]:
 def _step_sources(spec: RunSpec) -> Iterator[tuple[str, str]]:
     """Yield the path in the bundle and the file of each module of the user that a step imports."""
     before = set(sys.modules)
-    step = load_step(spec.step, spec.params, search=spec.search)
+    step = load_step(spec.step, spec.params, search=spec.search, file_columns=spec.file_columns)
     reached = {key.partition(":")[0] for key in step.description["code"]}
     tops = {spec.step.partition(":")[0].partition(".")[0]}
     for name in sorted(reached | set(sys.modules) - before):

@@ -275,8 +275,10 @@ def try_command(spec: RunSpec, record: Mapping[str, Any]) -> str:
     if not spec.can_try:
         return ""
     words = ["batchmill", "try", join(spec.root, record["input"]), "--step", spec.step]
-    row = json.loads(record["carried"]) if spec.takes_rows else {}
-    for option, values in (("--param", spec.params), ("--row", row)):
+    row = json.loads(record["carried"])
+    files = {column: join(spec.root, row[column]) for column in spec.file_columns if row[column]}
+    row = {key: row[key] for key in row if spec.takes_rows and key not in spec.file_columns}
+    for option, values in (("--param", spec.params), ("--row", row), ("--file", files)):
         for name, value in values.items():
             words += [option, f"{name}={_argument(value)}"]
     return without_secrets(shlex.join(words))
