@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
@@ -294,6 +294,7 @@ def try_one(
     *,
     params: Mapping[str, Any] | None = None,
     row: Mapping[str, Any] | None = None,
+    input_kind: Literal["file", "folder"] = "file",
     files: Mapping[str, str | os.PathLike[str]] | None = None,
     keep: str | os.PathLike[str] | None = None,
 ) -> TryResult:
@@ -307,6 +308,7 @@ def try_one(
         step: Function or class, or its reference package.module:attribute.
         params: The step's keyword arguments.
         row: Other columns of the manifest.
+        input_kind: "folder" if the input is a folder with all of its files.
         files: The input's further files by column, as `file_columns` of `run` gives them.
         keep: Folder for the files that the step writes. Default: they are deleted.
 
@@ -320,7 +322,10 @@ def try_one(
     others = {column: os.fspath(path) for column, path in (files or {}).items()}
     loaded = load_given_step(step, params, search=os.getcwd(), file_columns=[*others])
     place, folder = os.fspath(input), Path(keep) if keep else None
-    return try_result(run_single_input(loaded, place, dict(row or {}), folder, others))
+    is_folder = input_kind == "folder"
+    return try_result(
+        run_single_input(loaded, place, dict(row or {}), folder, others, is_folder=is_folder)
+    )
 
 
 def _names(kind: str | Sequence[str]) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ class JobKeywords(TypedDict, total=False):
     """Options of `run` and `plan`."""
 
     input_column: str
+    input_kind: Literal["file", "folder"]
     file_columns: Sequence[str] | str
     root: str | os.PathLike[str]
     pattern: str

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 from rich.table import Table
@@ -37,6 +37,10 @@ def try_one(
             help="Value of another manifest column: key=value. Repeatable.",
         ),
     ] = (),
+    input_kind: Annotated[
+        Literal["file", "folder"],
+        Parameter(help="folder if the input is a folder with all of its files."),
+    ] = "file",
     file: Annotated[
         tuple[str, ...],
         Parameter(
@@ -70,7 +74,8 @@ def try_one(
         loaded = load_step(
             step, parse_params(param, params), search=os.getcwd(), file_columns=[*files]
         )
-        outcome = run_single_input(loaded, str(input), columns, keep, files)
+        is_folder = input_kind == "folder"
+        outcome = run_single_input(loaded, str(input), columns, keep, files, is_folder=is_folder)
     if json:
         print(json_text.dumps(_as_json(outcome), ensure_ascii=False))
     else:

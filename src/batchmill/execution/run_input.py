@@ -30,10 +30,13 @@ from batchmill.storage.escaped_names import has_escaped_file
 from batchmill.storage.fingerprints import (
     Fingerprint,
     SeenFile,
+    content_of,
     digest_of_files,
     fingerprint,
     joint_content,
+    joint_digest,
 )
+from batchmill.storage.folder_files import files_in, folder_fingerprint
 from batchmill.storage.local import remove_folder
 from batchmill.storage.objects import ObjectStore
 from batchmill.storage.store import in_threads
@@ -383,8 +386,9 @@ def fetch_and_read(item: Input) -> Fingerprint:
     Returns:
         The fingerprint of the input. With companions, its content is that of all files.
     """
+    seen = _read_folder(item) if item.is_folder else None
     if not item.companions:
-        return _read(item)
+        return seen or _read(item)
     files: dict[str, SeenFile | None] = dict.fromkeys(item.companions)
     contents: dict[str, tuple[str, str] | None] = dict.fromkeys(item.companions)
     for column, file in item.companions.items():
@@ -394,10 +398,39 @@ def fetch_and_read(item: Input) -> Fingerprint:
                 file.name, found.size, found.mtime_ns, found.etag, found.ctime_ns
             )
             contents[column] = (file.name, found.content)
-    seen = _read(item)
+    seen = seen or _read(item)
     return seen._replace(
-        content=joint_content(seen.content, contents), companions=digest_of_files(files)
+        content=joint_content(seen.content, contents),
+        companions=joint_digest(seen.companions, digest_of_files(files)),
     )
+
+
+def _read_folder(item: Input) -> Fingerprint:
+    """Fetch the files of a folder if it is remote, and read them. Raises the errors of `_read`."""
+    place = item.url or item.path
+    try:
+        files = files_in(place)
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        files = {}
+    if not (files or (not item.url and os.path.isdir(item.path))):
+        raise MissingError(
+            f"{place}: no such folder. Create the folder, or remove it from the manifest."
+        )
+    if not item.url:
+        return folder_fingerprint(files, lambda file: content_of(f"{item.path}/{file.name}"))
+    os.makedirs(item.path, exist_ok=True)
+    parts = [
+        Companion(name, f"{item.path}/{name}", f"{item.url}/{name}", remote.FileStat(*file[1:4]))
+        for name, file in files.items()
+    ]
+    seen = {part.name: _read(part) for part in parts}
+    now = {
+        name: SeenFile(name, found.size, found.mtime_ns, found.etag, found.ctime_ns)
+        for name, found in seen.items()
+    }
+    return folder_fingerprint(now, lambda file: seen[file.name].content)
 
 
 def _read(item: Input | Companion) -> Fingerprint:

@@ -33,15 +33,18 @@ def run_single_input(
     row: dict[str, Any],
     keep: Path | None,
     companions: Mapping[str, str] = MappingProxyType({}),
+    *,
+    is_folder: bool = False,
 ) -> Outcome:
     """Run a step on one file in this process, without limits.
 
     Args:
         step: The step.
-        place: The path or URL of the file.
+        place: The path or URL of the file, or the path of a folder.
         row: The manifest's other columns for this input.
         keep: The folder to copy the step's files to; None discards the files.
         companions: The paths or URLs of the input's companions, by column.
+        is_folder: True if the input is a folder.
 
     Returns:
         The outcome. Its output paths are relative to the step's folder `out`.
@@ -50,7 +53,9 @@ def run_single_input(
         OptionError: The file does not exist, or the step cannot run on a single file.
     """
     stats = {column: _stat(other) for column, other in companions.items()}
-    stat = _stat(place)
+    if is_folder and not os.path.isdir(place):
+        raise OptionError(f"{place}: no such folder. Check the path. It cannot be a URL.")
+    stat = None if is_folder else _stat(place)
     if keep and keep.exists() and not keep.is_dir():
         raise OptionError(f"--keep {keep}: is a file. Name a folder.")
     if step.kind == "items":
@@ -64,10 +69,11 @@ def run_single_input(
     ):
         item = _input(place, row, staging, stat)
         item = item._replace(
+            is_folder=is_folder,
             companions={
                 column: _companion(column, companions[column], staging, seen)
                 for column, seen in stats.items()
-            }
+            },
         )
         with suppress(ValueError):  # Standard error may not be a file.
             faulthandler.enable()
@@ -98,7 +104,9 @@ def _stat(place: str) -> FileStat | None:
         return stat
     if not os.path.isfile(place):
         if os.path.isdir(place):
-            raise OptionError(f"{place}: is a folder. Name one file in it.")
+            raise OptionError(
+                f"{place}: is a folder. Name one file in it, or add --input-kind folder."
+            )
         raise OptionError(f"{place}: no such file. Check the path.")
     return None
 

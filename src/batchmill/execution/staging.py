@@ -34,7 +34,8 @@ class Input(NamedTuple):
 
     An input with a `url`, which may end with an address in a pack, is first fetched to `path`.
     `planned` has its size, time and ETag at the time of planning. `companions` has its further
-    files by column, None for an empty cell, and `planned_companions` is the digest of their states.
+    files by column, None for an empty cell. `planned_companions` is the digest of their states and,
+    if `is_folder`, of the states of the folder's files.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Input(NamedTuple):
     planned: remote.FileStat | None = None
     companions: Mapping[str, Companion | None] = MappingProxyType({})
     planned_companions: str | None = None
+    is_folder: bool = False
 
     @property
     def files(self) -> "list[Input | Companion]":

@@ -21,6 +21,7 @@ from batchmill.security.redaction import without_secrets
 from batchmill.step.code.files import is_users, source_file
 from batchmill.step.load import load_step
 from batchmill.storage import is_url, remote
+from batchmill.storage.folder_files import files_in
 from batchmill.urls import join, last_part
 
 _RUN = '''"""Run the step on the input. It shows the error without the dataset."""
@@ -39,6 +40,7 @@ outcome = batchmill.try_one(
     job["step"],
     params=job["params"],
     row=job["row"],
+    input_kind=job["kind"],
     files={column: here / "input" / name for column, name in job["files"].items()},
 )
 print(f"{job['file']}: {outcome.kind}")
@@ -96,8 +98,12 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
     row = {key: row[key] for key in row if spec.takes_rows and key not in spec.file_columns}
     packed = {column: f"{column}/{last_part(files[column])}" for column in files}
     job = {"file": last_part(name), "step": spec.step, "params": spec.params, "row": row}
+    job["kind"] = "folder" if spec.folders else "file"
     places = {job["file"]: join(spec.root, name)}
     places |= {packed[column]: join(spec.root, files[column]) for column in files}
+    if spec.folders:
+        folder = places.pop(job["file"])
+        places |= {f"{job['file']}/{one}": f"{folder}/{one}" for one in _files_in(folder)}
     for place in places.values():
         if not (remote.stat(place) if is_url(place) else os.path.isfile(place)):
             raise OptionError(f"{place}: no such file. Restore the input first.")
@@ -126,6 +132,13 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
                 bundle.writestr(f"step/{target}", data)
             for target, text in texts.items():
                 bundle.writestr(target, without_secrets(text))
+
+
+def _files_in(folder: str) -> list[str]:
+    try:
+        return [*files_in(folder)]
+    except OSError as error:
+        raise OptionError(f"{folder}: {error.strerror}. Restore the input first.") from error
 
 
 def _record(ledger: Ledger, dataset: str, name: str) -> Mapping[str, Any]:

@@ -10,7 +10,15 @@ import pyarrow as pa
 from batchmill.errors import ManifestError, StoreError
 from batchmill.manifest.dataset import read_version
 from batchmill.manifest.delimited import read_delimited
-from batchmill.manifest.listing import is_glob, read_folder, read_glob, read_prefix, read_url_glob
+from batchmill.manifest.listing import (
+    is_glob,
+    read_folder,
+    read_glob,
+    read_prefix,
+    read_sub_folders,
+    read_url_folders,
+    read_url_glob,
+)
 from batchmill.manifest.records import flat, read_json_lines, read_parquet
 from batchmill.manifest.source import ManifestLike, Source, duplicate_column_faults, numbered
 from batchmill.security.allowlist import refused_inputs, restricts_inputs
@@ -22,13 +30,16 @@ _JSON_LINES = {".jsonl", ".ndjson"}
 _PARQUET = {".parquet", ".pq"}
 
 
-def read_source(source: ManifestLike, pattern: str, *, may_be_empty: bool) -> Source:
+def read_source(
+    source: ManifestLike, pattern: str, *, may_be_empty: bool, folders: bool = False
+) -> Source:
     """Read a manifest of any form, without checking its inputs.
 
     Args:
         source: A file, folder or glob, as a path or URL; a list of paths and URLs; a DataFrame.
         pattern: The pattern that files of a folder or bucket prefix must match.
         may_be_empty: True to accept a bucket prefix without files.
+        folders: True to list folders, not files.
 
     Returns:
         The manifest's rows and the faults that its reader found.
@@ -49,8 +60,8 @@ def read_source(source: ManifestLike, pattern: str, *, may_be_empty: bool) -> So
     if refused:
         raise ManifestError(text, list(refused.values()))
     if is_url(text):
-        return _read_url(text, pattern, may_be_empty=may_be_empty)
-    return _read_path(text, pattern)
+        return _read_url(text, pattern, may_be_empty=may_be_empty, folders=folders)
+    return _read_path(text, pattern, folders=folders)
 
 
 def _read_frame(source: pd.DataFrame) -> Source:
@@ -72,11 +83,11 @@ def _in_memory(name: str, frame: pd.DataFrame) -> Source:
     )
 
 
-def _read_path(text: str, pattern: str) -> Source:
+def _read_path(text: str, pattern: str, *, folders: bool) -> Source:
     path = Path(text)
     try:
         if path.is_dir():
-            return read_folder(path, pattern)
+            return read_sub_folders(path, pattern) if folders else read_folder(path, pattern)
         if path.is_file():
             return _read_file(str(path), path.read_bytes)
         if path.exists():
@@ -91,12 +102,12 @@ def _read_path(text: str, pattern: str) -> Source:
     if found:
         return found
     if is_glob(text):
-        return read_glob(text)
+        return read_glob(text, folders=folders)
     searched = "" if path.is_absolute() else f" (looked in {os.getcwd()})"
     raise ManifestError(text, [f"no such file or folder{searched}. Check the path."])
 
 
-def _read_url(url: str, pattern: str, *, may_be_empty: bool) -> Source:
+def _read_url(url: str, pattern: str, *, may_be_empty: bool, folders: bool) -> Source:
     try:
         remote.check_url(url)
         if not url.endswith("/") and remote.stat(url):
@@ -108,6 +119,9 @@ def _read_url(url: str, pattern: str, *, may_be_empty: bool) -> Source:
             raise ManifestError(url, ["no such file. A web server cannot list a folder."])
         remote.check_bucket(url)
         if is_glob(url) and not remote.is_folder(url):
+            if folders:
+                fault = "a glob in a bucket lists files. List the folders in a table instead."
+                raise ManifestError(url, [fault])
             return read_url_glob(url)
         if "@" in url and not remote.is_folder(url):
             found = read_version(url, pattern)
@@ -115,7 +129,7 @@ def _read_url(url: str, pattern: str, *, may_be_empty: bool) -> Source:
                 return found
         if not may_be_empty and not remote.is_folder(url):
             raise ManifestError(url, ["no such file, and no files below it. Check the URL."])
-        return read_prefix(url, pattern)
+        return read_url_folders(url, pattern) if folders else read_prefix(url, pattern)
     except StoreError as error:
         raise ManifestError(error.path, [error.reason]) from error
 

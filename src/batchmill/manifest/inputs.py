@@ -6,7 +6,7 @@ manifest may have millions of rows.
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 
 from batchmill.cells import is_missing
 from batchmill.manifest.source import Source
-from batchmill.storage import is_url, remote
-from batchmill.storage.fingerprints import recordable
+from batchmill.storage import in_threads, is_url, remote
+from batchmill.storage.fingerprints import Fingerprint, recordable
+from batchmill.storage.folder_files import files_in, folder_state
 from batchmill.storage.remote import FileStat
 from batchmill.urls import (
     control_fault,
@@ -30,6 +31,7 @@ from batchmill.urls import (
 )
 
 MISSING_SIZE = -1
+_NO_FOLDER = Fingerprint(MISSING_SIZE, 0, "")
 
 # The columns of the tables of files.
 COLUMNS = ["input", "size", "mtime_ns", "etag", "ctime_ns"]
@@ -51,13 +53,17 @@ class CheckedInputs:
     Attributes:
         table: The same columns as `Manifest.inputs`. Valid only if `faults` is empty.
         faults: One sentence per fault, with its line.
+        folders: For inputs that are folders, the digest of the files of each.
     """
 
     table: pa.Table
     faults: list[str]
+    folders: Sequence[str | None] = ()
 
 
-def check_inputs(source: Source, column: str, root: str, *, confined: bool) -> CheckedInputs:
+def check_inputs(
+    source: Source, column: str, root: str, *, confined: bool, folders: bool = False
+) -> CheckedInputs:
     """Resolve each input against a root, and look up its size and time.
 
     Args:
@@ -65,6 +71,7 @@ def check_inputs(source: Source, column: str, root: str, *, confined: bool) -> C
         column: The column that names the inputs.
         root: The folder or URL that relative inputs are relative to.
         confined: True if each input must lie below `root`.
+        folders: True if the inputs are folders.
 
     Returns:
         The inputs and their faults.
@@ -79,9 +86,13 @@ def check_inputs(source: Source, column: str, root: str, *, confined: bool) -> C
     _find_duplicates(places, values, source, faults)
     if confined and not is_url(root):
         find_escapes(names, root, faults)
-    table = stat_files(names, root, faults, source.seen)
+    digests: list[str | None] = []
+    if folders:
+        table, digests = _stat_folders(names, root, faults)
+    else:
+        table = stat_files(names, root, faults, source.seen)
     found = [f"{source.places[index]}: {text}" for index, text in sorted(faults.items())]
-    return CheckedInputs(table=table, faults=found)
+    return CheckedInputs(table=table, faults=found, folders=digests)
 
 
 def resolve_names(
@@ -260,6 +271,46 @@ def stat_files(
     return pa.table([names, sizes, times, etags, changed], COLUMNS)
 
 
+def _stat_folders(
+    names: pa.StringArray, root: str, faults: dict[int, str]
+) -> tuple[pa.Table, list[str | None]]:
+    """Return folders as `stat_files` returns files, and the digest of the files of each."""
+    places = [join(root, name) if name is not None else "" for name in names.to_pylist()]
+    found = in_threads(_look_into, places, remote.THREADS)
+    states: list[Fingerprint] = []
+    for index, state in enumerate(found):
+        if isinstance(state, str):
+            faults.setdefault(index, f"{names[index].as_py()!r} {state}")
+        states.append(_NO_FOLDER if isinstance(state, str) else state)
+    table = pa.table(
+        [
+            names,
+            pa.array([state.size for state in states], pa.int64()),
+            pa.array([state.mtime_ns for state in states], pa.int64()),
+            pa.nulls(len(names), pa.string()),
+            pa.nulls(len(names), pa.int64()),
+        ],
+        COLUMNS,
+    )
+    return table, [state.companions for state in states]
+
+
+def _look_into(place: str) -> Fingerprint | str:
+    """Return the state of a folder, or why it cannot be an input."""
+    if not place:
+        return _NO_FOLDER
+    if not is_url(place) and os.path.isfile(place):
+        return "is a file. Name a folder, or drop --input-kind folder."
+    try:
+        files = files_in(place)
+    except FileNotFoundError:
+        return _NO_FOLDER
+    except OSError as error:
+        return f"cannot be read: {error.strerror}."
+    # A bucket has no empty folders.
+    return folder_state(files) if files or not is_url(place) else _NO_FOLDER
+
+
 def _stat_local(
     names: pa.StringArray, root: str, faults: dict[int, str], is_remote: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -284,7 +335,10 @@ def _stat_local(
                     change = status.st_ctime_ns
                     if status.st_mode & _FILE_TYPE_BITS != stat.S_IFREG:
                         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-                        faults.setdefault(len(sizes), f"{name!r} is {kind}. Name a file.")
+                        remedy = "Name a file"
+                        if kind == "a folder":
+                            remedy = "Name a file, or add --input-kind folder"
+                        faults.setdefault(len(sizes), f"{name!r} is {kind}. {remedy}.")
                 except OSError:
                     pass
             sizes.append(size)

@@ -40,6 +40,49 @@ def read_folder(path: Path, pattern: str) -> Source:
     return _listed(str(path), os.path.abspath(path), _escaped(names), nothing)
 
 
+def read_sub_folders(path: Path, pattern: str) -> Source:
+    """List the folders in a folder. Hidden folders and datasets are left out.
+
+    Args:
+        path: The folder. If it is a dataset, its outputs are listed.
+        pattern: The pattern that a folder's name must match.
+
+    Returns:
+        One row per folder.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    if (path / LEDGER_FOLDER).is_dir():
+        return read_folder(path, pattern)
+    with os.scandir(path) as entries:
+        names = sorted(
+            entry.name
+            for entry in entries
+            if entry.is_dir()
+            and not entry.name.startswith(".")
+            and not os.path.isdir(os.path.join(entry.path, LEDGER_FOLDER))
+            and fits(entry.name, pattern)
+        )
+    nothing = f"no folder in it matches {pattern!r}"
+    return _listed(str(path), os.path.abspath(path), _escaped(names), nothing)
+
+
+def read_url_folders(url: str, pattern: str) -> Source:
+    """List the folders directly below a URL, as `read_sub_folders` does. Raises StoreError."""
+    url = url.rstrip("/")
+    found = remote.find(url)
+    if FORMAT in found:
+        return read_prefix(url, pattern)
+    names = sorted({name.partition("/")[0] for name in found if "/" in name})
+    names = [
+        name
+        for name in names
+        if not name.startswith(".") and f"{name}/{FORMAT}" not in found and fits(name, pattern)
+    ]
+    return _listed(url, url, names, f"no folder below it matches {pattern!r}")
+
+
 def read_prefix(url: str, pattern: str) -> Source:
     """List the files below a URL.
 
@@ -108,11 +151,12 @@ def _visible(found: Mapping[str, FileStat], datasets: Collection[str]) -> dict[s
     return {name: seen for name, seen in found.items() if not is_hidden(name)}
 
 
-def read_glob(pattern: str) -> Source:
+def read_glob(pattern: str, *, folders: bool = False) -> Source:
     """List the files that match a glob. `**` matches any number of folders.
 
     Args:
         pattern: The glob.
+        folders: True to list the folders that match it.
 
     Returns:
         One row per file. Names are relative to the folder before the first wildcard.
@@ -128,10 +172,15 @@ def read_glob(pattern: str) -> Source:
     names = sorted(
         Path(name).relative_to(fixed).as_posix()
         for name in glob.iglob(pattern, recursive=True)
-        if (os.path.isfile(name) or not os.path.exists(name))
-        and not _in_dataset(os.path.dirname(os.path.abspath(name)))
+        if (os.path.isdir(name) if folders else os.path.isfile(name) or not os.path.exists(name))
+        and not _in_dataset(os.path.abspath(name) if folders else _folder_of(name))
     )
-    return _listed(pattern, os.path.abspath(fixed), _escaped(names), "no file matches it")
+    nothing = f"no {'folder' if folders else 'file'} matches it"
+    return _listed(pattern, os.path.abspath(fixed), _escaped(names), nothing)
+
+
+def _folder_of(name: str) -> str:
+    return os.path.dirname(os.path.abspath(name))
 
 
 def is_glob(text: str) -> bool:

@@ -24,6 +24,7 @@ from batchmill.partitions.partitioning import Groups, Partitioning
 from batchmill.security.allowlist import refused_inputs, restricts_inputs
 from batchmill.sizes import counted
 from batchmill.storage import is_url
+from batchmill.storage.fingerprints import joint_digest
 from batchmill.urls import join, shown_url, url_fault, without_file_scheme
 
 # A run writes these columns to the table that it publishes.
@@ -43,7 +44,8 @@ class Manifest:
             the last change. The `etag` is null unless the store has ETags.
             The ETag of a file in a pack is its address. `ctime_ns` is the time
             of the last change of the content, the name or the rights; null for remote and missing
-            files. `companions` is the digest of the input's companions; null without any. If one
+            files. `companions` is the digest of the input's companions, and of the
+            files of a folder; null without any. If one
             of them does not exist, the `size` is -1.
         companions: The companions of the inputs, row for row: for each file column, a table with
             the columns of `inputs`. A row is null if its cell is empty.
@@ -91,6 +93,7 @@ def load_manifest(
     *,
     input_column: str = "input",
     file_columns: Sequence[str] = (),
+    folders: bool = False,
     root: str | os.PathLike[str] | None = None,
     pattern: str = "*",
     min_age: float = 0,
@@ -104,6 +107,7 @@ def load_manifest(
             recursively), of a glob or of a dataset. Or a list of paths and URLs, or a DataFrame.
         input_column: The column that names the inputs.
         file_columns: The columns that name companions of the inputs.
+        folders: True if the inputs are folders.
         root: The folder or URL that relative inputs are relative to. Default: the manifest's
             folder, or the working directory for a list or DataFrame.
         pattern: The pattern that files of a folder or bucket prefix must match.
@@ -120,13 +124,16 @@ def load_manifest(
         ManifestError: The manifest cannot be used. It lists all faults, each with its line.
     """
     check_min_age(min_age)
-    table = read_source(source, pattern, may_be_empty=may_be_empty)
+    table = read_source(source, pattern, may_be_empty=may_be_empty, folders=folders)
+    if folders and table.form == "dataset":
+        fault = "is a dataset, whose outputs are files. Drop --input-kind folder."
+        raise ManifestError(table.name, [fault])
     column = "input" if table.form in ("listing", "dataset") else input_column
     faults = _check_columns(table, column, may_be_empty=may_be_empty)
     if partitioning:
         faults += missing_columns(table.frame, partitioning)
     base, root_faults = _resolve_root(table, root)
-    checked = check_inputs(table, column, base, confined=root is not None)
+    checked = check_inputs(table, column, base, confined=root is not None, folders=folders)
     others = check_companions(table, file_columns, base, confined=root is not None)
     faults += [*root_faults, *checked.faults, *others.faults]
     inputs, groups = checked.table, None
@@ -139,7 +146,7 @@ def load_manifest(
     manifest = Manifest(
         name=table.name,
         root=base,
-        inputs=_with_companions(inputs, others.tables),
+        inputs=_with_companions(inputs, others.tables, checked.folders),
         manifest_columns=_read_manifest_columns(table, {column, *file_columns}, column),
         companions=others.tables,
         groups=groups,
@@ -220,9 +227,11 @@ def _dataset_of(table: Source) -> str:
     return table.folder if table.form == "dataset" else ""
 
 
-def _with_companions(inputs: pa.Table, companions: Mapping[str, pa.Table]) -> pa.Table:
+def _with_companions(
+    inputs: pa.Table, companions: Mapping[str, pa.Table], folders: Sequence[str | None]
+) -> pa.Table:
     """Add the column `companions`. An input that lacks a companion looks like a missing one."""
-    found = inputs.append_column("companions", digests(companions, len(inputs)))
+    found = inputs.append_column("companions", _digests(companions, folders, len(inputs)))
     if not companions:
         return found
     is_missing = lack_companions(companions, len(inputs))
@@ -232,6 +241,16 @@ def _with_companions(inputs: pa.Table, companions: Mapping[str, pa.Table]) -> pa
         values = pc.if_else(is_missing, pa.scalar(value, kind), found[name])
         found = found.set_column(found.schema.get_field_index(name), name, values)
     return found
+
+
+def _digests(
+    companions: Mapping[str, pa.Table], folders: Sequence[str | None], count: int
+) -> pa.Array:
+    found = digests(companions, count)
+    if not folders:
+        return found
+    both = zip(folders, found.to_pylist(), strict=True)
+    return pa.array([joint_digest(*pair) for pair in both], pa.string())
 
 
 def _read_manifest_columns(table: Source, names: Set[str], column: str) -> pa.Table:

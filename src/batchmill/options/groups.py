@@ -150,6 +150,12 @@ class InputOptions(Options):
         title="Input column",
         description="Manifest column that contains the inputs' paths.",
     )
+    input_kind: Literal["file", "folder"] = Field(
+        default="file",
+        title="Kind of input",
+        description="file, or folder if each input is a folder with all of its files, for example "
+        "a series of pictures. Over a folder, its sub-folders are the inputs.",
+    )
     file_columns: CommaSeparated = Field(
         default="",
         title="File columns",

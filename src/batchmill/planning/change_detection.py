@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +14,7 @@ from batchmill.manifest.companions import companion_rows
 from batchmill.storage import Store, in_threads, is_url, open_store, remote
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.fingerprints import SeenFile, content_of, joint_content
+from batchmill.storage.folder_files import files_in, folder_fingerprint
 from batchmill.urls import join
 
 # The columns that show without reading a file that it may have changed. A program that copies or
@@ -42,6 +43,8 @@ def detect_changes(
     record_rows: pa.Array,
     identities: Collection[str],
     store: Store,
+    *,
+    folders: bool = False,
 ) -> FileChanges:
     """Compare the ledger's records of a step with the files.
 
@@ -54,6 +57,7 @@ def detect_changes(
         identities: The step's identity, and those whose outcomes are adopted. Records of other
             steps are ignored.
         store: The dataset's store, which holds the outputs.
+        folders: True if the inputs are folders.
 
     Returns:
         The inputs that need a decision, for `make_plan`.
@@ -77,7 +81,8 @@ def detect_changes(
     tables = {name: table.take(place) for name, table in manifest.companions.items()}
     companions = companion_rows(tables, len(unclear))
     files = list(zip(names, unclear["etag"].to_pylist(), companions, strict=True))
-    contents = in_threads(lambda one: _read_contents(manifest.root, *one), files, _THREADS)
+    read = partial(_read_contents, manifest.root, folders=folders)
+    contents = in_threads(lambda one: read(*one), files, _THREADS)
     ok = recorded.filter(pc.equal(recorded["outcome"], "ok"))
     return FileChanges(
         contents=dict(zip(names, contents, strict=True)),
@@ -99,10 +104,15 @@ def has_other_time(recorded: pa.Table, current: pa.Table) -> pa.ChunkedArray:
 
 
 def _read_contents(
-    root: str, name: str, etag: str | None, companions: Mapping[str, SeenFile | None]
+    root: str,
+    name: str,
+    etag: str | None,
+    companions: Mapping[str, SeenFile | None],
+    *,
+    folders: bool,
 ) -> str:
     """Return the hash of an input's content, with its companions; "" if a file is unreadable."""
-    content = _read_content(root, name, etag)
+    content = _read_folder(root, name) if folders else _read_content(root, name, etag)
     others = {
         column: (file.name, _read_content(root, file.name, file.etag)) if file else None
         for column, file in companions.items()
@@ -110,6 +120,15 @@ def _read_contents(
     if not content or any(other and not other[1] for other in others.values()):
         return ""
     return joint_content(content, others) if others else content
+
+
+def _read_folder(root: str, name: str) -> str:
+    place = join(root, name)
+    try:
+        files = files_in(place)
+        return folder_fingerprint(files, lambda file: _read_content(place, file.name, None)).content
+    except (OSError, StoreError):
+        return ""
 
 
 def _read_content(root: str, name: str, etag: str | None) -> str:

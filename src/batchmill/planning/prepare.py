@@ -171,6 +171,7 @@ def _read_manifest(job: Job, listed: ManifestLike | None = None) -> Manifest:
         job.manifest if listed is None else listed,
         input_column=job.inputs.input_column,
         file_columns=job.inputs.companions,
+        folders=job.inputs.input_kind == "folder",
         root=job.inputs.root or None,
         pattern=job.inputs.pattern,
         min_age=job.inputs.min_age,
@@ -198,7 +199,12 @@ def _plan(
     record_rows = find_records(records, manifest.inputs)
     adopted = _adopted_steps(records, ledger, step) if job.accept_change else set[str]()
     file_changes = detect_changes(
-        manifest, records, record_rows, {step.identity, *adopted}, ledger.store
+        manifest,
+        records,
+        record_rows,
+        {step.identity, *adopted},
+        ledger.store,
+        folders=job.inputs.input_kind == "folder",
     )
     forced_after = _forced_after(ledger) if job.force else None
     limits = job.failures

@@ -22,7 +22,7 @@ from batchmill.planning.confinement import Confinement
 from batchmill.planning.plan_file import PlanFile
 from batchmill.planning.prepare import Prepared
 from batchmill.storage.addresses import parse_address
-from batchmill.storage.fingerprints import SeenFile, digest_of_files
+from batchmill.storage.fingerprints import SeenFile
 from batchmill.storage.remote import FileStat
 from batchmill.urls import join
 
@@ -61,6 +61,7 @@ class RunSpec:
         unsampled: The number of inputs to execute that are outside the sample of the run.
         takes_rows: True if the step receives the manifest's other columns.
         file_columns: The names of the manifest's columns with companions of the inputs.
+        folders: True if the inputs are folders.
         declared: The Arrow type of each column that has one, because the step declares it.
     """
 
@@ -87,6 +88,7 @@ class RunSpec:
     takes_rows: bool = False
     unsampled: int = 0
     file_columns: Sequence[str] = ()
+    folders: bool = False
     declared: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -133,6 +135,7 @@ def write_run_plan(
         takes_rows=prepared.step.takes_rows,
         unsampled=0 if plan.left is None else len(plan.left),
         file_columns=list(manifest.companions),
+        folders=job.inputs.input_kind == "folder",
         declared=prepared.step.declared.columns if prepared.step.declared else {},
     )
     order = pa.array(layout.order)
@@ -140,6 +143,8 @@ def write_run_plan(
     positions = pending.column("position")
     names = pending.column("input").to_pylist()
     table = pending.select(["position", "input", "size", "mtime_ns", "etag"])
+    if pending["companions"].null_count < len(pending):
+        table = table.append_column("companions", pending["companions"])
     if manifest.companions:
         chosen = [found.take(positions) for found in manifest.companions.values()]
         arrays = [found.to_struct_array().combine_chunks() for found in chosen]
@@ -225,6 +230,14 @@ def companions_of(inputs: pa.Table) -> Iterator[dict[str, SeenFile | None]]:
     return companion_rows(found, len(inputs))
 
 
+def companion_digests(inputs: pa.Table) -> list[str | None]:
+    """Return the digest of the further files of each input when the run was planned."""
+    if "companions" not in inputs.column_names:
+        return [None] * len(inputs)
+    found: list[str | None] = inputs["companions"].to_pylist()
+    return found
+
+
 def looks_of(inputs: pa.Table) -> Iterator[FileStat]:
     """Yield the size, time and ETag of each input when the run was planned."""
     return map(FileStat, *(inputs[name].to_pylist() for name in FileStat._fields))
@@ -233,6 +246,5 @@ def looks_of(inputs: pa.Table) -> Iterator[FileStat]:
 def as_planned(outcome: Outcome, inputs: pa.Table, row: int) -> Outcome:
     """Return an outcome with the state that the input had in the plan."""
     (seen,) = looks_of(inputs.slice(row, 1))
-    (files,) = companions_of(inputs.slice(row, 1))
-    digest = digest_of_files(files) if files else None
+    (digest,) = companion_digests(inputs.slice(row, 1))
     return outcome._replace(**seen._asdict(), companions=digest)

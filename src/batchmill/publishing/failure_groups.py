@@ -275,6 +275,8 @@ def try_command(spec: RunSpec, record: Mapping[str, Any]) -> str:
     if not spec.can_try:
         return ""
     words = ["batchmill", "try", join(spec.root, record["input"]), "--step", spec.step]
+    if spec.folders:
+        words += ["--input-kind", "folder"]
     row = json.loads(record["carried"])
     files = {column: join(spec.root, row[column]) for column in spec.file_columns if row[column]}
     row = {key: row[key] for key in row if spec.takes_rows and key not in spec.file_columns}

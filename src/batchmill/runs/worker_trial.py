@@ -157,7 +157,10 @@ def _some_of(prepared: Prepared, folder: Path) -> Prepared:
         prepared.job,
         manifest=listed_manifest(output),
         output=output,
-        inputs=InputOptions(file_columns=prepared.job.inputs.file_columns),
+        inputs=InputOptions(
+            input_kind=prepared.job.inputs.input_kind,
+            file_columns=prepared.job.inputs.file_columns,
+        ),
         partitioning=None,
     )
     save_manifest(manifest, job.manifest, job.inputs.input_column)

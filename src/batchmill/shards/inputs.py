@@ -21,6 +21,7 @@ from batchmill.planning.run_spec import (
     RunSpec,
     as_planned,
     carried_rows,
+    companion_digests,
     companions_of,
     looks_of,
     read_inputs,
@@ -32,7 +33,7 @@ from batchmill.step.load import Step
 from batchmill.step.planned import PlannedStep
 from batchmill.storage import is_url
 from batchmill.storage.addresses import parse_address
-from batchmill.storage.fingerprints import SeenFile, digest_of_files
+from batchmill.storage.fingerprints import SeenFile
 from batchmill.storage.remote import FileStat
 from batchmill.urls import join, last_part
 
@@ -145,15 +146,17 @@ class ShardInputs:
                 identifier,
                 row=row,
                 companions=self._companions(staging, identifier, companions),
-                planned_companions=digest_of_files(companions) if companions else None,
+                planned_companions=digest,
+                is_folder=self.spec.folders,
                 **self._place(staging, identifier, name, planned),
             )
-            for name, identifier, row, planned, companions in zip(
+            for name, identifier, row, planned, companions, digest in zip(
                 self.origins,
                 self.table["input_id"].to_pylist(),
                 self.columns,
                 looks_of(self.table),
                 companions_of(self.table),
+                companion_digests(self.table),
                 strict=True,
             )
         ]

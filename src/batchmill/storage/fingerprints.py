@@ -24,8 +24,8 @@ class Fingerprint(NamedTuple):
         etag: The ETag of the file in its store; None if the store gives no ETag.
         ctime_ns: The time of the last change of the content, the name or the rights, in nanoseconds
             since 1970. A program cannot set it. None if the file is not local.
-        companions: The digest of an input's companions; None if it has none. Then `content` is the
-            hash of the contents of all files.
+        companions: The digest of an input's companions, or of the files of a folder; None for a
+            file without companions. With it, `content` is the hash of the contents of all files.
     """
 
     size: int
@@ -47,8 +47,14 @@ class SeenFile(NamedTuple):
 
 
 def digest_of_files(files: Mapping[str, SeenFile | None]) -> str:
-    """Return a digest of some files by column. An empty cell has no file."""
+    """Return a digest of some files by column or name. An empty cell has no file."""
     return hash_bytes(json.dumps(sorted(files.items())).encode())
+
+
+def joint_digest(*digests: str | None) -> str | None:
+    """Return one digest for the digests that are not None. None without any."""
+    known = [digest for digest in digests if digest]
+    return hash_bytes(" ".join(known).encode()) if len(known) > 1 else next(iter(known), None)
 
 
 def joint_content(content: str, others: Mapping[str, tuple[str, str] | None]) -> str:
@@ -56,8 +62,8 @@ def joint_content(content: str, others: Mapping[str, tuple[str, str] | None]) ->
 
     Args:
         content: The hash of the input's own content.
-        others: The name of each companion and the hash of its content, by column. An empty cell has
-            no file.
+        others: The name of each further file and the hash of its content, by column or name. An
+            empty cell has no file.
     """
     return hash_bytes(json.dumps([content, sorted(others.items())]).encode())
 
