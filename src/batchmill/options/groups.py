@@ -189,7 +189,7 @@ class InputOptions(Options):
     )
 
     @property
-    def companions(self) -> tuple[str, ...]:
+    def file_column_names(self) -> tuple[str, ...]:
         """The names of the file columns."""
         names = (name.strip() for name in self.file_columns.split(","))
         return tuple(dict.fromkeys(name for name in names if name))

@@ -95,7 +95,9 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
     manifest = _read_manifest(job, listed)
     _check_other_place(job, manifest.dataset)
     given = job.step if job.value is None else job.value
-    step = load_given_step(given, job.params, search=job.search, file_columns=job.inputs.companions)
+    step = load_given_step(
+        given, job.params, search=job.search, file_columns=job.inputs.file_column_names
+    )
     if job.confinement and step.is_batched:
         raise OptionError(
             f"--confine: step {step.ref} is a batch step, which cannot be confined. Drop the "
@@ -170,7 +172,7 @@ def _read_manifest(job: Job, listed: ManifestLike | None = None) -> Manifest:
     return load_manifest(
         job.manifest if listed is None else listed,
         input_column=job.inputs.input_column,
-        file_columns=job.inputs.companions,
+        file_columns=job.inputs.file_column_names,
         folders=job.inputs.input_kind == "folder",
         root=job.inputs.root or None,
         pattern=job.inputs.pattern,
