@@ -34,6 +34,38 @@ print(json.dumps([*%s(), len(started)]))
 """
 
 
+WITH_METRICS = """
+import json
+from opentelemetry.metrics import set_meter_provider
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+import batchmill
+
+reader = InMemoryMetricReader()
+set_meter_provider(MeterProvider([reader]))
+batchmill.run("words", "batchmill.steps.words:split", "out", params={"num_chars": 3})
+found = {
+    metric.name: sum(getattr(p, "count", None) or p.value for p in metric.data.data_points)
+    for resource in reader.get_metrics_data().resource_metrics
+    for scope in resource.scope_metrics if scope.scope.name == "batchmill"
+    for metric in scope.metrics
+}
+print(json.dumps(found))
+"""
+
+
+def test_a_run_reports_metrics_to_the_provider_of_the_program(bare_shell, words, work):
+    words.rename(work / "words")
+    (work / "words" / "manifest.csv").unlink()
+    done = bare_shell.python(WITH_METRICS)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["batchmill.inputs"] == found["batchmill.input.duration"] == 4
+    assert found["batchmill.runs"] == 1
+    assert found["batchmill.inputs.pending"] == 0
+    assert found["batchmill.input.size"] > 0
+
+
 @pytest.mark.parametrize("where", ["in_flow", pytest.param("in_task", marks=pytest.mark.long)])
 def test_a_run_uses_the_server_of_the_flow_around_it(where, bare_shell, words, work):
     words.rename(work / "words")

@@ -12,6 +12,7 @@ from batchmill.ledger.lease import Wait
 from batchmill.ledger.ledger import Ledger
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.orchestration.cancellation import Cancellation
+from batchmill.orchestration.display.metrics import RunMetrics
 from batchmill.orchestration.display.run_reporter import RunReporter
 from batchmill.orchestration.server.api import end_flow_run
 from batchmill.planning.prepare import Prepared
@@ -45,6 +46,8 @@ class FlowObserver(RunObserver, Publisher):
         job = run.prepared.job
         self._reporter = RunReporter(job.output, run.number)
         self._dataset = job.output
+        self.metrics = RunMetrics(job.output, job.step)
+        self.metrics.pending(run.pending)
         self._reporter.begin(inputs=len(run.prepared.manifest), pending=run.pending, step=job.step)
 
     def planned(self, run: Run) -> None:
@@ -60,6 +63,7 @@ class FlowObserver(RunObserver, Publisher):
     def show(self, progress: Progress) -> None:
         """Show the progress and the failures so far."""
         self._reporter.show(progress)
+        self.metrics.pending(progress.total - progress.done)
 
     def write_tables(self, prepared: Prepared) -> None:
         """Write the tables in a task run."""
@@ -74,7 +78,9 @@ class FlowObserver(RunObserver, Publisher):
     def end(self, summary: Summary, *, is_cancelled: bool) -> None:
         """Send the event that the run has ended."""
         accepted = "Completed" if summary.accepted(self._policy) else "Failed"
-        self._reporter.end(summary, "Cancelled" if is_cancelled else accepted)
+        state = "Cancelled" if is_cancelled else accepted
+        self._reporter.end(summary, state)
+        self.metrics.end(state)
 
     def final_state(self, ended: RunEnd) -> State[Any]:
         """Return the final state of the flow run."""

@@ -11,6 +11,7 @@ from batchmill.blocks.ray_cluster import RayCluster
 from batchmill.errors import StoreError
 from batchmill.layout import STAGING
 from batchmill.orchestration.cancellation import Cancellation
+from batchmill.orchestration.display.metrics import COLUMNS
 from batchmill.orchestration.flow_observer import FlowObserver
 from batchmill.orchestration.runners.local import LocalRunner
 from batchmill.orchestration.runners.runner import ShardRunner
@@ -133,7 +134,12 @@ class _StopConditions:
         self._run = run
         self._observer = observer
         self._cancellation = cancellation
+        metrics = observer.metrics
         self._watcher = RunWatcher(run.ledger, run.number)
+        if metrics.is_on:
+            self._watcher = RunWatcher(
+                run.ledger, run.number, columns=COLUMNS, on_records=metrics.record
+            )
         self._enough_failures = read_spec(run.ledger, run.number).enough_failures
 
     def check(self) -> bool:

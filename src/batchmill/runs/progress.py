@@ -1,6 +1,7 @@
 """Follows the progress of a run by reading its ledger. Any process can do that."""
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,10 +44,25 @@ class Progress:
 
 
 class RunWatcher:
-    """Follows a run. By default, follows the first run that begins after the watcher's creation."""
+    """Follows a run. By default, follows the first run that begins after the watcher's creation.
 
-    def __init__(self, ledger: Ledger, run: int = 0) -> None:
+    Args:
+        ledger: The dataset's ledger.
+        run: The number of the run. 0: the next one.
+        columns: Further columns for `on_records`.
+        on_records: Called with the new records of each part.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        run: int = 0,
+        columns: Sequence[str] = (),
+        on_records: Callable[[pa.Table], object] = lambda _: None,
+    ) -> None:
         self._ledger = ledger
+        self._columns = (*_COLUMNS, *columns)
+        self._on_records = on_records
         self._before = 0 if run else max(ledger.runs(), default=0)
         self._run = run
         self._total = -1
@@ -70,7 +86,9 @@ class RunWatcher:
             return None
         new = [name for name in self._ledger.part_names(self._run) if name not in self._seen]
         for name in new:
-            self._take(self._ledger.read_part(name, _COLUMNS))
+            records = self._ledger.read_part(name, self._columns)
+            self._take(records)
+            self._on_records(records)
         self._seen.update(new)
         if new and self._counts.total() > self._total:
             # Some inputs have two outcomes, for example one from a node that seemed lost. Read the
