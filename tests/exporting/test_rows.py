@@ -21,6 +21,7 @@ def inputs(dataset, **options):
         ("label.isna()", ["3.src"]),
         ("label.str.startswith('d')", ["0.src"]),
         ("`my age` >= 2 or label in ['dog']", ["0.src", "2.src", "3.src"]),
+        ("label.isin(['dog', 'a `b` c'])\n & age.between(0, 3) & abs(age) < 9", ["0.src"]),
     ],
 )
 def test_a_condition_chooses_rows(tmp_path, where, expected):
@@ -34,12 +35,16 @@ def test_a_condition_chooses_rows(tmp_path, where, expected):
     [
         *["label", "age + 1", "nope == 1", "label ==", "b = 1", "True"],
         *["label.__class__ == 1", "label._data == 1", "@pd.eval('1') == age", "open('x') == age"],
+        # These methods write files.
+        *["age.to_csv('x') == 1", "'`' + label.to_pickle('x') + '`' == label"],
     ],
 )
-def test_another_text_is_no_condition(tmp_path, where):
+def test_another_text_is_no_condition(tmp_path, monkeypatch, where):
+    monkeypatch.chdir(tmp_path)
     dataset = publish_rows(tmp_path / "d", texts(1), label=["dog"], age=[1])
     with pytest.raises(OptionError, match=r"--where .*: cannot be used.*columns input, output"):
         inputs(dataset, where=where)
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 
 def test_no_sample_left_is_an_error(tmp_path):

@@ -237,8 +237,7 @@ def export(
         out: The folder or URL of the shards: new, empty, or an earlier export.
         to: The format: "webdataset" or "huggingface".
         partition: The partition or partitions to export. None: all rows.
-        where: A condition on columns, as `pandas.DataFrame.query` takes it. It may call methods, so
-            use only text that you trust.
+        where: A condition on columns, as `pandas.DataFrame.query` takes it.
         shard_size: The largest size of a shard, about: bytes, or a text such as "256M".
         shuffle: The seed of a random order. None: the order of the table.
         version: The number or name of a version. None: the last one.

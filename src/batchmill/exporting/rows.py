@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
@@ -16,6 +15,7 @@ from batchmill.layout import FILES, INPUT_COLUMN, PARTITION_COLUMN
 from batchmill.ledger.open import open_ledger
 from batchmill.ledger.parts import file_names
 from batchmill.manifest.arrow_columns import tensors_as_lists
+from batchmill.options.conditions import rows_that_meet
 from batchmill.reading.published import input_root, read_published
 from batchmill.reading.selection import Named, Selection, chosen_rows, further_places, named
 from batchmill.storage import open_store
@@ -25,7 +25,6 @@ _TEXT = pa.large_string()
 _FURTHER = pa.struct([(name, pa.string()) for name in ("column", "suffix", "place", "content")])
 _UNASSIGNED = "unassigned"
 _SUFFIX = re.compile(r"[a-z0-9_]{1,16}")
-_PRIVATE = re.compile(r"\.\s*_")
 
 
 class ExportRows(NamedTuple):
@@ -83,7 +82,8 @@ def choose_rows(
         found, chosen_rows(found.rows, Selection(dataset=dataset, partitions=partitions))
     )
     if where.strip():
-        found = _filtered(found, _condition(found.rows, where, dataset))
+        mask = rows_that_meet(found.rows, where, option="--where", dataset=dataset)
+        found = _filtered(found, mask)
     if not len(found.rows):
         raise OptionError(f"{dataset}: no sample to export. Check --partition and --where.")
     root = input_root(dataset) if found.are_inputs else dataset
@@ -177,24 +177,6 @@ def _filtered(found: Named, mask: pa.Array | None) -> Named:
         return found
     rows, places, ids = (part.filter(mask) for part in (found.rows, found.places, found.ids))
     return Named(rows, places, ids, found.are_inputs)
-
-
-def _condition(rows: pa.Table, where: str, dataset: str) -> pa.Array:
-    """Return the mask of the rows that meet a condition."""
-    try:
-        if _PRIVATE.search(where):
-            raise ValueError("a name after a dot begins with _")
-        # Without a scope, the text cannot use the variables of this program.
-        mask = rows.to_pandas().eval(where, engine="python", local_dict={}, global_dict={})
-        if not isinstance(mask, pd.Series) or mask.dtype.kind != "b":
-            raise TypeError("the result is not true or false for each row")
-        return pa.array(mask.to_numpy(dtype=bool))
-    except Exception as error:
-        raise OptionError(
-            f"--where {where!r}: cannot be used ({type(error).__name__}: {error}). Write a "
-            "condition such as \"label != 'noise' and seconds > 2\". "
-            f"{dataset} has the columns {', '.join(rows.column_names)}."
-        ) from error
 
 
 def _recorded(

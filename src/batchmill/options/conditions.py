@@ -1,0 +1,117 @@
+"""Conditions on the columns of a table, such as "label != 'noise' and seconds > 2".
+
+A condition may come from a form, so it cannot run other code: it may call only a few methods.
+"""
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from batchmill.errors import OptionError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# A text in quotes, or the name of a column in backticks.
+_QUOTED = re.compile(r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|`([^`'"]+)`""")
+_FOR_MISSING = frozenset(["isna", "notna", "isnull", "notnull", "fillna"])
+_METHODS = _FOR_MISSING | {
+    *("isin", "between", "duplicated", "abs", "round"),
+    *("min", "max", "sum", "mean", "median", "std", "quantile", "nunique"),
+    *("len", "contains", "startswith", "endswith", "fullmatch", "lower", "upper", "strip"),
+}
+
+
+class Condition:
+    """A condition on columns, in the syntax of pandas.DataFrame.query.
+
+    Args:
+        text: The condition. A column whose name is not a word is in backticks.
+
+    Attributes:
+        names: The names in the condition that may be columns.
+        handled: Those whose missing values the condition handles, for example with isna().
+
+    Raises:
+        ValueError, SyntaxError: The text is not a condition.
+    """
+
+    def __init__(self, text: str) -> None:
+        prefix = "column"
+        while prefix in text:
+            prefix += "_"
+        columns: dict[str, str] = {}
+
+        def word(found: re.Match[str]) -> str:
+            return found[1] or columns.setdefault(found[2], f"{prefix}{len(columns)}")
+
+        # pandas reads each line as a condition of its own.
+        self._text = _QUOTED.sub(word, " ".join(text.strip().splitlines()))
+        self._words = columns
+        tree = ast.parse(self._text, mode="eval")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+                raise ValueError("a name after a dot begins with _")
+            if isinstance(node, ast.Call):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+                if not isinstance(node.func, ast.Name) and name not in _METHODS:
+                    allowed = ", ".join(sorted(_METHODS))
+                    raise ValueError(f"{name}() cannot be called, only {allowed}")
+        real = {word: name for name, word in columns.items()}
+        self.names = _names_in(tree, real)
+        attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+        self.handled = {
+            name
+            for node in attributes
+            if node.attr in _FOR_MISSING and isinstance(node.value, ast.Name)
+            for name in _names_in(node.value, real)
+        }
+
+    def evaluate(self, frame: "pd.DataFrame") -> "pd.Series":
+        """Return whether each row of a table meets the condition.
+
+        Args:
+            frame: The columns that the condition names.
+
+        Raises:
+            Exception: The condition does not fit the table.
+        """
+        import pandas as pd  # Most runs have no condition.
+
+        frame = frame.rename(columns=self._words)
+        # Without a scope, the text cannot use the variables of this program.
+        mask = frame.eval(self._text, engine="python", local_dict={}, global_dict={})
+        if not isinstance(mask, pd.Series) or mask.dtype.kind != "b":
+            raise TypeError("the result is not true or false for each row")
+        return mask.astype(bool)
+
+
+def _names_in(tree: ast.AST, real: dict[str, str]) -> set[str]:
+    nodes = ast.walk(tree)
+    return {real.get(node.id, node.id) for node in nodes if isinstance(node, ast.Name)}
+
+
+def rows_that_meet(table: pa.Table, text: str, *, option: str, dataset: str) -> pa.Array:
+    """Return the mask of the rows that meet a condition.
+
+    Args:
+        table: The table.
+        text: The condition.
+        option: The name of the option, for messages.
+        dataset: The dataset, for messages.
+
+    Raises:
+        OptionError: The text is not a condition, or does not fit the columns.
+    """
+    try:
+        condition = Condition(text)
+        chosen = [name for name in table.column_names if name in condition.names]
+        return pa.array(condition.evaluate(table.select(chosen).to_pandas()))
+    except Exception as error:
+        raise OptionError(
+            f"{option} {text!r}: cannot be used ({type(error).__name__}: {error}). Write a "
+            "condition such as \"label != 'noise' and seconds > 2\". "
+            f"{dataset} has the columns {', '.join(table.column_names)}."
+        ) from error
