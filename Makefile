@@ -103,7 +103,7 @@ test-lowest: ## Run the fast tests with the lowest versions that pyproject.toml 
 	$(LOWEST)/bin/python -m pip install --quiet --no-deps --requirement $(LOWEST)/versions.txt .
 	$(LOWEST)/bin/python -m pip install --quiet \
 		'pytest<9.2' pytest-xdist pytest-randomly hypothesis 'moto[server]' psutil ipykernel nbclient \
-		webdataset
+		webdataset pandera
 	$(LOWEST)/bin/python -m pytest -m 'not end_to_end and not slow and not system' \
 		--ignore tests/docs --ignore tests/benchmarks --ignore tests/system \
 		--ignore tests/support -n $(WORKERS) --dist worksteal

@@ -27,6 +27,7 @@ LEDGER_NAMES = {
 UPKEEP = "upkeep-"
 # The names in the folder of a run, `runs/RUN`.
 PLAN, PLAN_ROWS, SUMMARY = "plan.json", "plan.arrow", "summary.json"
+BROKEN = "broken.csv"
 PICKLED_STEP = "step.pickle"
 STOP, FLOW_RUN, FORCED = "stop", "flow-run", "forced"
 PLACE, SPLIT, ALONE, CREATING = "place", "split", "alone", "creating"

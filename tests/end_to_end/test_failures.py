@@ -169,3 +169,24 @@ def test_max_failures_decides_the_state_of_the_run(shell, api, work, allowed, co
     if code:
         for expected in ("3 failed", "bad0: failed: ValueError: no header", "bad2"):
             assert expected in run["state"]["message"]
+
+
+def test_a_broken_expectation_fails_the_flow_run_and_publishes_nothing(shell, api, work):
+    make_inputs(work / "in", ["short.txt", "a-longer-name.txt"])
+    (work / "sizes.py").write_text(
+        "def step(source):\n    return {'size': source.stat().st_size}\n"
+    )
+    command = ["run", "in", "--step", "sizes:step", "-o", "out", "--expect"]
+    broken = shell.batchmill(*command, "size < 0", "--expect", "size >= 0")
+    assert broken.returncode == 1
+    assert "Not published: the table breaks an expectation" in broken.stderr
+    assert "Traceback" not in broken.stderr
+    state = latest_run(api, work / "out")["state"]
+    assert state["type"] == "FAILED"
+    assert "size < 0: 2 of 2 rows break it" in state["message"]
+    assert not (work / "out" / "metadata.parquet").exists()
+    code, status = shell.json("status", "out")
+    assert (code, "size < 0" in status["unpublished"]) == (0, True)
+    code, summary = shell.json(*command, "size >= 0")
+    assert (code, summary["executed"], "unpublished" in summary) == (0, 0, False)
+    assert (work / "out" / "metadata.parquet").exists()

@@ -15,8 +15,12 @@ from batchmill.ledger.parts import Origin
 from batchmill.manifest import Manifest
 from batchmill.outcome import Outcome
 from batchmill.publishing import tables as publishing
-from batchmill.publishing.tables import publish
+from batchmill.publishing.tables import make_tables, write_tables
 from batchmill.storage import LocalStore
+
+
+def publish(ledger, manifest):
+    return write_tables(ledger.store, make_tables(ledger, manifest))
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from batchmill.manifest.saved_list import listed_manifest, save_manifest
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
-from batchmill.publishing.tables import publish
+from batchmill.publishing.tables import make_tables, write_tables
 from batchmill.runs.run import open_run
 from batchmill.step.fingerprint import differences
 from batchmill.step.load import load_step
@@ -195,7 +195,7 @@ def prune(prepared):
     with open_run(prepared) as run:
         plan = run.prepared.plan
         run.finalize(prune=True)
-        publish(run.ledger, run.prepared.manifest)
+        write_tables(run.ledger.store, make_tables(run.ledger, run.prepared.manifest))
     return plan
 
 

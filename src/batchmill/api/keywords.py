@@ -43,6 +43,7 @@ class JobKeywords(TypedDict, total=False):
     max_failures: int | str
     known_failures: Literal["failed", "ok"]
     fail_fast: bool
+    expect: Sequence[str] | str
     force: bool
     replace_step: bool
     accept_change: bool

@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 from batchmill.errors import RunError
 from batchmill.ledger.lease import Wait
+from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import RunOptions
 from batchmill.planning.prepare import Prepared
+from batchmill.publishing.summary import failure_message
 from batchmill.runs.execute import RunObserver, execute
 from batchmill.runs.run import Run
 from batchmill.runs.runner import InThisProcess
@@ -53,12 +55,15 @@ class _Idle(RunObserver):
             raise NotIdleError
 
 
-def run_idle(prepared: Prepared, options: RunOptions) -> JobEnd:
+def run_idle(
+    prepared: Prepared, options: RunOptions, policy: FailurePolicy = FailurePolicy()
+) -> JobEnd:
     """Update the tables of an idle run, without Prefect.
 
     Args:
         prepared: The job, for which `is_idle` returned True.
         options: The options of this run.
+        policy: The failure policy. It contains the expectations that the table must meet.
 
     Returns:
         How the job ended.
@@ -69,6 +74,9 @@ def run_idle(prepared: Prepared, options: RunOptions) -> JobEnd:
     """
     observer = _Idle()
     observer.wait = Wait() if options.wait else None
-    return JobEnd(
-        execute(prepared, InThisProcess(), options=options, observer=observer).summary.run
+    ended = execute(prepared, InThisProcess(), policy=policy, options=options, observer=observer)
+    summary, dataset = ended.summary, prepared.job.output
+    error = (
+        None if summary.accepted(policy) else RunError(failure_message(summary, dataset, policy))
     )
+    return JobEnd(summary.run, error)

@@ -274,7 +274,7 @@ def _execute(request: JobRequest, prepared: Prepared) -> JobEnd:
     # Only the flow can check a cluster.
     if request.cluster is None and is_idle(prepared):
         with suppress(NotIdleError):
-            return run_idle(prepared, request.options.run)
+            return run_idle(prepared, request.options.run, request.options.failures)
     # The server starts while this process imports Prefect, which takes one or two seconds. A run in
     # a user's own flow uses the server of that flow. Two servers on one database lose records.
     with nullcontext() if _is_in_flow() else starting_server(), handing_over(prepared):

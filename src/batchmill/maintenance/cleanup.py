@@ -140,19 +140,20 @@ def drop_kept_results(ledger: Ledger, run: int) -> None:
         ledger.rewrite_records(run, empty)
 
 
-def sweep(ledger: Ledger, run: int, kept: int) -> None:
+def sweep(ledger: Ledger, run: int, kept: int, *, always: bool = False) -> None:
     """Remove old versions, and the files that no version names any more, at the end of a run.
 
     Args:
         ledger: The ledger.
         run: The number of the run. Its tables are published.
         kept: The number of versions to keep before the last one. Versions with a name always stay.
+        always: Search for files even if the run has changed no record.
     """
     store, versions = ledger.store, [version.number for version in ledger.versions.read_all()]
     stay = {*versions[-1 - kept :], *ledger.versions.names().values()}
     dropped = [number for number in versions if number not in stay]
-    if not dropped and ledger.last_recorded_run() != run:
-        return  # The run has changed no record.
+    if not dropped and not always and ledger.last_recorded_run() != run:
+        return
     records = ledger.all_records(["input_id", "attempts", "outputs"])
     now = current_records(records)
     named = _names(now)

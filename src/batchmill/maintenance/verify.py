@@ -1,6 +1,7 @@
 """Compares a dataset with its ledger, and repairs the differences."""
 
 from collections.abc import Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -77,6 +78,9 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
             yield Difference("changed", table, message=message)
     if record and record.run < ledger.last_recorded_run():
         message = f"is of run {record.run}, and older than the ledger. Run the job again"
+        with suppress(LedgerError):  # A damaged summary is a difference of its own.
+            if "unpublished" in (ledger.read_summary(last) or {}):
+                message = f"is of run {record.run}: run {last} published nothing. See its status"
         yield Difference("changed", METADATA, message=message)
     if record is None and store.exists(PUBLISHED):
         yield Difference("changed", PUBLISHED, message="is damaged. Run the job again")

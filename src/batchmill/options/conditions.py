@@ -14,6 +14,7 @@ from batchmill.errors import OptionError
 if TYPE_CHECKING:
     import pandas as pd
 
+_SCHEMA = re.compile(r"[\w.]+:[\w.]+")
 # A text in quotes, or the name of a column in backticks.
 _QUOTED = re.compile(r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|`([^`'"]+)`""")
 _FOR_MISSING = frozenset(["isna", "notna", "isnull", "notnull", "fillna"])
@@ -86,6 +87,25 @@ class Condition:
         if not isinstance(mask, pd.Series) or mask.dtype.kind != "b":
             raise TypeError("the result is not true or false for each row")
         return mask.astype(bool)
+
+
+def names_schema(expectation: str) -> bool:
+    """Return whether an expectation has the form module:SCHEMA, and so is no condition."""
+    return _SCHEMA.fullmatch(expectation.strip()) is not None
+
+
+def check_expectation(text: str) -> None:
+    """Raise OptionError for a text that is neither a condition nor module:SCHEMA."""
+    if names_schema(text):
+        return
+    try:
+        Condition(text)
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        reason = getattr(error, "msg", error)  # Without the place in a file.
+        raise OptionError(
+            f"--expect {text!r}: is not a condition ({reason}). Write a condition on columns such "
+            'as "peak <= 1.0", or the name of a Pandera schema: module:SCHEMA.'
+        ) from error
 
 
 def _names_in(tree: ast.AST, real: dict[str, str]) -> set[str]:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from batchmill.errors import OptionError
+from batchmill.options.conditions import check_expectation
 from batchmill.options.groups import Options, Text
 from batchmill.options.sizes import SIZE_PATTERN, parse_size
 
@@ -17,8 +18,16 @@ _SHARE_PATTERN = "^ *([0-9]+|[0-9]+([.][0-9]+)?%) *$"
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
 
 
+def _as_texts(value: object) -> object:
+    """Convert one expectation to a list, and leave out empty fields of a form."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple):
+        return texts
+    return tuple(text for text in texts if not isinstance(text, str) or text.strip())
+
+
 class FailurePolicy(Options):
-    """Limits per input, retries and allowed failures.
+    """Limits per input, retries, allowed failures, and what the table must meet.
 
     If an input fails because of the step or the file, it is executed at most 1 + `retries` times.
     Raises OptionError.
@@ -65,8 +74,18 @@ class FailurePolicy(Options):
         "inputs stay pending.",
     )
 
+    expect: Annotated[tuple[str, ...], BeforeValidator(_as_texts)] = Field(
+        default=(),
+        title="Expectations",
+        description="Condition that each row of the table must meet, for example peak <= 1.0, or "
+        "a Pandera schema as module:SCHEMA. If a row breaks it, the run fails and publishes "
+        "nothing. Repeatable.",
+    )
+
     @model_validator(mode="after")
     def _check(self) -> Self:
+        for text in self.expect:
+            check_expectation(text)
         if self.memory_bytes is not None and self.memory_bytes < 2**20:
             raise OptionError(
                 f"--memory-limit: {self.memory_bytes} bytes is less than any step needs. "

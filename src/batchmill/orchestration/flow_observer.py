@@ -65,10 +65,10 @@ class FlowObserver(RunObserver, Publisher):
         self._reporter.show(progress)
         self.metrics.pending(progress.total - progress.done)
 
-    def write_tables(self, prepared: Prepared) -> None:
-        """Write the tables in a task run."""
+    def write_tables(self, prepared: Prepared) -> str:
+        """Write the tables in a task run. Return why nothing was published. Usually empty."""
         hidden: Any = opaque(prepared)  # Keeps Prefect from searching it for futures.
-        write_metadata(hidden)
+        return write_metadata(hidden)
 
     def write_report(self, ledger: Ledger, run: int, dataset: str) -> None:
         """Write the report in a task run, and show it as an artifact."""

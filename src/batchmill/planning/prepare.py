@@ -15,6 +15,7 @@ from batchmill.manifest.inputs import MISSING_SIZE
 from batchmill.manifest.saved_list import listed_manifest
 from batchmill.partitions.record import Assignment
 from batchmill.planning.change_detection import detect_changes
+from batchmill.planning.expectations import load_schemas
 from batchmill.planning.forecast import Forecast, make_forecast
 from batchmill.planning.job import Job
 from batchmill.planning.partition_assignment import Division, check_rows, divide_manifest
@@ -103,6 +104,8 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
             f"--confine: step {step.ref} is a batch step, which cannot be confined. Drop the "
             "option, or use a step that handles one input."
         )
+    if job.failures:
+        load_schemas(job.failures.expect, job.search)
     prepared = _plan(job, manifest, step, ledger, state)
     _check_budget(prepared)
     return prepared

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from batchmill.digests import digest
 from batchmill.layout import FAILURES_CSV, METADATA, PUBLISHED, RELEASED
@@ -14,38 +15,58 @@ from batchmill.ledger.published_record import PublishedRecord, read_published_re
 from batchmill.ledger.versions import Version
 from batchmill.manifest import Manifest
 from batchmill.partitions.record import name_of_last
-from batchmill.planning.run_spec import read_spec
-from batchmill.publishing.tables import publish
+from batchmill.planning.run_spec import RunSpec, read_spec
+from batchmill.publishing.table_check import check_table
+from batchmill.publishing.tables import make_tables, write_tables
+from batchmill.storage import Store
 from batchmill.storage.fingerprints import HashingFile
 from batchmill.version import VERSION
 
 
-def publish_changes(ledger: Ledger, manifest: Manifest) -> None:
-    """Publish the tables of a dataset, unless they are up to date."""
+def publish_changes(ledger: Ledger, manifest: Manifest) -> str:
+    """Publish the tables of a dataset, unless they are up to date or break an expectation.
+
+    Returns:
+        Why the last run may not publish its tables. Then the published tables stay as they are.
+        Empty if the tables are up to date now.
+    """
     store = ledger.store
     run = max(ledger.runs(), default=0)
-    declared = read_spec(ledger, run).declared
-    made_of = _made_of(ledger, manifest, declared)
+    spec = read_spec(ledger, run)
+    made_of = _made_of(ledger, manifest, spec.declared)
     before = read_published_record(store)
     if before and before.made_of == made_of and before.matches(store):
-        if before.run != run:  # An earlier run was killed. This run has checked its files.
+        # The expectations of this run may be others.
+        reason = check_table(_published_table(store), spec, ledger) if spec.policy.expect else ""
+        if not reason and before.run != run:
+            # An earlier run was killed, or published nothing. This run has checked its files.
             replace(before, run=run).write(store)
-        return
+        return reason
+    made = make_tables(ledger, manifest, spec.declared)
+    reason = check_table(made.metadata, spec, ledger)
+    if reason:
+        return reason
     # The record is deleted first. If the process stops now, the next run publishes again.
     store.delete(PUBLISHED)
-    tables = {name: table._asdict() for name, table in publish(ledger, manifest, declared).items()}
-    _add_version(ledger, run, tables)
+    tables = {name: table._asdict() for name, table in write_tables(store, made).items()}
+    _add_version(ledger, spec, tables)
     PublishedRecord(run=run, made_of=made_of, tables=tables).write(store)
+    return ""
 
 
-def _add_version(ledger: Ledger, run: int, tables: Mapping[str, Mapping[str, Any]]) -> None:
+def _published_table(store: Store) -> pa.Table:
+    with store.open(METADATA) as file:
+        return pq.read_table(file)
+
+
+def _add_version(ledger: Ledger, spec: RunSpec, tables: Mapping[str, Mapping[str, Any]]) -> None:
     """Record the published tables as a version, unless they are those of the last version."""
     version = Version(
-        number=run,
+        number=spec.run,
         created=time.time(),
         rows=tables[METADATA]["rows"],
         failed=tables[FAILURES_CSV]["rows"],
-        step=read_spec(ledger, run).identity,
+        step=spec.identity,
         table=tables[METADATA]["content"],
     )
     last = ledger.versions.read_all()[-1:]

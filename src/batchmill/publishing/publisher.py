@@ -9,9 +9,13 @@ from batchmill.publishing.report import write_report
 class Publisher:
     """Writes the tables and the report of a dataset in this process."""
 
-    def write_tables(self, prepared: Prepared) -> None:
-        """Write metadata.parquet, metadata.csv and failures.csv, unless they are up to date."""
-        publish_changes(prepared.ledger, prepared.manifest)
+    def write_tables(self, prepared: Prepared) -> str:
+        """Write metadata.parquet, metadata.csv and failures.csv, unless they are up to date.
+
+        Returns:
+            Why nothing was published: the table breaks an expectation. Usually empty.
+        """
+        return publish_changes(prepared.ledger, prepared.manifest)
 
     def write_report(self, ledger: Ledger, run: int, dataset: str) -> None:
         """Write report.html for a run."""

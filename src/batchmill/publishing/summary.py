@@ -43,6 +43,7 @@ class Summary:
         results_kept: The number of inputs without a file whose earlier result stays.
         partitions: The number of inputs by partition; empty without partitions.
         unsampled: The number of inputs to execute that are outside the sample of the run.
+        unpublished: Why the run published nothing: its table breaks an expectation. Usually empty.
     """
 
     run: int
@@ -56,6 +57,7 @@ class Summary:
     results_kept: int = 0
     partitions: Mapping[str, int] = field(default_factory=dict)
     unsampled: int = 0
+    unpublished: str = ""
 
     @property
     def failed(self) -> int:
@@ -63,11 +65,15 @@ class Summary:
         return sum(count for kind, count in self.outcomes.items() if kind != "ok")
 
     def accepted(self, policy: FailurePolicy) -> bool:
-        """Return whether all inputs have an outcome, and not more failed than the policy allows."""
+        """Return whether the run is complete and published, and its failures are allowed."""
+        return not self.unpublished and self.pending == 0 and self.has_few_failures(policy)
+
+    def has_few_failures(self, policy: FailurePolicy) -> bool:
+        """Return whether not more inputs failed than the policy allows."""
         known = 0
         if policy.known_failures == "ok":
             known = self.counts.get("quarantined", 0) + self.results_kept
-        return self.pending == 0 and self.failed - known <= policy.failures_allowed(self.inputs)
+        return self.failed - known <= policy.failures_allowed(self.inputs)
 
     def as_json(self) -> dict[str, Any]:
         """Return the summary as plain values, for scripts."""
@@ -80,6 +86,7 @@ class Summary:
             "plan": dict(self.counts),
             **({"partitions": dict(self.partitions)} if self.partitions else {}),
             **({"unsampled": self.unsampled} if self.unsampled else {}),
+            **({"unpublished": self.unpublished} if self.unpublished else {}),
         }
 
     def sentence(self) -> str:
@@ -98,6 +105,7 @@ def summarise(ledger: Ledger, run: int, found: Failures | None = None) -> Summar
         found: The failed inputs of the dataset, if they have been read already.
     """
     spec = read_spec(ledger, run)
+    ended = ledger.read_summary(run) or {}
     planned = planned_names(ledger, run)
     records = ledger.records(["input", "outcome", "attempts", "error", "message"], run=run)
     # A run also records inputs that it did not plan, if it removes their earlier results.
@@ -129,6 +137,7 @@ def summarise(ledger: Ledger, run: int, found: Failures | None = None) -> Summar
         results_kept=len(vanished) + spec.counts.get(UNREADABLE, 0),
         partitions=spec.partitions,
         unsampled=spec.unsampled,
+        unpublished=ended.get("unpublished", ""),
     )
 
 
@@ -179,7 +188,8 @@ def failure_message(
         policy: If it does not accept the run, the last line says so.
         shown_groups: The number of groups to show.
     """
-    lines = [summary.sentence(), *group_lines(summary.groups, shown_groups)]
+    lines = [summary.sentence(), *filter(None, [summary.unpublished])]
+    lines += group_lines(summary.groups, shown_groups)
     kept = [name for name, why in summary.failures if why == _RESULT_STAYS]
     lines += [f"  {name}: {_RESULT_STAYS}" for name in kept]
     if summary.results_kept > len(kept):
@@ -199,7 +209,7 @@ def failure_message(
         )
     if summary.pending:
         lines.append(RUN_AGAIN)
-    elif policy and not summary.accepted(policy):
+    elif policy and not summary.has_few_failures(policy):
         allowed = policy.failures_allowed(summary.inputs)
         lines.append(
             f"Failed: {counted(summary.failed, 'input is', 'inputs are')} not ok, and {allowed:,} "

@@ -62,6 +62,13 @@ class PublishedTable(NamedTuple):
     rows: int
 
 
+class Tables(NamedTuple):
+    """The tables of a dataset that are to be written."""
+
+    metadata: pa.Table
+    failures: pa.Table
+
+
 class _Chunk(NamedTuple):
     """The metadata rows of some records.
 
@@ -108,10 +115,10 @@ class _StepKeys:
         return True
 
 
-def publish(
+def make_tables(
     ledger: Ledger, manifest: Manifest, declared: Mapping[str, str] | None = None
-) -> dict[str, PublishedTable]:
-    """Write a dataset's tables, and return them by name. Each file is replaced atomically.
+) -> Tables:
+    """Make a dataset's tables from its ledger.
 
     `metadata` has one row per row that the step returned: `input`, `output`, `partition` (with
     partitions only), the manifest's columns and the step's columns. Rows are in the manifest's
@@ -141,13 +148,17 @@ def publish(
     metadata = metadata_table(records.filter(has_result(records)), manifest, declared or {})
     failures = read_failures(ledger).table
     is_listed = pc.is_in(failures["input"], value_set=manifest.inputs["input"])
-    failures = failures.filter(is_listed)
+    return Tables(metadata, failures.filter(is_listed))
+
+
+def write_tables(store: Store, tables: Tables) -> dict[str, PublishedTable]:
+    """Write a dataset's tables, and return them by name. Each file is replaced atomically."""
     options: dict[str, Any] = {"compression": "zstd", "row_group_size": 128 * 1024}
-    store = ledger.store
+    write_metadata = partial(pq.write_table, **options)
     return {
-        METADATA: _write(store, METADATA, metadata, partial(pq.write_table, **options)),
-        METADATA_CSV: _write(store, METADATA_CSV, _flat(metadata), pcsv.write_csv),
-        FAILURES_CSV: _write(store, FAILURES_CSV, failures, pcsv.write_csv),
+        METADATA: _write(store, METADATA, tables.metadata, write_metadata),
+        METADATA_CSV: _write(store, METADATA_CSV, _flat(tables.metadata), pcsv.write_csv),
+        FAILURES_CSV: _write(store, FAILURES_CSV, tables.failures, pcsv.write_csv),
     }
 
 

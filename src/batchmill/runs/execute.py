@@ -30,7 +30,7 @@ class RunObserver:
         """The plan is written for the shards."""
 
     def end(self, summary: Summary, *, is_cancelled: bool) -> None:
-        """All inputs that the run could execute have an outcome, and the tables are published."""
+        """All inputs that the run could execute have an outcome, and the summary is recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +103,14 @@ def _publish(
     publisher: Publisher,
 ) -> RunEnd:
     run.finalize(prune=options.prune, prune_failed=options.prune_failed)
-    publisher.write_tables(run.prepared)
-    is_stale = run.report_is_stale
+    unpublished = publisher.write_tables(run.prepared)
+    is_stale = not unpublished and run.report_is_stale
     summary = run.end(
         task_runs=ended.task_runs,
         lost=ended.lost,
         report=is_stale,
         keep_versions=options.keep_versions,
+        unpublished=unpublished,
     )
     if is_stale:
         publisher.write_report(run.ledger, run.number, run.prepared.job.output)

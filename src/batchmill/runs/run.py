@@ -3,8 +3,10 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 from batchmill.layout import REPORT, STAGING
 from batchmill.ledger.lease import Lease, Wait, lease
@@ -144,11 +146,17 @@ class Run:
         if not self.lease.clean or self.ledger.last_recorded_run() == self.number:
             compact(self.ledger, self.number)
 
+    @cached_property
+    def _previous(self) -> dict[str, Any]:
+        """The summary of the previous run. Empty without one."""
+        return self.ledger.read_summary(self.number - 1) or {}
+
     @property
     def report_is_stale(self) -> bool:
         """True if the dataset's report does not show the current state."""
         changed = self.pending or len(self.prepared.plan.withdrawn) or not self.lease.clean
-        before = self.ledger.read_summary(self.number - 1) or {}
+        before = self._previous
+        changed = changed or "unpublished" in before
         changed = changed or before.get("partitions", {}) != partitions_of(self.prepared)
         return bool(changed) or REPORT not in self.ledger.store.names("")
 
@@ -159,6 +167,7 @@ class Run:
         lost: bool = False,
         report: bool = False,
         keep_versions: int = 1,
+        unpublished: str = "",
     ) -> Summary:
         """Record the run's summary, and return it. Remove old versions and old runs' folders.
 
@@ -167,15 +176,19 @@ class Run:
             task_runs: The number of attempts at shards.
             lost: True if a process or machine was lost.
             report: True if the run writes a report.
+            unpublished: Why the run published nothing. Usually empty.
         """
-        summary = summarise(self.ledger, self.number)
+        summary = replace(summarise(self.ledger, self.number), unpublished=unpublished)
         # An input without a committed outcome may have files in the dataset that no outcome names.
         # The next run must remove them.
         self.lease.clean_end = summary.pending == 0 and not lost
         seconds = round(time.time() - self._begun, 3)
         more = {"task_runs": task_runs, "report": report, "seconds": seconds}
         self.ledger.write_summary(self.number, summary.as_json() | more)
-        sweep(self.ledger, self.number, keep_versions)
+        if not unpublished:  # Otherwise the last version needs the files of earlier results.
+            # A run that published nothing has removed nothing.
+            always = "unpublished" in self._previous
+            sweep(self.ledger, self.number, keep_versions, always=always)
         forget_earlier(self.ledger)
         forget_runs(self.ledger, self.number)
         return summary

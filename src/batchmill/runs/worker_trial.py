@@ -112,8 +112,8 @@ def _execute_some(prepared: Prepared) -> tuple[list[Outcome], float]:
 class _Nothing(Publisher):
     """Publishes nothing, because the dataset is discarded."""
 
-    def write_tables(self, prepared: Prepared) -> None:
-        pass
+    def write_tables(self, prepared: Prepared) -> str:  # noqa: ARG002
+        return ""
 
     def write_report(self, ledger: Ledger, run: int, dataset: str) -> None:
         pass
