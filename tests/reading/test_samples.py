@@ -144,6 +144,34 @@ def test_rows_without_a_label_can_be_left_out(tmp_path):
         open_dataset(publish_rows(tmp_path / "none", texts(2)), only_labelled=True)
 
 
+def test_a_condition_chooses_samples_and_keeps_the_classes(tmp_path):
+    labels, ages = ["dog", "cat", None, "dog"], [1, 2, 3, 4]
+    folder = publish_rows(tmp_path / "d", texts(4), **{"label": labels, "my age": ages})
+    chosen = open_dataset(folder, where="label == 'dog' and `my age` > 1 and abs(`my age`) < 9")
+    assert [(sample.data, sample.label) for sample in chosen] == [("text 3", 1)]
+    assert chosen.classes == ["cat", "dog"]
+    assert chosen.frame["my age"].tolist() == [4]
+    again = pickle.loads(pickle.dumps(chosen))
+    assert [sample.id for sample in again] == ["files/3.txt"]
+    assert len(open_dataset(folder, where="label.notna()", partition=None)) == 3
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("label = 'dog'", r"where .* is not a condition \(invalid syntax"),
+        ("label.to_csv('x') == 1", r"where .* is not a condition \(to_csv\(\) cannot be called"),
+        ("nope == 1", r"has no column 'nope'\. It has 'input', 'output', 'label'"),
+        ("label", "where 'label': cannot be used"),
+        ("label == 'cow'", "no sample to open. Check the selection"),
+    ],
+)
+def test_a_condition_that_chooses_nothing_is_rejected(tmp_path, where, message):
+    folder = publish_rows(tmp_path / "d", texts(2), label=["dog", "cat"])
+    with pytest.raises(OptionError, match=message):
+        open_dataset(folder, where=where)
+
+
 def test_a_dataset_without_samples_names_the_failures_command(tmp_path):
     dataset = publish_rows(tmp_path / "some", texts(2), label=[None, None])
     with pytest.raises(OptionError, match=r"no sample to open.*batchmill failures"):

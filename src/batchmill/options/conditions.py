@@ -32,7 +32,7 @@ class Condition:
         text: The condition. A column whose name is not a word is in backticks.
 
     Attributes:
-        names: The names in the condition that may be columns.
+        names: The columns in the condition. Functions such as abs are not among them.
         handled: Those whose missing values the condition handles, for example with isna().
 
     Raises:
@@ -61,13 +61,14 @@ class Condition:
                     allowed = ", ".join(sorted(_METHODS))
                     raise ValueError(f"{name}() cannot be called, only {allowed}")
         real = {word: name for name, word in columns.items()}
-        self.names = _names_in(tree, real)
+        called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        self.names = {real.get(node.id, node.id) for node in names if id(node) not in called}
         attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
         self.handled = {
-            name
+            real.get(node.value.id, node.value.id)
             for node in attributes
             if node.attr in _FOR_MISSING and isinstance(node.value, ast.Name)
-            for name in _names_in(node.value, real)
         }
 
     def evaluate(self, frame: "pd.DataFrame") -> "pd.Series":
@@ -98,19 +99,19 @@ def check_expectation(text: str) -> None:
     """Raise OptionError for a text that is neither a condition nor module:SCHEMA."""
     if names_schema(text):
         return
+    parse_condition(text, "--expect", " Or name a Pandera schema: module:SCHEMA.")
+
+
+def parse_condition(text: str, option: str, hint: str = "") -> Condition:
+    """Return a condition. Raise OptionError with a hint if the text is not a condition."""
     try:
-        Condition(text)
+        return Condition(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         reason = getattr(error, "msg", error)  # Without the place in a file.
         raise OptionError(
-            f"--expect {text!r}: is not a condition ({reason}). Write a condition on columns such "
-            'as "peak <= 1.0", or the name of a Pandera schema: module:SCHEMA.'
+            f"{option} {text!r}: is not a condition ({reason}). Write a condition on columns such "
+            f'as "peak <= 1.0".{hint}'
         ) from error
-
-
-def _names_in(tree: ast.AST, real: dict[str, str]) -> set[str]:
-    nodes = ast.walk(tree)
-    return {real.get(node.id, node.id) for node in nodes if isinstance(node, ast.Name)}
 
 
 def rows_that_meet(table: pa.Table, text: str, *, option: str, dataset: str) -> pa.Array:

@@ -59,6 +59,7 @@ def open_dataset(
     transform: Callable[[Any], Any] | None = None,
     version: int | str | None = None,
     stale: bool = True,
+    where: str = "",
 ) -> "SampleDataset":
     """Open the published table of a dataset as a torch Dataset. Each row with a file is a sample.
 
@@ -67,8 +68,8 @@ def open_dataset(
     Args:
         url: The dataset's folder or URL.
         partition: The partition or partitions to read. None: all rows.
-        load: How to open a file: a function of its path, or the name of a kind ("tensor", "array",
-            "arrays", "audio", "image", "text", "json", "bytes"). None: by its suffix.
+        load: The decoder of a file: a function of its path, or the name of a kind ("tensor",
+            "array", "arrays", "audio", "image", "text", "json", "bytes"). None: by its suffix.
         columns: Columns of the table that become fields of a sample, after its label. A column
             with further files has their content, opened by suffix, and None without a file.
         only_labelled: True to leave out rows without a label.
@@ -76,6 +77,7 @@ def open_dataset(
         version: The number or name of a version. None: the last one. A reader keeps its version
             while runs update the dataset.
         stale: False to leave out earlier results of inputs that are not ok.
+        where: A condition on columns, for example "label != 'noise'", as `export` takes it.
 
     Returns:
         The samples.
@@ -92,13 +94,14 @@ def open_dataset(
         columns=_names(columns),
         only_labelled=only_labelled,
         stale=stale,
+        where=where,
     )
     published = read_published(dataset, selection.needed, version=version, stale=stale)
     check_columns(published.columns, selection)
     samples = make_samples(published.table, selection, published.added)
     if not len(samples.table):
         raise OptionError(
-            f"{dataset}: has no sample to open. List its failed inputs: "
+            f"{dataset}: has no sample to open. Check the selection, and list its failed inputs: "
             f"batchmill failures {dataset}"
         )
     places = samples.table["place"].combine_chunks()

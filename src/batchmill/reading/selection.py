@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from batchmill.errors import OptionError
 from batchmill.layout import FILES, INPUT_COLUMN, OUTPUT_COLUMN, PACKS, PARTITION_COLUMN
 from batchmill.ledger.table_metadata import TableMetadata
+from batchmill.options.conditions import parse_condition, rows_that_meet
 from batchmill.reading.sample import check_fields
 
 LABEL = "label"
@@ -31,6 +32,7 @@ class Selection:
         columns: The columns that become fields of a sample.
         only_labelled: True to leave out rows without a label.
         stale: False to leave out earlier results of inputs that are not ok.
+        where: A condition on columns. Empty: all rows.
     """
 
     dataset: str
@@ -38,11 +40,18 @@ class Selection:
     columns: tuple[str, ...] = ()
     only_labelled: bool = False
     stale: bool = True
+    where: str = ""
+
+    @property
+    def where_columns(self) -> frozenset[str]:
+        """The columns of the condition. Raises OptionError for a text that is no condition."""
+        text = self.where.strip()
+        return frozenset(parse_condition(text, "where").names if text else ())
 
     @property
     def needed(self) -> frozenset[str]:
         """The columns that are read from the table."""
-        needed = {INPUT_COLUMN, OUTPUT_COLUMN, LABEL, *self.columns}
+        needed = {INPUT_COLUMN, OUTPUT_COLUMN, LABEL, *self.columns, *self.where_columns}
         return frozenset(needed | ({PARTITION_COLUMN} if self.partitions is not None else set()))
 
 
@@ -134,6 +143,9 @@ def chosen_rows(rows: pa.Table, selection: Selection) -> pa.Array | None:
     if selection.only_labelled:
         label_column(rows, selection.dataset)  # Raises OptionError without this column.
         masks.append(pc.is_valid(_labels(rows)))
+    if selection.where.strip():
+        where, dataset = selection.where, selection.dataset
+        masks.append(rows_that_meet(rows, where, option="where", dataset=dataset))
     return reduce(pc.and_, masks) if masks else None
 
 
@@ -175,7 +187,8 @@ def label_column(rows: pa.Table, dataset: str) -> pa.ChunkedArray:
 
 def check_columns(known: Sequence[str], selection: Selection) -> None:
     """Raise OptionError for columns that the dataset does not have."""
-    unknown = [name for name in selection.columns if name not in known]
+    wanted = [*selection.columns, *sorted(selection.where_columns)]
+    unknown = [name for name in wanted if name not in known]
     if unknown:
         raise OptionError(
             f"{selection.dataset}: has no column {' and '.join(map(repr, unknown))}. "
