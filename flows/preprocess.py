@@ -10,6 +10,7 @@ from batchmill.flows.deployment_checks import check_blocks, finding_step, refuse
 from batchmill.flows.parameter_schema import JSON_OBJECT, titled
 from batchmill.tasks.manifest import load_manifest
 from prefect import flow
+from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed
 from pydantic import BeforeValidator
@@ -29,6 +30,7 @@ from batchmill.orchestration.flow_runner import FlowRunner
 from batchmill.orchestration.waiting import SupersededError, WaitingRun
 from batchmill.planning.job import check_prune, make_job
 from batchmill.runs.execute import execute
+from batchmill.runs.verify_change import verify_change
 from batchmill.security.credentials import access_to
 
 # The initial value in the form. No code changes it.
@@ -101,8 +103,16 @@ def preprocess(
     observer = FlowObserver(failures, cancellation, wait)
     with access_to(access), cancellation.listening(), finding_step(step):
         try:
-            ended = execute(
+            prepared = verify_change(
                 load_manifest(job),
+                execution,
+                failures,
+                is_cancelled=lambda: bool(cancellation.reason),
+            )
+            for line in prepared.change_check.lines() if prepared.change_check else ():
+                get_run_logger().info(line)
+            ended = execute(
+                prepared,
                 FlowRunner(cluster, access, cancellation, observer),
                 execution=execution,
                 policy=failures,

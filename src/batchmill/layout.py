@@ -7,6 +7,7 @@ RUNS = f"{LEDGER_FOLDER}/runs"
 RELEASED = f"{LEDGER_FOLDER}/released"
 STEPS = f"{LEDGER_FOLDER}/steps"
 PARTITIONS = f"{LEDGER_FOLDER}/partitions"
+ADOPTED = f"{LEDGER_FOLDER}/adopted"
 LEASES = f"{LEDGER_FOLDER}/lease"
 PUBLISHED = f"{LEDGER_FOLDER}/published.json"
 VERSIONS = f"{LEDGER_FOLDER}/versions"
@@ -20,7 +21,7 @@ LEDGER_NAMES = {
     name.rpartition("/")[2]
     for name in (
         *(FORMAT, PARTS, RUNS, RELEASED, STEPS, PARTITIONS),
-        *(LEASES, PUBLISHED, STAGING, SAVED_MANIFEST, VERSIONS, KEPT),
+        *(LEASES, PUBLISHED, STAGING, SAVED_MANIFEST, VERSIONS, KEPT, ADOPTED),
     )
 }
 # Parts with this prefix contain rewritten records.

@@ -8,7 +8,7 @@ from jobs import run_job
 from batchmill import OptionError
 from batchmill.cli.main import main
 from batchmill.maintenance.verify import verify
-from batchmill.publishing.summary import adopted_line, summarise
+from batchmill.publishing.summary import adoption_lines, summarise
 
 FAILING = STEP.replace(
     "    with open", "    if source.name == '00003.txt': raise ValueError('three')\n    with open"
@@ -40,7 +40,7 @@ def test_outcomes_are_adopted_once(job):
     assert job.run(**ACCEPT) == 0
     summary = summarise(job.ledger, job.ledger.last_known_run())
     assert summary.outcomes == {"ok": 20}
-    assert adopted_line(summary.counts) == SENTENCE.format("20 outcomes")
+    assert adoption_lines(job.ledger) == [f"run 2: {SENTENCE.format('20 outcomes')}"]
     assert (job.dataset / "metadata.parquet").read_bytes() == before
     assert list(verify(job.ledger)) == []
     # The records have the new step, so the next run needs no option.

@@ -18,6 +18,7 @@ from batchmill.manifest import ManifestLike
 from batchmill.options.job_settings import JobSettings
 from batchmill.options.model_options import ModelOptions
 from batchmill.orchestration.server.embedded_server import keep_servers
+from batchmill.planning.change_check import ChangeCheck
 from batchmill.planning.forecast import Forecast
 from batchmill.publishing.report.card import run_card
 from batchmill.publishing.summary import Summary, summarise
@@ -42,12 +43,14 @@ class RunResult:
     """The result of a run: counts, and the dataset's tables as DataFrames.
 
     After the run of a sample, `forecast` is about the other inputs: seconds, failures, bytes, rows.
+    With `verify_change`, `change_check` has the result of the comparison.
     """
 
     dataset: str
     summary: Summary
     access: Sequence[Access] = field(default=(), repr=False)
     forecast: Forecast | None = None
+    change_check: ChangeCheck | None = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -100,6 +103,7 @@ class RunResult:
         lines += [f"  {name}: {why}" for name, why in self.summary.failures[:_SHOWN_FAILURES]]
         hidden = self.summary.failed - len(lines[1:])
         lines += [f"  ... and {hidden:,} more in the table `failures`"] if hidden > 0 else []
+        lines += self.change_check.lines() if self.change_check else []
         return "\n".join([*lines, f"Dataset: {self.dataset}"])
 
     def _repr_html_(self) -> str | None:
@@ -318,4 +322,7 @@ def _run(request: JobRequest) -> RunResult:
     ended = run_job(request, LiveLine())
     if ended.error:
         raise ended.error
-    return RunResult(ended.prepared.job.output, ended.summary, ended.access, ended.forecast)
+    prepared = ended.prepared
+    return RunResult(
+        prepared.job.output, ended.summary, ended.access, ended.forecast, prepared.change_check
+    )

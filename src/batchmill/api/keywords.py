@@ -47,6 +47,7 @@ class JobKeywords(TypedDict, total=False):
     force: bool
     replace_step: bool
     accept_change: bool
+    verify_change: int
     sample: int
     budget: str
     prune: bool

@@ -23,9 +23,8 @@ from batchmill.jobs.run_job import JobRequest, plan_run
 from batchmill.partitions.partitioning import count_strata, uneven_partitions
 from batchmill.planning.batching import Layout, parallelism
 from batchmill.planning.plan import REASONS, UNREADABLE
-from batchmill.planning.prepare import Prepared
+from batchmill.planning.prepare import Prepared, code_changes
 from batchmill.planning.run_spec import partitions_of
-from batchmill.publishing.summary import adopted_line
 from batchmill.sizes import counted
 from batchmill.step.params import parse_params
 
@@ -95,6 +94,8 @@ def plan(
         print(json_text.dumps({**found, "forecast": forecast}))
     else:
         _show(planned.prepared, planned.layout, planned.cores)
+        for line in _check_lines(planned.prepared):
+            console().print(line)
         for line in planned.forecast.lines() if planned.forecast else ():
             console().print(line)
         if compare_batch_sizes:
@@ -146,9 +147,22 @@ def change_lines(prepared: Prepared) -> list[str]:
     changes = prepared.step_changes
     more = len(changes) - _SHOWN_CHANGES
     shown = [*changes[:_SHOWN_CHANGES], *([counted(more, "more change")] if more > 0 else [])]
-    adopted = adopted_line(prepared.plan.counts)
-    what = "Accepted change" if adopted else "Re-running all inputs"
-    return [*filter(None, [adopted]), *(f"{what}: {line}." for line in shown)]
+    adoption = prepared.adoption()
+    what = "Accepted change" if adoption else "Re-running all inputs"
+    return [
+        *([adoption.text] if adoption else []),
+        *(f"{what}: {line}." for line in shown),
+    ]
+
+
+def _check_lines(prepared: Prepared) -> list[str]:
+    """Return a line about `--verify-change` if it applies to the changes of the step."""
+    if prepared.adoption() or not prepared.step_changes or not code_changes(prepared).steps:
+        return []
+    if prepared.job.verify_change:
+        count = counted(prepared.job.verify_change, "input")
+        return [f"The run first compares a sample of {count}. If it is equal, outputs are kept."]
+    return ["To keep the outputs if a sample of 300 inputs is equal: --verify-change 300"]
 
 
 def partition_lines(prepared: Prepared) -> list[str]:

@@ -41,6 +41,17 @@ class RunConsole(JobDisplay):
         """Print that a few inputs are measured."""
         self._print("Measuring a few inputs. Their results are not kept.")
 
+    def show_sample(self, inputs: int) -> None:
+        """Print that some inputs are executed with the changed code."""
+        self._print(f"Executing {counted(inputs, 'input')} with the changed code to compare them.")
+
+    def show_change_check(self, prepared: Prepared) -> None:
+        """Print whether the outputs are equal. If they are kept, print the new plan."""
+        check = prepared.change_check
+        self._print(*(check.lines() if check else []))
+        if check and check.is_equal:
+            self._print(_to_do(prepared), *change_lines(prepared))
+
     def show_workers(self, number: int, reason: str) -> None:
         """Print the number of workers, and why it was chosen."""
         self._print(f"num_workers {number}: {reason}.")
@@ -78,6 +89,8 @@ def run_and_show(
         found = partitions_as_json(ended.prepared) | ended.summary.as_json()
         if ended.forecast:
             found["forecast"] = ended.forecast.as_json()
+        if ended.prepared.change_check:
+            found["change_check"] = ended.prepared.change_check.as_json()
         print(json_text.dumps(found, ensure_ascii=False))
     else:
         with access_to(ended.access):

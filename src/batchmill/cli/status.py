@@ -10,7 +10,7 @@ from batchmill.ledger.open import last_run, open_ledger
 from batchmill.publishing.summary import (
     RUN_AGAIN,
     Summary,
-    adopted_line,
+    adoption_lines,
     count_contents,
     count_released,
     failure_message,
@@ -65,8 +65,8 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
     message = failure_message(summary, str(dataset), shown_groups=_SHOWN_GROUPS)
     # During a run, the advice to repeat the command would be wrong.
     out.print(message.removesuffix(f"\n{RUN_AGAIN}") if who else message)
-    if adopted := adopted_line(summary.counts):
-        out.print(adopted)
+    for line in adoption_lines(ledger):
+        out.print(line)
     if withdrawn := summary.counts.get("withdrawn"):
         out.print(
             f"{counted(withdrawn, 'withdrawn input')}, which the manifest of the last run does not "

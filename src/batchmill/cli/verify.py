@@ -11,6 +11,7 @@ from batchmill.cli.console import console
 from batchmill.cli.options import Dataset, Json
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import Difference, examine
+from batchmill.publishing.summary import adoption_lines
 from batchmill.sizes import list_counts
 
 _SHOWN = 50
@@ -54,6 +55,8 @@ def verify(
         print(json_text.dumps([asdict(difference) for difference in found], ensure_ascii=False))
     else:
         _show(str(dataset), found, repaired=repair)
+        for line in adoption_lines(ledger):
+            console().print(line)
     return 0 if all(difference.is_warning for difference in found) else 1
 
 

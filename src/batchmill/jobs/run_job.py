@@ -74,6 +74,12 @@ class JobDisplay:
     def show_trial(self) -> None:
         """Show that a few inputs are measured to choose the number of workers."""
 
+    def show_sample(self, inputs: int) -> None:
+        """Show that some inputs are executed to verify a change of the code."""
+
+    def show_change_check(self, prepared: Prepared) -> None:
+        """Show whether the outputs of changed code are equal, and what the run will do."""
+
     def show_workers(self, number: int, reason: str) -> None:
         """Show the number of workers, and why it was chosen."""
 
@@ -138,6 +144,13 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
         if not options.run.wait:
             check_free(prepared.ledger)
         _check_cluster(cast("RayCluster | None", request.cluster))
+        if options.run.verify_change:
+            from batchmill.runs.verify_change import verify_change
+
+            prepared = verify_change(
+                prepared, execution, options.failures, on_sample=display.show_sample
+            )
+            display.show_change_check(prepared)
         if is_listed:
             job = prepared.job
             save_manifest(prepared.manifest, job.manifest, job.inputs.input_column)

@@ -18,6 +18,7 @@
       runs/RUN/split/SHARD-from    the first row of the plan that the shard left to others
       steps/IDENTITY.json          the description of a step
       released/RUN-ID.json         inputs whose outcomes up to RUN do not count
+      adopted/RUN.json             the outcomes of earlier code that a run has kept
       partitions/RUN.parquet       the partition of each input, from RUN on
       published.json               the hashes of the published tables
       versions/RUN.json, .parquet  a version that can be opened: its description, its table

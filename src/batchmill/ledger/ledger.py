@@ -10,7 +10,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.errors import LedgerError, StoreError
-from batchmill.layout import FORMAT, PARTITIONS, PARTS, RELEASED, RUNS, STEPS, SUMMARY, UPKEEP
+from batchmill.layout import (
+    ADOPTED,
+    FORMAT,
+    PARTITIONS,
+    PARTS,
+    RELEASED,
+    RUNS,
+    STEPS,
+    SUMMARY,
+    UPKEEP,
+)
+from batchmill.ledger.adoptions import Adoptions
 from batchmill.ledger.json_file import read_json, read_sealed, sealed
 from batchmill.ledger.parts import (
     PART_SCHEMA,
@@ -43,6 +54,7 @@ class Ledger:
         control: The messages between runs and their shards.
         steps: The descriptions of the steps of the runs.
         versions: The versions that can be opened.
+        adoptions: The results of earlier code that runs have kept.
     """
 
     def __init__(self, store: Store) -> None:
@@ -50,6 +62,7 @@ class Ledger:
         self.control = RunControl(store, RUNS)
         self.steps = StepDescriptions(store, STEPS)
         self.versions = Versions(store)
+        self.adoptions = Adoptions(store, ADOPTED)
 
     @property
     def exists(self) -> bool:

@@ -301,6 +301,14 @@ class RunOptions(Options):
         description="Keep the outputs that an earlier version of the step's code made, because the "
         "change does not affect them. Only inputs that did not change are kept.",
     )
+    verify_change: int = Field(
+        default=0,
+        ge=0,
+        title="Verify the changed code",
+        description="If the step's code changed, execute a random sample of this number of inputs "
+        "with it. If all results are equal, keep the outputs of all inputs that did not change, "
+        "for example 300. 0: execute all inputs.",
+    )
     sample: int = Field(
         default=0,
         ge=0,
@@ -354,6 +362,11 @@ class RunOptions(Options):
     def _check(self) -> Self:
         if not re.search(_TIME_PATTERN, self.budget):
             raise OptionError(f"--budget {self.budget}: expected a time such as 90s, 30m or 2h.")
+        if self.accept_change and self.verify_change:
+            raise OptionError(
+                "--accept-change and --verify-change cannot be combined: one keeps the outputs "
+                "without a comparison, the other compares a sample. Choose one."
+            )
         if self.budget and self.sample:
             raise OptionError(
                 "--budget and --sample cannot be combined: a sample only measures. Run the sample "

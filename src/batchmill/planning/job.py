@@ -41,6 +41,8 @@ class Job:
         force: True to re-run all inputs.
         replace_step: True if the dataset may have the results of another step.
         accept_change: True to keep the outputs of an earlier version of the step's code.
+        verify_change: The number of inputs to execute with changed code, to decide whether the
+            other outputs are kept. 0: none.
         partitioning: How to divide the inputs. The published tables then have a column with each
             input's partition. Steps do not receive it.
         confinement: The rights of the step. None if the step is not confined.
@@ -60,6 +62,7 @@ class Job:
     force: bool = False
     replace_step: bool = False
     accept_change: bool = False
+    verify_change: int = 0
     # Jobs are compared by the plain values that a flow receives.
     value: Any = field(default=None, compare=False, repr=False)
     partitioning: Partitioning | None = None
@@ -107,6 +110,7 @@ def make_job(
         force=run.force,
         replace_step=run.replace_step,
         accept_change=run.accept_change,
+        verify_change=run.verify_change,
         partitioning=make_partitioning(partitions),
         confinement=make_confinement(confinement),
         failures=failures,

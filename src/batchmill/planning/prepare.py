@@ -8,12 +8,14 @@ import pyarrow.compute as pc
 
 from batchmill.digests import digest
 from batchmill.errors import ManifestError, OptionError, StepError
+from batchmill.ledger.adoptions import Adoption
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_output
 from batchmill.manifest import Manifest, ManifestLike, load_manifest
 from batchmill.manifest.inputs import MISSING_SIZE
 from batchmill.manifest.saved_list import listed_manifest
 from batchmill.partitions.record import Assignment
+from batchmill.planning.change_check import ChangeCheck
 from batchmill.planning.change_detection import detect_changes
 from batchmill.planning.expectations import load_schemas
 from batchmill.planning.forecast import Forecast, make_forecast
@@ -45,6 +47,7 @@ class Prepared:
         step_changes: The differences from the step of the earlier records, one line each.
         assignment: The partition of each input, to record. None without partitions.
         partition_changes: The changed partition options, one line each.
+        change_check: The result of `--verify-change`. None before the comparison.
     """
 
     job: Job
@@ -57,6 +60,18 @@ class Prepared:
     forced_after: int | None = None
     assignment: Assignment | None = None
     partition_changes: Sequence[str] = ()
+    change_check: ChangeCheck | None = None
+
+    def adoption(self, run: int = 0) -> Adoption | None:
+        """Return which outcomes of earlier code a run keeps, and why. None without such outcomes.
+
+        Args:
+            run: The number of the run.
+        """
+        count, check = len(self.plan.adopted), self.change_check or ChangeCheck()
+        if not count:
+            return None
+        return Adoption(run=run, outcomes=count, sample=check.sample, seed=check.seed)
 
     @property
     def is_remote(self) -> bool:
@@ -107,7 +122,8 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
     if job.failures:
         load_schemas(job.failures.expect, job.search)
     prepared = _plan(job, manifest, step, ledger, state)
-    _check_budget(prepared)
+    if not job.verify_change:
+        check_budget(prepared)
     return prepared
 
 
@@ -129,7 +145,7 @@ def forecast_for(prepared: Prepared, inputs: pa.Table) -> Forecast | None:
     )
 
 
-def _check_budget(prepared: Prepared) -> None:
+def check_budget(prepared: Prepared) -> None:
     """Raise OptionError if the run is forecast to take longer than its budget."""
     budget, pending = prepared.job.budget_seconds, prepared.plan.pending
     if budget is None or not len(pending):
@@ -160,7 +176,22 @@ def plan_again(prepared: Prepared, *, always: bool = False) -> Prepared:
         return prepared
     is_list = job.manifest == listed_manifest(job.output)
     manifest = prepared.manifest if is_list else _read_manifest(job)
-    return _plan(job, manifest, prepared.step, ledger, state)
+    return _plan(job, manifest, prepared.step, ledger, state, prepared.change_check)
+
+
+def plan_with(prepared: Prepared, check: ChangeCheck) -> Prepared:
+    """Plan again with the result of `--verify-change`. If it is equal, outcomes are adopted."""
+    return _plan(
+        prepared.job, prepared.manifest, prepared.step, prepared.ledger, prepared.ledger_state,
+        check,
+    )  # fmt: skip
+
+
+def code_changes(prepared: Prepared) -> ChangeCheck:
+    """Return the earlier versions of the step that differ only in their code, or why none does."""
+    records = prepared.ledger.records(["step", "outcome"])
+    steps, reason = _earlier_versions(records, prepared.ledger, prepared.step)
+    return ChangeCheck(steps=frozenset(steps), reason=reason)
 
 
 def _check_other_place(job: Job, manifest: str) -> None:
@@ -195,14 +226,21 @@ def _length(step: Step) -> int:
 
 
 def _plan(
-    job: Job, manifest: Manifest, step: Step, ledger: Ledger, state: Sequence[str]
+    job: Job,
+    manifest: Manifest,
+    step: Step,
+    ledger: Ledger,
+    state: Sequence[str],
+    check: ChangeCheck | None = None,
 ) -> Prepared:
     step = _fitted(step, manifest)
     records = ledger.records(PLANNED_COLUMNS)
     if not job.replace_step:
         _check_same_step(job, records, ledger)
     record_rows = find_records(records, manifest.inputs)
-    adopted = _adopted_steps(records, ledger, step) if job.accept_change else set[str]()
+    adopted = _accepted_steps(records, ledger, step) if job.accept_change else set[str]()
+    if check and check.is_equal:
+        adopted = set(check.steps)
     file_changes = detect_changes(
         manifest,
         records,
@@ -246,6 +284,7 @@ def _plan(
         forced_after=forced_after,
         assignment=division.assignment,
         partition_changes=division.changes,
+        change_check=check,
     )
 
 
@@ -266,27 +305,37 @@ def _check_same_step(job: Job, records: pa.Table, ledger: Ledger) -> None:
         )
 
 
-def _adopted_steps(records: pa.Table, ledger: Ledger, step: Step) -> set[str]:
+def _accepted_steps(records: pa.Table, ledger: Ledger, step: Step) -> set[str]:
     """Return the earlier versions of the step that differ only in their code.
 
     Raises:
         OptionError: All versions with an `ok` outcome differ in more, so none can be accepted.
     """
-    identities = pc.unique(records["step"].filter(pc.equal(records["outcome"], "ok"))).to_pylist()
-    described = {one: ledger.steps.read(one) for one in identities if one != step.identity}
-    adopted = {
-        one
-        for one, before in described.items()
-        if before and has_same_settings(before, step.description)
-    }
-    if described and not adopted and step.identity not in identities:
-        before = next(filter(None, described.values()), None)
-        reason = differences(before, step.description)[0] if before else "its step is unknown"
+    steps, reason = _earlier_versions(records, ledger, step)
+    if reason:
         raise OptionError(
             f"--accept-change: no outcome can be kept, because {reason}. The option accepts only a "
             "change of the step's code. Drop it to execute the inputs again."
         )
-    return adopted
+    return steps
+
+
+def _earlier_versions(records: pa.Table, ledger: Ledger, step: Step) -> tuple[set[str], str]:
+    """Return the versions with an `ok` outcome that differ from the step only in their code.
+
+    If all versions differ in more, also return what else differs.
+    """
+    identities = pc.unique(records["step"].filter(pc.equal(records["outcome"], "ok"))).to_pylist()
+    described = {one: ledger.steps.read(one) for one in identities if one != step.identity}
+    found = {
+        one
+        for one, before in described.items()
+        if before and has_same_settings(before, step.description)
+    }
+    if not described or found or step.identity in identities:
+        return found, ""
+    before = next(filter(None, described.values()), None)
+    return found, differences(before, step.description)[0] if before else "its step is unknown"
 
 
 def _forced_after(ledger: Ledger) -> int:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from batchmill.ledger.ledger import Ledger
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import KINDS, one_line
-from batchmill.planning.plan import ADOPTED, UNREADABLE
+from batchmill.planning.plan import UNREADABLE
 from batchmill.planning.run_spec import SHOWN_NAMES, planned_names, read_spec
 from batchmill.publishing.failure_groups import (
     FailureGroup,
@@ -141,11 +141,12 @@ def summarise(ledger: Ledger, run: int, found: Failures | None = None) -> Summar
     )
 
 
-def adopted_line(counts: Mapping[str, int]) -> str:
-    """Return a line with the number of outcomes in a plan that are adopted. Empty without any."""
-    count = counts.get(ADOPTED, 0)
-    outcomes = counted(count, "outcome")
-    return f"{outcomes} adopted for changed code, on the user's word." if count else ""
+def adoption_lines(ledger: Ledger) -> list[str]:
+    """Return a line for each run that kept results of earlier code which are still in use."""
+    adoptions = list(ledger.adoptions.read_all())
+    # Results that were executed again later have the number of that run.
+    oldest = pc.min(ledger.records(["run"])["run"]).as_py() if adoptions else None
+    return [f"run {one.run}: {one.text}" for one in adoptions if oldest and oldest < one.run]
 
 
 class Contents(NamedTuple):

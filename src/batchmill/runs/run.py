@@ -125,6 +125,9 @@ class Run:
         if assignment:
             write_assignment(self.ledger, self.number, assignment)
         prepared = self.prepared
+        adoption = prepared.adoption(self.number)
+        if adoption:
+            self.ledger.adoptions.record(adoption)
         record_unchanged(
             self.ledger,
             self.number,
@@ -154,7 +157,8 @@ class Run:
     @property
     def report_is_stale(self) -> bool:
         """True if the dataset's report does not show the current state."""
-        changed = self.pending or len(self.prepared.plan.withdrawn) or not self.lease.clean
+        plan = self.prepared.plan
+        changed = self.pending or len(plan.withdrawn) or len(plan.adopted) or not self.lease.clean
         before = self._previous
         changed = changed or "unpublished" in before
         changed = changed or before.get("partitions", {}) != partitions_of(self.prepared)

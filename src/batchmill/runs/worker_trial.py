@@ -3,21 +3,18 @@
 import resource
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from batchmill.ledger.ledger import Ledger
-from batchmill.manifest.saved_list import listed_manifest, save_manifest
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import ExecutionOptions, InputOptions
+from batchmill.options.groups import ExecutionOptions
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import MAX_AUTO_WORKERS
-from batchmill.planning.prepare import Prepared, prepare
-from batchmill.publishing.publisher import Publisher
+from batchmill.planning.prepare import Prepared
+from batchmill.runs.discarded_job import NoPublisher, discarded_job
 from batchmill.runs.execute import execute
 from batchmill.runs.run import Run
 from batchmill.runs.runner import InThisProcess, ShardsEnd
@@ -104,19 +101,9 @@ def _execute_some(prepared: Prepared) -> tuple[list[Outcome], float]:
             runner,
             execution=ExecutionOptions(batch_size=1, num_workers=1),
             policy=FailurePolicy(retries=0, timeout=_LONGEST_SECONDS),
-            publisher=_Nothing(),
+            publisher=NoPublisher(),
         )
     return outcomes, max(0.0, runner.busy_seconds - _WORKER_SECONDS)
-
-
-class _Nothing(Publisher):
-    """Publishes nothing, because the dataset is discarded."""
-
-    def write_tables(self, prepared: Prepared) -> str:  # noqa: ARG002
-        return ""
-
-    def write_report(self, ledger: Ledger, run: int, dataset: str) -> None:
-        pass
 
 
 class _ShortRunner(InThisProcess):
@@ -143,28 +130,7 @@ def _some_of(prepared: Prepared, folder: Path) -> Prepared:
     usual = by_size[: max(1, len(by_size) * 9 // 10)]
     chosen = usual[np.linspace(0, len(usual) - 1, min(_INPUTS, len(usual))).astype(int)]
     rows = pending["position"].take(pa.array(np.unique(chosen)))
-    manifest = replace(
-        prepared.manifest,
-        inputs=prepared.manifest.inputs.take(rows),
-        manifest_columns=prepared.manifest.manifest_columns.take(rows)
-        if prepared.manifest.manifest_columns.num_columns
-        else prepared.manifest.manifest_columns,
-        groups=None,
-        partition=None,
-    )
-    output = str(folder / "dataset")
-    job = replace(
-        prepared.job,
-        manifest=listed_manifest(output),
-        output=output,
-        inputs=InputOptions(
-            input_kind=prepared.job.inputs.input_kind,
-            file_columns=prepared.job.inputs.file_columns,
-        ),
-        partitioning=None,
-    )
-    save_manifest(manifest, job.manifest, job.inputs.input_column)
-    return prepare(job)
+    return discarded_job(prepared, rows, folder)
 
 
 def _cpu_seconds() -> float:

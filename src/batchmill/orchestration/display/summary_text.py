@@ -19,6 +19,8 @@ def _lines(report: Report) -> Iterator[str]:
     summary = facts.summary
     yield f"# {summary.sentence()}\n"
     yield f"Dataset {code(facts.dataset)}, step {code(facts.step)}, run {summary.run}.\n"
+    for line in facts.adoptions:
+        yield f"{line[0].upper()}{line[1:]}\n"
     yield "| | |\n|---|---|"
     for kind, count in summary.outcomes.items():
         yield f"| {kind} | {count:,} |"

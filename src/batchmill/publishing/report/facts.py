@@ -13,7 +13,13 @@ from batchmill.ledger.versions import Version
 from batchmill.planning.forecast import last_large_run, written_bytes
 from batchmill.planning.run_spec import read_spec
 from batchmill.publishing.failure_groups import FailureGroup, read_failures
-from batchmill.publishing.summary import Contents, Summary, count_contents, summarise
+from batchmill.publishing.summary import (
+    Contents,
+    Summary,
+    adoption_lines,
+    count_contents,
+    summarise,
+)
 from batchmill.urls import absolute
 
 SHOWN_FAILURES, SHOWN_RUNS, SHOWN_SLOWEST = 200, 20, 10
@@ -39,6 +45,7 @@ class Facts:
         failures: All records that are not ok.
         groups: Their groups, the largest first.
         runs: The summaries of the last runs, the newest first.
+        adoptions: Which results of earlier code are still in use, one line per run.
     """
 
     dataset: str
@@ -54,6 +61,7 @@ class Facts:
     failures: pa.Table
     groups: Sequence[FailureGroup]
     runs: Sequence[Mapping[str, Any]]
+    adoptions: Sequence[str] = ()
 
     @property
     def place(self) -> str:
@@ -111,6 +119,7 @@ def gather(ledger: Ledger, run: int, dataset: str) -> Facts:
         failures=failures.table,
         groups=failures.groups,
         runs=[ended[number] for number in sorted(ended, reverse=True)],
+        adoptions=adoption_lines(ledger),
     )
 
 
