@@ -36,9 +36,7 @@ def discarded_job(prepared: Prepared, rows: pa.Array | pa.ChunkedArray, folder: 
         prepared.manifest,
         inputs=prepared.manifest.inputs.take(rows),
         manifest_columns=columns.take(rows) if columns.num_columns else columns,
-        companions={
-            name: files.take(rows) for name, files in prepared.manifest.companions.items()
-        },
+        companions={name: files.take(rows) for name, files in prepared.manifest.companions.items()},
         groups=None,
         partition=None,
     )

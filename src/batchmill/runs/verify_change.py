@@ -110,7 +110,9 @@ def _compare_sample(
         before, after = (_results(one, names) for one in (prepared.ledger, job.ledger))
     found = {name: list(_differences(before[name], after.get(name))) for name in before}
     # With `fail_fast`, inputs without an outcome say nothing. They follow those with an outcome.
-    different = sorted((name for name in found if found[name]), key=lambda name: name not in after)
+    different = sorted(
+        (name for name in found if found[name]), key=lambda name: (name not in after, name)
+    )
     return replace(
         check,
         sample=len(rows),
