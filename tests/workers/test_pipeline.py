@@ -115,6 +115,58 @@ def test_the_next_inputs_are_fetched_while_the_step_runs(job):
     assert set(job.execute(8).values()) == {"ok"}
 
 
+def test_inputs_of_the_next_batch_are_fetched_while_the_last_step_of_a_batch_runs(job):
+    def step(index):
+        if index == 3:
+            wait_for(lambda: len(job.notes("fetch")) == 8, "fetches of the next batch", PATIENCE)
+
+    job.step = step
+    assert set(job.execute(12, batch_size=4).values()) == {"ok"}
+
+
+def test_files_are_stored_while_the_next_batch_runs(job):
+    job.upload = lambda index: index == 3 and job.wait("stepped")
+    job.step = lambda index: index == 4 and job.mark("stepped")
+    assert set(job.execute(8, batch_size=4).values()) == {"ok"}
+
+
+def test_each_worker_executes_the_batch_that_it_has_taken(job):
+    """The other worker could execute all batches meanwhile, and use up the turns of both."""
+    done = set(range(100))
+    job.step = lambda index: (
+        index == 0 and wait_for(lambda: len(job.notes("upload")) > 80, "other inputs", PATIENCE)
+    )
+    assert job.execute(100, batch_size=4, num_workers=2) == dict.fromkeys(done, "ok")
+    assert Counter(job.notes("step")) == dict.fromkeys(done, 1)
+
+
+def test_no_worker_takes_a_batch_ahead_that_an_idle_worker_could_execute(job):
+    job.step = lambda index: (
+        index < 4
+        and wait_for(lambda: set(job.notes("step")) >= {0, 4}, "steps of both workers", PATIENCE)
+    )
+    assert job.execute(8, batch_size=4, num_workers=2) == dict.fromkeys(range(8), "ok")
+
+
+def test_a_worker_finishes_its_uploads_when_another_worker_dies(job):
+    def die(index):
+        if index == 0:
+            wait_for(lambda: len(job.notes("step")) > 1, "a step of the other worker", PATIENCE)
+            job.mark("dying")
+            os._exit(7)
+
+    def wait_for_death(index):
+        if not (job.folder / "dying").exists():
+            job.note("waited", index)
+            job.wait("dying")
+
+    job.step, job.upload = die, wait_for_death
+    kinds = job.execute(16, batch_size=4, num_workers=2)
+    assert kinds == dict.fromkeys(range(16), "ok") | {0: "crashed"}
+    assert job.notes("waited")
+    assert {job.notes("step").count(index) for index in job.notes("waited")} == {1}
+
+
 def test_files_are_stored_while_the_next_step_runs(job):
     job.upload = lambda index: index == 0 and job.wait("stepped")
     job.step = lambda index: index == 1 and job.mark("stepped")

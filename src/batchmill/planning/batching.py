@@ -24,8 +24,8 @@ MAX_AUTO_WORKERS = 8
 # Several batches per core balance inputs of different durations. Steps on whole batches get fewer,
 # because a model is faster with larger batches.
 BATCHES_PER_CORE = 64
-# A worker moves the files of a batch while its step runs, but not those of the next batch. The
-# last batches of a shard are smaller than this number gives.
+# A worker fetches the inputs of at most one batch ahead, so small batches would keep few fetches
+# running. The last batches of a shard are smaller than this number gives.
 REMOTE_BATCHES_PER_CORE = 4
 WHOLE_BATCHES_PER_CORE = 4
 # A shard takes half a second to start and stop. It needs at least this number of rounds to be worth

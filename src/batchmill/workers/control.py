@@ -8,6 +8,9 @@ import os
 import struct
 import threading
 import time
+from collections.abc import Sequence
+
+from batchmill.workers.worker_channel import anonymous_file
 
 _INDEX = struct.Struct("q")
 
@@ -60,6 +63,40 @@ class StopIndex:
     def excludes(self, index: int) -> bool:
         """Return whether this input must not begin."""
         return bool(_INDEX.unpack_from(self._index)[0] <= index)
+
+
+class SharedBatches:
+    """The batches of a DataLoader. Each worker takes the next one when it has room for it.
+
+    An open file has the numbers of the batches. All workers share its position, and one read moves
+    it. So a worker that is killed at any moment leaves no lock behind.
+    """
+
+    def __init__(self, batches: Sequence[Sequence[int]], workers: int) -> None:
+        self._batches = batches
+        self._workers = workers
+        self._file = anonymous_file("batchmill-batches")
+        with open(self._file, "wb", closefd=False) as file:
+            file.writelines(map(_INDEX.pack, range(len(batches))))
+        os.lseek(self._file, 0, os.SEEK_SET)
+
+    @property
+    def left(self) -> int:
+        """The number of batches that no worker has taken."""
+        return len(self._batches) - os.lseek(self._file, 0, os.SEEK_CUR) // _INDEX.size
+
+    def take(self) -> Sequence[int]:
+        """Return the inputs of the next batch; nothing if all batches are taken."""
+        number = os.read(self._file, _INDEX.size)
+        return self._batches[_INDEX.unpack(number)[0]] if number else ()
+
+    def take_ahead(self) -> Sequence[int]:
+        """Return the inputs of a batch to execute later; nothing if idle workers may need it."""
+        return self.take() if self.left >= self._workers else ()
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
 
 
 class Stop:

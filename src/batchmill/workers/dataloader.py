@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.workers.batches import Batch, IndexedSample, Sample, gather_batch
-from batchmill.workers.control import DrainFlag, StopIndex
+from batchmill.workers.control import DrainFlag, SharedBatches, StopIndex
 from batchmill.workers.pipeline import TransferPipeline
 from batchmill.workers.private_api import (
     LoaderIterator,
@@ -27,6 +27,8 @@ from batchmill.workers.worker_channel import WorkerChannel
 __all__ = ["LoaderIterator", "WorkerDiedError", "iterating", "keep_batch", "wait_until_idle"]
 
 _POLL_SECONDS = 0.02
+# A worker has this number of batches, with the one that it executes.
+BATCHES_PER_WORKER = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +43,23 @@ class GuardedInputs:
     drain: DrainFlag
     stop_index: StopIndex
     pipeline: TransferPipeline | None = None
+    batches: SharedBatches | None = None
 
     def __getitems__(self, indices: Sequence[int]) -> list[int | IndexedSample]:
-        """Execute the inputs of a batch. With a pipeline, files are moved while steps run."""
-        if not self.pipeline:
+        """Execute the inputs of a batch.
+
+        With a pipeline, files are moved while steps run. Then the worker takes its batches from
+        `batches`, so that it knows the next batch in time. `indices` are further inputs.
+        """
+        if self.pipeline is None or self.batches is None:
             return [self[index] for index in indices]
         try:
-            with self.pipeline.overlapping(indices, this_worker.channel):
-                return [self[index] for index in indices]
+            batch = self.pipeline.begin_batch(indices, self.batches, this_worker.channel)
+            items = [self[index] for index in batch]
+            self.pipeline.end_batch(is_last=self.drain.is_set())
         except BaseException:  # noqa: BLE001
             this_worker.exit_broken()
+        return items
 
     def __getitem__(self, index: int) -> int | IndexedSample:
         if self.drain.is_set():
@@ -136,6 +145,7 @@ def iterating(
                 inputs,  # type: ignore[arg-type]  # torch documents that any map-style object works.
                 batch_sampler=batches,  # type: ignore[arg-type]  # torch's types exclude ranges.
                 num_workers=num_workers,
+                prefetch_factor=BATCHES_PER_WORKER,
                 collate_fn=collate,
                 # One slow input must not delay the batches behind it.
                 in_order=False,

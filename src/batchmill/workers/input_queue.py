@@ -174,8 +174,8 @@ def make_batches(
         batch_size: The maximum number of inputs per batch.
         workers: The number of workers that share the batches.
         even: True to make batches of heavy inputs smaller.
-        shrinking: True to begin with large batches. A worker fetches nothing ahead between two
-            batches, but small batches at the end let all workers end at the same time.
+        shrinking: True to begin with large batches. A worker fetches at most one batch ahead, but
+            small batches at the end let all workers end at the same time.
 
     Returns:
         The range of inputs of each batch.

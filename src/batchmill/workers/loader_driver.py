@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.workers.batch_processor import BatchProcessor
 from batchmill.workers.batches import Sample
-from batchmill.workers.control import DrainFlag, StartBarrier, Stop, StopIndex
+from batchmill.workers.control import DrainFlag, SharedBatches, StartBarrier, Stop, StopIndex
 from batchmill.workers.dataloader import (
+    BATCHES_PER_WORKER,
     Collate,
     GuardedInputs,
     LoaderIterator,
@@ -68,7 +69,10 @@ class LoaderDriver:
             The workers that died during an input, or whose death ended the DataLoader.
         """
         oom_kills = kernel_oom_kills()
-        with self._start_workers() as batches:
+        with (
+            closing(SharedBatches(self._batches(), len(self.channels))) as shared,
+            self._start_workers(shared) as batches,
+        ):
             processes = list(batches.workers)
             workers = [ChildProcess(process.pid) for process in processes]
             watchdog = Watchdog(
@@ -94,27 +98,16 @@ class LoaderDriver:
                 self._end_workers(batches, processes, workers, watchdog)
         return self._exits(processes, watchdog, lambda: kernel_oom_kills() > oom_kills)
 
-    def _start_workers(self) -> AbstractContextManager[LoaderIterator]:
-        indices = self.work.indices
-        weights = (
-            np.ones(len(indices), np.int64) if self.weights is None else self.weights[list(indices)]
-        )
+    def _start_workers(self, shared: SharedBatches) -> AbstractContextManager[LoaderIterator]:
         return iterating(
             GuardedInputs(
                 run=self.run,
                 drain=self._drain,
                 stop_index=self.stop_index,
                 pipeline=self.pipeline,
+                batches=shared if self.pipeline else None,
             ),
-            self._with_retries(
-                make_batches(
-                    weights,
-                    self.work.batch_size,
-                    len(self.channels),
-                    even=self.weights is not None,
-                    shrinking=self.pipeline is not None,
-                )
-            ),
+            self._turns(shared) if self.pipeline else self._with_retries(shared),
             len(self.channels),
             Collate(self.processor.callbacks.collate) if self.processor else keep_batch,
             partial(
@@ -128,20 +121,52 @@ class LoaderDriver:
             ),
         )
 
-    def _with_retries(self, batches: Sequence[range]) -> Iterator[Sequence[int]]:
-        """Yield the inputs of each batch. Retries that are due come first.
-
-        Each input of a batch step belongs to one batch, so its retries run after all batches.
-        """
-        adds_retries = self.processor is None and not self.work.alone
+    def _batches(self) -> list[Sequence[int]]:
+        """Divide the inputs into batches."""
         indices = self.work.indices
-        for batch in batches:
-            if adds_retries and (due := self.queue.add_due()):
-                yield due
+        weights = (
+            np.ones(len(indices), np.int64) if self.weights is None else self.weights[list(indices)]
+        )
+        ranges = make_batches(
+            weights,
+            self.work.batch_size,
+            len(self.channels),
+            even=self.weights is not None,
+            shrinking=self.pipeline is not None,
+        )
+        batches: list[Sequence[int]] = []
+        for batch in ranges:
             first, last = indices[batch[0]], indices[batch[-1]]
             # A worker receives a range in fewer bytes than a list.
             is_range = last - first == len(batch) - 1
-            yield range(first, last + 1) if is_range else [indices[place] for place in batch]
+            batches.append(range(first, last + 1) if is_range else [indices[i] for i in batch])
+        return batches
+
+    def _with_retries(self, shared: SharedBatches) -> Iterator[Sequence[int]]:
+        """Yield the inputs of each batch. Retries that are due come first."""
+        while batch := shared.take():
+            if due := self._due():
+                yield due
+            yield batch
+
+    def _turns(self, shared: SharedBatches) -> Iterator[Sequence[int]]:
+        """Yield the retries that are due, perhaps none. Workers take their batches by themselves.
+
+        Each list of retries lets a worker execute one batch. The DataLoader gives each worker
+        BATCHES_PER_WORKER lists, and another one when the worker has executed a batch. So a worker
+        can execute a batch that it has taken ahead.
+        """
+        for _ in range(BATCHES_PER_WORKER * len(self.channels)):
+            yield self._due()
+        while shared.left:
+            yield self._due()
+
+    def _due(self) -> Sequence[int]:
+        """Return the retries that are due.
+
+        Each input of a batch step belongs to one batch, so its retries run after all batches.
+        """
+        return [] if self.processor or self.work.alone else self.queue.add_due()
 
     def _receive_batches(self, batches: LoaderIterator) -> None:
         """Start the workers, and process their batches. Raises WorkerDiedError."""

@@ -1,20 +1,22 @@
 """Moves files while the step runs: fetches the next inputs, and stores the last outputs.
 
-Threads of the worker move the bytes. They exist only while the worker has a batch. If the worker
-dies, only the input in its slot is at fault. Inputs whose files were being stored have no outcome
-in the journal, so they are executed again.
+Threads of the worker move the bytes. They also work between two batches, because a worker takes its
+next batch when it begins the one before. If the worker dies, only the input in its slot is at
+fault. Inputs whose files were being stored have no outcome in the journal, so they are executed
+again.
 """
 
 import errno
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from batchmill.outcome import Outcome, UnstoredOutcome
+from batchmill.workers.control import SharedBatches
 from batchmill.workers.worker_channel import WorkerChannel
 
 # The most fetches, and the most uploads, at a time.
@@ -41,23 +43,46 @@ class TransferPipeline:
     size: Callable[[int], int]
     _ahead: "_FetchAhead | None" = None
     _behind: "_StoreBehind | None" = None
+    _next: Sequence[int] = ()
 
-    @contextmanager
-    def overlapping(self, indices: Sequence[int], channel: WorkerChannel) -> Iterator[None]:
-        """Fetch these inputs ahead during the block, in their order. Then wait for all uploads."""
-        with (
-            ThreadPoolExecutor(MAX_TRANSFERS, "fetch") as fetches,
-            ThreadPoolExecutor(MAX_TRANSFERS, "upload") as uploads,
-        ):
-            self._ahead = _FetchAhead(self, fetches, deque(indices))
-            self._behind = _StoreBehind(uploads, channel)
-            self._ahead.start()
-            try:
-                yield
-                self._behind.wait()
-            finally:
-                self._ahead.stop()
-                self._ahead = self._behind = None
+    def begin_batch(
+        self, first: Sequence[int], batches: SharedBatches, channel: WorkerChannel
+    ) -> list[int]:
+        """Take a batch, and begin to fetch its inputs ahead, and those of the batch after it.
+
+        Args:
+            first: Inputs to execute before those of the batch.
+            batches: The batches of all workers.
+            channel: The channel of this worker.
+
+        Returns:
+            The inputs to execute, in their order.
+        """
+        if not self._ahead:
+            self._ahead = _FetchAhead(self)
+            self._behind = _StoreBehind(channel)
+        batch = self._next
+        if not batch:
+            batch = batches.take()
+            self._ahead.waiting.extend(batch)
+        self._next = batches.take_ahead()
+        self._ahead.waiting.extend(self._next)
+        self._ahead.waiting.extendleft(reversed(first))
+        self._ahead.start()
+        return [*first, *batch]
+
+    def end_batch(self, *, is_last: bool) -> None:
+        """Wait for all uploads if this was the last batch of this worker.
+
+        It was the last one if no batch was left for the worker, or if `is_last` is set.
+        """
+        if self._next and not is_last:
+            return
+        if self._ahead and self._behind:
+            self._behind.stop()
+            self._ahead.stop()
+        self._ahead = self._behind = None
+        self._next = ()
 
     def fetched(self, index: int) -> Any:
         """Return the result of `fetch` for an input. Waits for it. Raises its errors."""
@@ -81,11 +106,13 @@ class TransferPipeline:
 
 @dataclass
 class _FetchAhead:
-    """The inputs of one batch that are fetched ahead."""
+    """The inputs of a worker that are fetched ahead."""
 
     pipeline: TransferPipeline
-    pool: ThreadPoolExecutor
-    waiting: deque[int]
+    waiting: deque[int] = field(default_factory=deque)
+    _pool: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(MAX_TRANSFERS, "fetch")
+    )
     _futures: dict[int, Future[Any]] = field(default_factory=dict)
     _bytes: int = 0
 
@@ -96,7 +123,7 @@ class _FetchAhead:
             if self._bytes + size > MAX_BYTES:
                 return  # The input is fetched when its turn comes.
             index = self.waiting.popleft()
-            self._futures[index] = self.pool.submit(self.pipeline.fetch, index)
+            self._futures[index] = self._pool.submit(self.pipeline.fetch, index)
             self._bytes += size
 
     def take(self, index: int) -> Any:
@@ -114,11 +141,16 @@ class _FetchAhead:
             if error.errno not in _NO_ROOM:
                 raise
         # The files fetched ahead may fill the disk. Without them, there may be enough room.
-        self.stop()
+        self._clear()
         return self.pipeline.fetch(index)
 
     def stop(self) -> None:
-        """Fetch nothing ahead any more, and remove what was fetched."""
+        """Remove what was fetched, and end the threads."""
+        self._clear()
+        self._pool.shutdown()
+
+    def _clear(self) -> None:
+        """Remove what was fetched, and fetch the waiting inputs only when their turn comes."""
         self.waiting.clear()
         for future in self._futures.values():
             future.cancel()
@@ -173,15 +205,17 @@ class _Storing:
 class _StoreBehind:
     """The inputs of a worker whose files are being stored."""
 
-    pool: ThreadPoolExecutor
     channel: WorkerChannel
+    _pool: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(MAX_TRANSFERS, "upload")
+    )
     _storing: deque[_Storing] = field(default_factory=deque)
 
     def add(self, index: int, outcome: UnstoredOutcome) -> None:
         storing = _Storing(index, outcome, self.channel.send)
         self._storing.append(storing)
         for upload in outcome.uploads:
-            self.pool.submit(storing.upload, upload)
+            self._pool.submit(storing.upload, upload)
 
     def wait(self, inputs: int = 0, size: int = 0, *, shows: bool = True) -> None:
         """Wait until at most this number of inputs, with this size in bytes, is being stored."""
@@ -196,6 +230,11 @@ class _StoreBehind:
             self._storing.popleft().done.result()
             if shows:
                 self.channel.leave()
+
+    def stop(self) -> None:
+        """Wait for all uploads, and end the threads."""
+        self.wait()
+        self._pool.shutdown()
 
     def _size(self) -> int:
         return sum(storing.outcome.size for storing in self._storing)
