@@ -1,6 +1,7 @@
 """Batch steps: workers load inputs, and the shard's process runs the model on batches."""
 
 import os
+import threading
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,10 +13,18 @@ import torch
 from jobs import run_job
 
 import batchmill
-from batchmill.errors import StepError
-from batchmill.execution.batch_runner import ResultError, results_of
+from batchmill.errors import StepError, StoreError
+from batchmill.execution.batch_runner import BatchRunner, ResultError, results_of
+from batchmill.execution.run_input import Loaded
+from batchmill.execution.staging import Input, open_staging
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.step.load import load_step
+from batchmill.storage import ObjectStore
+from batchmill.storage.fingerprints import fingerprint
+from batchmill.workers.batches import IndexedSample, Sample, gather_batch
+from batchmill.workers.worker_channel import WorkerChannel
+
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture
@@ -248,3 +257,29 @@ def test_a_result_is_divided_among_the_samples(given, results):
 def test_a_result_that_does_not_match_the_samples_is_rejected(given):
     with pytest.raises(ResultError, match="for a batch of 2"):
         results_of(given, 2)
+
+
+def test_the_files_of_a_batch_are_uploaded_together(words, tmp_path, monkeypatch):
+    """Each upload waits for the others. One of them fails, and only its input."""
+    together = threading.Barrier(4)
+
+    def upload(path, url):
+        together.wait(30)
+        if "/002." in url:
+            raise StoreError(url, "access denied.", passing=False)
+
+    monkeypatch.setattr("batchmill.storage.transfer.upload", upload)
+    paths = sorted(words("a", "b", "c", "d").iterdir())
+    items = [Input(path.name, path.name, str(path), {}) for path in paths]
+    step = load_step("batch_steps:Files", search=str(SUPPORT))
+    data = step.target([str(path) for path in paths])
+    with open_staging(ObjectStore("memory://dataset"), "one") as staging:
+        runner = BatchRunner(step=step, torch_dataset=data, inputs=items, staging=staging)
+        notes = [Loaded(fingerprint(item.path), 0.0) for item in items]
+        batch = gather_batch(
+            [IndexedSample(i, Sample(data[i], note)) for i, note in enumerate(notes)],
+            collate=runner.collate,
+            channel=WorkerChannel(),
+        )
+        outcomes = runner.process(batch)
+    assert [outcome.kind for outcome in outcomes] == ["ok", "ok", "failed", "ok"]

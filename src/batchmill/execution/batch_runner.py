@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from batchmill.execution.rows import fields_of, is_record
-from batchmill.execution.run_input import Loaded, conclude, fail
+from batchmill.execution.run_input import Loaded, conclude, fail, store_all
 from batchmill.execution.staging import Input, StagingArea, stage
 from batchmill.outcome import Fault, Outcome
 from batchmill.step.load import Step
@@ -68,10 +68,12 @@ class BatchRunner:
         except Exception as error:
             return self._divide_or_fail(inputs, batch.notes, error, started)
         seconds = (time.perf_counter() - started) / len(inputs)
-        return [
-            conclude(self.step, item, self.staging, note, result, seconds)
-            for item, note, result in zip(inputs, batch.notes, results, strict=True)
-        ]
+        return store_all(
+            [
+                conclude(self.step, item, self.staging, note, result, seconds)
+                for item, note, result in zip(inputs, batch.notes, results, strict=True)
+            ]
+        )
 
     def _divide_or_fail(
         self,

@@ -79,7 +79,7 @@ def execute(
     The arguments are those of `run_step`.
     """
     done = run_step(step, item, staging, indexed, hooks)
-    return done if isinstance(done, Outcome) else _store_now(done)
+    return store_all([done])[0]
 
 
 def run_step(
@@ -210,16 +210,18 @@ def load(
 
 def conclude(
     step: Step, item: Input, staging: StagingArea, loaded: Loaded, result: Any, seconds: float
-) -> Outcome:
-    """Return the outcome of a loaded input. The step returned `result` after `seconds`."""
+) -> Outcome | UnstoredOutcome:
+    """Return the outcome of a loaded input. The step returned `result` after `seconds`.
+
+    If the dataset is remote, the output files are not uploaded yet.
+    """
     staged = staging.folder / item.input_id if "outs" in step.given else None
     started = time.perf_counter() - seconds
     ours = False
     try:
         rows = rows_of(result, staging.reserved)
         ours = True
-        placed = _place(item, staging, staged, rows, loaded, started)
-        return placed if isinstance(placed, Outcome) else _store_now(placed)
+        return _place(item, staging, staged, rows, loaded, started)
     except Exception as error:
         total = loaded.seconds + time.perf_counter() - started
         failure = failure_of(item, staging, error, total, ours=ours)
@@ -287,13 +289,28 @@ def _place(
     return UnstoredOutcome(size, uploads, partial(_finish, item, staging, staged, outcome))
 
 
-def _store_now(unstored: UnstoredOutcome) -> Outcome:
-    """Upload the files of an input, and return its outcome."""
-    try:
-        in_threads(lambda upload: upload(), unstored.uploads, remote.THREADS)
-    except Exception as error:
-        return unstored.finish(error)
-    return unstored.finish(None)
+def store_all(placed: Sequence[Outcome | UnstoredOutcome]) -> list[Outcome]:
+    """Upload the files of several inputs, many at a time. Return the outcomes in their order."""
+    uploads = [
+        (number, upload)
+        for number, one in enumerate(placed)
+        if isinstance(one, UnstoredOutcome)
+        for upload in one.uploads
+    ]
+    errors: dict[int, Exception] = {}
+
+    def store(numbered: tuple[int, Callable[[], object]]) -> None:
+        number, upload = numbered
+        try:
+            upload()
+        except Exception as error:  # It becomes the outcome of its input only.
+            errors[number] = error
+
+    in_threads(store, uploads, remote.THREADS)
+    return [
+        one if isinstance(one, Outcome) else one.finish(errors.get(number))
+        for number, one in enumerate(placed)
+    ]
 
 
 def _finish(
