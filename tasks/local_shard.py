@@ -35,7 +35,9 @@ class RunningShards:
                     raise ShardProcessDiedError("the shard was killed before it started")
                 self._by_task[own] = process
             try:
-                return process.run(shard, access, lambda failure: log.failure(*failure))
+                return process.run(
+                    shard, access, lambda failure: log.failure(*failure), log.step_lines
+                )
             finally:
                 with self._lock:
                     del self._by_task[own]

@@ -44,7 +44,8 @@ def run_ray_shard(
                 where = cast("Any", ray).util.get_node_ip_address()
                 reason = f"{context.get_node_id()} on {where}: {fault}"
                 return Crashed(name=_UNFIT, message=reason)
-            result = run(shard, report, place=context.get_node_id())
+            place = context.get_node_id()
+            result = run(shard, report, place=place, on_lines=log.step_lines)
         return log.end(result)
     finally:
         # Ray ends its workers immediately after the last shard, and unsent logs would be lost.

@@ -1,5 +1,6 @@
 """The log of a shard's task run, and how a process sends all its logs to Prefect."""
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,6 +10,7 @@ from prefect.logging.handlers import APILogWorker
 from prefect.states import Completed
 
 from batchmill.shards.run_shard import ShardResult
+from batchmill.shards.step_log import StepLines
 
 SHOWN_FAILURES = 100
 
@@ -25,6 +27,14 @@ class ShardLog:
         self._failures += 1
         if self._failures <= SHOWN_FAILURES:
             self._logger.error("%s: %s: %s", name, kind, reason)
+
+    def step_lines(self, found: StepLines) -> None:
+        """Log the lines that a step printed or logged, each after the name of its input."""
+        prefix = f"{found.input}: " if found.input else ""
+        for line in found.lines:
+            known = logging.getLevelNamesMapping().get(line.partition(":")[0], logging.INFO)
+            # By default, Prefect drops records below INFO, also those that the user requested.
+            self._logger.log(max(known, logging.INFO), "%s%s", prefix, line)
 
     def end(self, result: ShardResult) -> State[ShardResult]:
         """Log the number of inputs by outcome. Return the final state, which names the failures."""

@@ -31,6 +31,16 @@ def step(source, *, folder):
 """
 
 
+LOGGING = """
+import logging
+def step(source):
+    logging.getLogger("mine").debug("not shown")
+    logging.getLogger("mine").warning("odd")
+    print("printed")
+    return {}
+"""
+
+
 def make_inputs(folder, names):
     folder.mkdir()
     for name in names:
@@ -123,6 +133,25 @@ def test_a_failure_is_shown_during_the_run(shell, api, work, runner):
     wanted = {"flow_runs": {"id": {"any_": [latest_run(api, work / "out")["id"]]}}}
     messages = [one["state"]["message"] for one in api("/task_runs/filter", wanted)]
     assert any(re.fullmatch(r"1 of \d+ inputs failed\.", str(text)) for text in messages)
+
+
+def test_the_log_of_steps_is_in_the_log_of_the_task_runs(shell, api, work, runner):
+    make_inputs(work / "in", [f"{n}.txt" for n in range(4)])
+    (work / "logging_step.py").write_text(LOGGING)
+    command = ["run", "in", "--step", "logging_step:step", "-o", "out", "--log-steps", "info"]
+    assert shell.batchmill(*command, *runner).returncode == 0
+    run = latest_run(api, work / "out")
+    of_run = {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200}
+
+    def found():
+        logs = [log for log in api("/logs/filter", of_run) if ".txt: " in log["message"]]
+        return logs if len(logs) >= 8 else None
+
+    logs = wait_for(found, "the lines of the steps", seconds=60)
+    assert all(log["task_run_id"] for log in logs)
+    expected = [f"{n}.txt: {text}" for n in range(4) for text in ("WARNING:mine:odd", "printed")]
+    assert Counter(log["message"] for log in logs) == Counter(expected)
+    assert {log["level"] for log in logs if "odd" in log["message"]} == {30}
 
 
 @pytest.mark.long

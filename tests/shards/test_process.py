@@ -9,12 +9,15 @@ import psutil
 import pytest
 
 from batchmill import StepError
+from batchmill.ledger.ledger import Ledger
 from batchmill.options.failure_policy import FailurePolicy
+from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.runs.run import open_run
 from batchmill.shards.process import ShardProcess, ShardProcessDiedError, shard_processes
+from batchmill.storage import LocalStore
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +30,13 @@ def step(source, out):
         raise ValueError("no header")
     (out / "x").write_text(str(os.getppid()))
     return {"output": "x", "parent": os.getppid()}
+
+def logging_step(source, out):
+    import logging
+    logging.getLogger("mine").info("read %s", source.name)
+    logging.getLogger("mine").debug("not shown")
+    print("printed")
+    return {}
 
 def deadly(source, out):
     if source.name == "b.txt":
@@ -60,9 +70,12 @@ def open_shards(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
 
-    def open_shards(step, cores=4):
+    def open_shards(step, cores=4, **execution):
         job = make_job(
-            manifest=str(words), step=f"of_this_test:{step}", output=str(tmp_path / "out")
+            manifest=str(words),
+            step=f"of_this_test:{step}",
+            output=str(tmp_path / "out"),
+            execution=ExecutionOptions(**execution),
         )
         run = held.enter_context(open_run(prepare(job)))
         policy = FailurePolicy(retries=0)
@@ -114,6 +127,21 @@ def test_one_process_runs_one_shard_after_another(open_shards, started):
     assert [(failure.input, failure.kind) for failure in failures] == [("b.txt", "failed")]
     assert "no header" in failures[0].reason
     assert not started()
+
+
+@pytest.mark.parametrize("level", ["", "info"])
+def test_lines_of_a_step_are_forwarded_only_if_requested(open_shards, level):
+    (shard,) = open_shards("logging_step", cores=1, log_steps=level)
+    found = []
+    with shard_processes() as processes, processes.one() as process:
+        process.run(shard, (), print, found.append)
+    expected = {
+        name: (f"INFO:mine:read {name}", "printed")
+        for name in ("a.txt", "b.txt", "c.txt", "d.txt", "manifest.csv")
+    }
+    assert dict(found) == (expected if level else {})
+    records = Ledger(LocalStore(shard.dataset)).records(["log"])
+    assert set(records["log"].to_pylist()) == {""}
 
 
 def test_an_inner_block_uses_the_processes_of_the_outer_block():

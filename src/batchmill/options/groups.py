@@ -244,6 +244,13 @@ class ExecutionOptions(Options):
         json_schema_extra={"pattern": SIZE_PATTERN},
     )
 
+    log_steps: Literal["", "debug", "info", "warning", "error"] = Field(
+        default="",
+        title="Log of the steps",
+        description="Show the printed text of the step, and its log from this level, in the log of "
+        "the shard's task run in Prefect. Default: only the text of inputs whose process died.",
+    )
+
     @model_validator(mode="after")
     def _check_pack(self) -> Self:
         if self.pack.strip() and self.pack_bytes < _LEAST_PACK:

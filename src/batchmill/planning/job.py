@@ -47,6 +47,7 @@ class Job:
             input's partition. Steps do not receive it.
         confinement: The rights of the step. None if the step is not confined.
         pack_bytes: The size after which a new pack begins. 0: each output is a file.
+        log_steps: The level from which the log of the step goes to Prefect. Empty: none.
         sample: The number of inputs to execute at most, as a sample of all. 0: all inputs.
         budget_seconds: The forecast duration above which the job is rejected. None: no limit.
         failures: The failure policy. Inputs that exceeded a limit are executed again if this limit
@@ -69,6 +70,7 @@ class Job:
     confinement: Confinement | None = None
     failures: FailurePolicy | None = None
     pack_bytes: int = 0
+    log_steps: str = ""
     sample: int = 0
     budget_seconds: float | None = None
 
@@ -115,6 +117,7 @@ def make_job(
         confinement=make_confinement(confinement),
         failures=failures,
         pack_bytes=execution.pack_bytes,
+        log_steps=execution.log_steps,
         sample=run.sample,
         budget_seconds=run.budget_seconds,
     )

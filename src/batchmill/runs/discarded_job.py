@@ -51,6 +51,7 @@ def discarded_job(prepared: Prepared, rows: pa.Array | pa.ChunkedArray, folder: 
         verify_change=0,
         sample=0,
         budget_seconds=None,
+        log_steps="",
     )
     return Prepared(
         job=job,

@@ -28,6 +28,7 @@ from batchmill.planning.confinement import Confinement
 from batchmill.shards.inputs import ShardInputs
 from batchmill.shards.outcome_recorder import OutcomeRecorder
 from batchmill.shards.pack_upload import PackUpload
+from batchmill.shards.step_log import StepLog
 from batchmill.shards.torch_dataset import create_torch_dataset
 from batchmill.step.load import Step
 from batchmill.storage import ObjectStore, is_url, transfer
@@ -58,6 +59,7 @@ class ShardExecution:
         inputs: ShardInputs,
         staging: StagingArea,
         on_outcome: Callable[[Outcome], None] | None,
+        log: StepLog | None = None,
     ) -> None:
         self._ledger = ledger
         self._inputs = inputs
@@ -70,8 +72,18 @@ class ShardExecution:
         self._look_up, self._torch_dataset = self._make_look_up()
         self._stop = Stop()
         self._recorder = OutcomeRecorder(
-            ledger, inputs.spec, self._stop, inputs.check_step, on_outcome, self._pack_upload()
+            ledger,
+            inputs.spec,
+            self._stop,
+            inputs.check_step,
+            on_outcome,
+            self._pack_upload(),
+            log,
         )
+        self._begin_step, self._log_level = _begin_step, 0
+        if log:
+            self._log_level = logging.getLevelNamesMapping()[inputs.shard.log_steps.upper()]
+            self._begin_step = partial(_begin_logged_step, self._log_level)
         self._callbacks = self._batch_callbacks()
         self._pipeline = self._make_pipeline()
         self._executor = self._make_executor()
@@ -162,15 +174,18 @@ class ShardExecution:
         return self._pipeline.fetched(index) if self._pipeline else None
 
     def _execute_one(self, index: int) -> Outcome | UnstoredOutcome:
-        if self._inputs.spec.confinement:
-            return self._execute_confined(index, self._inputs.spec.confinement)
+        confinement = self._inputs.spec.confinement
+        done = self._execute_confined(index, confinement) if confinement else self._execute(index)
+        return _with_log(done) if self._log_level else done
+
+    def _execute(self, index: int) -> Outcome | UnstoredOutcome:
         look_up = partial(self._look_up, index)
         return run_step(
             self._step,
             self._items[index],
             self._staging,
             look_up,
-            StepHooks(_begin_step, _end_step),
+            StepHooks(self._begin_step, _end_step),
             fetched=partial(self._fetched, index),
         )
 
@@ -189,7 +204,7 @@ class ShardExecution:
             )
         item, look_up = self._items[index], partial(self._look_up, index)
         run = partial(self._confined, index)
-        hooks = StepHooks(_begin_step, _end_confined_step)
+        hooks = StepHooks(self._begin_step, _end_confined_step)
         fetched = partial(self._fetched, index)
         return run_step(self._step, item, self._staging, look_up, hooks, run, fetched)
 
@@ -257,6 +272,24 @@ def _no_item(_: int) -> None:
 # In a worker: `--timeout` limits only the time between the two calls.
 def _begin_step() -> None:
     this_worker.channel.begin_step()
+
+
+def _begin_logged_step(level: int) -> None:
+    """Let the step log from this level. The worker's own code logs as before."""
+    logging.getLogger().setLevel(level)
+    _begin_step()
+
+
+def _with_log(done: Outcome | UnstoredOutcome) -> Outcome | UnstoredOutcome:
+    """Return an outcome with the text that the step printed and logged in this worker."""
+    streams = this_worker.streams
+    if streams.are_unused() or not streams.has_log():  # The first call flushes the streams.
+        return done
+    text = this_worker.channel.log_tail()
+    if isinstance(done, Outcome):
+        return done._replace(log=text)
+    finish = done.finish
+    return done._replace(finish=lambda error: finish(error)._replace(log=text))
 
 
 def _end_step() -> None:

@@ -13,6 +13,7 @@ from batchmill.ledger.parts import Origin
 from batchmill.outcome import Outcome
 from batchmill.planning.run_spec import RunSpec
 from batchmill.shards.pack_upload import PackUpload
+from batchmill.shards.step_log import StepLog
 from batchmill.storage import NO_ROOM
 from batchmill.workers import Stop
 
@@ -21,7 +22,8 @@ class OutcomeRecorder:
     """Records outcomes. `counts` has the number of inputs by kind of outcome.
 
     `check_step` is called before each commit. It raises an error if the step has changed. Nothing
-    is committed either after the run has lost its lease. `upload` uploads packs to a bucket.
+    is committed either after the run has lost its lease. `upload` uploads packs to a bucket. `log`
+    forwards the logs of steps.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class OutcomeRecorder:
         check_step: Callable[[], None],
         on_outcome: Callable[[Outcome], None] | None,
         upload: PackUpload | None = None,
+        log: StepLog | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._ledger = ledger
@@ -40,6 +43,7 @@ class OutcomeRecorder:
         self._check_step = check_step
         self._on_outcome = on_outcome
         self._upload = upload
+        self._log = log
 
     @contextmanager
     def committing(
@@ -70,6 +74,8 @@ class OutcomeRecorder:
             outcomes = [hide_in(outcome) for outcome in outcomes]
         cancelled = [outcome for outcome in outcomes if outcome.kind == "cancelled"]
         outcomes = [outcome for outcome in outcomes if outcome.kind != "cancelled"]
+        if self._log:
+            outcomes = [self._log.add(outcome) for outcome in outcomes]
         self.counts.update(outcome.kind for outcome in outcomes)
         self._committer.add(outcomes)
         self._check_failures()

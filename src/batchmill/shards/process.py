@@ -25,6 +25,7 @@ from batchmill.outcome import Outcome
 from batchmill.security.credentials import Access, access_to
 from batchmill.shards.run_shard import ShardResult, run_shard
 from batchmill.shards.shard import Shard
+from batchmill.shards.step_log import StepLines
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,11 @@ class ShardProcess:
         threading.Thread(target=self._close_when_dead, name="shard-process", daemon=True).start()
 
     def run(
-        self, shard: Shard, access: Sequence[Access], on_failure: Callable[[FailureNotice], None]
+        self,
+        shard: Shard,
+        access: Sequence[Access],
+        on_failure: Callable[[FailureNotice], None],
+        on_lines: Callable[[StepLines], None] = lambda _: None,
     ) -> ShardResult:
         """Run a shard in the process.
 
@@ -84,6 +89,7 @@ class ShardProcess:
             shard: The shard.
             access: The credentials of the stores.
             on_failure: Called with each input that is not ok.
+            on_lines: Called with the lines of the step's log, if the shard has `log_steps`.
 
         Returns:
             The result of `run_shard`.
@@ -98,6 +104,8 @@ class ShardProcess:
                 answer = _receive(self._channel)
                 if isinstance(answer, FailureNotice):
                     on_failure(answer)
+                elif isinstance(answer, StepLines):
+                    on_lines(answer)
                 elif isinstance(answer, BaseException):
                     raise answer
                 else:
@@ -238,7 +246,7 @@ def _answer(shard: Shard, access: Sequence[Access], channel: Any) -> Any:
 
     try:
         with access_to(access):
-            return tuple(run_shard(shard, report))
+            return tuple(run_shard(shard, report, on_lines=lambda lines: _send(channel, lines)))
     except BaseException as error:  # noqa: BLE001  # The parent raises it.
         return error
 

@@ -12,6 +12,7 @@ from batchmill.ledger.run_control import Usage
 from batchmill.outcome import Outcome
 from batchmill.shards.inputs import ShardInputs
 from batchmill.shards.shard import Shard
+from batchmill.shards.step_log import StepLines, StepLog
 from batchmill.storage import open_store
 
 
@@ -23,7 +24,11 @@ class ShardResult(NamedTuple):
 
 
 def run_shard(
-    shard: Shard, on_outcome: Callable[[Outcome], None] | None = None, *, place: str = ""
+    shard: Shard,
+    on_outcome: Callable[[Outcome], None] | None = None,
+    *,
+    place: str = "",
+    on_lines: Callable[[StepLines], None] | None = None,
 ) -> ShardResult:
     """Execute the inputs of a shard and commit their outcomes.
 
@@ -34,6 +39,7 @@ def run_shard(
         shard: The shard.
         on_outcome: Called with each outcome.
         place: The node that `place_of` returns for this shard.
+        on_lines: Called with the lines of the step's log, if the shard has `log_steps`.
 
     Raises:
         StepError: The step cannot be loaded on this machine.
@@ -64,9 +70,12 @@ def run_shard(
             reserved=inputs.reserved_keys,
         ) as staging,
     ):
-        execution = ShardExecution(ledger, inputs, staging, on_outcome)
+        log = StepLog(on_lines) if shard.log_steps and on_lines else None
+        execution = ShardExecution(ledger, inputs, staging, on_outcome, log)
         before = _usage()
         outcomes = execution.run(prefix)
+        if log:
+            log.end()
         if inputs.spec.unsampled:
             used = _usage()
             cpu_seconds = used.cpu_seconds - before.cpu_seconds

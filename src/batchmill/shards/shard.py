@@ -26,7 +26,7 @@ class Shard:
     outcome; -1 if the number is unknown. A shard that is `split_off` has the inputs that another
     shard had not begun. If this shard was split, `given` is its original `stop`; otherwise -1. With
     the `pickle_digest`, a process may read the run's pickled step. It is empty if the step is
-    imported.
+    imported. With `log_steps`, the log of the step goes to Prefect from this level.
     """
 
     dataset: str
@@ -41,6 +41,7 @@ class Shard:
     split_off: bool = False
     given: int = -1
     pickle_digest: str = ""
+    log_steps: str = ""
 
     @property
     def key(self) -> str:
