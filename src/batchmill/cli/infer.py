@@ -4,6 +4,7 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
+from batchmill.cli.early_start import starting_run
 from batchmill.cli.options import (
     ClusterOptions,
     JobOptions,
@@ -16,8 +17,6 @@ from batchmill.cli.options import (
     Verbose,
     check_given,
 )
-from batchmill.cli.run_console import run_and_show
-from batchmill.jobs.run_job import JobRequest
 from batchmill.options.model_options import ModelOptions
 
 
@@ -52,13 +51,18 @@ def infer(
     ```
     """
     check_given(manifest=manifest, model=model, output=output)
-    request = JobRequest(
-        manifest=manifest,
-        model=str(model),
-        model_options=model_options,
-        output=output,
-        options=options,
-        cluster=cluster.cluster(),
-        store=store or None,
-    )
-    run_and_show(request, json=json, verbose=verbose)
+    with starting_run(output, verbose=verbose):
+        # Imported here because the import takes half a second.
+        from batchmill.cli.run_console import run_and_show
+        from batchmill.jobs.run_job import JobRequest
+
+        request = JobRequest(
+            manifest=manifest,
+            model=str(model),
+            model_options=model_options,
+            output=output,
+            options=options,
+            cluster=cluster.cluster(),
+            store=store or None,
+        )
+        run_and_show(request, json=json, verbose=verbose)

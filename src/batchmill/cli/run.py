@@ -4,6 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from batchmill.cli.early_start import starting_run
 from batchmill.cli.options import (
     SAVED,
     ClusterOptions,
@@ -18,9 +19,7 @@ from batchmill.cli.options import (
     Verbose,
     check_given,
 )
-from batchmill.cli.run_console import run_and_show
 from batchmill.errors import OptionError
-from batchmill.jobs.run_job import JobRequest
 from batchmill.step.params import parse_params
 
 
@@ -57,16 +56,21 @@ def run(
     if not job:
         hint = "Give MANIFEST, --step and --output, or a saved job: --job NAME."
         check_given(hint, manifest=manifest, step=step, output=output)
-        request = JobRequest(
-            manifest=manifest,
-            step=step,
-            output=output,
-            params=parse_params(param, params),
-            options=options,
-            cluster=cluster.cluster(),
-            store=store or None,
-        )
-        run_and_show(request, json=json, verbose=verbose)
+        with starting_run(output, verbose=verbose):
+            # Imported here because the import takes half a second.
+            from batchmill.cli.run_console import run_and_show
+            from batchmill.jobs.run_job import JobRequest
+
+            request = JobRequest(
+                manifest=manifest,
+                step=step,
+                output=output,
+                params=parse_params(param, params),
+                options=options,
+                cluster=cluster.cluster(),
+                store=store or None,
+            )
+            run_and_show(request, json=json, verbose=verbose)
         return
     # An option with its default value is rejected as well: the saved job may have another value.
     groups = [group for name, group in options.parameters().items() if name != "run"]
@@ -76,4 +80,8 @@ def run(
             f"--job {job}: the saved job contains all options of the job. Remove the other options "
             "(--force, --prune and --wait are allowed), or change the saved job."
         )
-    run_and_show(job, run_options=options.run, json=json, verbose=verbose)
+    # Prefect has the saved job, so the run needs a server in any case.
+    with starting_run("", verbose=verbose):
+        from batchmill.cli.run_console import run_and_show
+
+        run_and_show(job, run_options=options.run, json=json, verbose=verbose)

@@ -1,8 +1,6 @@
 """Print the plan, the progress and the result of `run` and `infer`."""
 
 import json as json_text
-import logging
-import os
 import sys
 from contextlib import AbstractContextManager, ExitStack, redirect_stdout
 from dataclasses import replace
@@ -77,7 +75,6 @@ def run_and_show(
 
     Raises the errors of `run_job`, and RunError if more inputs failed than allowed.
     """
-    _set_log_level(verbose)
     display = RunConsole(is_quiet=json)
     # Ray prints to standard output, but only the result may be printed there.
     with ExitStack() as held, redirect_stdout(sys.stderr):
@@ -147,12 +144,3 @@ def _show(ended: EndedRun) -> None:
             "Inputs with the same content are in different partitions (contents: "
             f"{duplicates:,}). To list them: batchmill verify {dataset}"
         )
-
-
-def _set_log_level(verbose: bool) -> None:
-    """Keep Prefect's log off the terminal by default. Its API gets the log in any case."""
-    if verbose:
-        logging.getLogger("batchmill").setLevel(logging.DEBUG)
-    else:
-        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-        os.environ.setdefault("DO_NOT_TRACK", "1")

@@ -21,7 +21,7 @@ from batchmill.manifest import ManifestLike
 from batchmill.manifest.saved_list import listed_manifest, save_manifest
 from batchmill.options.job_settings import JobSettings
 from batchmill.options.model_options import ModelOptions
-from batchmill.orchestration.server.embedded_server import starting_server
+from batchmill.orchestration.server.embedded_server import has_server, starting_server
 from batchmill.planning.batching import Batching, Cores, Layout, own_cores, plan_shards
 from batchmill.planning.forecast import Forecast
 from batchmill.planning.job import check_prune, make_job
@@ -30,6 +30,7 @@ from batchmill.publishing.summary import Summary, summarise
 from batchmill.runs.context import handing_over
 from batchmill.runs.worker_number import resolve_workers
 from batchmill.security.credentials import Access, access_to
+from batchmill.shards.process import shard_processes
 from batchmill.step.load import refuse_nested_run
 
 if TYPE_CHECKING:
@@ -290,7 +291,14 @@ def _execute(request: JobRequest, prepared: Prepared) -> JobEnd:
             return run_idle(prepared, request.options.run, request.options.failures)
     # The server starts while this process imports Prefect, which takes one or two seconds. A run in
     # a user's own flow uses the server of that flow. Two servers on one database lose records.
-    with nullcontext() if _is_in_flow() else starting_server(), handing_over(prepared):
+    with (
+        nullcontext() if _is_in_flow() else starting_server(),
+        handing_over(prepared),
+        shard_processes() as processes,
+    ):
+        if has_server() and len(prepared.plan.pending) and request.cluster is None:
+            # The run does not wait for a server, so the import of torch would take longest.
+            processes.warm_up()
         with _without_garbage_collection():
             from batchmill.jobs.flow_run import run_flow
             from batchmill.jobs.run_log import log_level

@@ -166,8 +166,12 @@ class ShardProcesses:
         self._lock = threading.Lock()
 
     def warm_up(self) -> None:
-        """Start a process for the first shard now, because importing torch takes a second."""
-        self._idle.append(ShardProcess())
+        """Start a process for the first shard now, because importing torch takes a second.
+
+        If a process exists, nothing is started.
+        """
+        if not self._idle:
+            self._idle.append(ShardProcess())
 
     @contextmanager
     def one(self) -> Iterator[ShardProcess]:

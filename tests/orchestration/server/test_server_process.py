@@ -40,11 +40,27 @@ def test_the_process_ends_if_a_server_is_configured(where, tmp_path):
         [sys.executable, "-P", "-m", "batchmill.orchestration.server.server_process", "0"],
         cwd=tmp_path,
         env=environment,
-        stdin=subprocess.DEVNULL,
+        input=b"1",  # A server is needed.
         timeout=120,
     )
     assert done.returncode == NOT_NEEDED
     assert not (home / "batchmill").exists()
+
+
+@pytest.mark.slow
+def test_the_process_writes_nothing_until_a_server_is_needed(tmp_path):
+    home = tmp_path / "home"
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "batchmill.orchestration.server.server_process", "0"],
+        cwd=tmp_path,
+        env=clean_environment(home),
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+    )
+    assert done.returncode == NOT_NEEDED
+    # Prefect creates its folder when it is imported.
+    assert not (home / "batchmill").exists()
+    assert not (home / "prefect.db").exists()
 
 
 def test_the_credentials_are_random_private_and_the_same_for_all_processes(tmp_path):

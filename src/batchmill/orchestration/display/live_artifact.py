@@ -11,9 +11,9 @@ from prefect.artifacts import Artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.exceptions import PrefectException
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from batchmill.digests import readable_id
+from batchmill.orchestration.server.client_settings import without_retries
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +43,7 @@ class LiveArtifact:
         if time.monotonic() < self._next:
             return False
         try:
-            # The retries of Prefect's client would delay the run for minutes.
-            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+            with without_retries():
                 self._send(artifact, data)
         except (httpx.HTTPError, PrefectException) as error:
             self._next = time.monotonic() + _PAUSE_SECONDS

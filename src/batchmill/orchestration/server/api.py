@@ -17,13 +17,13 @@ from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.settings import (
     PREFECT_API_AUTH_STRING,
     PREFECT_API_URL,
-    PREFECT_CLIENT_MAX_RETRIES,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
     PREFECT_HOME,
     temporary_settings,
 )
 
 from batchmill.errors import ServiceError
+from batchmill.orchestration.server.client_settings import without_retries
 from batchmill.orchestration.server.embedded_server import embedded_server
 from batchmill.tasks.shard_log import send_logs
 from batchmill.urls import hide_secrets
@@ -139,11 +139,7 @@ def wait_until_recorded(flow_run: UUID, task_runs: int, seconds: float = _RECORD
 def _recording() -> Iterator[SyncPrefectClient]:
     """Yield a client. An error of the server ends the block, and is logged in one line."""
     try:
-        # The retries of Prefect's client would delay the end of the run for minutes.
-        with (
-            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-            get_client(sync_client=True) as client,
-        ):
+        with without_retries(), get_client(sync_client=True) as client:
             yield client
     except (httpx.HTTPError, PrefectException) as error:
         logger.warning("Prefect's history of this run is incomplete: %s", error)
@@ -161,7 +157,7 @@ def end_flow_run(flow_run: UUID, end: State[Any]) -> None:
         end: The final state, usually Crashed.
     """
     with (
-        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        without_retries(),
         suppress(httpx.HTTPError, PrefectException),  # The run may be on another server.
         get_client(sync_client=True) as client,
     ):

@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import IO, NamedTuple
 from batchmill.errors import ServiceError
 from batchmill.orchestration.server.server_process import (
     ANY_PORT,
+    FOLDER,
     LOG,
     NOT_NEEDED,
     RECORD,
@@ -42,8 +42,8 @@ _LEAST_FREE_BYTES = 4 * 2**20
 # The last line of a traceback, such as `OSError: no space`.
 _ERROR_LINE = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt)\b")
 
-# The server processes that `starting_server` has started.
-_begun: list[subprocess.Popen[bytes]] = []
+# The server processes that `preparing_server` has started.
+_begun: list["_StartedProcess"] = []
 # The locks that keep servers running until this process ends, by folder.
 _kept: dict[Path, IO[str]] = {}
 _is_keeping = False
@@ -83,23 +83,48 @@ def _end_kept() -> None:
 
 
 @contextmanager
-def starting_server() -> Iterator[None]:
-    """Start the temporary server in the background, before this process imports Prefect.
+def preparing_server() -> Iterator[None]:
+    """Start the process of the temporary server. It does its imports, and writes nothing.
 
-    The start takes seconds. `embedded_server` in the block waits for this server and uses it. If
-    the environment names a server, or this process keeps one, nothing is started. If a settings
-    file names a server, the started process detects it and ends.
+    The imports take seconds, also those of this process. `starting_server` and `embedded_server`
+    in the block use this process. Otherwise it ends after the block. If the environment names a
+    server, or one is running or starting, nothing is started. If a settings file names a server,
+    the started process detects it and ends.
     """
-    if os.environ.get("PREFECT_API_URL") or _kept:
+    if _begun or has_server():
         yield
         return
-    process = _start_process(ANY_PORT)
+    process = _StartedProcess(ANY_PORT)
     _begun.append(process)
     try:
         yield
     finally:
         _begun.remove(process)
-        _let_go(process)
+        process.let_go()
+
+
+@contextmanager
+def starting_server() -> Iterator[None]:
+    """Start the temporary server in the background, because the run needs it.
+
+    `embedded_server` in the block waits for this server and uses it.
+    """
+    with preparing_server():
+        for process in _begun:
+            process.serve()
+        yield
+
+
+def has_server() -> bool:
+    """Return whether a run of this process finds a server that is ready. Imports no Prefect.
+
+    Prefect's settings files may name another server or home. They are not read here.
+    """
+    if os.environ.get("PREFECT_API_URL") or _kept:
+        return True
+    home = os.environ.get("PREFECT_HOME")
+    folder = Path(home).expanduser() if home else Path.home() / ".prefect"
+    return _find(folder / FOLDER) is not None
 
 
 @contextmanager
@@ -118,7 +143,7 @@ def embedded_server(home: Path, port: int = ANY_PORT) -> Iterator[TemporaryServe
         # If a server is about to end, this call waits until it has ended.
         fcntl.flock(users, fcntl.LOCK_SH)
         for process in _begun:
-            _let_go(process)  # From now on, the lock keeps the server running.
+            process.let_go()  # From now on, the lock keeps the server running.
         url = _find(folder) or _start(folder, port)
         if _is_keeping and folder not in _kept:
             _kept[folder] = (folder / USERS_LOCK).open("a+")
@@ -153,31 +178,55 @@ def _start(folder: Path, port: int) -> str:
             if failed or time.monotonic() > deadline:
                 raise ServiceError(_start_failure(folder))
             if (process is None or process.poll() is not None) and not _is_locked(folder):
-                process = _start_process(port)
+                process = _StartedProcess(port)
+            if process is not None:
+                process.serve()
             time.sleep(_POLL_SECONDS)
     finally:
         if process:
-            _let_go(process)
+            process.let_go()
     return url
 
 
-def _start_process(port: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "batchmill.orchestration.server.server_process", str(port)],
-        # The server detects the end of this process when the pipe is closed.
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        # Ctrl-C in the terminal must not end the server: the run still needs it.
-        start_new_session=True,
-    )
+class _StartedProcess:
+    """A server process that this process has started."""
 
+    def __init__(self, port: int) -> None:
+        self._process = subprocess.Popen(
+            [
+                *[sys.executable, "-P", "-m", "batchmill.orchestration.server.server_process"],
+                str(port),
+            ],
+            # The server detects the end of this process when the pipe is closed.
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # Ctrl-C in the terminal must not end the server: the run still needs it.
+            start_new_session=True,
+        )
+        self._pipe: IO[bytes] | None = self._process.stdin
+        self._is_needed = False
 
-def _let_go(process: subprocess.Popen[bytes]) -> None:
-    """Stop using a server process. It ends when no other process uses it."""
-    if process.stdin:
-        process.stdin.close()
-    process.poll()
+    def serve(self) -> None:
+        """Let the process serve. Before, it only does its imports."""
+        if self._pipe is None or self._is_needed:
+            return
+        self._is_needed = True
+        with suppress(BrokenPipeError):  # It has ended: a server is configured.
+            self._pipe.write(b"1")
+            self._pipe.flush()
+
+    def let_go(self) -> None:
+        """Stop using the process. It ends when no other process uses it."""
+        if self._pipe is not None:
+            with suppress(BrokenPipeError):
+                self._pipe.close()
+        self._pipe = None
+        self._process.poll()
+
+    def poll(self) -> int | None:
+        """Return the exit code. None if the process is running."""
+        return self._process.poll()
 
 
 def _start_failure(folder: Path) -> str:
@@ -216,6 +265,8 @@ def _is_locked(folder: Path) -> bool:
 
 
 def _is_healthy(url: str) -> bool:
+    import urllib.request  # It imports much, and a command without a server does not need it.
+
     try:
         # The server is on this machine, so the request must not use a configured proxy.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -7,6 +7,9 @@ when that process ends, even if it is killed. If the server gets the exclusive l
 the server, and it ends. It keeps the lock until then, so a new process waits and then starts
 another server. The process that started the server also uses it until it closes the other end of
 the server's stdin.
+
+The process first does its imports, which take most of the start. It waits for one byte on stdin
+before it writes anything. If stdin ends without this byte, no server is needed.
 """
 
 import fcntl
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 # RECORD contains the URL of the running server, PASSWORD the credentials that its API requires.
 HOST, ANY_PORT = "127.0.0.1", 0
+# The folder of the temporary server in PREFECT_HOME.
+FOLDER = "batchmill"
 USERS_LOCK, SERVER_LOCK = "users.lock", "server.lock"
 RECORD, LOG, PASSWORD = "server.json", "server.log", "password"
 # Exit code if the process is not needed: another one serves, or a server is configured. uvicorn
@@ -41,7 +46,7 @@ def folder_in(home: Path) -> Path:
     """Create the folder of the temporary server in PREFECT_HOME, and return it."""
     # Prefect uses the same mode, because other users must not read its database.
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = home / "batchmill"
+    folder = home / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
@@ -78,6 +83,11 @@ def serve(port: int) -> int:
     from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 
     if PREFECT_API_URL.value():
+        return NOT_NEEDED
+    # An error is raised again by `_serve`, which has a log.
+    with suppress(Exception):
+        import uvicorn  # noqa: F401
+    if not os.read(sys.stdin.fileno(), 1):
         return NOT_NEEDED
     folder = folder_in(PREFECT_HOME.value())
     with (folder / SERVER_LOCK).open("a+") as server, (folder / USERS_LOCK).open("a+") as users:
