@@ -140,6 +140,15 @@ def test_each_worker_executes_the_batch_that_it_has_taken(job):
     assert Counter(job.notes("step")) == dict.fromkeys(done, 1)
 
 
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_one_data_loader_executes_all_batches(job, num_workers):
+    """A worker that is left with a batch would execute it in another DataLoader."""
+    job.step = lambda index: job.note("process", os.getpid())
+    assert job.execute(200, 1, num_workers) == dict.fromkeys(range(200), "ok")
+    assert len(set(job.notes("process"))) <= num_workers
+    assert Counter(job.notes("fetch")) == dict.fromkeys(range(200), 1)
+
+
 def test_no_worker_takes_a_batch_ahead_that_an_idle_worker_could_execute(job):
     job.step = lambda index: (
         index < 4

@@ -79,6 +79,13 @@ class SharedBatches:
         with open(self._file, "wb", closefd=False) as file:
             file.writelines(map(_INDEX.pack, range(len(batches))))
         os.lseek(self._file, 0, os.SEEK_SET)
+        # One byte per worker: 1 while it has a batch that it has not begun.
+        self._ahead = mmap.mmap(-1, workers)
+
+    @property
+    def are_ahead(self) -> bool:
+        """True if a worker has a batch that it has not begun."""
+        return any(self._ahead[:])
 
     @property
     def left(self) -> int:
@@ -90,9 +97,16 @@ class SharedBatches:
         number = os.read(self._file, _INDEX.size)
         return self._batches[_INDEX.unpack(number)[0]] if number else ()
 
-    def take_ahead(self) -> Sequence[int]:
-        """Return the inputs of a batch to execute later; nothing if idle workers may need it."""
-        return self.take() if self.left >= self._workers else ()
+    def take_ahead(self, worker: int) -> Sequence[int]:
+        """Return the inputs of a batch to execute later; nothing if idle workers may need it.
+
+        The worker has begun the batch that it took ahead before.
+        """
+        # First set the flag: whenever the shard's process looks, it sees the batch here or there.
+        self._ahead[worker] = 1
+        batch = self.take() if self.left >= self._workers else ()
+        self._ahead[worker] = bool(batch)
+        return batch
 
     def close(self) -> None:
         """Close the file."""

@@ -54,7 +54,11 @@ class GuardedInputs:
         if self.pipeline is None or self.batches is None:
             return [self[index] for index in indices]
         try:
-            batch = self.pipeline.begin_batch(indices, self.batches, this_worker.channel)
+            number = int(this_worker.name)
+            batch = self.pipeline.begin_batch(indices, self.batches, number, this_worker.channel)
+            # Otherwise, a worker without a batch would use up turns without a pause.
+            while not batch and self.batches.are_ahead and not self.drain.is_set():
+                time.sleep(_POLL_SECONDS)
             items = [self[index] for index in batch]
             self.pipeline.end_batch(is_last=self.drain.is_set())
         except BaseException:  # noqa: BLE001

@@ -153,12 +153,12 @@ class LoaderDriver:
         """Yield the retries that are due, perhaps none. Workers take their batches by themselves.
 
         Each list of retries lets a worker execute one batch. The DataLoader gives each worker
-        BATCHES_PER_WORKER lists, and another one when the worker has executed a batch. So a worker
-        can execute a batch that it has taken ahead.
+        BATCHES_PER_WORKER lists, and another one when the worker has executed a batch. The last
+        lists are for the batches that workers have taken ahead.
         """
         for _ in range(BATCHES_PER_WORKER * len(self.channels)):
             yield self._due()
-        while shared.left:
+        while shared.left or shared.are_ahead:
             yield self._due()
 
     def _due(self) -> Sequence[int]:

@@ -46,13 +46,14 @@ class TransferPipeline:
     _next: Sequence[int] = ()
 
     def begin_batch(
-        self, first: Sequence[int], batches: SharedBatches, channel: WorkerChannel
+        self, first: Sequence[int], batches: SharedBatches, worker: int, channel: WorkerChannel
     ) -> list[int]:
         """Take a batch, and begin to fetch its inputs ahead, and those of the batch after it.
 
         Args:
             first: Inputs to execute before those of the batch.
             batches: The batches of all workers.
+            worker: The number of this worker.
             channel: The channel of this worker.
 
         Returns:
@@ -65,7 +66,7 @@ class TransferPipeline:
         if not batch:
             batch = batches.take()
             self._ahead.waiting.extend(batch)
-        self._next = batches.take_ahead()
+        self._next = batches.take_ahead(worker)
         self._ahead.waiting.extend(self._next)
         self._ahead.waiting.extendleft(reversed(first))
         self._ahead.start()
