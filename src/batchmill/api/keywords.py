@@ -34,7 +34,7 @@ class JobKeywords(TypedDict, total=False):
     batch_size: int | None
     num_workers: int | Literal["auto"] | None
     pack: str
-    log_steps: Literal["", "debug", "info", "warning", "error"]
+    log_steps: Literal["off", "debug", "info", "warning", "error"]
     confine: bool
     allow_write: Sequence[str] | str | os.PathLike[str]
     allow_network: bool

@@ -244,11 +244,11 @@ class ExecutionOptions(Options):
         json_schema_extra={"pattern": SIZE_PATTERN},
     )
 
-    log_steps: Literal["", "debug", "info", "warning", "error"] = Field(
-        default="",
+    log_steps: Literal["off", "debug", "info", "warning", "error"] = Field(
+        default="off",
         title="Log of the steps",
         description="Show the printed text of the step, and its log from this level, in the log of "
-        "the shard's task run in Prefect. Default: only the text of inputs whose process died.",
+        "the shard's task run in Prefect. With off, nothing is sent.",
     )
 
     @model_validator(mode="after")

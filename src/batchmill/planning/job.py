@@ -117,7 +117,7 @@ def make_job(
         confinement=make_confinement(confinement),
         failures=failures,
         pack_bytes=execution.pack_bytes,
-        log_steps=execution.log_steps,
+        log_steps="" if execution.log_steps == "off" else execution.log_steps,
         sample=run.sample,
         budget_seconds=run.budget_seconds,
     )
