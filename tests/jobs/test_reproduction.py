@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from jobs import run_job
 
+import batchmill
 from batchmill.cli.main import main
 from batchmill.errors import OptionError
 from batchmill.jobs.reproduction import write_reproduction
@@ -70,6 +71,21 @@ def test_a_bundle_shows_the_same_error_elsewhere(dataset, tmp_path, capsys):
     assert json.loads((other / "job.json").read_text())["params"] == {"level": 3}
     assert "pyarrow==" in (other / "versions.txt").read_text()
     assert "secret-value-0123" not in (other / "step" / "reproduced" / "outer.py").read_text()
+
+
+def test_a_bundle_has_an_input_that_is_in_a_pack(dataset, tmp_path):
+    Path("copying.py").write_text(
+        "def step(source, out):\n"
+        "    (out / source.name).write_text(source.read_text())\n"
+        "    return {'output': source.name, 'label': 'x'}\n"
+    )
+    run_job("m.csv", "copying:step", "copies", options={"pack": "1MB"})
+    policy = FailurePolicy(retries=0)
+    run_job("copies", "reproduced.outer:step", "again", policy=policy)
+    (failed,) = batchmill.status("again").failures["input"]
+    write_reproduction("again", failed, tmp_path / "b.zip")
+    with zipfile.ZipFile(tmp_path / "b.zip") as bundle:
+        assert bundle.read("input/b.txt") == b"bad header"
 
 
 def test_an_input_without_an_outcome_or_a_file_is_rejected(dataset, tmp_path):

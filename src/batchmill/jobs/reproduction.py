@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shutil
 import sys
 import tempfile
 import zipfile
@@ -20,7 +21,8 @@ from batchmill.planning.run_spec import RunSpec, read_spec
 from batchmill.security.redaction import without_secrets
 from batchmill.step.code.files import is_users, source_file
 from batchmill.step.load import load_step
-from batchmill.storage import is_url, remote
+from batchmill.storage import is_url, open_store, remote
+from batchmill.storage.addresses import parse_address
 from batchmill.storage.folder_files import files_in
 from batchmill.urls import join, last_part
 
@@ -96,31 +98,33 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
     row = json.loads(record["carried"])
     files = {column: row[column] for column in spec.file_columns if row[column]}
     row = {key: row[key] for key in row if spec.takes_rows and key not in spec.file_columns}
-    packed = {column: f"{column}/{last_part(files[column])}" for column in files}
+    further = {column: f"{column}/{last_part(files[column])}" for column in files}
     job = {"file": last_part(name), "step": spec.step, "params": spec.params, "row": row}
     job["kind"] = "folder" if spec.folders else "file"
-    places = {job["file"]: join(spec.root, name)}
-    places |= {packed[column]: join(spec.root, files[column]) for column in files}
+    address = record["etag"] or ""
+    places = {job["file"]: address if parse_address(address) else name}
+    places |= {further[column]: files[column] for column in files}
     if spec.folders:
         folder = places.pop(job["file"])
-        places |= {f"{job['file']}/{one}": f"{folder}/{one}" for one in _files_in(folder)}
+        inside = _files_in(join(spec.root, folder))
+        places |= {f"{job['file']}/{one}": f"{folder}/{one}" for one in inside}
     for place in places.values():
-        if not (remote.stat(place) if is_url(place) else os.path.isfile(place)):
-            raise OptionError(f"{place}: no such file. Restore the input first.")
+        if not _exists(spec.root, place):
+            full = join(spec.root, name if place == address else place)
+            raise OptionError(f"{full}: no such file. Restore the input first.")
     sources = dict(_step_sources(spec))
     texts = {
         "run.py": _RUN,
         "README.txt": _README.format(version=version("batchmill")),
-        "job.json": json.dumps(job | {"files": packed}, indent=2, ensure_ascii=False),
+        "job.json": json.dumps(job | {"files": further}, indent=2, ensure_ascii=False),
         "outcome.txt": _outcome_text(record),
         "versions.txt": "\n".join(_versions()) + "\n",
     }
     with tempfile.TemporaryDirectory(prefix="batchmill-") as folder:
-        local = dict(places)
-        for number, (target, place) in enumerate(places.items()):
-            if is_url(place):
-                local[target] = os.path.join(folder, str(number))
-                remote.fetch(place, local[target])
+        local = {
+            target: _local_copy(spec.root, place, os.path.join(folder, str(number)))
+            for number, (target, place) in enumerate(places.items())
+        }
         with zipfile.ZipFile(output, "x", zipfile.ZIP_DEFLATED) as bundle:
             for target, path in local.items():
                 bundle.write(path, f"input/{target}")
@@ -134,6 +138,27 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
                 bundle.writestr(target, without_secrets(text))
 
 
+def _exists(root: str, name: str) -> bool:
+    """Return whether a file exists, given its name or its address in a pack."""
+    if parse_address(name):
+        return next(iter(open_store(root).sizes([name]))) is not None
+    place = join(root, name)
+    return bool(remote.stat(place)) if is_url(place) else os.path.isfile(place)
+
+
+def _local_copy(root: str, name: str, path: str) -> str:
+    """Return the path of a local file. Copy a file that is in a pack or a store to `path`."""
+    place = join(root, name)
+    if parse_address(name):
+        with open_store(root).open(name) as content, open(path, "wb") as copy:
+            shutil.copyfileobj(content, copy)
+        return path
+    if is_url(place):
+        remote.fetch(place, path)
+        return path
+    return place
+
+
 def _files_in(folder: str) -> list[str]:
     try:
         return [*files_in(folder)]
@@ -142,7 +167,7 @@ def _files_in(folder: str) -> list[str]:
 
 
 def _record(ledger: Ledger, dataset: str, name: str) -> Mapping[str, Any]:
-    wanted = ["input", "outcome", "error", "message", "traceback", "log", "carried"]
+    wanted = ["input", "outcome", "error", "message", "traceback", "log", "carried", "etag"]
     records = ledger.records(wanted)
     found: list[dict[str, Any]] = records.filter(pc.equal(records["input"], name)).to_pylist()
     if not found:
