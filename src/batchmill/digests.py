@@ -21,16 +21,18 @@ def digest(tag: str, *parts: str) -> str:
     return state.hexdigest()
 
 
-def readable_id(tag: str, readable: str, name: str) -> str:
+def readable_id(tag: str, readable: str, name: str, digits: int = 16) -> str:
     """Return an id made of a readable text and the digest of a full name.
 
-    The id is safe in every file system and URL, and is the same on every machine.
+    The id is safe in every file system and URL, and is the same on every machine. Fewer `digits`
+    are for ids that need not be unique.
 
     >>> readable_id("dataset", "clips (5 s)", "/data/clips (5 s)")
     'clips-5-s-820cee46addcad83'
     """
     text = _UNSAFE.sub("-", readable)[-_READABLE_CHARACTERS:].strip("-")
-    return f"{text}-{digest(tag, name)}" if text else digest(tag, name)
+    end = digest(tag, name)[:digits]
+    return f"{text}-{end}" if text else end
 
 
 def input_id(name: str) -> str:

@@ -10,6 +10,7 @@ import pytest
 from browser import ui_of
 from deployment import deploy, worker_of
 from live import ask, clean_environment, prefect_server_in, shell_in
+from playwright.sync_api import expect
 
 SPLIT = "batchmill.steps.words:split"
 WORDS = {"a.txt": "simple", "b.txt": "scaleable", "c.txt": "preprocessing", "d.txt": "pytorch"}
@@ -174,6 +175,9 @@ def test_a_failed_input_is_shown(ui, api, folder):
     row = ui.page.get_by_role("row").filter(has_text="c.txt")
     row.get_by_text("UnicodeDecodeError").wait_for()
     ui.shoot("failures")
+    # The table is cut at its right side, so the name of the input must come early.
+    expect(row.get_by_role("cell").nth(1)).to_have_text("c.txt")
+    expect(row.get_by_role("cell").nth(1)).to_be_in_viewport(ratio=1)
     (failure,) = json.loads(artifacts_of(api, flow_run)["failures"]["data"])
     assert (failure["input"], failure["outcome"]) == ("c.txt", "failed")
 

@@ -18,6 +18,7 @@ from batchmill.orchestration.server.client_settings import without_retries
 logger = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 30.0
+_DIGITS = 4
 
 
 class LiveArtifact:
@@ -62,5 +63,11 @@ class LiveArtifact:
 
 
 def artifact_key(kind: str, dataset: str) -> str:
-    """Return an artifact's key: KIND-NAME-HASH. It is the same for all runs over a dataset."""
-    return f"{kind}-{readable_id('dataset', Path(dataset).name, dataset)}".lower()
+    """Return an artifact's key: KIND-NAME-HASH. It is the same for all runs over a dataset.
+
+    Prefect shows the key as a title, so the hash is short. It distinguishes datasets of one name.
+
+    >>> artifact_key("progress", "/data/Clips 2024")
+    'progress-clips-2024-ed8e'
+    """
+    return f"{kind}-{readable_id('dataset', Path(dataset).name, dataset, _DIGITS)}".lower()

@@ -14,6 +14,7 @@ from batchmill.runs.progress import Progress
 
 STARTED, FINISHED = "batchmill.run.started", "batchmill.run.finished"
 INPUT_FAILED = "batchmill.input.failed"
+_REASON_CHARACTERS = 48
 
 
 class RunReporter:
@@ -77,9 +78,11 @@ class RunReporter:
         return self._progress.show(artifact, share)
 
     def _show_failures(self, progress: Progress) -> bool:
-        # The UI shows the columns in this order, and cuts a wide table at its right side.
-        order = ("reason", "outcome", "input", "attempts")
-        rows = [{name: getattr(one, name) for name in order} for one in progress.failures]
+        # The UI shows the columns in this order, breaks no lines, and cuts a wide table at its
+        # right side. Short reasons leave room for the inputs. The log has the whole reasons.
+        order = ("reason", "input", "outcome", "attempts")
+        shown = [one._replace(reason=_shortened(one.reason)) for one in progress.failures]
+        rows = [{name: getattr(one, name) for name in order} for one in shown]
         cut = f". The first {len(rows):,} are shown" if progress.failed > len(rows) else ""
         artifact = TableArtifact(
             key=artifact_key("failures", self._dataset),
@@ -102,3 +105,8 @@ class RunReporter:
             },
             payload={"dataset": self._dataset, "run": self._run} | payload,
         )
+
+
+def _shortened(reason: str) -> str:
+    end = "" if len(reason) <= _REASON_CHARACTERS else " ..."
+    return f"{reason[:_REASON_CHARACTERS]}{end}"
