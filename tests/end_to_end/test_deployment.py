@@ -82,6 +82,9 @@ def test_deployments_run_on_ray_verify_and_repair(deployed, job, work):
     assert contents(work / "on-ray") == contents(work / "out")
     state = deployed("verify-dataset/verify", dataset=str(work / "out"))
     assert state["type"] == "COMPLETED", state
+    exported = {"dataset": str(work / "out"), "out": str(work / "shards")}
+    state = deployed("export/export", **exported)
+    assert (state["type"], state["message"][:11]) == ("COMPLETED", "31 samples ")
     (work / "out" / "metadata.csv").unlink()
     state = deployed("verify-dataset/verify", dataset=str(work / "out"), repair=True)
     assert state["type"] == "FAILED"

@@ -72,7 +72,17 @@ def test_a_parameter_has_a_title_a_sentence_and_a_default(schema, name):
     assert described.get("description", model.get("description", "")).endswith(".")
     assert ("default" in described) != (name in schema["required"])
     if name in schema["required"]:
-        needed = ("manifest", "step", "model", "output", "dataset", "job", "source", "deployment")
+        needed = (
+            "manifest",
+            "step",
+            "model",
+            "output",
+            "dataset",
+            "job",
+            "source",
+            "deployment",
+            "out",
+        )
         assert name in needed
 
 
