@@ -179,6 +179,7 @@ bench-full: setup ## Measure everything, compare with other tools, and write doc
 	$(BIN)/python -m benchmarks.many_runs
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.reading
+	$(BIN)/python -m benchmarks.export
 	$(BIN)/python -m benchmarks.compare --full
 	$(BIN)/python -m benchmarks.page
 

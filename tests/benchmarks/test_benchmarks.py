@@ -325,3 +325,22 @@ def test_the_picture_has_every_measured_contender(page, tmp_path):
     assert "the batchmill" in drawn
     assert "the absent" not in drawn
     assert drawn == (tmp_path / "two.svg").read_text()
+
+
+def test_all_contenders_of_the_exports_write_and_read_all_samples(tmp_path, monkeypatch):
+    pytest.importorskip("webdataset")
+    import benchmarks.export as exports
+
+    monkeypatch.setattr(exports, "SHARD_BYTES", 40_000)  # Two workers read several shards.
+    exports.make_datasets(tmp_path, samples=200, size=500)
+    for to, write in (
+        ("webdataset", exports.write_webdataset),
+        ("huggingface", exports.write_huggingface),
+    ):
+        read = getattr(exports, f"read_{to}")
+        for source in ("loose", "packed"):
+            exports.export(tmp_path, tmp_path / to / source, source=source, to=to, workers=1)
+            assert read(tmp_path, f"{to}/{source}") == 200
+        write(tmp_path, tmp_path / f"library-{to}")
+        assert read(tmp_path, f"library-{to}") == 200
+    assert [exports.read_dataset(tmp_path, source) for source in ("loose", "packed")] == [200, 200]
