@@ -62,6 +62,33 @@ def test_a_cells_function_is_a_step_and_the_same_cells_execute_nothing_again(not
     assert printed(notebook(*changed))[3:] == [["4 {'ok': 4}\n"], ["[18, 27, 39, 21]\n"]]
 
 
+ARRAYS = (
+    "import pathlib, numpy, torch, batchmill\n"
+    "pathlib.Path('arrays').mkdir(exist_ok=True)\n"
+    "for n in range(3): numpy.save(f'arrays/{n}.npy', numpy.full(4, n, 'float32'))"
+)
+NET = (
+    "class Net(torch.nn.Module):\n"
+    "    def __init__(self):\n"
+    "        super().__init__()\n"
+    "        self.scale = torch.nn.Parameter(torch.tensor(2.0))\n"
+    "    def forward(self, x):\n"
+    "        return (x * self.scale).sum(1)"
+)
+PREDICT = (
+    "done = batchmill.infer('arrays', {}, 'predictions')\n"
+    "print(done.executed, sorted(done.metadata['prediction']))"
+)
+
+
+def test_a_cells_model_predicts_and_only_other_weights_execute_again(notebook):
+    cells = [ARRAYS, NET, "net = Net()", PREDICT.format("net")]
+    assert printed(notebook(*cells))[3] == ["3 [0.0, 8.0, 16.0]\n"]
+    *_, again, other = printed(notebook(*cells, "net.scale.data += 1\n" + PREDICT.format("net")))
+    assert again == ["0 [0.0, 8.0, 16.0]\n"]
+    assert other == ["3 [0.0, 12.0, 24.0]\n"]
+
+
 def test_a_mistake_is_one_readable_line(notebook):
     ((shown,),) = printed(notebook(*CELLS[:3], MISTAKE))[3:]
     assert shown.startswith("ManifestError: ")

@@ -12,7 +12,7 @@ from batchmill.errors import OptionError, StepError
 from batchmill.inference.model_step import make_inference
 from batchmill.inference.models import choose_device, load_model
 from batchmill.options.model_options import ModelOptions
-from batchmill.steps.predict import PredictItems
+from batchmill.steps.predict import PredictItems, predict_with
 
 CPU = torch.device("cpu")
 
@@ -313,3 +313,17 @@ def test_nan_in_any_form_of_output_is_an_error(form):
     step._loaded = torch.device("cpu"), lambda batch: output
     with pytest.raises(ValueError, match="NaN"):
         step.predict(torch.ones(2))
+
+
+@pytest.mark.parametrize("model", [Mean(), Mean, lambda: Mean()])
+def test_a_given_model_or_what_makes_it_predicts(model, arrays):
+    inputs = [str(path) for path in sorted(arrays.iterdir())]
+    step = predict_with(model, files=False)(inputs, classes=["a", "b", "one"])
+    batch = torch.stack([torch.as_tensor(step[index]) for index in range(5)])
+    assert step.process_batch(batch)["predicted"] == ["one", "b", "b", "b", "b"]
+    assert step.version_files == {}
+
+
+def test_a_model_that_cannot_be_called_is_rejected():
+    with pytest.raises(OptionError, match="of type int"):
+        predict_with(3, files=False)

@@ -10,6 +10,7 @@ import pandas as pd
 from batchmill.api.keywords import InferKeywords, JobKeywords, with_options
 from batchmill.api.live_line import LiveLine
 from batchmill.errors import BatchmillError
+from batchmill.inference.model_step import predict_params
 from batchmill.jobs.failed_inputs import failure_table
 from batchmill.jobs.run_job import JobRequest, PlannedRun, plan_run, run_job
 from batchmill.ledger.ledger import Ledger
@@ -219,7 +220,7 @@ def run(
 @with_options(ModelOptions)
 def infer(
     manifest: ManifestLike,
-    model: str | os.PathLike[str],
+    model: Any,
     output: Place,
     *,
     cluster: "RayCluster | str | None" = None,
@@ -231,8 +232,9 @@ def infer(
 
     Args:
         manifest: A dataset, whose output files are the inputs, or any manifest that `run` accepts.
-        model: A file (.pt2 from torch.export; .pt, .pth or .ts from TorchScript), or a function
-            that makes the model: package.module:function.
+        model: A file (.pt2 from torch.export; .pt, .pth or .ts from TorchScript), a
+            `torch.nn.Module`, or a function or class that makes the model: package.module:function,
+            or the function itself. A model and a function may be those of a notebook.
         output: The dataset of predictions: a folder or URL.
         cluster: As for `run`.
         store: As for `run`.
@@ -247,10 +249,17 @@ def infer(
     """
     given = dict(options)
     own = {name: given.pop(name) for name in ModelOptions.model_fields if name in given}
+    model_options = ModelOptions(**own)  # type: ignore[arg-type]
+    if isinstance(model, str | os.PathLike):
+        work: dict[str, Any] = {"model": os.fspath(model), "model_options": model_options}
+    else:
+        from batchmill.steps.predict import predict_with  # Imports torch.
+
+        step = predict_with(model, files=model_options.predictions == "files")
+        work = {"step": step, "params": predict_params(model_options)}
     request = JobRequest(
         manifest=manifest,
-        model=os.fspath(model),
-        model_options=ModelOptions(**own),  # type: ignore[arg-type]
+        **work,
         output=output,
         options=JobSettings.from_flat(given),
         cluster=cluster,

@@ -46,16 +46,21 @@ def make_inference(model: str, options: ModelOptions) -> Inference:
         )
     if is_file and not is_url(model):
         _check_file(model)
+    params = predict_params(options)
+    params["weights" if is_file else "model"] = model
+    return Inference(_STEPS[options.predictions], params)
+
+
+def predict_params(options: ModelOptions) -> dict[str, Any]:
+    """Return the parameters of a step of `batchmill.steps.predict`, without the model."""
     given = {
-        "weights": model if is_file else options.weights,
-        "model": "" if is_file else model,
+        "weights": options.weights,
         "load": options.load,
         "collate": options.collate,
         "device": options.device,
         "classes": names_in(options.classes),
     }
-    step = _STEPS[options.predictions]
-    return Inference(step, {name: value for name, value in given.items() if value})
+    return {name: value for name, value in given.items() if value}
 
 
 def _check_file(model: str) -> None:

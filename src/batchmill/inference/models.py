@@ -97,7 +97,23 @@ def _load_scripted(path: str, device: torch.device) -> Model:
 
 @lru_cache(maxsize=1)
 def _make(reference: str, device: torch.device, weights: str | None, *_seen: int) -> Model:
-    made = resolve_reference(reference, "model")
+    return make_model(resolve_reference(reference, "model"), reference, device, weights)
+
+
+def make_model(
+    made: Any, reference: str, device: torch.device, weights: str | None = None
+) -> Model:
+    """Return a model on a device, in evaluation mode.
+
+    Args:
+        made: The model, or a function or class that creates it.
+        reference: The name of `made`, for messages.
+        device: The device to load the model to.
+        weights: As in `load_model`.
+
+    Raises:
+        StepError: The model cannot be made.
+    """
     if not isinstance(made, torch.nn.Module):
         if not callable(made):
             raise StepError(

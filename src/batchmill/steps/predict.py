@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,10 +13,10 @@ from pydantic import AfterValidator
 from torch.utils._pytree import tree_map
 
 from batchmill.digests import digest
-from batchmill.errors import StepError
+from batchmill.errors import OptionError, StepError
 from batchmill.execution.batch_runner import ResultError, results_of
 from batchmill.inference.model_step import is_model_file
-from batchmill.inference.models import Model, choose_device, load_model
+from batchmill.inference.models import Model, choose_device, load_model, make_model
 from batchmill.reading import pad_collate
 from batchmill.reading.files import choose_load, open_by_suffix
 from batchmill.security.allowlist import refused_models
@@ -128,6 +128,10 @@ class PredictItems:
     model returns. An input fails if the model returns NaN for it.
     """
 
+    # The model of a subclass that `predict_with` has made. A tuple, because a function that is an
+    # attribute of a class is a method.
+    given: ClassVar[tuple[Any, ...]] = ()
+
     def __init__(
         self,
         dataset: Any,
@@ -153,11 +157,11 @@ class PredictItems:
         Raises:
             StepError: A parameter cannot be used.
         """
-        if weights is None and model is None:
+        if weights is None and model is None and not self.given:
             raise StepError("give weights=FILE, model=package.module:attribute, or both")
         self._dataset = dataset
-        self._reference = model or str(weights)
-        self._weights = weights if model else None
+        self._reference = model or (type(self).__qualname__ if self.given else str(weights))
+        self._weights = weights if model or self.given else None
         self._device = device
         self._loaded: tuple[torch.device, Model] | None = None
         self._classes = classes
@@ -185,7 +189,9 @@ class PredictItems:
             content = ContentCounts().content(file) if file else ""
         except OSError as error:
             raise StepError(f"model {file}: {error.strerror}.") from error
-        made_by = "" if file == self._reference else code_digest(self._reference)
+        # The code of a given model is part of the step.
+        is_made = not self.given and file != self._reference
+        made_by = code_digest(self._reference) if is_made else ""
         return digest("model", content, made_by)
 
     def process_batch(self, batch: Any) -> Any:
@@ -238,7 +244,12 @@ class PredictItems:
         """
         if self._loaded is None:
             device = choose_device(self._device)
-            self._loaded = device, load_model(self._reference, device, self._weights)
+            if self.given:
+                (given,) = self.given
+                model = make_model(given, self._reference, device, self._weights)
+            else:
+                model = load_model(self._reference, device, self._weights)
+            self._loaded = device, model
         return self._loaded
 
     def _classify(self, scores: Any) -> dict[str, Any]:
@@ -328,3 +339,23 @@ class PredictArrays(Predict):
                 name = "prediction.pt"
             rows[number] = {"output": name, **rows[number]}
         return rows
+
+
+def predict_with(model: Any, *, files: bool) -> type[Predict]:
+    """Return a step that runs a model which other processes cannot import.
+
+    Args:
+        model: A `torch.nn.Module`, or a function or class that creates a model.
+        files: Write each prediction to a file of its own, as `PredictArrays` does.
+
+    Raises:
+        OptionError: The model cannot be called.
+    """
+    if not callable(model):
+        raise OptionError(
+            f"model: got a value of type {type(model).__name__}. Give a torch.nn.Module, a function "
+            "or class that creates a model, or the path of a model file."
+        )
+    name = getattr(model, "__name__", type(model).__name__)
+    base = PredictArrays if files else Predict
+    return type(name, (base,), {"given": (model,), "__module__": "__main__"})

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from cells import Notebook
 
 from batchmill import StepError
@@ -260,3 +261,22 @@ def test_the_same_cells_have_the_same_digests_in_each_process():
     ]
     assert found[0] == found[1]
     assert len(found[0]) == 6
+
+
+def test_tensors_are_compared_by_type_shape_and_values():
+    def found(tensor):
+        return digests(value_code("cell", [tensor]))
+
+    equal = [torch.arange(4.0), torch.arange(8.0)[::2] / 2]
+    assert found(equal[0]) == found(equal[1])
+    for other in (
+        torch.arange(4),
+        torch.arange(4.0).reshape(2, 2),
+        torch.arange(1.0, 5.0),
+        torch.arange(4.0, requires_grad=True),
+        torch.tensor(0.0),
+    ):
+        assert found(other) != found(equal[0])
+    assert found(torch.zeros(2, dtype=torch.bfloat16)) == found(
+        torch.zeros(2, dtype=torch.bfloat16)
+    )

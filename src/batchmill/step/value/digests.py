@@ -169,6 +169,10 @@ class _Walk:
         own = getattr(type(value), "__fingerprint__", None)
         if own:
             return [self._token(type(value), path), str(own(value))]
+        torch = sys.modules.get("torch")
+        if torch and isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            # The pickle of a tensor contains an address of this process.
+            return [type(value).__name__, *_tensor_parts(value)]
         try:
             # The parts that pickle would send to another process.
             reducer = copyreg.dispatch_table.get(type(value))
@@ -249,6 +253,13 @@ class _Walk:
     def _end(self, key: str, path: tuple[str, ...], tokens: Iterable[str]) -> str:
         self.found[key] = Definition(digest("code", *tokens), " > ".join(path))
         return f"@{key}"
+
+
+def _tensor_parts(tensor: Any) -> list[str]:
+    plain = tensor.detach().cpu().contiguous().flatten()
+    data = plain.view(sys.modules["torch"].uint8).numpy()
+    content = hashlib.blake2b(memoryview(data)).hexdigest()
+    return [str(tensor.dtype), str(tuple(tensor.shape)), str(tensor.requires_grad), content]
 
 
 def _contents(cell: types.CellType) -> Iterator[Any]:
