@@ -353,8 +353,8 @@ def predict_with(model: Any, *, files: bool) -> type[Predict]:
     """
     if not callable(model):
         raise OptionError(
-            f"model: got a value of type {type(model).__name__}. Give a torch.nn.Module, a function "
-            "or class that creates a model, or the path of a model file."
+            f"model: got a value of type {type(model).__name__}. Give a torch.nn.Module, a "
+            "function or class that creates a model, or the path of a model file."
         )
     name = getattr(model, "__name__", type(model).__name__)
     base = PredictArrays if files else Predict

@@ -102,7 +102,7 @@ class SharedBatches:
 
         The worker has begun the batch that it took ahead before.
         """
-        # First set the flag: whenever the shard's process looks, it sees the batch here or there.
+        # The flag is set first, so that the shard's process never overlooks the batch.
         self._ahead[worker] = 1
         batch = self.take() if self.left >= self._workers else ()
         self._ahead[worker] = bool(batch)
