@@ -30,6 +30,7 @@ from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.storage import open_store, remote
 from batchmill.storage.scratch import scratch_folder
+from batchmill.storage.store import in_threads
 from batchmill.workers.landlock import is_supported
 
 HERE = Path(__file__).parents[1] / "support"
@@ -541,3 +542,21 @@ def test_the_error_names_a_damaged_list_of_released_inputs(job, bucket):
         LedgerError, match=r"released/x.json: is damaged, or is not a file of this ledger"
     ):
         job()
+
+
+def test_a_read_and_the_listing_of_an_empty_folder_are_one_request_each(bucket, proxied):
+    remote.write(f"{bucket}/out/a.json", b"{}")
+    remote.write(f"{bucket}/out/empty", b"")
+    with proxied() as proxy:
+        assert remote.read(f"{bucket}/out/a.json") == b"{}"
+        assert remote.read(f"{bucket}/out/empty") == b""
+        assert remote.names(f"{bucket}/out/parts") == []
+        assert remote.names(f"{bucket}/out") == ["a.json", "empty"]
+        assert remote.names(bucket) == ["out"]
+        assert [request.method for request in proxy.requests] == ["GET"] * 5
+
+
+def test_a_folder_of_more_than_a_thousand_files_is_listed_completely(bucket):
+    names = [f"{number:04d}" for number in range(1001)]
+    in_threads(lambda name: remote.write(f"{bucket}/in/{name}", b""), names, 8)
+    assert remote.names(f"{bucket}/in") == names

@@ -267,6 +267,28 @@ def test_requests_of_a_run(proxied, put, bucket, tmp_path, monkeypatch):
     assert others < 40
 
 
+@pytest.mark.slow
+def test_requests_of_an_unchanged_run(proxied, put, bucket, monkeypatch):
+    """There is no request for a single object, and the rest is the same for any number."""
+    monkeypatch.chdir(SUPPORT)
+    monkeypatch.setattr("batchmill.storage.remote.FEW", 3)
+
+    def count(inputs):
+        for number in range(inputs):
+            put(f"in{inputs}/{number:03d}.txt", b"word")
+        job = (f"{bucket}/in{inputs}", "steps_under_test:copy", f"{bucket}/out{inputs}")
+        run_job(*job, num_workers=1)
+        with proxied() as proxy:
+            run_job(*job, num_workers=1)
+        assert not [request for request in proxy.requests if request.path.endswith(".txt")]
+        parts = [request for request in proxy.requests if "/parts/" in request.path]
+        return len(proxy.requests) - len(parts)
+
+    few, more = count(5), count(45)
+    assert more == few
+    assert more <= 80
+
+
 def test_fsspec_fetches_a_file_again_that_changed_meanwhile(put, tmp_path, monkeypatch):
     url, _ = put("a.txt", b"0")
     stat, versions = remote.stat, itertools.count(1)

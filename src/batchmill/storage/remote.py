@@ -129,7 +129,7 @@ def is_folder(url: str) -> bool:
 @retry_remote
 def names(url: str) -> list[str]:
     """Return the names in a folder in sorted order; empty if the folder does not exist."""
-    found = _listed(url, lambda files, path: files.ls(path, detail=True))
+    found = _listed(url, _children)
     # Some stores have an empty object as a marker of the folder itself.
     return sorted({name.rstrip("/") for name in found} - {""})
 
@@ -152,8 +152,7 @@ def check_bucket(url: str) -> None:
 def read(url: str) -> bytes:
     """Return the content of a file."""
     with connected(url) as (files, path):
-        data: bytes = files.cat_file(path)
-        return data
+        return _whole(files, path)
 
 
 @retry_remote
@@ -169,7 +168,7 @@ def open_for_arrow(url: str) -> pa.NativeFile:
     """Open a file for Arrow. A large file is fetched in blocks while it is read."""
     with connected(url) as (files, path):
         if files.size(path) <= _WHOLE_BYTES:
-            return pa.BufferReader(files.cat_file(path))
+            return pa.BufferReader(_whole(files, path))
         return pa.PythonFile(files.open(path, "rb", block_size=_BLOCK_BYTES), mode="r")
 
 
@@ -232,10 +231,18 @@ def delete(url: str) -> None:
             raise
 
 
+def _whole(files: Any, path: str) -> bytes:
+    """Return the content of a file, with one request."""
+    # By default, s3fs first requests the size, to divide large files.
+    options = {"max_concurrency": 1} if "s3" in files.protocol else {}
+    data: bytes = files.cat_file(path, **options)
+    return data
+
+
 @retry_remote
 def _list_folder(url: str) -> dict[str, FileStat]:
     """Return the files in a folder, by URL."""
-    found = _listed(url, lambda files, path: files.ls(path, detail=True))
+    found = _listed(url, _children)
     return {f"{url}/{name}": seen for name, seen in _files_in(found).items()}
 
 
@@ -256,6 +263,27 @@ def _listed(
         for details in found
         if details["name"].startswith(start)
     }
+
+
+def _children(files: Any, path: str) -> list[dict[str, Any]]:
+    """Return the files and folders in a folder. A thousand are one request."""
+    if "s3" not in files.protocol:
+        found: list[dict[str, Any]] = files.ls(path, detail=True)
+        return found
+    # `ls` of s3fs would also list the parent of an empty folder, and many folders are empty.
+    bucket, key, _ = files.split_path(path.rstrip("/"))
+    request = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", "Delimiter": "/"}
+    found = []
+    while True:
+        answer = files.call_s3("list_objects_v2", **request, **files.req_kw)
+        for folder in answer.get("CommonPrefixes", ()):
+            found.append({"name": f"{bucket}/{folder['Prefix'][:-1]}", "type": "directory"})
+        for file in answer.get("Contents", ()):
+            details = {"name": f"{bucket}/{file['Key']}", "type": "file", "size": file["Size"]}
+            found.append({**file, **details})
+        if not answer.get("IsTruncated"):
+            return found
+        request["ContinuationToken"] = answer["NextContinuationToken"]
 
 
 def _files_in(found: dict[str, dict[str, Any]]) -> dict[str, FileStat]:
