@@ -39,7 +39,7 @@ from batchmill.runs.execute import execute
 from batchmill.runs.runner import InThisProcess
 from benchmarks.machine import describe
 
-SHARD_BYTES = 32 * 2**20
+SHARD_BYTES = 16 * 2**20
 PER_INPUT = 100
 BATCH = 64
 _WATCH_SECONDS = 0.02
@@ -212,6 +212,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=2)
     given = parser.parse_args(arguments)
     count = -(-given.samples // PER_INPUT) * PER_INPUT
+    if count * given.bytes < 2 * SHARD_BYTES:
+        parser.error("give more samples or bytes: each of the two workers needs a shard")
     print(json.dumps(describe()))
     print(f"{count:,} samples of {given.bytes:,} bytes, {given.rounds} rounds")
     with tempfile.TemporaryDirectory() as place:
