@@ -3,6 +3,7 @@
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -129,6 +130,21 @@ def test_the_page_about_flows_has_python_to_run():
     script = "\n".join(blocks(ROOT / "docs" / "how-to" / "prefect-flow.md", "python run"))
     for name in ("@flow", "@task", "result.counts", "result.metadata", "result.failures"):
         assert name in script
+
+
+def test_the_short_examples_of_steps_print_rows_and_the_log():
+    script = "\n".join(blocks(ROOT / "docs" / "how-to" / "own-steps.md", "python run"))
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.splitlines() == [
+        "[{'words': 1}]",
+        "[{'words': 1}]",
+        "[{'is_long': False, 'title': 'Noun'}]",
+        "[{'bytes': 116}]",
+        "ValueError",
+    ], done.stderr
+    assert "a.txt has 6 bytes" in done.stderr
 
 
 def test_the_readmes_step_is_the_same_as_the_example():
