@@ -14,7 +14,7 @@ from jobs import run_job
 from live import wait_for
 
 from batchmill import LedgerError, StepError
-from batchmill.execution import run_input
+from batchmill.execution import read_input
 from batchmill.ledger.lease import check_free, holder, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
@@ -371,13 +371,13 @@ def test_known_failures_can_be_ignored(words, tmp_path):
 @pytest.fixture
 def slow_store(monkeypatch):
     """Reading an input takes longer than the timeout."""
-    read = run_input.fingerprint
+    read = read_input.fingerprint
 
     def slowly(path):
         time.sleep(0.8)
         return read(path)
 
-    monkeypatch.setattr(run_input, "fingerprint", slowly)
+    monkeypatch.setattr(read_input, "fingerprint", slowly)
 
 
 @pytest.mark.usefixtures("slow_store")

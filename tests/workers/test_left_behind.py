@@ -101,7 +101,7 @@ def test_an_input_that_cannot_be_read_now_is_not_missing(run, monkeypatch, numbe
     def fail(path):
         raise OSError(number, os.strerror(number), path)
 
-    monkeypatch.setattr("batchmill.execution.run_input.fingerprint", fail)
+    monkeypatch.setattr("batchmill.execution.read_input.fingerprint", fail)
     assert run("return {'size': source.stat().st_size}") == {"failed"}
 
 

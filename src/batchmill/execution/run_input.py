@@ -1,49 +1,35 @@
 """Runs a step on one input. Each error that the step raises becomes the input's outcome."""
 
-import errno
 import json
 import os
-import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from batchmill.errors import StepError, StoreError
+from batchmill.errors import StepError
 from batchmill.execution.failures import (
-    MissingError,
-    RefusedError,
     ReportedError,
     failure_of,
     not_ok,
     printable,
 )
 from batchmill.execution.outputs import place_outputs
+from batchmill.execution.read_input import discard, fetch_and_read, remove_flat
 from batchmill.execution.rows import File, Row, encode_rows, rows_of
-from batchmill.execution.staging import Companion, Input, StagingArea, stage
+from batchmill.execution.staging import Input, StagingArea, stage
 from batchmill.outcome import Fault, Outcome, UnstoredOutcome
 from batchmill.step.load import Step
-from batchmill.storage import open_store, remote, transfer
-from batchmill.storage.addresses import parse_address
-from batchmill.storage.escaped_names import has_escaped_file
+from batchmill.storage import remote
 from batchmill.storage.fingerprints import (
     Fingerprint,
-    SeenFile,
-    content_of,
-    digest_of_files,
-    fingerprint,
-    joint_content,
-    joint_digest,
 )
-from batchmill.storage.folder_files import files_in, folder_fingerprint
 from batchmill.storage.local import remove_folder
 from batchmill.storage.objects import ObjectStore
 from batchmill.storage.store import in_threads
 
 _ABSENT = Fingerprint(size=-1, mtime_ns=0, content="")
-# The errors of a path that leads to no file. Others, such as EMFILE or EIO, concern this machine.
-_NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}
 _CONFINED = (
     "The step is confined (--confine). It may change files only in its output folder, in the "
     "temporary folder and in --allow-write, and connect only with --allow-network."
@@ -329,7 +315,7 @@ def _finish(
             remove_folder(staged)
     elif staged:
         names = [file.path.split("/", 2)[2] for file in outcome.outputs]
-        _remove_flat(str(staged), [f"{staged}/{name}" for name in names])
+        remove_flat(str(staged), [f"{staged}/{name}" for name in names])
     return outcome
 
 
@@ -395,116 +381,3 @@ def _call(step: Step, item: Input, staged: Path | None) -> Any:
 def _paths(item: Input) -> dict[str, str | None]:
     """Return the local path of each companion of an input."""
     return {column: file and file.path for column, file in item.companions.items()}
-
-
-def fetch_and_read(item: Input) -> Fingerprint:
-    """Fetch the files of an input that are remote, and read all. Raises the errors of `_read`.
-
-    Returns:
-        The fingerprint of the input. With companions, its content is that of all files.
-    """
-    seen = _read_folder(item) if item.is_folder else None
-    if not item.companions:
-        return seen or _read(item)
-    files: dict[str, SeenFile | None] = dict.fromkeys(item.companions)
-    contents: dict[str, tuple[str, str] | None] = dict.fromkeys(item.companions)
-    for column, file in item.companions.items():
-        if file:
-            found = _read(file)
-            files[column] = SeenFile(
-                file.name, found.size, found.mtime_ns, found.etag, found.ctime_ns
-            )
-            contents[column] = (file.name, found.content)
-    seen = seen or _read(item)
-    return seen._replace(
-        content=joint_content(seen.content, contents),
-        companions=joint_digest(seen.companions, digest_of_files(files)),
-    )
-
-
-def _read_folder(item: Input) -> Fingerprint:
-    """Fetch the files of a folder if it is remote, and read them. Raises the errors of `_read`."""
-    place = item.url or item.path
-    try:
-        files = files_in(place)
-    except OSError as error:
-        if error.errno not in _NO_FILE:
-            raise
-        files = {}
-    if not (files or (not item.url and os.path.isdir(item.path))):
-        raise MissingError(
-            f"{place}: no such folder. Create the folder, or remove it from the manifest."
-        )
-    if not item.url:
-        return folder_fingerprint(files, lambda file: content_of(f"{item.path}/{file.name}"))
-    os.makedirs(item.path, exist_ok=True)
-    parts = [
-        Companion(name, f"{item.path}/{name}", f"{item.url}/{name}", remote.FileStat(*file[1:4]))
-        for name, file in files.items()
-    ]
-    seen = {part.name: _read(part) for part in parts}
-    now = {
-        name: SeenFile(name, found.size, found.mtime_ns, found.etag, found.ctime_ns)
-        for name, found in seen.items()
-    }
-    return folder_fingerprint(now, lambda file: seen[file.name].content)
-
-
-def _read(item: Input | Companion) -> Fingerprint:
-    """Fetch a file if it is remote, and read it.
-
-    Raises:
-        MissingError: The file does not exist.
-        RefusedError: The store denies access to this file.
-        StoreError: The store failed.
-        OSError: The file exists, but cannot be read now.
-    """
-    try:
-        return _fetch(item, item.planned) if item.planned else fingerprint(item.path)
-    except (OSError, StoreError) as error:
-        if isinstance(error, OSError) and error.errno not in _NO_FILE:
-            raise
-        cause = error.__cause__ if isinstance(error, StoreError) else error
-        if isinstance(error, StoreError) and isinstance(cause, PermissionError):
-            remote.check_bucket(item.url)  # Raises if the bucket denies access to all inputs.
-            raise RefusedError(str(error)) from error
-        if isinstance(error, StoreError) and not isinstance(cause, FileNotFoundError):
-            if item.url.startswith(("http://", "https://")):
-                raise RefusedError(str(error)) from error  # Other inputs may be on other servers.
-            raise
-        if not item.url and has_escaped_file(item.path):
-            raise MissingError(
-                f"{item.path}: the file's name is not UTF-8. Rename the file."
-            ) from error
-        why = error.reason if isinstance(error, StoreError) else "no such file."
-        raise MissingError(
-            f"{item.url or item.path}: {why} Create the file, or remove it from the manifest."
-        ) from error
-
-
-def _fetch(item: Input | Companion, planned: remote.FileStat) -> Fingerprint:
-    """Fetch a file. Return a fingerprint whose fields all describe the same content."""
-    os.makedirs(os.path.dirname(item.path), exist_ok=True)
-    if planned.etag and parse_address(planned.etag):
-        store = open_store(item.url.removesuffix(f"/{planned.etag}"))
-        with store.open(planned.etag) as content, open(item.path, "wb") as file:
-            shutil.copyfileobj(content, file)
-        return transfer.stored_fingerprint(item.path, planned.mtime_ns, planned.etag)
-    return transfer.fetch_planned(item.url, item.path, planned)
-
-
-def discard(item: Input) -> None:
-    """Remove the local copies of an input's remote files."""
-    for file in item.files:
-        if file.url:
-            _remove_flat(os.path.dirname(file.path), [file.path])
-
-
-def _remove_flat(folder: str, paths: Iterable[str]) -> None:
-    """Remove a folder with these files. It takes a fifth of the calls of `remove_folder`."""
-    try:
-        for path in paths:
-            os.unlink(path)
-        os.rmdir(folder)
-    except OSError:  # There are other files in it, or folders.
-        remove_folder(folder)

@@ -12,11 +12,10 @@ from typing import Any
 
 from batchmill.execution.batch_runner import BatchRunner
 from batchmill.execution.failures import lost
+from batchmill.execution.read_input import discard, fetch_and_read
 from batchmill.execution.run_input import (
     StepHooks,
     answer,
-    discard,
-    fetch_and_read,
     load,
     run_step,
 )
