@@ -80,6 +80,8 @@ def shown(field, described):
     if "enum" in described:
         button = field.get_by_role("button", name=f"Select {described['title']}")
         return button.inner_text() == default
+    if isinstance(default, list):
+        return field.get_by_role("textbox").count() == len(default)
     if isinstance(default, dict):
         return json.loads(field.locator(".cm-content").inner_text()) == default
     value = field.get_by_role("textbox").or_(field.get_by_role("spinbutton")).input_value()
