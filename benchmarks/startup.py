@@ -3,18 +3,22 @@
     python -m benchmarks.startup [--rounds 5]
 
 The run is `batchmill run` over four words, from the command to its end: without a Prefect server,
-with a running server, with a local Ray, and with nothing to do. Rounds alternate, and medians are
-printed. Disk and database are warm. A second table shows each process of one run: when it starts
-and ends, and the processor seconds that it uses.
+with a running server, beside `batchmill ui`, with a local Ray, and with nothing to do. The second
+run of one Python process is measured, too. Rounds alternate. Medians of the seconds are printed,
+and medians of the ratios within each round. Disk and database are warm. A second table shows each
+process of one run: when it starts and ends, and the processor seconds that it uses.
 """
 
 import argparse
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,13 +99,49 @@ def name_of(process: psutil.Process) -> str:
     return str(command[0]) if command else str(process.name())
 
 
+SECOND_RUN = """
+import tempfile, time, batchmill
+def run():
+    begun = time.perf_counter()
+    batchmill.run("words", "batchmill.steps.words:split", tempfile.mkdtemp(dir=".") + "/out")
+    return time.perf_counter() - begun
+run()
+print(run())
+"""
+
+
+def second_run(settings: dict[str, str], folder: Path) -> float:
+    """Return the seconds of the second run in one Python process, which keeps its server."""
+    command = [sys.executable, "-c", SECOND_RUN]
+    done = subprocess.run(command, env=settings, cwd=folder, check=True, capture_output=True)
+    return float(done.stdout)
+
+
+@contextmanager
+def showing_ui(settings: dict[str, str], folder: Path) -> Iterator[None]:
+    """Run `batchmill ui` during the block."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, "-m", "batchmill", "ui", "--port", port]
+    with subprocess.Popen(
+        command, env=settings, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as ui:
+        assert ui.stdout is not None
+        ui.stdout.readline()  # Its address: the server is ready.
+        try:
+            yield
+        finally:
+            ui.terminate()
+
+
 def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
     """Time the imports and the runs, in turn."""
-    alone = environment(folder / "prefect")
+    alone, shown = environment(folder / "prefect"), environment(folder / "shown")
     done = new_output(folder)
-    with prefect_server(folder / "kept") as (_, variables):
+    with prefect_server(folder / "kept") as (_, variables), showing_ui(shown, folder):
         served = environment(folder / "kept") | variables
-        for settings in (alone, served):  # Creates the database, and warms the disk cache.
+        for settings in (alone, served, shown):  # Creates the database, and warms the disk cache.
             seconds_of(run_to(new_output(folder)), settings, folder)
         seconds_of(run_to(done), alone, folder)
         found: dict[str, list[float]] = {}
@@ -110,10 +150,12 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
                 ('`python -c "import torch, prefect"`', IMPORTS, alone),
                 ("no Prefect server runs", run_to(new_output(folder)), alone),
                 ("a Prefect server runs", run_to(new_output(folder)), served),
+                ("`batchmill ui` runs", run_to(new_output(folder)), shown),
                 ("nothing to do", run_to(done), alone),
                 ("`--ray local`", run_to(new_output(folder), "--ray", "local"), alone),
             ):
                 found.setdefault(what, []).append(seconds_of(command, settings, folder))
+            found.setdefault("second run of a process", []).append(second_run(alone, folder))
     return found
 
 
@@ -130,11 +172,12 @@ def main() -> None:
         found = measure(folder, options.rounds)
         settings = environment(folder / "prefect")
         processes = processes_of(run_to(new_output(folder)), settings, folder)
-    imports, *_ = (statistics.median(seconds) for seconds in found.values())
+    imports, *_ = found.values()
     print("| | s | times the imports |\n|---|---|---|")
     for what, seconds in found.items():
         median = statistics.median(seconds)
-        print(f"| {what} | {median:.1f} | {median / imports:.2f} |")
+        ratios = [one / alone for one, alone in zip(seconds, imports, strict=True)]
+        print(f"| {what} | {median:.1f} | {statistics.median(ratios):.2f} |")
     print("\n| process | starts, s | ends, s | processor seconds |\n|---|---|---|---|")
     for process in processes:
         print(f"| {process.name} | {process.start:.1f} | {process.end:.1f} | {process.cpu:.1f} |")

@@ -114,6 +114,8 @@ class FlowRunner(Runner):
 
     def _record_shards(self, scheduler: ShardScheduler) -> None:
         """Record in Prefect how the shards ended, before their processes end."""
+        if self._cluster is None and not self._cancellation.reason:
+            return  # The task runs are threads of this process, which reports their ends itself.
         this_run = UUID(flow_run.get_id())
         seconds = _CANCEL_RECORD_SECONDS if self._cancellation.reason else _RECORD_SECONDS
         wait_until_recorded(this_run, len(scheduler.queue.ends) + 1, seconds)

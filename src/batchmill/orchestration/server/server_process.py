@@ -86,6 +86,7 @@ def serve(port: int) -> int:
         return NOT_NEEDED
     # An error is raised again by `_serve`, which has a log.
     with suppress(Exception):
+        import prefect.server.api.server  # noqa: F401
         import uvicorn  # noqa: F401
     if not os.read(sys.stdin.fileno(), 1):
         return NOT_NEEDED
@@ -138,6 +139,12 @@ def _serve(folder: Path, users: IO[str], port: int) -> bool:
         # Prefect truncates this to an integer. With 0, it uses a whole core.
         settings.PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL: 1,
         settings.PREFECT_SERVER_ANALYTICS_ENABLED: False,
+        # Deployments and automations need a permanent server. Without these services, the start
+        # takes an eighth less processor time.
+        settings.PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED: False,
+        settings.PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED: False,
+        settings.PREFECT_SERVER_SERVICES_FOREMAN_ENABLED: False,
+        settings.PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED: False,
     }
     with settings.temporary_settings(values):
         server = uvicorn.Server(uvicorn.Config(create_app(final=True), host=HOST, port=port))
