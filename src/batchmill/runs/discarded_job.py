@@ -6,21 +6,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from batchmill.ledger.ledger import Ledger
+from batchmill.options.failure_policy import FailurePolicy
+from batchmill.options.groups import ExecutionOptions
+from batchmill.planning.batching import Batching
 from batchmill.planning.plan import PLANNED_COLUMNS, make_plan
 from batchmill.planning.prepare import Prepared
-from batchmill.publishing.publisher import Publisher
+from batchmill.runs.run import open_run
+from batchmill.runs.runner import Runner
 from batchmill.storage import open_store
-
-
-class NoPublisher(Publisher):
-    """Publishes nothing, because the dataset is discarded."""
-
-    def write_tables(self, prepared: Prepared) -> str:  # noqa: ARG002
-        """Write nothing."""
-        return ""
-
-    def write_report(self, ledger: Ledger, run: int, dataset: str) -> None:
-        """Write nothing."""
 
 
 def discarded_job(prepared: Prepared, rows: pa.Array | pa.ChunkedArray, folder: Path) -> Prepared:
@@ -62,3 +55,22 @@ def discarded_job(prepared: Prepared, rows: pa.Array | pa.ChunkedArray, folder: 
         ledger_state=ledger.state(),
         step_changes=(),
     )
+
+
+def execute_discarded(
+    job: Prepared, runner: Runner, execution: ExecutionOptions, policy: FailurePolicy
+) -> None:
+    """Execute the inputs of a discarded job. Its tables are not written.
+
+    Args:
+        job: The job.
+        runner: Executes the shards.
+        execution: How the inputs are divided into batches.
+        policy: How failed inputs are handled.
+
+    Raises:
+        BatchmillError: Any error of `prepare` and of the runner.
+    """
+    with open_run(job) as run, runner:
+        layout, shards = run.divide(Batching.from_options(execution), runner.cores, policy)
+        runner.run(run, shards, layout.num_workers)

@@ -20,8 +20,7 @@ from batchmill.planning.batching import Cores, own_cores
 from batchmill.planning.change_check import ChangeCheck
 from batchmill.planning.prepare import Prepared, check_budget, code_changes, plan_with
 from batchmill.planning.sample import random_sample
-from batchmill.runs.discarded_job import NoPublisher, discarded_job
-from batchmill.runs.execute import execute
+from batchmill.runs.discarded_job import discarded_job, execute_discarded
 from batchmill.runs.run import Run
 from batchmill.runs.runner import Runner, ShardsEnd
 from batchmill.security.credentials import granted
@@ -60,7 +59,7 @@ def verify_change(
 
     Raises:
         OptionError: The run is forecast to exceed its budget.
-        BatchmillError: Any error of `execute`.
+        BatchmillError: Any error of `prepare` and of the sample's shards.
     """
     if not prepared.job.verify_change or prepared.change_check:
         return prepared
@@ -98,14 +97,9 @@ def _compare_sample(
     on_sample(len(rows))
     with scratch_folder() as folder:
         job = discarded_job(prepared, rows, folder)
-        execute(
-            job,
-            _ChildProcess(is_cancelled),
-            execution=execution,
-            # One failure decides, so the remaining inputs need not be executed.
-            policy=policy.model_copy(update={"max_failures": "0", "fail_fast": True}),
-            publisher=NoPublisher(),
-        )
+        # One failure decides, so the remaining inputs need not be executed.
+        strict = policy.model_copy(update={"max_failures": "0", "fail_fast": True})
+        execute_discarded(job, _ChildProcess(is_cancelled), execution, strict)
         names = job.manifest.inputs["input"]
         before, after = (_results(one, names) for one in (prepared.ledger, job.ledger))
     found = {name: list(_differences(before[name], after.get(name))) for name in before}

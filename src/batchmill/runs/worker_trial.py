@@ -14,8 +14,7 @@ from batchmill.options.groups import ExecutionOptions
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import MAX_AUTO_WORKERS
 from batchmill.planning.prepare import Prepared
-from batchmill.runs.discarded_job import NoPublisher, discarded_job
-from batchmill.runs.execute import execute
+from batchmill.runs.discarded_job import discarded_job, execute_discarded
 from batchmill.runs.run import Run
 from batchmill.runs.runner import InThisProcess, ShardsEnd
 from batchmill.security.allowlist import restrictions
@@ -96,12 +95,11 @@ def _execute_some(prepared: Prepared) -> tuple[list[Outcome], float]:
     outcomes: list[Outcome] = []
     with scratch_folder() as folder:
         runner = _ShortRunner(on_outcome=outcomes.append)
-        execute(
+        execute_discarded(
             _some_of(prepared, folder),
             runner,
-            execution=ExecutionOptions(batch_size=1, num_workers=1),
-            policy=FailurePolicy(retries=0, timeout=_LONGEST_SECONDS),
-            publisher=NoPublisher(),
+            ExecutionOptions(batch_size=1, num_workers=1),
+            FailurePolicy(retries=0, timeout=_LONGEST_SECONDS),
         )
     return outcomes, max(0.0, runner.busy_seconds - _WORKER_SECONDS)
 
