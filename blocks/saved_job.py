@@ -59,36 +59,36 @@ class SavedJob(Block):
     params: dict[str, Any] = Field(
         default_factory=dict, title="Params", description="The step's keyword arguments."
     )
-    store: Store = Field(default=None, title="Store", description="Store of the dataset.")
-    cluster: RayCluster | None = Field(
-        default=None,
-        title="Ray cluster",
-        description="Default: shards run on the machine of the flow run, without Ray.",
+    failures: FailurePolicy = Field(
+        default=FailurePolicy(),
+        title="Failures",
+        description="Limits per input, retries and allowed failures.",
     )
     inputs: InputOptions = Field(
         default=InputOptions(),
         title="Inputs",
         description="Options that select the inputs of the manifest.",
     )
-    partitions: PartitionOptions = Field(
-        default=PartitionOptions(),
-        title="Partitions",
-        description="Options that assign the rows of the tables to partitions.",
-    )
     execution: ExecutionOptions = Field(
         default=ExecutionOptions(),
         title="Execution",
         description="Options that divide inputs into batches and processes.",
     )
+    partitions: PartitionOptions = Field(
+        default=PartitionOptions(),
+        title="Partitions",
+        description="Options that assign the rows of the tables to partitions.",
+    )
+    cluster: RayCluster | None = Field(
+        default=None,
+        title="Ray cluster",
+        description="Default: shards run on the machine of the flow run, without Ray.",
+    )
+    store: Store = Field(default=None, title="Store", description="Store of the dataset.")
     confinement: ConfinementOptions = Field(
         default=ConfinementOptions(),
         title="Confinement",
         description="Options that confine the step to a few folders.",
-    )
-    failures: FailurePolicy = Field(
-        default=FailurePolicy(),
-        title="Failures",
-        description="Limits per input, retries and allowed failures.",
     )
 
     @model_validator(mode="after")

@@ -38,14 +38,14 @@ def infer(
     model: str,
     output: str,
     model_options: ModelOptions = ModelOptions(),
-    inputs: InputOptions = InputOptions(),
-    partitions: PartitionOptions = PartitionOptions(),
-    execution: ExecutionOptions = ExecutionOptions(),
-    confinement: ConfinementOptions = ConfinementOptions(),
     failures: FailurePolicy = FailurePolicy(),
-    run: RunOptions = RunOptions(),
+    inputs: InputOptions = InputOptions(),
+    execution: ExecutionOptions = ExecutionOptions(),
+    partitions: PartitionOptions = PartitionOptions(),
     cluster: Annotated[RayCluster | None, BeforeValidator(as_cluster)] = None,
     store: Store = None,
+    run: RunOptions = RunOptions(),
+    confinement: ConfinementOptions = ConfinementOptions(),
 ) -> Any:
     """Run a model over every input that a manifest lists.
 
@@ -57,16 +57,16 @@ def infer(
         output: The dataset of predictions: a folder or URL. A run over an existing dataset resumes
             it.
         model_options: How the model is loaded and applied.
-        inputs: Which files of the manifest are inputs.
-        partitions: How the rows of the tables are assigned to partitions.
-        execution: How inputs are divided into batches and processes.
-        confinement: Which files the step may change, and whether it may open connections.
         failures: How failed inputs are handled.
-        run: Options for this run only.
+        inputs: Which files of the manifest are inputs.
+        execution: How inputs are divided into batches and processes.
+        partitions: How the rows of the tables are assigned to partitions.
         cluster: The Ray cluster that runs the shards. Default: the shards run on the machine of
             the flow run, without Ray.
         store: The store that contains the dataset, with its credentials. The output may then be a
             name in the store.
+        run: Options for this run only.
+        confinement: Which files the step may change, and whether it may open connections.
     """
     refuse_relative(
         model=model if is_model_file(model) else None, weights=model_options.weights or None

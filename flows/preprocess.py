@@ -52,14 +52,14 @@ def preprocess(
     step: str,
     output: str,
     params: Annotated[dict[str, Any] | None, JSON_OBJECT] = _NO_PARAMS,
-    inputs: InputOptions = InputOptions(),
-    partitions: PartitionOptions = PartitionOptions(),
-    execution: ExecutionOptions = ExecutionOptions(),
-    confinement: ConfinementOptions = ConfinementOptions(),
     failures: FailurePolicy = FailurePolicy(),
-    run: RunOptions = RunOptions(),
+    inputs: InputOptions = InputOptions(),
+    execution: ExecutionOptions = ExecutionOptions(),
+    partitions: PartitionOptions = PartitionOptions(),
     cluster: Annotated[RayCluster | None, BeforeValidator(as_cluster)] = None,
     store: Store = None,
+    run: RunOptions = RunOptions(),
+    confinement: ConfinementOptions = ConfinementOptions(),
 ) -> Any:
     """Run one step over every input that a manifest lists.
 
@@ -69,16 +69,16 @@ def preprocess(
         step: The function or Dataset class to run: package.module:attribute.
         output: The dataset: a folder or URL. A run over an existing dataset resumes it.
         params: The step's keyword arguments, for example {"num_chars": 3}.
-        inputs: Which files of the manifest are inputs.
-        partitions: How the rows of the tables are assigned to partitions.
-        execution: How inputs are divided into batches and processes.
-        confinement: Which files the step may change, and whether it may open connections.
         failures: How failed inputs are handled.
-        run: Options for this run only.
+        inputs: Which files of the manifest are inputs.
+        execution: How inputs are divided into batches and processes.
+        partitions: How the rows of the tables are assigned to partitions.
         cluster: The Ray cluster that runs the shards. Default: the shards run on the machine of
             the flow run, without Ray.
         store: The store that contains the dataset, with its credentials. The output may then be a
             name in the store.
+        run: Options for this run only.
+        confinement: Which files the step may change, and whether it may open connections.
     """
     dataset_store = as_store(store)
     check_blocks(dataset_store, cluster)

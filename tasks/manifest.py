@@ -10,7 +10,7 @@ from batchmill.runs.context import prepare_once
 from batchmill.sizes import list_counts
 
 
-@task(name="load_manifest", cache_policy=NO_CACHE)
+@task(name="load_manifest", task_run_name="load manifest", cache_policy=NO_CACHE)
 def load_manifest(job: Job) -> Prepared:
     """Check a job, plan it, and log the number of inputs by reason."""
     prepared = prepare_once(job)

@@ -7,7 +7,7 @@ from batchmill.planning.prepare import Prepared
 from batchmill.publishing.publish import publish_changes
 
 
-@task(name="write_metadata", cache_policy=NO_CACHE)
+@task(name="write_metadata", task_run_name="write tables", cache_policy=NO_CACHE)
 def write_metadata(prepared: Prepared) -> str:
     """Write metadata.parquet, metadata.csv and failures.csv, if there is something new.
 

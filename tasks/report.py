@@ -8,7 +8,7 @@ from batchmill.publishing.report import Report
 from batchmill.publishing.report import write_report as write
 
 
-@task(name="write_report", cache_policy=NO_CACHE)
+@task(name="write_report", task_run_name="write report", cache_policy=NO_CACHE)
 def write_report(ledger: Ledger, run: int, dataset: str) -> Report:
     """Write report.html from the ledger, and return the report's content."""
     return write(ledger, run, dataset)

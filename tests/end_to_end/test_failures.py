@@ -196,8 +196,8 @@ def test_max_failures_decides_the_state_of_the_run(shell, api, work, allowed, co
     run = latest_run(api, work / "out")
     assert run["state"]["type"] == state
     if code:
-        for expected in ("3 failed", "bad0: failed: ValueError: no header", "bad2"):
-            assert expected in run["state"]["message"]
+        message = run["state"]["message"]
+        assert message.startswith("20 inputs: 17 ok, 3 failed. The reasons are in the artifact ")
 
 
 def test_a_broken_expectation_fails_the_flow_run_and_publishes_nothing(shell, api, work):

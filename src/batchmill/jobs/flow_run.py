@@ -74,7 +74,8 @@ def _run(flow: Any, parameters: dict[str, Any], prepared: Prepared, before: int)
         state.result()  # Raises the error that ended the run early.
         raise RunError(f"the run ended as {state.name}: {state.message or 'no reason given'}")
     if not state.is_completed():
-        raise RunError(state.message or state.name or "failed")
+        details = state.result(raise_on_failure=False)
+        raise RunError(details if isinstance(details, str) else state.message or "failed")
     return JobEnd(run)
 
 

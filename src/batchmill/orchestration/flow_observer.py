@@ -12,8 +12,10 @@ from batchmill.ledger.lease import Wait
 from batchmill.ledger.ledger import Ledger
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.orchestration.cancellation import Cancellation
+from batchmill.orchestration.display.live_artifact import artifact_key
 from batchmill.orchestration.display.metrics import RunMetrics
 from batchmill.orchestration.display.run_reporter import RunReporter
+from batchmill.orchestration.display.summary_text import final_message
 from batchmill.orchestration.server.api import end_flow_run
 from batchmill.planning.prepare import Prepared
 from batchmill.publishing.publisher import Publisher
@@ -90,5 +92,8 @@ class FlowObserver(RunObserver, Publisher):
             return Cancelled(message=f"Cancelled {reason}. {summary.sentence()}")
         if not summary.accepted(self._policy):
             lines = [failure_message(summary, self._dataset, self._policy), *ended.reasons]
-            return Failed(message="\n".join(lines))
+            key = artifact_key("summary", self._dataset)
+            message = final_message(summary, ended.reasons, key)
+            # A caller of the flow and the end of its log get the whole text.
+            return Failed(message=message, data="\n".join(lines))
         return Completed(message=summary.sentence(), data=summary.as_json())

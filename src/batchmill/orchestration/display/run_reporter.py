@@ -1,20 +1,23 @@
 """Sends a run's progress, failures, summary and events to Prefect."""
 
 import json
+from collections.abc import Iterable
 
 from prefect.artifacts import MarkdownArtifact, ProgressArtifact, TableArtifact
 from prefect.events import emit_event
 
 from batchmill.orchestration.display.live_artifact import LiveArtifact, artifact_key
-from batchmill.orchestration.display.summary_text import summary_text
+from batchmill.orchestration.display.summary_text import shortened_name, summary_text
 from batchmill.orchestration.resource_ids import resource_id
 from batchmill.publishing.report import Report
 from batchmill.publishing.summary import Summary, failure_message
-from batchmill.runs.progress import Progress
+from batchmill.runs.progress import Failure, Progress
 
 STARTED, FINISHED = "batchmill.run.started", "batchmill.run.finished"
 INPUT_FAILED = "batchmill.input.failed"
-_REASON_CHARACTERS = 48
+# Prefect's table breaks no lines, and cuts the right side. With the outcome, these columns fill the
+# 567 pixels that the page leaves at a width of 1,200 pixels.
+_REASON_CHARACTERS, _INPUT_CHARACTERS = 36, 30
 
 
 class RunReporter:
@@ -78,17 +81,13 @@ class RunReporter:
         return self._progress.show(artifact, share)
 
     def _show_failures(self, progress: Progress) -> bool:
-        # The UI shows the columns in this order, breaks no lines, and cuts a wide table at its
-        # right side. Short reasons leave room for the inputs. The log has the whole reasons.
-        order = ("reason", "input", "outcome", "attempts")
-        shown = [one._replace(reason=_shortened(one.reason)) for one in progress.failures]
-        rows = [{name: getattr(one, name) for name in order} for one in shown]
+        rows = failure_rows(progress.failures)
         cut = f". The first {len(rows):,} are shown" if progress.failed > len(rows) else ""
         artifact = TableArtifact(
             key=artifact_key("failures", self._dataset),
             table=rows,
-            description=f"{progress.failed:,} not ok in run {self._run} of `{self._dataset}`{cut}. "
-            f"For tracebacks: `batchmill failures {self._dataset}`",
+            description=f"{progress.failed:,} not ok in run {self._run}{cut}. "
+            f"For whole names and tracebacks: `batchmill failures {self._dataset}`",
         )
         return self._failures.show(artifact, json.dumps(rows))
 
@@ -105,6 +104,19 @@ class RunReporter:
             },
             payload={"dataset": self._dataset, "run": self._run} | payload,
         )
+
+
+def failure_rows(failures: Iterable[Failure]) -> list[dict[str, object]]:
+    """Return the rows of the artifact with the failures. They have short names and reasons."""
+    return [
+        {
+            "reason": _shortened(one.reason),
+            "input": shortened_name(one.input, _INPUT_CHARACTERS),
+            "outcome": one.outcome,
+            "attempts": one.attempts,
+        }
+        for one in failures
+    ]
 
 
 def _shortened(reason: str) -> str:

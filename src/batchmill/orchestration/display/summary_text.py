@@ -1,12 +1,18 @@
 """The summary page of a run in the Prefect UI, as Markdown."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from batchmill.publishing.failure_groups import FailureGroup
 from batchmill.publishing.report import Facts, Report
 from batchmill.publishing.report.charts import as_data_url
-from batchmill.sizes import duration, readable_size
+from batchmill.publishing.summary import Summary
+from batchmill.sizes import counted, duration, readable_size
 
 _SHOWN_GROUPS = 20
+# At a width of 1,200 pixels, Prefect's page has a column of 567 pixels for the text. Prefect breaks
+# no words in code, so a longer word would be below the page's right column. The first number is for
+# a line of text, and the second for the last column of a table.
+_WORD_CHARACTERS, _CELL_CHARACTERS = 56, 30
 
 
 def summary_text(report: Report) -> str:
@@ -21,7 +27,9 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"Dataset {code(facts.dataset)}, step {code(facts.step)}, run {summary.run}.\n"
     for line in facts.adoptions:
         yield f"{line[0].upper()}{line[1:]}\n"
-    yield "| | |\n|---|---|"
+    if len(facts.failures):
+        yield from _failures(facts)
+    yield "\n## Counts\n\n| | |\n|---|---|"
     for kind, count in summary.outcomes.items():
         yield f"| {kind} | {count:,} |"
     if summary.pending:
@@ -37,8 +45,6 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"| executed in run {facts.executed_by} | {len(facts.executed):,} |"
         yield f"| time from first to last input | {duration(facts.seconds)} |"
         yield f"| throughput | {facts.throughput:,.1f} inputs/s |"
-    if len(facts.failures):
-        yield from _failures(facts)
     if len(facts.executed):
         yield from _executed(report)
     yield f"\nThe file {code('report.html')} in the dataset also has tracebacks and printed output."
@@ -46,17 +52,22 @@ def _lines(report: Report) -> Iterator[str]:
 
 def _failures(facts: Facts) -> Iterator[str]:
     yield "\n## Failures\n"
-    yield "| reason | inputs | first inputs |"
-    yield "|---|---:|---|"
-    for group in facts.groups[:_SHOWN_GROUPS]:
-        reason = f"{group.outcome}: {code(group.reason)}"
-        names = ", ".join(map(code, group.examples))
-        yield f"| {reason} | {group.inputs:,} | {names} |"
+    yield from map(_group, facts.groups[:_SHOWN_GROUPS])
     if len(facts.groups) > _SHOWN_GROUPS:
         yield f"\n... and {len(facts.groups) - _SHOWN_GROUPS:,} more groups."
-    for group in facts.groups[:1]:
-        if group.command:
-            yield f"\nTo see the first error on your machine:\n\n{code(group.command)}"
+    if facts.groups[0].command:
+        yield "\nTo run the step on an input of group 1 and see its traceback:"
+        yield f"\n```\n{facts.groups[0].command}\n```"
+    yield "\nTo execute the failed inputs again, use this command, and then start the same run:"
+    yield f"\n```\nbatchmill retry {facts.dataset}\n```"
+
+
+def _group(group: FailureGroup) -> str:
+    # A list has no width of its own, unlike a table with long names.
+    more = ", ..." if group.inputs > len(group.examples) else ""
+    names = ", ".join(map(code, group.examples))
+    count = counted(group.inputs, "input")
+    return f"{group.number}. **{count}**, {group.outcome}: {code(group.reason)}: {names}{more}"
 
 
 def _executed(report: Report) -> Iterator[str]:
@@ -64,19 +75,44 @@ def _executed(report: Report) -> Iterator[str]:
     for label, svg in report.pictures:
         yield f"![{label}]({as_data_url(svg)})\n"
     yield "## The slowest inputs\n"
-    yield "| input | outcome | time | size |"
-    yield "|---|---|---:|---:|"
+    yield "| time | size | outcome | input |"
+    yield "|---:|---:|---|---|"
     for record in report.facts.slowest():
         size = readable_size(record["size"]) if record["size"] >= 0 else ""
         took = duration(record["seconds"])
-        yield f"| {code(record['input'])} | {record['outcome']} | {took} | {size} |"
+        name = code(record["input"], _CELL_CHARACTERS)
+        yield f"| {took} | {size} | {record['outcome']} | {name} |"
 
 
-def code(text: str) -> str:
-    r"""Return text as Markdown code that is also safe in a table.
+def final_message(summary: Summary, reasons: Sequence[str], summary_key: str) -> str:
+    """Return the state message of a Failed run. Prefect shows it in narrow columns.
 
-    >>> code("a|b`<i>")
-    "`a\\|b'<i>`"
+    Args:
+        summary: The counts of the run.
+        reasons: Why the run ended early, one sentence each.
+        summary_key: The key of the artifact that lists the failed inputs.
     """
-    line = " ".join(text.split()).replace("`", "'").replace("|", "\\|")
+    sentences = [f"{summary.sentence()}.", *filter(None, [summary.unpublished]), *reasons]
+    if summary.failed:
+        sentences.append(f"The reasons are in the artifact {summary_key}.")
+    return " ".join(sentences)
+
+
+def code(text: str, characters: int = _WORD_CHARACTERS) -> str:
+    r"""Return text as Markdown code that is also safe in a table. Only ends of long words are kept.
+
+    >>> code("a|b`<i>"), code("/data/recordings/a.wav is empty", 12)
+    ("`a\\|b'<i>`", '`...ngs/a.wav is empty`')
+    """
+    words = [shortened_name(word, characters) for word in text.split()]
+    line = " ".join(words).replace("`", "'").replace("|", "\\|")
     return f"`{line}`" if line else ""
+
+
+def shortened_name(name: str, characters: int) -> str:
+    """Return the end of a name, which differs between inputs more often than the beginning.
+
+    >>> shortened_name("recordings/session_00/take_1.wav", 16)
+    '...00/take_1.wav'
+    """
+    return name if len(name) <= characters else f"...{name[3 - characters :]}"

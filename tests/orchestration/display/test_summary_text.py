@@ -1,0 +1,74 @@
+"""The texts of a run in the Prefect UI: they fit into the column that Prefect's page leaves."""
+
+import re
+
+import pytest
+from jobs import run_job
+
+from batchmill.ledger.open import open_ledger
+from batchmill.options.failure_policy import FailurePolicy
+from batchmill.orchestration.display.run_reporter import failure_rows
+from batchmill.orchestration.display.summary_text import final_message, summary_text
+from batchmill.publishing.report import write_report
+from batchmill.publishing.summary import Summary
+from batchmill.runs.progress import Failure
+
+STEP = """
+def step(source):
+    if "bad" in source.name:
+        raise ValueError(f"the histogram of {source} has no bins")
+    return {"size": 1}
+"""
+# At a width of 1,200 pixels, a line of code on the page of an artifact has 62 characters.
+LINE = 62
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch):
+    """The summary of a run whose inputs have long names."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "longnames.py").write_text(STEP)
+    folder = tmp_path / "in" / "a_long_folder_name_of_a_collection" / "with_another_long_folder"
+    folder.mkdir(parents=True)
+    for name in ("bad", "good"):
+        for number in range(2):
+            (folder / f"{name}_recording_of_the_collection_{number:05d}.txt").write_text(name)
+    summary = run_job("in", "longnames:step", "out", policy=FailurePolicy(retries=0))
+    return summary_text(write_report(open_ledger("out"), summary.run, "out"))
+
+
+def test_no_word_of_the_summary_is_wider_than_prefects_column(text):
+    without_commands = re.sub(r"```.*?```|\(data:[^)]*\)", "", text, flags=re.DOTALL)
+    assert "recording_of_the_collection_00001.txt" in without_commands
+    assert max(map(len, without_commands.split())) <= LINE
+    slowest = [line for line in text.splitlines() if line.endswith("_00000.txt` |")]
+    assert len(slowest) == 2
+    assert max(map(len, slowest)) <= LINE
+
+
+def test_the_reasons_come_before_the_counts(text):
+    failures, counts = (text.index(f"## {title}") for title in ("Failures", "Counts"))
+    assert failures < counts
+    assert "1. **2 inputs**, failed: `ValueError: the histogram of" in text[failures:counts]
+    assert "batchmill retry out" in text[failures:counts]
+
+
+def test_a_row_of_the_failures_is_narrow_and_keeps_the_ends_of_names():
+    name = "a_long_folder_name_of_a_collection/recording_00001.txt"
+    (row,) = failure_rows([Failure(name, "failed", 2, "ValueError: " + "much " * 99)])
+    assert list(row) == ["reason", "input", "outcome", "attempts"]
+    assert str(row["reason"]).startswith("ValueError: much much")
+    assert str(row["input"]).endswith("recording_00001.txt")
+    assert len(f"{row['reason']}{row['input']}") <= 70
+    (short,) = failure_rows([Failure("a.txt", "failed", 2, "ValueError: no")])
+    assert (short["reason"], short["input"]) == ("ValueError: no", "a.txt")
+
+
+def test_the_state_message_of_a_failed_run_has_no_list_of_inputs():
+    summary = Summary(run=1, inputs=3, outcomes={"ok": 1, "failed": 1}, pending=1, executed=2)
+    assert final_message(summary, ["The run was stopped early."], "summary-clips-1a2b") == (
+        "3 inputs: 1 ok, 1 failed, 1 pending. The run was stopped early. "
+        "The reasons are in the artifact summary-clips-1a2b."
+    )
+    summary = Summary(run=1, inputs=3, outcomes={"ok": 2}, pending=1, executed=2)
+    assert final_message(summary, [], "summary-clips-1a2b") == "3 inputs: 2 ok, 1 pending."
