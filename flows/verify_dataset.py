@@ -12,7 +12,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
 from batchmill.ledger.open import open_ledger
-from batchmill.maintenance.verify import examine
+from batchmill.maintenance.verify import advice, examine
 from batchmill.orchestration.display.live_artifact import LiveArtifact, artifact_key
 from batchmill.sizes import list_counts
 
@@ -55,9 +55,5 @@ def verify_dataset(
     LiveArtifact().show(artifact, rows)
     if all(difference.is_warning for difference in found):
         return Completed(message=f"{dataset} matches its ledger, with warnings: {text}.")
-    remedy = (
-        "Repaired. The next run writes the missing or changed files again."
-        if repair
-        else f"To repair it: batchmill verify {dataset} --repair. Then run the job again."
-    )
+    remedy = advice(dataset, found, repaired=repair)
     return Failed(message=f"{dataset}: {text}. {remedy}")

@@ -284,7 +284,7 @@ def test_verify_fails_for_a_leak_and_only_warns_about_duplicates(
     code, out, _ = command("verify", "out", "--repair")
     assert code == 1
     assert "leak: metadata.parquet: b.txt is in train, but was assigned to test" in out
-    assert "Run the job again to rebuild the tables." in out
+    assert "Run the job again to rebuild missing or changed files." in out
     assert "removed" not in out
     assert (
         json.loads(command("plan", words / "m.csv", "--step", SPLIT, "-o", "out", "--json")[1])[

@@ -125,7 +125,7 @@ def test_a_failure_is_shown_during_the_run(shell, api, work, runner):
         {"input": "bad.txt", "outcome": "failed", "attempts": 1, "reason": "ValueError: no header"}
     ]
     assert next(iter(json.loads(table["data"])[0])) == "reason"
-    assert table["description"].startswith("1 not ok in run 1 of ")
+    assert table["description"].startswith("1 not ok in run 1. ")
     (work / "go").touch()
     _, err = run.communicate(timeout=120)
     assert run.returncode == 1

@@ -8,7 +8,7 @@ from jobs import job_of
 from batchmill import OptionError, open_dataset
 from batchmill.errors import StepError
 from batchmill.jobs.idle_run import is_idle, run_idle
-from batchmill.maintenance.verify import verify
+from batchmill.maintenance.verify import advice, verify
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import RunOptions
 from batchmill.planning.prepare import prepare
@@ -78,9 +78,7 @@ def test_files_that_no_version_names_are_removed_by_the_next_publication(job):
     for times in (2, 3):
         assert run(job, "length < 10", times=times)
     found = {(one.kind, one.path): one.message for one in verify(job.ledger, hash_files=True)}
-    assert found.pop(("changed", "metadata.parquet")) == (
-        "is of run 1: run 3 published nothing. See its status"
-    )
+    assert found.pop(("unpublished", "metadata.parquet")) == "is of run 1: run 3 published nothing"
     assert {kind for kind, _ in found} == {"unreferenced"}  # Run 3 has replaced those of run 2.
     assert run(job, times=3) == ""
     assert list(verify(job.ledger, hash_files=True)) == []
@@ -89,6 +87,9 @@ def test_files_that_no_version_names_are_removed_by_the_next_publication(job):
 def test_a_broken_expectation_of_the_first_run_publishes_nothing(job):
     assert run(job, "length < 9")
     assert {path.name for path in job.dataset.iterdir()} == {".batchmill", "files"}
+    found = list(verify(job.ledger))
+    assert {one.kind for one in found} == {"unpublished"}
+    assert advice("d", found, repaired=False) == "Why nothing was published: batchmill status d"
     assert run(job) == ""
 
 

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from batchmill.cli.console import console
 from batchmill.cli.options import Dataset, Json
 from batchmill.ledger.open import open_ledger
-from batchmill.maintenance.verify import Difference, examine
+from batchmill.maintenance.verify import Difference, advice, examine
 from batchmill.publishing.summary import adoption_lines
 from batchmill.sizes import list_counts
 
@@ -78,14 +78,4 @@ def _show(dataset: str, found: list[Difference], *, repaired: bool) -> None:
     if all(difference.is_warning for difference in found):
         out.print(f"{dataset}: matches its ledger.")
         return
-    if counts["leak"]:
-        out.print("Run the job again to rebuild the tables.")
-        if all(difference.kind == "leak" or difference.is_warning for difference in found):
-            return
-    if repaired:
-        if counts["unreferenced"]:
-            out.print("Unreferenced files were removed.")
-        if counts["missing"] or counts["changed"]:
-            out.print("Run the job again to rebuild missing or changed files.")
-    else:
-        out.print(f"To repair it: batchmill verify {dataset} --repair. Then run the job again.")
+    out.print(advice(dataset, found, repaired=repaired))

@@ -1,6 +1,6 @@
 """Compares a dataset with its ledger, and repairs the differences."""
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -39,11 +39,14 @@ class Difference:
     """One file that differs from the ledger. If it is an output, `input` is the name of its input.
 
     A "leak" is in a table: a group in several partitions, or an input in the wrong partition. Two
-    kinds are only warnings. A "duplicate" has inputs with the same content in different partitions.
+    kinds are only warnings. An "unpublished" table is missing or old because the last run published
+    nothing. A "duplicate" has inputs with the same content in different partitions.
     "unchecked" is a dataset whose partitions were not compared with the dataset it was made from.
     """
 
-    kind: Literal["missing", "changed", "unreferenced", "leak", "duplicate", "unchecked"]
+    kind: Literal[
+        "missing", "changed", "unpublished", "unreferenced", "leak", "duplicate", "unchecked"
+    ]
     path: str
     input: str = ""
     message: str = ""
@@ -52,6 +55,12 @@ class Difference:
     def is_warning(self) -> bool:
         """True if the dataset still agrees with its ledger."""
         return self.kind in ("duplicate", "unchecked")
+
+    @property
+    def is_repairable(self) -> bool:
+        """True if a repair changes something. Otherwise only a run can rebuild the table."""
+        is_plan = self.kind == "changed" and self.path.startswith(f"{RUNS}/")
+        return bool(self.input) or self.kind == "unreferenced" or is_plan
 
 
 def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
@@ -70,18 +79,25 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
     top = store.names("")
     record = read_published_record(store)
     published = record.tables if record else {}
+    unpublished = False
+    if last:
+        with suppress(LedgerError):  # A damaged summary is a difference of its own.
+            unpublished = "unpublished" in (ledger.read_summary(last) or {})
     for table in tables:
-        if table not in top:
+        if table not in top and unpublished:
+            yield Difference("unpublished", table, message=f"run {last} published nothing")
+        elif table not in top:
             yield Difference("missing", table, message="the next run writes it")
         elif table in published and store.content_of(table) != published[table]["content"]:
             message = "differs from the published table. Run the job again"
             yield Difference("changed", table, message=message)
     if record and record.run < ledger.last_recorded_run():
-        message = f"is of run {record.run}, and older than the ledger. Run the job again"
-        with suppress(LedgerError):  # A damaged summary is a difference of its own.
-            if "unpublished" in (ledger.read_summary(last) or {}):
-                message = f"is of run {record.run}: run {last} published nothing. See its status"
-        yield Difference("changed", METADATA, message=message)
+        if unpublished:
+            message = f"is of run {record.run}: run {last} published nothing"
+            yield Difference("unpublished", METADATA, message=message)
+        else:
+            message = f"is of run {record.run}, and older than the ledger. Run the job again"
+            yield Difference("changed", METADATA, message=message)
     if record is None and store.exists(PUBLISHED):
         yield Difference("changed", PUBLISHED, message="is damaged. Run the job again")
     strays = [name for name in top if name not in TOP_NAMES]
@@ -224,6 +240,28 @@ def examine(
         repair_differences(ledger, found)
         held.clean_end = held.clean
     return found
+
+
+def advice(dataset: str, differences: Sequence[Difference], *, repaired: bool) -> str:
+    """Return what to do about differences, in one or two sentences.
+
+    Args:
+        dataset: The dataset, as the user wrote it.
+        differences: The differences that were found. At least one is no warning.
+        repaired: They were repaired.
+    """
+    kinds = {one.kind for one in differences if not one.is_warning}
+    sentences = []
+    if any(one.is_repairable for one in differences):
+        if not repaired:
+            sentences.append(f"To repair it: batchmill verify {dataset} --repair.")
+        elif "unreferenced" in kinds:
+            sentences.append("Unreferenced files were removed.")
+    if "unpublished" in kinds:
+        sentences.append(f"Why nothing was published: batchmill status {dataset}")
+    elif kinds != {"unreferenced"}:
+        sentences.append("Run the job again to rebuild missing or changed files.")
+    return " ".join(sentences)
 
 
 def repair_differences(ledger: Ledger, differences: list[Difference]) -> None:
