@@ -30,7 +30,7 @@ from batchmill.ledger.json_file import read_sealed, sealed
 from batchmill.options.sizes import parse_size
 from batchmill.planning.batching import own_cores
 from batchmill.reading.published import check_kept
-from batchmill.storage import Store, is_url, open_store
+from batchmill.storage import Store, if_exists, is_url, open_store, remote
 from batchmill.storage.fingerprints import hash_bytes
 from batchmill.storage.objects import unwritable
 from batchmill.urls import absolute
@@ -150,17 +150,18 @@ def _open_out(dataset: str, out: str, to: str) -> Store:
         raise OptionError(f"{out}: is a file or inside the dataset. Name another folder.")
     store = open_store(out)
     names = store.names("")
+    if not names and is_url(out):
+        remote.check_bucket(out)
     if names and FOLDER not in names:
         kind = "a dataset" if LEDGER_FOLDER in names else "files, but no export"
         raise OptionError(f"{out}: contains {kind}. Name a new or empty folder.")
     for name in (BEGUN, INDEX):
-        if store.exists(name):
-            earlier = read_sealed(store, name, "Delete the export.")
-            if (earlier["version"], earlier["to"]) != (VERSION, to):
-                raise OptionError(
-                    f"{out}: contains an export to {earlier['to']} (version {earlier['version']}). "
-                    "Name another folder."
-                )
+        earlier = if_exists(read_sealed, store, name, "Delete the export.")
+        if earlier and (earlier["version"], earlier["to"]) != (VERSION, to):
+            raise OptionError(
+                f"{out}: contains an export to {earlier['to']} (version {earlier['version']}). "
+                "Name another folder."
+            )
     return store
 
 

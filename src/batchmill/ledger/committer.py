@@ -88,7 +88,8 @@ class Committer:
                 if is_urgent or now - committed >= pause:
                     committed = now
                     self.flush()
-                self.on_tick()
+                if not self._ended:
+                    self.on_tick()
             self.flush()
         except Exception as error:  # noqa: BLE001  # `add` raises it in the shard's thread.
             self._error = error

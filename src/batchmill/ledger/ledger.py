@@ -38,7 +38,7 @@ from batchmill.ledger.run_control import RunControl
 from batchmill.ledger.step_descriptions import StepDescriptions
 from batchmill.ledger.versions import Versions
 from batchmill.outcome import Outcome
-from batchmill.storage import Store, in_threads
+from batchmill.storage import Store, if_exists, in_threads
 
 
 class Ledger:
@@ -69,16 +69,18 @@ class Ledger:
         """Return whether the store contains a dataset."""
         return self.store.exists(FORMAT)
 
-    def create(self) -> None:
+    def create(self) -> bool:
         """Make the folder a dataset. If it is one already, check its version.
+
+        Returns:
+            True if it was no dataset before.
 
         Raises:
             LedgerError: This version of batchmill cannot read the ledger.
             StoreError: The store overwrites files, so that no lease is possible.
         """
-        if self.exists:
-            self.check_version()
-            return
+        if self.check_version():
+            return False
         data = json.dumps({"ledger": VERSION}).encode()
         # A lease needs a store that refuses to create an existing file. The second call checks it.
         self.store.create(FORMAT, data)
@@ -88,15 +90,22 @@ class Ledger:
                 "this store cannot refuse to overwrite a file, so it cannot prevent two concurrent "
                 "runs. Update the store, or choose S3, Google or Azure.",
             )
+        return True
 
-    def check_version(self) -> None:
+    def check_version(self) -> bool:
         """Check that this version of batchmill can read the ledger.
+
+        Returns:
+            False if there is no dataset.
 
         Raises:
             LedgerError: The version is unknown, or the format file is damaged.
         """
+        data = if_exists(self.store.read, FORMAT)
+        if data is None:
+            return False
         try:
-            version = json.loads(self.store.read(FORMAT))["ledger"]
+            version = json.loads(data)["ledger"]
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerError(
                 f"{self.store.url_of(FORMAT)}: is not a ledger's format file. "
@@ -107,6 +116,7 @@ class Ledger:
                 f"{self.store.url}: its ledger has version {version}, but this batchmill reads "
                 f"version {VERSION}. Install the batchmill that created it, or a newer one."
             )
+        return True
 
     def state(self) -> list[str]:
         """Return a list of file names that is different after each change of the ledger."""
@@ -158,8 +168,7 @@ class Ledger:
         Raises:
             LedgerError: The summary is damaged.
         """
-        name = self.summary_name(run)
-        return read_sealed(self.store, name) if self.store.exists(name) else None
+        return if_exists(read_sealed, self.store, self.summary_name(run))
 
     # Inputs to retry
 
@@ -217,9 +226,8 @@ class Ledger:
 
     def part_names(self, run: int | None = None) -> list[str]:
         """Return the names of the parts that a run, or any run, has committed."""
-        start = "" if run is None else f"{run:06d}-"
-        names = self.store.names(PARTS)
-        return [name for name in names if name.startswith(start) and name.endswith(".parquet")]
+        names = [name for name in self.store.names(PARTS) if name.endswith(".parquet")]
+        return names if run is None else _parts_of(names, run)
 
     def last_recorded_run(self) -> int:
         """Return the last run that committed a part; 0 without one."""
@@ -273,8 +281,9 @@ class Ledger:
 
     def _read_parts(self, run: int | None, columns: Sequence[str]) -> list[pa.Table]:
         while True:
-            own = self.part_names(run)
-            upkeep = [name for name in self.part_names() if name.startswith(UPKEEP)]
+            names = self.part_names()
+            own = names if run is None else _parts_of(names, run)
+            upkeep = [name for name in names if name.startswith(UPKEEP)]
             try:
                 if run is None:
                     return self._read(own, columns)
@@ -285,8 +294,13 @@ class Ledger:
                 ]
             except (LedgerError, StoreError):
                 # A concurrent run may have just merged the parts and deleted them.
-                if set(own + upkeep) <= set(self.part_names()):
+                if set(names) <= set(self.part_names()):
                     raise
 
     def _read(self, names: Sequence[str], columns: Sequence[str]) -> list[pa.Table]:
         return in_threads(lambda name: self.read_part(name, columns), names, self.store.threads)
+
+
+def _parts_of(names: Iterable[str], run: int) -> list[str]:
+    """Return the names of the parts that a run has committed."""
+    return [name for name in names if name.startswith(f"{run:06d}-")]

@@ -29,11 +29,11 @@ def open_output(output: str) -> Ledger:
         if fault:
             raise OptionError(f"--output {shown_url(output)}: {fault}")
     ledger = Ledger(open_store(output))
-    if ledger.exists:
+    if ledger.check_version():
         _check_links(ledger)
-        ledger.check_version()
         return ledger
     if is_url(output):
+        remote.check_bucket(output)
         if remote.stat(output):
             raise OptionError(f"--output {output}: is a file. Name a folder.")
     else:
@@ -108,12 +108,13 @@ def open_ledger(dataset: str) -> Ledger:
     ledger = Ledger(open_store(place))
     if not is_url(place) and not os.path.exists(place):
         raise OptionError(f"{dataset}: there is no such folder. Check the path.")
-    if not ledger.exists:
+    if not ledger.check_version():
+        if is_url(place):
+            remote.check_bucket(place)
         raise OptionError(
             f"{dataset}: is not a dataset (it has no {LEDGER_FOLDER} folder). Check the path."
         )
     _check_links(ledger)
-    ledger.check_version()
     return ledger
 
 

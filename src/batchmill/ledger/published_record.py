@@ -8,7 +8,7 @@ from typing import Any
 from batchmill.errors import LedgerError
 from batchmill.layout import PUBLISHED, TABLES
 from batchmill.ledger.json_file import read_sealed, sealed
-from batchmill.storage import Store, in_threads
+from batchmill.storage import Store, if_exists, in_threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,19 +32,15 @@ class PublishedRecord:
     def matches(self, store: Store) -> bool:
         """Return whether the tables in a dataset are those that were published.
 
-        The tables are read, unless their sizes differ. Raises StoreError.
+        The tables are read. Raises StoreError.
         """
-        recorded = [self.tables.get(name, {}) for name in TABLES]
-        if list(store.sizes(TABLES)) != [table.get("size") for table in recorded]:
-            return False
-        contents = in_threads(store.content_of, TABLES, store.threads)
-        return contents == [table.get("content") for table in recorded]
+        contents = in_threads(lambda name: if_exists(store.content_of, name), TABLES, store.threads)
+        return contents == [self.tables.get(name, {}).get("content") for name in TABLES]
 
 
 def read_published_record(store: Store) -> PublishedRecord | None:
     """Return the record of a dataset's tables; None if it is missing or damaged."""
     with suppress(LedgerError, TypeError):
-        if store.exists(PUBLISHED):
-            content = read_sealed(store, PUBLISHED, "The next run writes it again.")
-            return PublishedRecord(**content)
+        content = if_exists(read_sealed, store, PUBLISHED, "The next run writes it again.")
+        return PublishedRecord(**content) if content else None
     return None

@@ -8,7 +8,7 @@ import json
 from typing import NamedTuple
 
 from batchmill.layout import ALONE, CREATING, FLOW_RUN, FORCED, PLACE, SPLIT, STOP, USAGE
-from batchmill.storage import Store
+from batchmill.storage import Store, if_exists
 
 
 class Usage(NamedTuple):
@@ -133,7 +133,8 @@ class RunControl:
         return Usage(sum(one.cpu_seconds for one in used), max(one.memory_bytes for one in used))
 
     def _read(self, name: str) -> str | None:
-        return self._store.read(name).decode() if self._store.exists(name) else None
+        content = if_exists(self._store.read, name)
+        return None if content is None else content.decode()
 
     def _name(self, run: int, *parts: str) -> str:
         return "/".join([self._folder, f"{run:06d}", *parts])

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from batchmill.ledger.json_file import read_json
-from batchmill.storage import Store
+from batchmill.storage import Store, if_exists
 
 
 class StepDescriptions:
@@ -51,7 +51,7 @@ class StepDescriptions:
             StoreError: The dataset cannot be read.
         """
         name = self._name(identity)
-        return read_json(self._store, name) if self._store.exists(name) else None
+        return if_exists(read_json, self._store, name)
 
     def _name(self, identity: str) -> str:
         return f"{self._folder}/{identity}.json"

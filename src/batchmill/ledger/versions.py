@@ -16,7 +16,7 @@ from batchmill.errors import LedgerError, OptionError
 from batchmill.layout import KEPT, VERSIONS
 from batchmill.ledger.json_file import read_sealed, sealed
 from batchmill.ledger.parts import current_records
-from batchmill.storage import Store
+from batchmill.storage import Store, if_exists
 
 _NAME = re.compile("[A-Za-z][A-Za-z0-9._-]*")
 
@@ -89,9 +89,8 @@ class Versions:
         Raises:
             LedgerError: The file of the names is damaged.
         """
-        if not self._store.exists(KEPT):
-            return {}
-        return dict(read_sealed(self._store, KEPT)["names"])
+        found = if_exists(read_sealed, self._store, KEPT)
+        return dict(found["names"]) if found else {}
 
     def keep(self, name: str, number: int) -> None:
         """Give a version a name. It is kept until `drop`.

@@ -2,7 +2,7 @@
 
 from batchmill.storage.local import LocalStore
 from batchmill.storage.objects import ObjectStore
-from batchmill.storage.store import NO_ROOM, Store, in_threads
+from batchmill.storage.store import NO_ROOM, Store, if_exists, in_threads
 from batchmill.urls import is_url
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "LocalStore",
     "ObjectStore",
     "Store",
+    "if_exists",
     "in_threads",
     "is_url",
     "open_store",

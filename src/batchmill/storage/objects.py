@@ -29,7 +29,6 @@ def unwritable(url: str) -> str:
     if scheme not in WRITABLE:
         return f"{scheme}:// is read-only; datasets go to a folder or to {', '.join(WRITABLE)}."
     remote.check_url(url)
-    remote.check_bucket(url)
     return ""
 
 

@@ -3,6 +3,7 @@
 Nothing is cached, so changes by other processes are visible at once.
 """
 
+import errno
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import pyarrow as pa
 
 from batchmill.errors import StoreError
 from batchmill.storage.connection import connected
-from batchmill.storage.fingerprints import hash_file, recordable
+from batchmill.storage.fingerprints import hash_bytes, hash_file, recordable
 from batchmill.storage.retries import retry_remote
 from batchmill.storage.store import in_threads
 from batchmill.urls import is_url, is_web, shown_url, url_fault
@@ -21,6 +22,8 @@ THREADS = 16
 # Up to this number of files, request each file. For more files, list their folders: one response
 # of a listing has a thousand files.
 FEW = 200
+# The first request for a file fetches up to this number of bytes: the whole of a small file.
+_FIRST_BYTES = 2**20
 _WHOLE_BYTES = 32 * 2**20
 _BLOCK_BYTES = 8 * 2**20
 
@@ -68,10 +71,8 @@ def stat(url: str) -> FileStat | None:
     """Return the description of a file; None if it does not exist."""
     try:
         with connected(url) as (files, path):
-            found = files.info(path)
-            if found.get("type") != "file":
-                return None
-            return _seen(found)
+            found = _look_up(files, path)
+            return _seen(found) if found.get("type") == "file" else None
     except StoreError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return None
@@ -167,6 +168,9 @@ def read_range(url: str, offset: int, size: int) -> bytes:
 def open_for_arrow(url: str) -> pa.NativeFile:
     """Open a file for Arrow. A large file is fetched in blocks while it is read."""
     with connected(url) as (files, path):
+        data = _small_file(files, path)
+        if data:
+            return pa.BufferReader(data)
         if files.size(path) <= _WHOLE_BYTES:
             return pa.BufferReader(_whole(files, path))
         return pa.PythonFile(files.open(path, "rb", block_size=_BLOCK_BYTES), mode="r")
@@ -175,8 +179,12 @@ def open_for_arrow(url: str) -> pa.NativeFile:
 @retry_remote
 def content_of(url: str) -> str:
     """Read a file and hash its content, as `fingerprints.content_of` does."""
-    with connected(url) as (files, path), files.open(path, "rb", block_size=_BLOCK_BYTES) as file:
-        return hash_file(file)
+    with connected(url) as (files, path):
+        data = _small_file(files, path)
+        if data:
+            return hash_bytes(data)
+        with files.open(path, "rb", block_size=_BLOCK_BYTES) as file:
+            return hash_file(file)
 
 
 @retry_remote
@@ -229,6 +237,30 @@ def delete(url: str) -> None:
     except StoreError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
+
+
+def _look_up(files: Any, path: str) -> dict[str, Any]:
+    """Return the description of a file, with one request."""
+    bucket, key, _ = files.split_path(path) if "s3" in files.protocol else ("", "", "")
+    if not key:
+        found: dict[str, Any] = files.info(path)
+        return found
+    # If there is no file, `info` of s3fs would also search for a folder with this name.
+    answer = files.call_s3("head_object", files.kwargs, Bucket=bucket, Key=key)
+    return {**answer, "type": "file", "size": answer["ContentLength"]}
+
+
+def _small_file(files: Any, path: str) -> bytes:
+    """Return the content of a small file of S3, with one request. Otherwise empty."""
+    if "s3" not in files.protocol:
+        return b""
+    try:
+        data: bytes = files.cat_file(path, start=0, end=_FIRST_BYTES)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return b""  # S3 rejects the range if the file is empty.
+        raise
+    return data if len(data) < _FIRST_BYTES else b""
 
 
 def _whole(files: Any, path: str) -> bytes:

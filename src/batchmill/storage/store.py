@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar
+from typing import BinaryIO, ParamSpec, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -16,6 +16,7 @@ NO_ROOM = (
     "No space left on device. Free some space, and run the same command again. It resumes the run."
 )
 
+_Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 
@@ -152,6 +153,21 @@ class Store(Protocol):
 
 def no_check() -> None:
     """Do nothing before a change. This is the default."""
+
+
+def if_exists(
+    read: Callable[_Given, _Result], *args: _Given.args, **kwargs: _Given.kwargs
+) -> _Result | None:
+    """Call a function that reads one file. Return None if the file does not exist.
+
+    In a bucket, this saves the request that `Store.exists` sends.
+    """
+    try:
+        return read(*args, **kwargs)
+    except StoreError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
 
 
 def parts_of(root: str, name: str) -> list[str]:

@@ -1,0 +1,46 @@
+"""A small object is one request, also if it is missing."""
+
+import pytest
+
+from batchmill.storage import open_store, remote
+from batchmill.storage.fingerprints import hash_bytes
+from batchmill.storage.store import if_exists
+
+SMALL = 2**20
+
+
+@pytest.fixture
+def methods(bucket, proxied):
+    """Return a function that calls another one; it returns the result and the methods used."""
+
+    def ask(function, *arguments):
+        with proxied() as proxy:
+            result = function(*arguments)
+            return result, [request.method for request in proxy.requests]
+
+    return ask
+
+
+@pytest.mark.parametrize("size", [1, SMALL - 1])
+def test_a_small_file_is_opened_and_hashed_with_one_request(bucket, methods, size):
+    content = b"x" * size
+    remote.write(f"{bucket}/a.bin", content)
+    file, used = methods(remote.open_for_arrow, f"{bucket}/a.bin")
+    assert (file.read(), used) == (content, ["GET"])
+    assert methods(remote.content_of, f"{bucket}/a.bin") == (hash_bytes(content), ["GET"])
+
+
+@pytest.mark.parametrize("size", [0, SMALL, SMALL + 1])
+def test_an_empty_or_larger_file_is_opened_and_hashed(bucket, size):
+    remote.write(f"{bucket}/a.bin", b"x" * size)
+    assert remote.open_for_arrow(f"{bucket}/a.bin").read() == b"x" * size
+    assert remote.content_of(f"{bucket}/a.bin") == hash_bytes(b"x" * size)
+
+
+def test_a_missing_file_is_one_request(bucket, methods):
+    remote.write(f"{bucket}/folder/a.bin", b"content")
+    assert methods(remote.stat, f"{bucket}/none") == (None, ["HEAD"])
+    assert methods(remote.stat, f"{bucket}/folder") == (None, ["HEAD"])
+    assert methods(if_exists, open_store(bucket).read, "none") == (None, ["GET"])
+    found = methods(if_exists, open_store(bucket).read, "folder/a.bin")
+    assert found == (b"content", ["GET"])
