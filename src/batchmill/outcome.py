@@ -7,10 +7,28 @@ Kind = Literal["ok", "failed", "timeout", "crashed", "oom", "missing", "cancelle
 _LINE_CHARACTERS = 300
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+# The meanings for readers of a report. docs/reference/dataset.md describes the kinds.
+_MEANINGS: Final = {
+    "failed": "error in the step",
+    "timeout": "took too long",
+    "crashed": "its process died",
+    "oom": "out of memory",
+    "missing": "no such file",
+}
 # The kinds that the ledger records for inputs that are not ok.
 FAILURE_KINDS: Final = tuple(kind for kind in KINDS if kind not in ("ok", "cancelled"))
 # Another attempt may succeed. After a timeout it would most likely time out again.
 RETRIED_KINDS: Final = frozenset({"failed", "crashed", "oom"})
+
+
+def described(kind: str) -> str:
+    """Return a kind, and what it means if its name does not say so.
+
+    >>> described("oom"), described("ok")
+    ('oom: out of memory', 'ok')
+    """
+    meaning = _MEANINGS.get(kind)
+    return f"{kind}: {meaning}" if meaning else kind
 
 
 class WrittenFile(NamedTuple):

@@ -104,6 +104,15 @@ def test_report_lists_failures_and_has_no_external_references(run):
     assert list(verify(open_ledger("out"), hash_files=True)) == []
 
 
+def test_reasons_and_their_remedy_come_before_samples_and_columns(run):
+    _, page = run({"a.txt": "good", "b.txt": "bad"})
+    titles = ("Failures by cause", "sample of the output files", "Columns of the table")
+    order = [page.words.index(title) for title in titles]
+    assert order == sorted(order)
+    assert "1 failed: error in the step" in page.words[: order[0]]
+    assert "batchmill retry out" in page.words[order[0] : order[1]]
+
+
 def test_head_names_the_dataset_its_step_and_its_version(run, tmp_path):
     facts, page = run({"a.txt": "good", "b.txt": "bad"}, language="<en>", level=3)
     assert page.part("h1") == "out"

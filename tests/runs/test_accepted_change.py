@@ -14,7 +14,7 @@ FAILING = STEP.replace(
     "    with open", "    if source.name == '00003.txt': raise ValueError('three')\n    with open"
 )
 ACCEPT = {"options": {"accept_change": True}}
-SENTENCE = "{} adopted for changed code, on the user's word."
+SENTENCE = "{} of earlier code kept, on the user's word."
 
 
 @pytest.fixture

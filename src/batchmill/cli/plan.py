@@ -22,7 +22,7 @@ from batchmill.errors import OptionError
 from batchmill.jobs.run_job import JobRequest, plan_run
 from batchmill.partitions.partitioning import count_strata, uneven_partitions
 from batchmill.planning.batching import Layout, parallelism
-from batchmill.planning.plan import REASONS, UNREADABLE
+from batchmill.planning.plan import ADOPTED, REASONS, UNREADABLE
 from batchmill.planning.prepare import Prepared, code_changes
 from batchmill.planning.run_spec import partitions_of
 from batchmill.sizes import counted
@@ -38,6 +38,7 @@ MEANINGS = {
     "limit": "exceeded --timeout or --memory-limit, which is higher now",
     "quarantined": "failed earlier, and skipped; to execute it: batchmill retry",
     UNREADABLE: "its file cannot be found or looked up; its result stays",
+    ADOPTED: "only the step's code changed; its result is kept",
     "withdrawn": "no longer in the manifest and the tables; kept in the ledger without --prune",
 }
 

@@ -30,8 +30,8 @@ class Adoption:
 
     @property
     def text(self) -> str:
-        """How many outcomes were adopted, and why that is justified."""
-        what = f"{counted(self.outcomes, 'outcome')} adopted for changed code"
+        """How many outcomes of earlier code were kept, and why that is justified."""
+        what = f"{counted(self.outcomes, 'outcome')} of earlier code kept"
         if not self.sample:
             return f"{what}, on the user's word."
         return f"{what}: {equal_text(self.outcomes, self.sample, self.seed)}."

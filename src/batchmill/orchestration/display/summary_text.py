@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from batchmill.outcome import described
 from batchmill.publishing.failure_groups import FailureGroup
 from batchmill.publishing.report import Facts, Report
 from batchmill.publishing.report.charts import as_data_url
@@ -31,7 +32,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _failures(facts)
     yield "\n## Counts\n\n| | |\n|---|---|"
     for kind, count in summary.outcomes.items():
-        yield f"| {kind} | {count:,} |"
+        yield f"| {described(kind)} | {count:,} |"
     if summary.pending:
         yield f"| pending | {summary.pending:,} |"
     if summary.unsampled:

@@ -8,7 +8,7 @@ import jinja2
 
 from batchmill.layout import REPORT
 from batchmill.ledger.ledger import Ledger
-from batchmill.outcome import one_line
+from batchmill.outcome import described, one_line
 from batchmill.publishing.report.columns import Columns, describe_columns
 from batchmill.publishing.report.facts import SHOWN_FAILURES, Facts, gather
 from batchmill.publishing.report.figures import figures
@@ -56,6 +56,7 @@ def render(report: Report, gallery: Gallery, columns: Columns) -> str:
         shown_groups=_SHOWN_GROUPS,
         shown_failures=facts.failures[:SHOWN_FAILURES].to_pylist(),
         one_line=one_line,
+        described=described,
         version=VERSION,
         now=time.time(),
     )
