@@ -129,6 +129,24 @@ def test_one_process_runs_one_shard_after_another(open_shards, started):
     assert not started()
 
 
+def test_the_level_of_basic_config_in_a_module_of_steps_has_effect(open_shards, tmp_path):
+    (tmp_path / "of_this_test.py").write_text(
+        "import logging\n"
+        "logging.basicConfig(level=logging.INFO)\n"
+        "def step(source):\n"
+        "    logging.getLogger('mine').info('read %s', source.name)\n"
+        "    logging.getLogger('mine').debug('not shown')\n"
+        "    raise ValueError('no header')\n"
+    )
+    (shard,) = open_shards("step", cores=1)
+    with shard_processes() as processes, processes.one() as process:
+        process.run(shard, (), lambda _: None)
+    records = Ledger(LocalStore(tmp_path / "out")).records(["input", "log"]).to_pylist()
+    assert {record["log"] for record in records} == {
+        f"INFO:mine:read {record['input']}\n" for record in records
+    }
+
+
 @pytest.mark.parametrize("level", ["off", "info"])
 def test_lines_of_a_step_are_forwarded_only_if_requested(open_shards, level):
     (shard,) = open_shards("logging_step", cores=1, log_steps=level)

@@ -73,7 +73,9 @@ class Worker:
             *map(logging.getLogger, logging.root.manager.loggerDict),
         ]:
             logger.handlers = []
-        logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+        # Without a level, the one that the module of the step has set stays: it was imported before
+        # the worker was forked.
+        logging.basicConfig(stream=sys.stderr)
         # faulthandler writes the stack even while a step holds the interpreter's lock. Ray may have
         # enabled it already. Only a new `enable` replaces the handlers of torch.
         faulthandler.disable()
