@@ -1,9 +1,10 @@
-"""Lay out the repository's pages for the site: the same text, with links for the site.
+"""Lay out the repository's pages and notebooks for the site: the same text, with links for it.
 
 On GitHub a page links to files of the repository. In the site the folders of docs/ are at the top.
 A source file or folder that a page links to becomes a page with its content.
 """
 
+import json
 import os
 import re
 import shutil
@@ -21,13 +22,14 @@ SOURCES = (
     "docs/*.md",
     "docs/*/*.md",
     "examples/*/README.md",
+    "examples/notebooks/*.ipynb",
 )
 _FENCED = re.compile(r"(^```.*?^```[^\n]*$)", re.MULTILINE | re.DOTALL)
 # Words after the language are for the tests that run a page, for example "python run".
 _WORDS_OF_A_FENCE = re.compile(r"^(```\w+) .*$", re.MULTILINE)
 _LINK = re.compile(r"\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<target>[^()\s]+)\)")
 _PICTURES = (".png", ".jpg", ".svg")
-_LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".ipynb": "json", ".csv": "text"}
+_LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".csv": "text"}
 
 
 class SiteError(Exception):
@@ -49,6 +51,8 @@ def source_pages() -> list[Path]:
 def place_of(source: Path) -> str:
     """Return the path in the site of a page or picture, or of the page that shows another file."""
     path = source.relative_to(ROOT)
+    if path.suffix == ".ipynb":
+        return path.with_suffix(".md").as_posix()
     if path.suffix in (".md", *_PICTURES):
         return (path.relative_to("docs") if path.parts[0] == "docs" else path).as_posix()
     # zensical skips names that begin with a dot.
@@ -127,10 +131,36 @@ def _relink(page: Path, linked: set[Path], faults: list[str]) -> str:
         return f"[{text}]({place}{'#' if anchor else ''}{anchor})"
 
     # Every second piece is a block of code, which contains no links.
-    text = _WORDS_OF_A_FENCE.sub(r"\1", page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    text = _notebook(text) if page.suffix == ".ipynb" else text
+    text = _WORDS_OF_A_FENCE.sub(r"\1", text)
     pieces = _FENCED.split(text)
     pieces[::2] = [_LINK.sub(replace, piece) for piece in pieces[::2]]
     return "".join(pieces)
+
+
+def _notebook(text: str) -> str:
+    """Return a notebook as a page: its texts, its code, and the outputs that it was saved with."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            language = "bash" if source.startswith("%%bash") else "python"
+            source = f"```{language}\n{source}\n```"
+        parts += [source, *map(_output, cell.get("outputs", []))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _output(output: dict[str, Any]) -> str:
+    data = output.get("data", {})
+    if "text/html" in data:
+        # Markdown ends a piece of HTML at an empty line.
+        lines = "".join(data["text/html"]).splitlines()
+        return "\n".join(line.strip() for line in lines if line.strip())
+    if "image/png" in data:
+        return f'<img alt="" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">'
+    text = "".join(data.get("text/plain", output.get("text", "")))
+    return f"```text\n{text.rstrip()}\n```"
 
 
 def _title(page: Path) -> str:

@@ -166,6 +166,13 @@ def test_links_of_built_pages_work(site, pages):
     assert checked > 1000
 
 
+def test_a_notebook_has_a_page_with_its_outputs(site, pages):
+    text = pages[site / "examples" / "notebooks" / "pictures_and_failures.html"].text
+    assert "3 inputs: 1 ok, 2 failed" in text
+    assert "data:image/jpeg;base64," in text
+    assert "of the picture is I;16" in text
+
+
 def test_a_linked_file_or_folder_has_a_page(site, pages):
     assert "work_pool" in pages[site / "source" / "prefect.yaml.html"].text
     assert "dockerfile" in pages[site / "source" / "examples" / "kubernetes.html"].anchors
