@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchmill.storage import open_store, remote
+from batchmill.storage import open_store, read_once, remote
 from batchmill.storage.fingerprints import hash_bytes
 from batchmill.storage.store import if_exists
 
@@ -44,3 +44,23 @@ def test_a_missing_file_is_one_request(bucket, methods):
     assert methods(if_exists, open_store(bucket).read, "none") == (None, ["GET"])
     found = methods(if_exists, open_store(bucket).read, "folder/a.bin")
     assert found == (b"content", ["GET"])
+
+
+def test_a_file_that_never_changes_is_fetched_once(bucket, methods):
+    remote.write(f"{bucket}/part", b"content")
+    store = read_once(open_store(bucket))
+    assert methods(lambda: [store.open("part").read(), store.read("part")]) == (
+        [b"content", b"content"],
+        ["GET"],
+    )
+
+
+def test_a_file_without_room_in_memory_is_fetched_again(bucket, methods, monkeypatch):
+    monkeypatch.setattr("batchmill.storage.objects._KEPT_BYTES", 3)
+    remote.write(f"{bucket}/part", b"content")
+    store = read_once(open_store(bucket))
+    assert methods(lambda: [store.read("part"), store.read("part")])[1] == ["GET", "GET"]
+
+
+def test_a_listing_of_an_empty_folder_is_one_request(bucket, methods):
+    assert methods(remote.find, f"{bucket}/none") == ({}, ["GET"])

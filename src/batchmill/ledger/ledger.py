@@ -4,6 +4,8 @@ import json
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -38,7 +40,7 @@ from batchmill.ledger.run_control import RunControl
 from batchmill.ledger.step_descriptions import StepDescriptions
 from batchmill.ledger.versions import Versions
 from batchmill.outcome import Outcome
-from batchmill.storage import Store, if_exists, in_threads
+from batchmill.storage import Store, if_exists, in_threads, read_once
 
 
 class Ledger:
@@ -51,6 +53,7 @@ class Ledger:
 
     Attributes:
         store: The store of the dataset.
+        unchanging: The store, for files that never change. A file of a bucket is fetched once.
         control: The messages between runs and their shards.
         steps: The descriptions of the steps of the runs.
         versions: The versions that can be opened.
@@ -59,6 +62,7 @@ class Ledger:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.unchanging = read_once(store)
         self.control = RunControl(store, RUNS)
         self.steps = StepDescriptions(store, STEPS)
         self.versions = Versions(store)
@@ -120,7 +124,7 @@ class Ledger:
 
     def state(self) -> list[str]:
         """Return a list of file names that is different after each change of the ledger."""
-        return self.part_names() + self.store.names(RELEASED) + self.store.names(PARTITIONS)
+        return list(chain(*self._names_in(PARTS, RELEASED, PARTITIONS)))
 
     # Runs
 
@@ -134,10 +138,13 @@ class Ledger:
         A partial backup may lack the folders of runs. A new run must have a higher number than all
         recorded outcomes, because the record of the latest run wins.
         """
-        names = [name.removeprefix(UPKEEP) for name in self.state()]
+        with ThreadPoolExecutor(self.store.threads) as pool:
+            record = pool.submit(read_published_record, self.store)
+            folders = self._names_in(PARTS, RELEASED, PARTITIONS, RUNS)
+            published = record.result()
+        names = [name.removeprefix(UPKEEP) for name in chain(*folders)]
         recorded = [int(found[0]) for name in names if (found := re.match("[0-9]+", name))]
-        published = read_published_record(self.store)
-        return max([*self.runs(), *recorded, published.run if published else 0])
+        return max([*recorded, published.run if published else 0])
 
     def last_ended_run(self) -> int | None:
         """Return the last run that ended; None without one.
@@ -244,7 +251,7 @@ class Ledger:
         Raises:
             LedgerError: The part is damaged or foreign. The message names it.
         """
-        return read_part(self.store, f"{PARTS}/{name}", columns)
+        return read_part(self.unchanging, f"{PARTS}/{name}", columns)
 
     def records(
         self,
@@ -278,6 +285,10 @@ class Ledger:
         tables = list(self._read_parts(run, needed))
         empty = pa.schema([RECORDS_SCHEMA.field(name) for name in needed]).empty_table()
         return pa.concat_tables([empty, *tables], promote_options="permissive")
+
+    def _names_in(self, *folders: str) -> list[list[str]]:
+        """Return the names in several folders. In a bucket, they are listed at the same time."""
+        return in_threads(self.store.names, folders, self.store.threads)
 
     def _read_parts(self, run: int | None, columns: Sequence[str]) -> list[pa.Table]:
         while True:

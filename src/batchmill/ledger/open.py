@@ -1,6 +1,7 @@
 """Open the ledger of a dataset by the path or URL that a user gives."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from batchmill.errors import OptionError
@@ -33,13 +34,17 @@ def open_output(output: str) -> Ledger:
         _check_links(ledger)
         return ledger
     if is_url(output):
-        remote.check_bucket(output)
-        if remote.stat(output):
+        with ThreadPoolExecutor(2) as pool:
+            is_file, names = pool.submit(remote.stat, output), pool.submit(ledger.store.names, "")
+            remote.check_bucket(output)
+        if is_file.result():
             raise OptionError(f"--output {output}: is a file. Name a folder.")
+        found = names.result()
     else:
         _check_folder(output)
+        found = ledger.store.names("")
     _check_not_inside(output)
-    if any(name != LEDGER_FOLDER for name in ledger.store.names("")):
+    if any(name != LEDGER_FOLDER for name in found):
         raise OptionError(
             f"--output {output}: contains files, but is not a dataset. Name a new or empty folder."
         )

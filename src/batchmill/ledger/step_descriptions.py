@@ -32,10 +32,8 @@ class StepDescriptions:
         Raises:
             StoreError: The dataset cannot be written.
         """
-        name = self._name(identity)
-        if not self._store.exists(name):
-            text = json.dumps(description, indent=2, ensure_ascii=False)
-            self._store.write(name, text.encode())
+        text = json.dumps(description, indent=2, ensure_ascii=False)
+        self._store.create(self._name(identity), text.encode())
 
     def read(self, identity: str) -> dict[str, Any] | None:
         """Return the description of a step.

@@ -22,12 +22,13 @@ from batchmill.manifest.listing import (
 from batchmill.manifest.records import flat, read_json_lines, read_parquet
 from batchmill.manifest.source import ManifestLike, Source, duplicate_column_faults, numbered
 from batchmill.security.allowlist import refused_inputs, restricts_inputs
-from batchmill.storage import is_url, remote
+from batchmill.storage import if_exists, is_url, remote
 from batchmill.urls import is_web, last_part, without_file_scheme
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 _JSON_LINES = {".jsonl", ".ndjson"}
 _PARQUET = {".parquet", ".pq"}
+_TABLES = {*_SEPARATORS, *_JSON_LINES, *_PARQUET}
 
 
 def read_source(
@@ -110,8 +111,13 @@ def _read_path(text: str, pattern: str, *, folders: bool) -> Source:
 def _read_url(url: str, pattern: str, *, may_be_empty: bool, folders: bool) -> Source:
     try:
         remote.check_url(url)
-        if not url.endswith("/") and remote.stat(url):
-            return _read_file(url, lambda: remote.read(url))
+        if not url.endswith("/"):
+            # A web server may send a page for a folder, so a read does not show that a file exists.
+            content = if_exists(remote.read, url) if _is_table(url) and not is_web(url) else None
+            if content is not None:
+                return _read_file(url, lambda: content)
+            if remote.stat(url):
+                return _read_file(url, lambda: remote.read(url))
         if is_web(url):
             if restricts_inputs():
                 # stat() reports a rejected redirect as a missing file. read() raises the reason.
@@ -134,6 +140,10 @@ def _read_url(url: str, pattern: str, *, may_be_empty: bool, folders: bool) -> S
         raise ManifestError(error.path, [error.reason]) from error
 
 
+def _is_table(place: str) -> bool:
+    return os.path.splitext(last_part(place))[1].lower() in _TABLES
+
+
 def _read_file(place: str, read: Callable[[], bytes]) -> Source:
     suffix = os.path.splitext(last_part(place))[1].lower()
     if suffix in _SEPARATORS:
@@ -142,7 +152,7 @@ def _read_file(place: str, read: Callable[[], bytes]) -> Source:
         return read_json_lines(place, read())
     if suffix in _PARQUET:
         return read_parquet(place, pa.BufferReader(read()))
-    known = ", ".join(sorted([*_SEPARATORS, *_JSON_LINES, *_PARQUET]))
+    known = ", ".join(sorted(_TABLES))
     raise ManifestError(
         place,
         [f"unknown manifest format. Give the file one of the suffixes {known}, or name a folder."],

@@ -121,7 +121,7 @@ class PlanFile:
 
     def _content(self) -> dict[str, Any]:
         try:
-            return read_sealed(self.ledger.store, self.settings_name, _REMEDY)
+            return read_sealed(self.ledger.unchanging, self.settings_name, _REMEDY)
         except StoreError as error:
             raise self._unreadable(self.ledger.store.url_of(self.settings_name), error) from error
 

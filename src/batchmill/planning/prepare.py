@@ -1,6 +1,7 @@
 """Check a job and plan it, before a run."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -234,7 +235,10 @@ def _plan(
     check: ChangeCheck | None = None,
 ) -> Prepared:
     step = _fitted(step, manifest)
-    records = ledger.records(PLANNED_COLUMNS)
+    with ThreadPoolExecutor(1) as pool:
+        listed = pool.submit(ledger.released)
+        records = ledger.records(PLANNED_COLUMNS)
+    released = listed.result()
     if not job.replace_step:
         _check_same_step(job, records, ledger)
     record_rows = find_records(records, manifest.inputs)
@@ -257,7 +261,7 @@ def _plan(
         step.identity,
         record_rows=record_rows,
         takes_rows=step.takes_rows,
-        released=ledger.released(),
+        released=released,
         changes=file_changes,
         below_limits=inputs_below_limits(ledger, records, limits) if limits else None,
         forced_after=forced_after,

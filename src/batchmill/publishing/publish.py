@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -82,8 +83,10 @@ def _made_of(ledger: Ledger, manifest: Manifest, declared: Mapping[str, str]) ->
         columns, names = [*columns, manifest.partition], [*names, "its partition"]
     table = pa.Table.from_arrays(columns, names)
     # The run deletes earlier assignments after the publication.
-    last = name_of_last(ledger)
-    state = [*ledger.part_names(), *ledger.store.names(RELEASED), *([last] if last else [])]
+    with ThreadPoolExecutor(ledger.store.threads) as pool:
+        last = pool.submit(name_of_last, ledger)
+        released = pool.submit(ledger.store.names, RELEASED)
+        state = [*ledger.part_names(), *released.result(), *filter(None, [last.result()])]
     types = [f"{name}:{kind}" for name, kind in declared.items()]
     return digest("tables", VERSION, *state, _hash(table), *types)
 

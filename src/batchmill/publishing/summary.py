@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -105,9 +106,11 @@ def summarise(ledger: Ledger, run: int, found: Failures | None = None) -> Summar
         found: The failed inputs of the dataset, if they have been read already.
     """
     spec = read_spec(ledger, run)
-    ended = ledger.read_summary(run) or {}
-    planned = planned_names(ledger, run)
-    records = ledger.records(["input", "outcome", "attempts", "error", "message"], run=run)
+    with ThreadPoolExecutor(ledger.store.threads) as pool:
+        summary = pool.submit(ledger.read_summary, run)
+        names = pool.submit(planned_names, ledger, run)
+        records = ledger.records(["input", "outcome", "attempts", "error", "message"], run=run)
+        ended, planned = summary.result() or {}, names.result()
     # A run also records inputs that it did not plan, if it removes their earlier results.
     records = records.filter(pc.is_in(records["input"], value_set=planned))
     outcomes = Counter(records["outcome"].to_pylist())

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -194,8 +195,10 @@ class Run:
             # A run that published nothing has removed nothing.
             always = "unpublished" in self._previous
             sweep(self.ledger, self.number, keep_versions, always=always)
-        forget_earlier(self.ledger)
-        forget_runs(self.ledger, self.number)
+        with ThreadPoolExecutor(1) as pool:
+            forgotten = pool.submit(forget_earlier, self.ledger)
+            forget_runs(self.ledger, self.number)
+        forgotten.result()
         return summary
 
 
@@ -215,12 +218,14 @@ def open_run(prepared: Prepared, *, wait: Wait | None = None) -> Iterator[Run]:
         BatchmillError: Any error of `prepare`.
     """
     ledger = prepared.ledger
-    ledger.create()
+    is_new = ledger.create()
     with lease(ledger, wait=wait) as held:
-        if not held.clean:
+        if not held.clean and not is_new:
             keep_results(ledger, max(ledger.runs(), default=0))
             remove_orphans(ledger)
         prepared = plan_again(prepared, always=held.has_waited)
-        number = 1 + ledger.last_known_run()
-        ledger.steps.record(prepared.step.identity, prepared.step.description)
+        with ThreadPoolExecutor(1) as pool:
+            last = pool.submit(ledger.last_known_run)
+            ledger.steps.record(prepared.step.identity, prepared.step.description)
+        number = 1 + last.result()
         yield Run(prepared=prepared, number=number, lease=held)

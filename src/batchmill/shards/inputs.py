@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, compress
 from typing import Any
@@ -65,8 +66,10 @@ class ShardInputs:
             LedgerError: The plan cannot be read.
         """
         spec = read_spec(ledger, shard.run)
-        step, planned = load_planned_step(ledger, spec, shard.pickle_digest)
-        table = read_inputs(ledger, shard.run, shard.start, shard.stop)
+        with ThreadPoolExecutor(1) as pool:
+            rows = pool.submit(read_inputs, ledger, shard.run, shard.start, shard.stop)
+            step, planned = load_planned_step(ledger, spec, shard.pickle_digest)
+        table = rows.result()
         plan_rows: Sequence[int] = range(shard.start, shard.stop)
         if shard.attempt > 1:
             left = is_left(table, recorded_in(ledger, shard.run))

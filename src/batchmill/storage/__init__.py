@@ -1,7 +1,7 @@
 """Stores for datasets and inputs: local folders, and all URLs that fsspec can open."""
 
 from batchmill.storage.local import LocalStore
-from batchmill.storage.objects import ObjectStore
+from batchmill.storage.objects import ObjectStore, ReadOnce
 from batchmill.storage.store import NO_ROOM, Store, if_exists, in_threads
 from batchmill.urls import is_url
 
@@ -14,9 +14,15 @@ __all__ = [
     "in_threads",
     "is_url",
     "open_store",
+    "read_once",
 ]
 
 
 def open_store(place: str) -> Store:
     """Return the store at a path or URL. Nothing is read or written yet."""
     return ObjectStore(place) if is_url(place) else LocalStore(place)
+
+
+def read_once(store: Store) -> Store:
+    """Return a store for reading files that never change: a file of a bucket is fetched once."""
+    return ReadOnce(store.url) if isinstance(store, ObjectStore) else store

@@ -20,6 +20,9 @@ from batchmill.storage.store import in_threads, no_check, parts_of
 # A PUT replaces an object atomically, and can be made to fail if the object exists.
 WRITABLE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az")
 
+# The memory for the contents of files that never change.
+_KEPT_BYTES = 32 * 2**20
+
 
 def unwritable(url: str) -> str:
     """Return why a dataset cannot be at a URL; empty if it can. Raises StoreError."""
@@ -181,3 +184,29 @@ class ObjectStore:
     def is_full(self) -> bool:
         """Return False, because a bucket has no limit."""
         return False
+
+
+class ReadOnce(ObjectStore):
+    """An object store that keeps the content of the files that it has read.
+
+    It is only for files that never change, such as the parts of a ledger.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._contents: dict[str, bytes] = {}
+        self._free = _KEPT_BYTES
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file."""
+        content = self._contents.get(name)
+        if content is None:
+            content = super().read(name)
+            if len(content) <= self._free:
+                self._free -= len(content)
+                self._contents[name] = content
+        return content
+
+    def open(self, name: str) -> pa.NativeFile:
+        """Open a file for Arrow."""
+        return pa.BufferReader(self.read(name))

@@ -104,7 +104,7 @@ def stat_many(urls: Sequence[str]) -> list[FileStat | None]:
 @retry_remote
 def find(url: str) -> dict[str, FileStat]:
     """Return all files below a URL, by relative name, in sorted order."""
-    found = _listed(url, lambda files, path: files.find(path, detail=True).values())
+    found = _listed(url, _descendants)
     return dict(sorted(_files_in(found).items()))
 
 
@@ -299,17 +299,32 @@ def _listed(
 
 def _children(files: Any, path: str) -> list[dict[str, Any]]:
     """Return the files and folders in a folder. A thousand are one request."""
-    if "s3" not in files.protocol:
-        found: list[dict[str, Any]] = files.ls(path, detail=True)
-        return found
-    # `ls` of s3fs would also list the parent of an empty folder, and many folders are empty.
+    if "s3" in files.protocol:
+        return _pages(files, path, "/")
+    found: list[dict[str, Any]] = files.ls(path, detail=True)
+    return found
+
+
+def _descendants(files: Any, path: str) -> Iterable[dict[str, Any]]:
+    """Return all files below a folder. A thousand are one request."""
+    if "s3" in files.protocol:
+        return _pages(files, path, "")
+    found: dict[str, dict[str, Any]] = files.find(path, detail=True)
+    return found.values()
+
+
+def _pages(files: Any, path: str, delimiter: str) -> list[dict[str, Any]]:
+    """Return the entries below a folder of S3."""
+    # The listings of s3fs send up to three more requests if the folder is empty, and many are.
     bucket, key, _ = files.split_path(path.rstrip("/"))
-    request = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", "Delimiter": "/"}
+    request = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", "Delimiter": delimiter}
     found = []
     while True:
         answer = files.call_s3("list_objects_v2", **request, **files.req_kw)
-        for folder in answer.get("CommonPrefixes", ()):
-            found.append({"name": f"{bucket}/{folder['Prefix'][:-1]}", "type": "directory"})
+        found += [
+            {"name": f"{bucket}/{folder['Prefix'][:-1]}", "type": "directory"}
+            for folder in answer.get("CommonPrefixes", ())
+        ]
         for file in answer.get("Contents", ()):
             details = {"name": f"{bucket}/{file['Key']}", "type": "file", "size": file["Size"]}
             found.append({**file, **details})

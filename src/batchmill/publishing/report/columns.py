@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from batchmill.layout import METADATA
-from batchmill.storage import Store
+from batchmill.storage import Store, if_exists
 
 SHOWN_COLUMNS = 60
 _FREQUENT = 5
@@ -53,12 +53,14 @@ _Read = Callable[[], Iterator[pa.Array]]
 
 def describe_columns(store: Store) -> Columns:
     """Describe the columns of the table in a store; nothing without a readable table."""
-    if store.exists(METADATA):
-        with suppress(OSError, pa.ArrowException), store.open(METADATA) as file:
-            table = pq.ParquetFile(file)
-            fields = list(table.schema_arrow)
-            shown = [_describe(table, field) for field in fields[:SHOWN_COLUMNS]]
-            return Columns(shown, len(fields) - len(shown))
+    with suppress(OSError, pa.ArrowException):
+        file = if_exists(store.open, METADATA)
+        if file:
+            with file:
+                table = pq.ParquetFile(file)
+                fields = list(table.schema_arrow)
+                shown = [_describe(table, field) for field in fields[:SHOWN_COLUMNS]]
+                return Columns(shown, len(fields) - len(shown))
     return Columns([], 0)
 
 

@@ -1,6 +1,7 @@
 """Read the facts for the report of a dataset and its last run. Only the ledger is read."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,23 +104,27 @@ def gather(ledger: Ledger, run: int, dataset: str) -> Facts:
     spec = read_spec(ledger, run)
     failures = read_failures(ledger, spec)
     executed, executed_by = _last_executed(ledger)
-    summaries = [(number, ledger.read_summary(number)) for number in ledger.runs()[-SHOWN_RUNS:]]
-    ended = {number: summary for number, summary in summaries if summary}
+    with ThreadPoolExecutor(ledger.store.threads) as pool:
+        ended = pool.map(ledger.read_summary, reversed(ledger.runs()[-SHOWN_RUNS:]))
+        names = pool.submit(ledger.store.names, "")
+        versions = pool.submit(ledger.versions.read_all)
+        summary = pool.submit(summarise, ledger, run, failures)
+        adoptions = pool.submit(adoption_lines, ledger)
     return Facts(
         dataset=dataset,
-        tables=sorted({*TABLES} & {*ledger.store.names("")}),
-        version=next(reversed(ledger.versions.read_all()), None),
+        tables=sorted({*TABLES} & {*names.result()}),
+        version=next(reversed(versions.result()), None),
         step=spec.step,
         params=spec.params,
         root=spec.root,
-        summary=summarise(ledger, run, failures),
+        summary=summary.result(),
         contents=count_contents(ledger),
         executed=executed,
         executed_by=executed_by,
         failures=failures.table,
         groups=failures.groups,
-        runs=[ended[number] for number in sorted(ended, reverse=True)],
-        adoptions=adoption_lines(ledger),
+        runs=list(filter(None, ended)),
+        adoptions=adoptions.result(),
     )
 
 
