@@ -535,6 +535,63 @@ def test_an_input_without_access_fails_alone(job, proxied):
     assert "in the archive" in summary.failures[0][1]
 
 
+EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"
+
+
+@pytest.fixture
+def credentials(tmp_path, monkeypatch):
+    """Return a function that writes the credentials of the default profile, with this key."""
+    path = tmp_path / "credentials"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
+
+    def write(key):
+        path.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = x\n")
+
+    return write
+
+
+@pytest.mark.parametrize("kind", ["input", "output", "ledger"])
+def test_credentials_that_expire_during_a_run_are_read_again(
+    job, bucket, proxied, credentials, kind
+):
+    """The server rejects the first key as soon as it has received a request of this kind."""
+    expired = threading.Event()
+    first = {"input": ("GET", "/data/in/"), "output": ("PUT", "/out/files/"), "ledger": ("PUT", "")}
+    method, part = first[kind]
+
+    def reject(request):
+        if request.signer == "FIRST" and request.method == method and part in request.path:
+            credentials("SECOND")
+            expired.set()
+        is_rejected = expired.is_set() and request.signer == "FIRST"
+        return Reply(400, EXPIRED) if is_rejected else None
+
+    credentials("FIRST")
+    with proxied(reject) as proxy:
+        summary = job()
+        assert {request.signer for request in proxy.requests} == {"FIRST", "SECOND"}
+    assert summary.outcomes == {"ok": 10}
+    assert faults(f"{bucket}/out") == []
+
+
+def test_credentials_that_stay_expired_fail_no_input(job, proxied, credentials, monkeypatch):
+    monkeypatch.setattr("batchmill.storage.retries.retry_remote.pauses", (0.0,))
+    credentials("FIRST")
+
+    def reject(request):
+        is_input = request.method == "GET" and "/data/in/" in request.path
+        return Reply(400, EXPIRED) if is_input else None
+
+    with (
+        proxied(reject),
+        pytest.raises(StoreError, match=r"in/\d.txt: the credentials have expired.*Renew them"),
+    ):
+        job()
+    assert job().outcomes == {"ok": 10}
+
+
 def test_the_error_names_a_damaged_list_of_released_inputs(job, bucket):
     job()
     open_store(f"{bucket}/out").write(".batchmill/released/x.json", b'{"run"')

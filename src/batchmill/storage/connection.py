@@ -25,6 +25,7 @@ _FINAL = (
     ValueError,
 )
 _NO_ACCESS = {"NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError"}
+_EXPIRED = "ExpiredToken"
 # aiohttp's error for an HTTP error status. It concerns one file, not the whole server.
 _WEB_SERVERS_NO = "ClientResponseError"
 _EXTRAS = {"s3": "pip install 'batchmill[s3]'", "s3a": "pip install 'batchmill[s3]'"}
@@ -38,7 +39,13 @@ def connected(url: str) -> Iterator[tuple[Any, str]]:
         StoreError: As `converting_errors` raises it.
     """
     with converting_errors(url):
-        yield _locate(url)
+        files, path = _locate(url)
+        try:
+            yield files, path
+        except Exception as error:
+            if has_expired(error):
+                type(files).clear_instance_cache()  # The next call reads the credentials again.
+            raise
 
 
 @contextmanager
@@ -61,13 +68,23 @@ def converting_errors(url: str) -> Iterator[None]:
         raise StoreError(
             hide_secrets(url),
             without_secrets(_reason(url, error)),
-            passing=not final,
+            passing=has_expired(error) or not final,
             general=name in _NO_ACCESS,
         ) from cause
 
 
+def has_expired(error: Exception) -> bool:
+    """Return whether a store rejected credentials because they have expired."""
+    # s3fs gives botocore's error as the cause. The text of obstore has the answer in XML.
+    response = getattr(error.__cause__, "response", None) or {}
+    code = response.get("Error", {}).get("Code")
+    return bool(code == _EXPIRED or f"<Code>{_EXPIRED}</Code>" in str(error))
+
+
 def _stand_in(error: Exception) -> Exception:
     """Return an error of the same built-in type, with its text without secrets."""
+    if has_expired(error):
+        return Exception(type(error).__name__)  # Access to this file is not denied.
     kind = next((kind for kind in (*_FINAL, OSError) if isinstance(error, kind)), Exception)
     return kind(without_secrets(f"{type(error).__name__}: {error}"))
 
@@ -96,6 +113,11 @@ def _reason(url: str, error: Exception) -> str:
         return f"{scheme}:// URLs need another library. Run {extra}." if extra else f"{text}."
     if isinstance(error, ValueError) and "rotocol" in text:
         return f"no library opens {scheme}:// URLs. Check the spelling."
+    if has_expired(error):
+        return (
+            "the credentials have expired. Renew them, and run the same command again. It resumes "
+            "the run."
+        )
     if isinstance(error, PermissionError) or type(error).__name__ in _NO_ACCESS:
         return (
             f"access denied ({text}). Get access rights, or set the store's credentials in the "

@@ -246,7 +246,13 @@ def _look_up(files: Any, path: str) -> dict[str, Any]:
         found: dict[str, Any] = files.info(path)
         return found
     # If there is no file, `info` of s3fs would also search for a folder with this name.
-    answer = files.call_s3("head_object", files.kwargs, Bucket=bucket, Key=key)
+    try:
+        answer = files.call_s3("head_object", files.kwargs, Bucket=bucket, Key=key)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            # A rejected HEAD has no reason. A rejected GET has one: the credentials have expired.
+            files.cat_file(path, start=0, end=1)
+        raise
     return {**answer, "type": "file", "size": answer["ContentLength"]}
 
 

@@ -19,7 +19,7 @@ import fsspec
 
 from batchmill.security.credentials import options_for
 from batchmill.storage import remote
-from batchmill.storage.connection import converting_errors
+from batchmill.storage.connection import converting_errors, has_expired
 from batchmill.storage.fingerprints import Fingerprint, HashingFile, fingerprint
 from batchmill.storage.retries import retry_remote
 
@@ -102,11 +102,10 @@ def fetch(url: str, path: str) -> Fingerprint | None:
         StoreError: The store failed, or there is no such file.
         OSError: The local file cannot be written.
     """
-    store = _store_for(url)
-    if store:
-        return _get(store, url, path)
-    remote.fetch(url, path)
-    return None
+    seen = _get(url, path)
+    if seen is None:
+        remote.fetch(url, path)
+    return seen
 
 
 def fetch_planned(url: str, path: str, planned: remote.FileStat) -> Fingerprint:
@@ -136,15 +135,16 @@ def stored_fingerprint(path: str, mtime_ns: int, etag: str | None) -> Fingerprin
 
 def upload(path: str, url: str) -> None:
     """Upload a local file atomically. A large file is sent in parts. Raises StoreError."""
-    store = _store_for(url)
-    if store:
-        _put(store, path, url)
-    else:
+    if not _put(path, url):
         remote.upload(path, url)
 
 
 @retry_remote
-def _get(store: "S3Store", url: str, path: str) -> Fingerprint:
+def _get(url: str, path: str) -> Fingerprint | None:
+    """Fetch a file with obstore. Return None if fsspec must be used."""
+    store = _store_for(url)
+    if not store:
+        return None
     import obstore
 
     with _converting(url):
@@ -172,7 +172,11 @@ def _get(store: "S3Store", url: str, path: str) -> Fingerprint:
 
 
 @retry_remote
-def _put(store: "S3Store", path: str, url: str) -> None:
+def _put(path: str, url: str) -> bool:
+    """Upload a file with obstore. Return False if fsspec must be used."""
+    store = _store_for(url)
+    if not store:
+        return False
     import obstore
 
     kind, _ = mimetypes.guess_type(path)
@@ -185,6 +189,7 @@ def _put(store: "S3Store", path: str, url: str) -> None:
             chunk_size=max(_PART_BYTES, os.stat(path).st_size // _MAX_PARTS),
             max_concurrency=_CONCURRENT_PARTS,
         )
+    return True
 
 
 @contextmanager
@@ -201,6 +206,12 @@ def _converting(url: str) -> Iterator[None]:
             raise FileNotFoundError(what) from error
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
             raise PermissionError(_message_in(str(error))) from error
+        except Exception as error:
+            if has_expired(error):
+                # The next call reads the credentials again.
+                _stores.clear()
+                _settings.clear()
+            raise
 
 
 def _message_in(text: str) -> str:
