@@ -138,6 +138,7 @@ def test_the_short_examples_of_steps_print_rows_and_the_log():
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.stdout.splitlines() == [
+        "[{'rate': 22050, 'seconds': 7.272562358276644}]",
         "[{'words': 1}]",
         "[{'words': 1}]",
         "[{'is_long': False, 'title': 'Noun'}]",

@@ -34,7 +34,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address, react):
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.address, self.react, self.requests = address, react, []
+        self.address, self.react, self.requests, self.sent = address, react, [], []
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -80,6 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(length))
         self.end_headers()
         if self.command != "HEAD":
+            self.server.sent.append(len(content))
             self.wfile.write(content)
 
     def log_message(self, *_):
@@ -88,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def s3_proxy(url, react=lambda request: None):
-    """Yield a proxy of the server at `url`, with `url` and `requests`.
+    """Yield a proxy of the server at `url`, with `url`, `requests` and the sizes that it `sent`.
 
     `react` is called with each request, and returns a Reply, or None to pass the request on.
     """

@@ -26,6 +26,18 @@ class MissingError(FileNotFoundError):
     """The input does not exist."""
 
 
+class UnreadPartError(Exception):
+    """The store failed while the step read a part of its input, or the input changed.
+
+    Attributes:
+        fault: The error of the store.
+    """
+
+    def __init__(self, fault: StoreError) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
+
+
 class RefusedError(Exception):
     """The store denies access to this input."""
 
@@ -59,6 +71,8 @@ def failure_of(
         seconds: How long the attempt took.
         ours: True if the engine's code raised the error, False if the step did.
     """
+    if isinstance(error, UnreadPartError):
+        ours, error = True, error.fault
     if ours and isinstance(error, MissingError):
         missing = not_ok(item, staging, "missing", "FileNotFoundError", str(error), seconds)
         return missing._replace(attempts=0)

@@ -31,7 +31,8 @@ def fetch_and_read(item: Input) -> Fingerprint:
     """Fetch the files of an input that are remote, and read all. Raises the errors of `_read`.
 
     Returns:
-        The fingerprint of the input. With companions, its content is that of all files.
+        The fingerprint of the input. With companions, its content is that of all files. It is
+        empty if a step reads the input in parts.
     """
     seen = _read_folder(item) if item.is_folder else None
     if not item.companions:
@@ -47,7 +48,7 @@ def fetch_and_read(item: Input) -> Fingerprint:
             contents[column] = (file.name, found.content)
     seen = seen or _read(item)
     return seen._replace(
-        content=joint_content(seen.content, contents),
+        content=joint_content(seen.content, contents) if seen.content else "",
         companions=joint_digest(seen.companions, digest_of_files(files)),
     )
 
@@ -90,6 +91,9 @@ def _read(item: Input | Companion) -> Fingerprint:
         OSError: The file exists, but cannot be read now.
     """
     try:
+        if isinstance(item, Input) and item.in_parts:
+            os.makedirs(os.path.dirname(item.path), exist_ok=True)
+            return transfer.fetch_head(item.url, item.path)
         return _fetch(item, item.planned) if item.planned else fingerprint(item.path)
     except (OSError, StoreError) as error:
         if isinstance(error, OSError) and error.errno not in _NO_FILE:

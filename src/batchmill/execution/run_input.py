@@ -4,9 +4,10 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from batchmill.errors import StepError
 from batchmill.execution.failures import (
@@ -15,6 +16,7 @@ from batchmill.execution.failures import (
     not_ok,
     printable,
 )
+from batchmill.execution.open_input import opened
 from batchmill.execution.outputs import place_outputs
 from batchmill.execution.read_input import discard, fetch_and_read, remove_flat
 from batchmill.execution.rows import File, Row, encode_rows, rows_of
@@ -108,7 +110,7 @@ def run_step(
             if confined:
                 rows = rows_of(read_answer(confined()), staging.reserved)
             else:
-                rows = _run(step, item, staging, indexed)
+                rows = _run(step, item, staging, indexed, seen)
         finally:
             _end_if_forked(pid)
             hooks.after()
@@ -348,14 +350,20 @@ def _end_if_forked(pid: int) -> None:
         os._exit(0)
 
 
-def _run(step: Step, item: Input, staging: StagingArea, indexed: Callable[[], Any]) -> list[Row]:
+def _run(
+    step: Step,
+    item: Input,
+    staging: StagingArea,
+    indexed: Callable[[], Any],
+    seen: Fingerprint = _ABSENT,
+) -> list[Row]:
     """Call the step, and return its rows. Its folder has been created."""
     if step.kind != "function":
-        result = indexed()
+        rows = rows_of(indexed(), staging.reserved)
     else:
         staged = staging.folder / item.input_id if "out" in step.given else None
-        result = _call(step, item, staged)
-    rows = rows_of(result, staging.reserved)
+        with opened(item, seen) if step.opens_input else nullcontext(Path(item.path)) as source:
+            rows = rows_of(_call(step, item, source, staged), staging.reserved)
     if step.declared:
         step.declared.check(encode_rows(map(_without_files, rows)))
     return rows
@@ -366,7 +374,7 @@ def _without_files(row: Row) -> Row:
     return {key: value.path if isinstance(value, File) else value for key, value in row.items()}
 
 
-def _call(step: Step, item: Input, staged: Path | None) -> Any:
+def _call(step: Step, item: Input, source: Path | BinaryIO, staged: Path | None) -> Any:
     given: dict[str, Any] = {}
     if staged:
         given["out"] = staged
@@ -375,7 +383,7 @@ def _call(step: Step, item: Input, staged: Path | None) -> Any:
             given[column] = file and Path(file.path)
     if "row" in step.given:
         given["row"] = {**item.row, **_paths(item)}
-    return step.target(Path(item.path), **given, **step.params)
+    return step.target(source, **given, **step.params)
 
 
 def _paths(item: Input) -> dict[str, str | None]:

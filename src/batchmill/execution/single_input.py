@@ -16,6 +16,7 @@ from typing import Any
 from batchmill.digests import input_id
 from batchmill.errors import OptionError
 from batchmill.execution.failures import hide_in
+from batchmill.execution.open_input import reads_in_parts
 from batchmill.execution.run_input import execute, make_dataset
 from batchmill.execution.staging import Companion, Input, StagingArea, open_staging
 from batchmill.layout import FILES
@@ -52,6 +53,7 @@ def run_single_input(
     Raises:
         OptionError: The file does not exist, or the step cannot run on a single file.
     """
+    step.check_input_kind(is_folder=is_folder)
     stats = {column: _stat(other) for column, other in companions.items()}
     if is_folder and not os.path.isdir(place):
         raise OptionError(f"{place}: no such folder. Check the path. It cannot be a URL.")
@@ -70,6 +72,7 @@ def run_single_input(
         item = _input(place, row, staging, stat)
         item = item._replace(
             is_folder=is_folder,
+            in_parts=step.opens_input and reads_in_parts(item.url, stat),
             companions={
                 column: _companion(column, companions[column], staging, seen)
                 for column, seen in stats.items()

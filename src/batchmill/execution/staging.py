@@ -35,7 +35,8 @@ class Input(NamedTuple):
     An input with a `url`, which may end with an address in a pack, is first fetched to `path`.
     `planned` has its size, time and ETag at the time of planning. `companions` has its further
     files by column, None for an empty cell. `planned_companions` is the digest of their states and,
-    if `is_folder`, of the states of the folder's files.
+    if `is_folder`, of the states of the folder's files. If it is read `in_parts`, only the first
+    bytes of its file are fetched to `path`.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Input(NamedTuple):
     companions: Mapping[str, Companion | None] = MappingProxyType({})
     planned_companions: str | None = None
     is_folder: bool = False
+    in_parts: bool = False
 
     @property
     def files(self) -> "list[Input | Companion]":

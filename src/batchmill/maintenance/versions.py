@@ -16,7 +16,7 @@ from batchmill.ledger.parts import file_names
 from batchmill.ledger.versions import Version, records_of
 
 _INPUT, _STEP, _PARAMS, _ROW, _OTHER = "input", "step", "params", "row", "executed again"
-_COLUMNS = ("input", "outcome", "content", "step", "carried", "rows", "outputs")
+_COLUMNS = ("input", "outcome", "content", "etag", "step", "carried", "rows", "outputs")
 
 
 class ListedVersion(NamedTuple):
@@ -148,6 +148,9 @@ def _results(ledger: Ledger, records: pa.Table, version: Version) -> pd.DataFram
     listed = pq.ParquetFile(ledger.store.open(table)).read(columns=["input"])["input"]
     found = records_of(records, version.number)
     found = found.filter(pc.is_in(found["input"], value_set=pc.unique(listed)))
+    # The content of an input that its step read in parts is unknown.
+    known = pc.if_else(pc.equal(found["content"], ""), found["etag"], found["content"])
+    found = found.set_column(found.schema.get_field_index("content"), "content", known)
     frame = found.select(["input", "content", "step", "carried", "rows"]).to_pandas()
     frame["paths"] = [
         json.dumps([file["path"] for file in files]) for files in found["outputs"].to_pylist()

@@ -75,6 +75,8 @@ def detect_changes(
         pc.invert(has_other_size(recorded, current)),
         pc.or_(has_other_time(recorded, current), has_unknown_time),
     )
+    # The content of an input that its step reads in parts is unknown, so another time is a change.
+    is_unclear = pc.and_(is_unclear, pc.not_equal(recorded["content"], "").fill_null(True))
     unclear = current.filter(is_unclear)
     names = unclear["input"].to_pylist()
     place = pc.index_in(unclear["input"], value_set=inputs["input"])

@@ -235,6 +235,7 @@ def _plan(
     check: ChangeCheck | None = None,
 ) -> Prepared:
     step = _fitted(step, manifest)
+    step.check_input_kind(is_folder=job.inputs.input_kind == "folder")
     with ThreadPoolExecutor(1) as pool:
         listed = pool.submit(ledger.released)
         records = ledger.records(PLANNED_COLUMNS)

@@ -32,6 +32,7 @@ from batchmill.shards.torch_dataset import create_torch_dataset
 from batchmill.step.load import Step
 from batchmill.storage import ObjectStore, is_url, transfer
 from batchmill.storage.fingerprints import Fingerprint
+from batchmill.storage.ranges import HEAD_BYTES
 from batchmill.workers import (
     BatchCallbacks,
     IsolatedExecutor,
@@ -257,6 +258,8 @@ class ShardExecution:
 def _transfer_size(item: Input) -> int:
     """Return the size of an input's remote files in bytes; -1 if the size of one is unknown."""
     sizes = [file.planned.size for file in item.fetched if file.planned]
+    if item.in_parts:  # The item itself is the last of the files.
+        sizes[-1] = min(sizes[-1], HEAD_BYTES)
     return sum(sizes) if all(size >= 0 for size in sizes) else -1
 
 

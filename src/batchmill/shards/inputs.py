@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from batchmill.execution.open_input import reads_in_parts
 from batchmill.execution.rows import RESERVED_KEYS, RESERVED_WITH_PARTITIONS
 from batchmill.execution.staging import Companion, Input, StagingArea
 from batchmill.ledger.ledger import Ledger
@@ -143,7 +144,9 @@ class ShardInputs:
 
     def items(self, staging: StagingArea) -> list[Input]:
         """Return the inputs, as passed to the step."""
-        return [
+        # A confined step may have no access to the network, so its inputs are fetched whole.
+        in_parts = self.step.opens_input and self.spec.confinement is None
+        items = [
             Input(
                 name,
                 identifier,
@@ -163,6 +166,9 @@ class ShardInputs:
                 strict=True,
             )
         ]
+        if not in_parts:
+            return items
+        return [item._replace(in_parts=reads_in_parts(item.url, item.planned)) for item in items]
 
     def _companions(
         self, staging: StagingArea, identifier: str, seen: Mapping[str, SeenFile | None]

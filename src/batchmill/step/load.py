@@ -7,15 +7,15 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
-from batchmill.errors import StepError
+from batchmill.errors import OptionError, StepError
 from batchmill.security.allowlist import check_origin, check_step
 from batchmill.step.declared_rows import DeclaredRows, declared_rows
 from batchmill.step.fingerprint import describe_step, identity_of
-from batchmill.step.params import check_params
+from batchmill.step.params import check_params, hints_of
 from batchmill.step.tracked_file import ContentCounts, TrackedFile, track_files
 
 StepKind = Literal["function", "dataset", "items"]
@@ -43,6 +43,7 @@ class Step:
         tracked: The files whose content is part of the identity, by parameter or name.
         pickled: The step as it is sent to other processes, if they cannot import it.
         declared: The type of its rows, if it declares one.
+        opens_input: True if it receives each input as an open file and not as a path.
     """
 
     ref: str
@@ -55,6 +56,7 @@ class Step:
     tracked: Mapping[str, TrackedFile] = field(default_factory=dict)
     pickled: bytes = b""
     declared: DeclaredRows | None = None
+    opens_input: bool = False
 
     @property
     def is_batched(self) -> bool:
@@ -65,6 +67,14 @@ class Step:
     def takes_rows(self) -> bool:
         """True if it receives the other columns of the manifest."""
         return bool({"row", "labels"} & self.given)
+
+    def check_input_kind(self, *, is_folder: bool) -> None:
+        """Raise OptionError if the step cannot receive inputs of this kind."""
+        if is_folder and self.opens_input:
+            raise OptionError(
+                f"--input-kind folder: the step {self.ref} takes an open file (BinaryIO), but a "
+                "folder cannot be opened. Annotate its first parameter as Path."
+            )
 
 
 def load_step(
@@ -139,7 +149,9 @@ def check_target(
     if kind == "dataset":
         given |= _given_to_batch(ref, target)
     placed, tracked = track_files(ref, target, checked, search)
-    return _step(ref, kind, target, placed, given, tracked, by_value=by_value)
+    step = _step(ref, kind, target, placed, given, tracked, by_value=by_value)
+    is_opened = kind == "function" and _is_open_file(target, signature.parameters[takes])
+    return replace(step, opens_input=is_opened)
 
 
 def reference_to(step: Any) -> str | None:
@@ -357,6 +369,13 @@ def _given_to_batch(ref: str, target: Any) -> frozenset[str]:
             "batch, and `outs` if it writes files."
         )
     return given
+
+
+def _is_open_file(target: Any, parameter: inspect.Parameter) -> bool:
+    """Return whether the annotation of a parameter is BinaryIO."""
+    # Without `hints_of`, the annotation may be text: only type checkers can read some modules.
+    hint = hints_of(target).get(parameter.name, parameter.annotation)
+    return hint is BinaryIO or hint in ("BinaryIO", "typing.BinaryIO")
 
 
 def _takes_input(ref: str, signature: inspect.Signature) -> str:

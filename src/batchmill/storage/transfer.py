@@ -20,10 +20,12 @@ import fsspec
 from batchmill.security.credentials import options_for
 from batchmill.storage import remote
 from batchmill.storage.connection import converting_errors, has_expired
-from batchmill.storage.fingerprints import Fingerprint, HashingFile, fingerprint
+from batchmill.storage.fingerprints import Fingerprint, HashingFile, fingerprint, hash_bytes
+from batchmill.storage.ranges import HEAD_BYTES
 from batchmill.storage.retries import retry_remote
 
 if TYPE_CHECKING:
+    from obstore import GetOptions, ObjectMeta
     from obstore.store import ClientConfig, S3Credential, S3Store
 
 # The most fetches of one input with fsspec. An input that changes meanwhile is fetched again.
@@ -47,6 +49,7 @@ _RETRY_TIME = timedelta(seconds=30)
 # A server that sends nothing for this time is not responding.
 _SILENCE = timedelta(seconds=30)
 _CONNECT_TIME, _REQUEST_TIME = timedelta(seconds=10), timedelta(hours=1)
+_CHANGED = "it changed while it was read. Run the same command again"
 
 _process = 0  # The id of the process that may use obstore.
 _settings: dict[str, "S3Settings | None"] = {}
@@ -127,6 +130,74 @@ def fetch_planned(url: str, path: str, planned: remote.FileStat) -> Fingerprint:
     return stored_fingerprint(path, remote.UNKNOWN_TIME, None)
 
 
+@retry_remote
+def fetch_head(url: str, path: str) -> Fingerprint:
+    """Fetch the first HEAD_BYTES of a file to a local path.
+
+    Returns:
+        The fingerprint of the whole file in its store. If the file is larger than HEAD_BYTES, its
+        content is empty, because it is unknown.
+
+    Raises:
+        StoreError: The store failed, or there is no such file.
+        OSError: The local file cannot be written.
+    """
+    store = _store_for(url)
+    if store:
+        data, seen = _get_part(store, url, (0, HEAD_BYTES), None)
+    else:
+        found = remote.stat(url)
+        if found is None:
+            with converting_errors(url):
+                raise FileNotFoundError("there is no such file")
+        seen = Fingerprint(found.size, found.mtime_ns, "", found.etag)
+        data = _read_part(url, (0, HEAD_BYTES), seen)
+    with open(path, "wb") as file:
+        file.write(data)
+    return seen if len(data) < seen.size else seen._replace(content=hash_bytes(data))
+
+
+@retry_remote
+def read_range(url: str, start: int, stop: int, seen: Fingerprint) -> bytes:
+    """Return the bytes of a file from `start` up to `stop`.
+
+    Raises:
+        StoreError: The store failed, or the file is no longer the one with the fingerprint `seen`.
+    """
+    store = _store_for(url)
+    return (
+        _get_part(store, url, (start, stop), seen)[0]
+        if store
+        else _read_part(url, (start, stop), seen)
+    )
+
+
+def _get_part(
+    store: "S3Store", url: str, part: tuple[int, int], expected: Fingerprint | None
+) -> tuple[bytes, Fingerprint]:
+    """Return a part of a file and the fingerprint of the file, with one request."""
+    import obstore
+
+    options: GetOptions = {"range": part}
+    if expected and expected.etag:
+        options["if_match"] = f'"{expected.etag}"'
+    with _converting(url):
+        response = obstore.get(store, _key_of(url), options=options)
+        data, seen = bytes(response.bytes()), _fingerprint_in(response.meta, "")
+        if expected and seen != expected:
+            raise ValueError(_CHANGED)
+    return data, seen
+
+
+def _read_part(url: str, part: tuple[int, int], expected: Fingerprint) -> bytes:
+    """Return a part of a file with fsspec, which cannot make the request depend on the ETag."""
+    data = remote.read_range(url, part[0], part[1] - part[0])
+    with converting_errors(url):
+        if remote.stat(url) != (expected.size, expected.mtime_ns, expected.etag):
+            raise ValueError(_CHANGED)
+    return data
+
+
 def stored_fingerprint(path: str, mtime_ns: int, etag: str | None) -> Fingerprint:
     """Return the fingerprint of a file in its store, given its local copy."""
     # The times of the local copy say nothing about the file.
@@ -166,9 +237,14 @@ def _get(url: str, path: str) -> Fingerprint | None:
     with _converting(url):
         if file.size != meta["size"]:
             raise OSError(f"{file.size:,} of {meta['size']:,} bytes arrived")
+    return _fingerprint_in(meta, file.content)
+
+
+def _fingerprint_in(meta: "ObjectMeta", content: str) -> Fingerprint:
+    """Return the fingerprint of a file, given its description in a response and its content."""
     etag = (meta["e_tag"] or "").strip('"')
     time_ns = 0 if etag else int(meta["last_modified"].timestamp() * 1_000_000) * 1000
-    return Fingerprint(file.size, time_ns, file.content, etag or None)
+    return Fingerprint(meta["size"], time_ns, content, etag or None)
 
 
 @retry_remote
@@ -204,6 +280,8 @@ def _converting(url: str) -> Iterator[None]:
             # The text of obstore has the URL of the request and the answer in XML.
             what = "no such bucket" if "NoSuchBucket" in str(error) else "there is no such file"
             raise FileNotFoundError(what) from error
+        except exceptions.PreconditionError as error:
+            raise ValueError(_CHANGED) from error
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
             raise PermissionError(_message_in(str(error))) from error
         except Exception as error:
