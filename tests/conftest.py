@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import azure_blobs
 import pytest
 from live import (
     ROOT,
@@ -207,6 +208,24 @@ def bucket(s3, monkeypatch):
         monkeypatch.setenv(name, value)
     forget_connections()
     yield make_bucket(f"bucket-{uuid.uuid4().hex[:12]}")
+    forget_connections()
+
+
+@pytest.fixture(scope="session")
+def azurite():
+    """Return the URL of an Azure server that all processes of a test run share."""
+    return shared_server("azurite", azure_blobs.start_azurite)
+
+
+@pytest.fixture
+def container(azurite, monkeypatch):
+    """Create an empty container of Azure for this process and its children; yield its URL."""
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azure_blobs.connection_string(azurite))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    forget_connections()
+    yield azure_blobs.make_container(f"container-{uuid.uuid4().hex[:12]}")
     forget_connections()
 
 

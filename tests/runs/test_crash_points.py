@@ -24,7 +24,7 @@ from batchmill import workers as isolation  # noqa: F401
 from batchmill.execution import outputs  # noqa: F401
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import compact
-from batchmill.storage import LocalStore, open_store
+from batchmill.storage import LocalStore, is_url, open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
@@ -92,9 +92,9 @@ def prepare_inputs(place, scenario):
 def copy(place, to):
     """Copy a prepared place. That is faster than preparing it again."""
     shutil.copytree(place.folder, to.folder)
-    if to.dataset.startswith("s3://"):
+    if is_url(to.dataset):
         forget_connections()
-        files = fsspec.filesystem("s3")
+        files, _ = fsspec.core.url_to_fs(to.dataset)
         for key in files.find(place.dataset):
             files.copy(key, f"{to.dataset}/{key.partition('/prepared/')[2]}")
 
@@ -194,6 +194,12 @@ def test_a_run_that_is_killed_at_any_point_can_be_run_again(crashes, scenario):
 @pytest.mark.parametrize("scenario", [pytest.param("first", marks=pytest.mark.long), "again"])
 def test_a_run_in_a_bucket_that_is_killed_at_any_point_can_be_run_again(crashes, bucket, scenario):
     assert crashes(scenario, bucket=bucket) == []
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("scenario", [pytest.param("first", marks=pytest.mark.long), "again"])
+def test_a_run_in_azure_that_is_killed_at_any_point_can_be_run_again(crashes, container, scenario):
+    assert crashes(scenario, bucket=container) == []
 
 
 def record_before_outputs(points):

@@ -16,6 +16,7 @@ from live import serving
 
 from batchmill import StoreError
 from batchmill.security.credentials import Access, access_to, options_for
+from batchmill.security.redaction import without_secrets
 from batchmill.storage import LocalStore, remote
 from batchmill.storage.connection import connected
 from batchmill.storage.fingerprints import content_of
@@ -147,6 +148,14 @@ def test_the_options_of_an_equal_store_stay():
         with access_to([lab]):
             assert options_for("s3://lab/in") == {"key": "lab"}
         assert options_for("s3://lab/in") == {"key": "other"}
+
+
+def test_errors_contain_no_part_of_a_connection_string_of_azure(monkeypatch):
+    text = "AccountName=lab;{}=open-sesame;BlobEndpoint=http://host"
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text.format("AccountKey"))
+    options = {"connection_string": text.format("SharedAccessSignature").replace("open", "shut")}
+    with access_to([Access(url="memory://lab", options=options)]):
+        assert without_secrets("lab: open-sesame, shut-sesame") == "lab: ***, ***"
 
 
 def test_errors_do_not_contain_the_options_of_a_store():

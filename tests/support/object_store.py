@@ -59,4 +59,5 @@ def upload_in_parts(url, data):
 
 def forget_connections():
     """Drop all connections: the next access reads the environment again."""
-    fsspec.filesystem("s3").clear_instance_cache()
+    for library in fsspec.registry.values():
+        library.clear_instance_cache()

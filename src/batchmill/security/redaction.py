@@ -10,7 +10,13 @@ from batchmill.security.credentials import granted_options
 from batchmill.urls import hide_secrets
 
 # The names of variables and options that may hold a credential.
-_SECRET_NAME = re.compile(r"secret|token|passw|access_?key|account_?key|_key$|^key$|sas", re.I)
+_SECRET_NAME = re.compile(
+    r"secret|token|passw|access_?key|account_?key|_key$|^key$|sas"
+    r"|connection_?string",
+    re.I,
+)
+# Azure's connection strings have the credential between other settings.
+_IN_CONNECTION_STRING = re.compile(r"(?:AccountKey|SharedAccessSignature)=([^;]+)")
 # A shorter value could be a part of any word.
 _SHORTEST_SECRET = 6
 _NO_SECRETS = ("region_name", "profile", "username", "account_name", "project")
@@ -40,6 +46,7 @@ def _secrets() -> Iterator[str]:
     for name, value in pairs:
         if isinstance(value, str) and len(value) >= _SHORTEST_SECRET and names_a_secret(name):
             yield value
+            yield from _IN_CONNECTION_STRING.findall(value)
     for options in granted_options():
         yield from _texts(options)
 
@@ -48,6 +55,7 @@ def _texts(options: object) -> Iterator[str]:
     """Yield the option values of a store that may be secret: all except those in _NO_SECRETS."""
     if isinstance(options, str) and len(options) >= _SHORTEST_SECRET:
         yield options
+        yield from _IN_CONNECTION_STRING.findall(options)
     elif isinstance(options, Mapping):
         for name, value in options.items():
             if name == "endpoint_url":

@@ -24,11 +24,19 @@ _FINAL = (
     TypeError,
     ValueError,
 )
-_NO_ACCESS = {"NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError"}
+_NO_ACCESS = {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "TokenRetrievalError",
+    "CredentialUnavailableError",
+    "ClientAuthenticationError",
+}
 _EXPIRED = "ExpiredToken"
+# The statuses with which a store rejects the credentials, or an access with them.
+_DENIED = (401, 403)
 # aiohttp's error for an HTTP error status. It concerns one file, not the whole server.
 _WEB_SERVERS_NO = "ClientResponseError"
-_EXTRAS = {"s3": "pip install 'batchmill[s3]'", "s3a": "pip install 'batchmill[s3]'"}
+_EXTRAS = {"s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure", "abfss": "azure"}
 
 
 @contextmanager
@@ -58,7 +66,8 @@ def converting_errors(url: str) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:  # noqa: BLE001  # It is raised as StoreError.
+    except Exception as caught:  # noqa: BLE001  # It is raised as StoreError.
+        error = _as_built_in(caught)
         name = type(error).__name__
         # The error itself may contain secrets, and a traceback of StoreError shows its cause.
         cause = _stand_in(error).with_traceback(error.__traceback__)
@@ -79,6 +88,15 @@ def has_expired(error: Exception) -> bool:
     response = getattr(error.__cause__, "response", None) or {}
     code = response.get("Error", {}).get("Code")
     return bool(code == _EXPIRED or f"<Code>{_EXPIRED}</Code>" in str(error))
+
+
+def _as_built_in(error: Exception) -> Exception:
+    """Return a PermissionError for an error of Azure's library that says the same."""
+    text = str(error)
+    # adlfs raises a ValueError if it finds no credentials.
+    if getattr(error, "status_code", None) in _DENIED or "with credentials!!" in text:
+        return PermissionError(text).with_traceback(error.__traceback__)
+    return error
 
 
 def _stand_in(error: Exception) -> Exception:
@@ -109,8 +127,10 @@ def _reason(url: str, error: Exception) -> str:
     scheme = url.partition("://")[0]
     text = str(error).strip().partition("\n")[0][:300]
     if isinstance(error, ImportError):
-        extra = _EXTRAS.get(scheme)
-        return f"{scheme}:// URLs need another library. Run {extra}." if extra else f"{text}."
+        if scheme not in _EXTRAS:
+            return f"{text}."
+        install = f"pip install 'batchmill[{_EXTRAS[scheme]}]'"
+        return f"{scheme}:// URLs need another library. Run {install}."
     if isinstance(error, ValueError) and "rotocol" in text:
         return f"no library opens {scheme}:// URLs. Check the spelling."
     if has_expired(error):

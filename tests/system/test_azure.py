@@ -1,0 +1,134 @@
+"""Manifests, inputs and datasets work in a container of Azure as in a folder."""
+
+import os
+
+import fsspec
+import pandas as pd
+import pytest
+from azure_blobs import ACCOUNT, KEY, connection_string, container_signature
+from comparison import contents, faults
+from jobs import run_job
+from live import ROOT
+from object_store import forget_connections, upload
+
+from batchmill import StoreError, load_manifest, open_dataset
+from batchmill.security.credentials import Access, access_to
+from batchmill.storage import open_store, remote
+
+COPY = "steps_under_test:copy"
+
+
+@pytest.fixture
+def inputs(tmp_path, monkeypatch):
+    """Ten inputs and their manifest in a folder. The steps can be imported."""
+    monkeypatch.chdir(ROOT / "tests" / "support")
+    folder = tmp_path / "data"
+    (folder / "in").mkdir(parents=True)
+    names = [f"in/{number}.txt" for number in range(10)]
+    for name in names:
+        (folder / name).write_text(f"content of {name}")
+    pd.DataFrame({"input": names, "label": range(10)}).to_csv(folder / "m.csv", index=False)
+    return folder
+
+
+@pytest.fixture
+def data(inputs, container):
+    """Upload the inputs and the manifest, and return the URL."""
+    upload(inputs, f"{container}/data")
+    return f"{container}/data"
+
+
+@pytest.mark.parametrize("scheme", ["az", "abfs"])
+def test_a_dataset_in_azure_has_the_same_bytes_as_one_in_a_folder(
+    scheme, data, container, inputs, tmp_path
+):
+    output = f"{container}/out".replace("az:", f"{scheme}:")
+    job = (f"{data}/m.csv".replace("az:", f"{scheme}:"), COPY, output)
+    assert run_job(*job).outcomes == {"ok": 10}
+    run_job(inputs / "m.csv", COPY, tmp_path / "out")
+    assert contents(output) == contents(tmp_path / "out")
+    assert faults(output) == []
+    assert run_job(*job).executed == 0
+    open_store(data).write("in/1.txt", b"CONTENT of in/1.txt")
+    assert run_job(*job).executed == 1
+    samples = [sample.data for sample in open_dataset(output)]
+    assert sorted(samples)[0] == "CONTENT of in/1.txt"
+    assert len(samples) == 10
+
+
+def test_the_installed_command_reads_and_writes_azure(shell, container, recordings, work):
+    for path in sorted(recordings.iterdir())[3:]:
+        path.unlink()
+    upload(recordings, f"{container}/recordings")
+    shell.environment |= {name: os.environ[name] for name in os.environ if name[:6] == "AZURE_"}
+    step = ("--step", "batchmill.steps.audio:split", "--param", "seconds=1")
+    command = ("run", f"{container}/recordings", *step, "-o", f"{container}/clips")
+    done = shell.batchmill(*command)
+    assert "3 inputs: 3 ok" in done.stdout, done.stderr
+    assert "3 inputs: 3 ok (0 executed)" in shell.batchmill(*command).stdout
+    assert shell.batchmill("verify", f"{container}/clips").returncode == 0
+    assert KEY not in done.stdout + done.stderr
+
+
+def test_patterns_and_unusual_names(data, container):
+    names = ["in/a b.txt", "in/é.txt", "in/x//y.txt", "in/#1?.txt", "in/..b.txt", "in/%20.txt"]
+    store = open_store(data)
+    for name in names:
+        store.write(name, b"x")
+    store.write("odd.jsonl", b"\n".join(b'{"input": "%s"}' % name.encode() for name in names))
+    assert run_job(f"{data}/odd.jsonl", COPY, f"{container}/out").outcomes == {"ok": len(names)}
+    found = load_manifest(f"{data}/in/[0-9].txt").inputs["input"].to_pylist()
+    assert found == [f"{number}.txt" for number in range(10)]
+    below = load_manifest(f"{data}/in/**/y.txt").inputs["input"].to_pylist()
+    assert below == ["x//y.txt"]
+
+
+def test_many_inputs_of_one_folder_are_listed(data, monkeypatch):
+    monkeypatch.setattr(remote, "FEW", 5)
+    alone, stat = [], remote.stat
+    monkeypatch.setattr(remote, "stat", lambda url: alone.append(url) or stat(url))
+    seen = remote.stat_many([f"{data}/in/{number}.txt" for number in range(11)])
+    assert [found and found.size for found in seen] == [19] * 10 + [None]
+    assert alone == []
+
+
+def test_a_folder_marker_is_not_a_file(data, container):
+    """Accounts with a hierarchical namespace have an empty blob for each folder."""
+    files = fsspec.filesystem("az")
+    for folder in ("data/in", "out", "out/.batchmill"):
+        path = f"{container}/{folder}".removeprefix("az://")
+        files.pipe_file(path, b"")
+        files.setxattrs(path, hdi_isfolder="true")
+    assert run_job(f"{data}/in", COPY, f"{container}/out").outcomes == {"ok": 10}
+    assert run_job(f"{data}/in", COPY, f"{container}/out").executed == 0
+
+
+def test_a_signature_for_one_container_is_enough(data, container, azurite, monkeypatch):
+    secret = f"SharedAccessSignature={container_signature(container)}"
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection_string(azurite, secret))
+    forget_connections()
+    assert run_job(f"{data}/m.csv", COPY, f"{container}/out").outcomes == {"ok": 10}
+    with pytest.raises(StoreError, match="access denied"):
+        run_job(f"{data}/m.csv", COPY, "az://another-container/out")
+
+
+def test_the_options_of_a_saved_store_are_used(data, container, azurite, monkeypatch):
+    monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING")
+    forget_connections()
+    with pytest.raises(StoreError, match=r"access denied .*set the store's credentials"):
+        remote.read(f"{data}/m.csv")
+    options = {"connection_string": connection_string(azurite)}
+    with access_to([Access(url=container, options=options)]):
+        assert run_job(f"{data}/m.csv", COPY, f"{container}/out").outcomes == {"ok": 10}
+
+
+def test_a_missing_container_and_a_wrong_key_are_rejected(data, azurite, monkeypatch):
+    with pytest.raises(StoreError, match="no bucket 'no-such-container'"):
+        run_job(f"{data}/m.csv", COPY, "az://no-such-container/out")
+    wrong = connection_string(azurite, f"AccountKey={KEY[::-1].strip('=')}==")
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", wrong)
+    forget_connections()
+    with pytest.raises(StoreError, match="access denied") as caught:
+        remote.read(f"{data}/m.csv")
+    assert not caught.value.passing
+    assert ACCOUNT not in str(caught.value)
