@@ -165,7 +165,7 @@ def if_exists(
     try:
         return read(*args, **kwargs)
     except StoreError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
+        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             return None
         raise
 
