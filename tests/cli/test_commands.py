@@ -455,6 +455,18 @@ def test_retry_releases_failed_inputs(command, words, tmp_path, monkeypatch):
     assert ": b.txt" in text
 
 
+def test_status_says_how_to_execute_failed_inputs_again(command, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(STEPS)
+    out = tmp_path / "out"
+    run_job(words, "steps_under_test:fails_on_b", out)
+    again = f"To execute them again: batchmill retry {out}, and then the same run.\n"
+    assert again in command("status", out)[1]
+    command("retry", out)
+    _, text, _ = command("status", out)
+    assert "The next run executes 1 input again, because a retry or a repair requested it." in text
+    assert again not in text
+
+
 def test_failures_as_csv(command, words, tmp_path, monkeypatch):
     monkeypatch.chdir(STEPS)
     run_job(words, "steps_under_test:fails_on_b", tmp_path / "out")

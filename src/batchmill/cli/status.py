@@ -72,8 +72,11 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
             f"{counted(withdrawn, 'withdrawn input')}, which the manifest of the last run does not "
             "list. Their results are not in the tables, and stay until --prune."
         )
-    let_go = count_released(ledger)
-    if let_go:
-        out.print(f"The next run executes {counted(let_go, 'failed or damaged input')} again.")
+    requested = count_released(ledger)
+    if requested:
+        again = counted(requested, "input")
+        out.print(f"The next run executes {again} again, because a retry or a repair requested it.")
+    elif summary.failed > summary.results_kept and not (who or summary.counts.get("quarantined")):
+        out.print(f"To execute them again: batchmill retry {dataset}, and then the same run.")
     if contents.outputs:
         out.print(f"{counted(contents.outputs, 'output file')}, {readable_size(contents.bytes)}")
