@@ -88,7 +88,7 @@ def test_deployments_run_on_ray_verify_and_repair(deployed, job, work):
     (work / "out" / "metadata.csv").unlink()
     state = deployed("verify-dataset/verify", dataset=str(work / "out"), repair=True)
     assert state["type"] == "FAILED"
-    assert "1 missing. Repaired" in state["message"]
+    assert "1 missing. Run the job again to rebuild" in state["message"]
     state = deployed("preprocess/run-step", **job)
     assert state["message"] == "4 inputs: 4 ok"
 
