@@ -169,6 +169,9 @@ class LocalStore:
         """
         self.before_change()
         with self._faults(name), folder_of(self.url, name, make=True) as (folder, last):
+            with suppress(FileNotFoundError):
+                os.stat(last, dir_fd=folder, follow_symlinks=False)
+                return False  # Usually it exists, and then no temporary file is synced.
             try:
                 with temporary_file(folder, last, lambda file: file.write(data)) as temporary:
                     link_file(folder, temporary, last)
