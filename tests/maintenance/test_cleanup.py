@@ -1,13 +1,21 @@
 """Test that the records of old runs do not accumulate."""
 
+import logging
+from pathlib import Path
+
 import pytest
 from copying_job import CopyingJob
+from jobs import run_job
+from object_store import begin_upload, incomplete_uploads
+from s3_proxy import Reply
 
 from batchmill import open_dataset
 from batchmill.layout import PUBLISHED, RELEASED
-from batchmill.maintenance.cleanup import KEPT_RUNS, compact, forget_runs
+from batchmill.ledger.ledger import Ledger
+from batchmill.maintenance.cleanup import KEPT_RUNS, compact, forget_runs, remove_orphans
 from batchmill.maintenance.verify import verify
 from batchmill.runs.progress import RunWatcher
+from batchmill.storage import open_store
 
 
 @pytest.fixture
@@ -76,3 +84,49 @@ def test_a_request_to_retry_is_removed_when_it_was_executed(job):
     assert job.ledger.store.names(RELEASED) == []
     assert job.ledger.store.read(PUBLISHED) != published
     assert job.run() == 0
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("place", ["/made", ""])
+def test_the_parts_that_a_killed_upload_left_in_a_bucket_are_removed(bucket, place):
+    """They cost money, and no listing of files shows them."""
+    ledger = Ledger(open_store(f"{bucket}{place}"))
+    for name in ("files/a/large.bin", "packs/1.tar", "metadata.parquet"):
+        begin_upload(f"{bucket}{place}/{name}")
+    begin_upload(f"{bucket}/made-elsewhere/files/large.bin")
+    remove_orphans(ledger)
+    assert incomplete_uploads(bucket) == ["made-elsewhere/files/large.bin"]
+
+
+@pytest.mark.end_to_end
+def test_a_run_removes_the_parts_that_its_killed_worker_left(bucket, tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[1] / "support")
+    (tmp_path / "in").mkdir()
+    for name in "abc":
+        (tmp_path / "in" / f"{name}.txt").write_text(name)
+    begin_upload(f"{bucket}/made/files/a/large.bin")
+    done = run_job(
+        tmp_path / "in",
+        "steps_under_test:die_once",
+        f"{bucket}/made",
+        num_workers=1,
+        died=str(tmp_path / "died"),
+    )
+    assert done.outcomes == {"ok": 3}
+    assert (tmp_path / "died").exists()
+    assert incomplete_uploads(bucket) == []
+
+
+@pytest.mark.end_to_end
+def test_a_store_that_denies_the_list_of_uploads_changes_nothing_else(proxied, bucket, caplog):
+    def deny(request):
+        return (
+            Reply(403, b"<Error><Code>AccessDenied</Code></Error>")
+            if "uploads" in request.query
+            else None
+        )
+
+    with proxied(deny), caplog.at_level(logging.INFO):
+        remove_orphans(Ledger(open_store(f"{bucket}/made")))
+    assert "The parts of incomplete uploads stay in the bucket" in caplog.text
+    assert "access denied" in caplog.text

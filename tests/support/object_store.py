@@ -57,6 +57,23 @@ def upload_in_parts(url, data):
     files.call_s3("complete_multipart_upload", MultipartUpload=parts, **where)
 
 
+def begin_upload(url):
+    """Begin an upload in parts, send one part, and never complete it."""
+    files = fsspec.filesystem("s3")
+    bucket, _, key = url.removeprefix("s3://").partition("/")
+    where = {"Bucket": bucket, "Key": key}
+    where["UploadId"] = files.call_s3("create_multipart_upload", **where)["UploadId"]
+    files.call_s3("upload_part", PartNumber=1, Body=b"part", **where)
+
+
+def incomplete_uploads(bucket):
+    """Return the keys of all uploads that are not complete."""
+    answer = fsspec.filesystem("s3").call_s3(
+        "list_multipart_uploads", Bucket=bucket.removeprefix("s3://")
+    )
+    return [upload["Key"] for upload in answer.get("Uploads", ())]
+
+
 def forget_connections():
     """Drop all connections: the next access reads the environment again."""
     for library in fsspec.registry.values():

@@ -37,12 +37,13 @@ KEPT_RUNS = 500
 
 
 def remove_orphans(ledger: Ledger) -> None:
-    """Remove the leftovers of a killed run: half-written files, and outputs without a record."""
+    """Remove the leftovers of a killed run: incomplete files, and outputs without a record."""
     store = ledger.store
     store.remove(STAGING)
     for name in list(store.leftovers()):
         if not name.startswith(LEASES):  # Other runs may be trying to take the lease.
             store.delete(name)
+    store.abort_uploads()
     strays = list(unreferenced(store, named_files(ledger)))
     in_threads(store.remove, strays, store.threads)
     cut_packs(ledger)
@@ -187,6 +188,7 @@ def _remove_unrecorded(store: Store, executed: pa.Table, named: Set[str]) -> Non
     odd = set(executed["input_id"].filter(is_odd).to_pylist())
     if not odd:
         return
+    store.abort_uploads()
     folders = {name.split("/")[1] for name in named}
     left = [
         f"{FILES}/{name}"

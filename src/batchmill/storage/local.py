@@ -297,6 +297,9 @@ class LocalStore:
                 if _TEMPORARY.fullmatch(name):
                     yield os.path.relpath(os.path.join(folder, name), self.root)
 
+    def abort_uploads(self) -> None:
+        """Do nothing, because a folder has no uploads."""
+
     @property
     def is_full(self) -> bool:
         """Return whether the disk has no free space."""

@@ -1,5 +1,6 @@
 """A store in a prefix of a bucket, or behind another URL that fsspec opens."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -9,13 +10,15 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from batchmill.errors import StoreError
-from batchmill.layout import FILES, PACKS
+from batchmill.layout import FILES, PACKS, TOP_NAMES
 from batchmill.storage import remote, transfer
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.fingerprints import hash_bytes
 from batchmill.storage.packed_files import PackedFiles
 from batchmill.storage.scratch import scratch_folder
 from batchmill.storage.store import in_threads, no_check, parts_of
+
+logger = logging.getLogger(__name__)
 
 # A PUT replaces an object atomically, and can be made to fail if the object exists.
 WRITABLE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az")
@@ -179,6 +182,15 @@ class ObjectStore:
     def leftovers(self) -> Iterator[str]:
         """Yield nothing, because an incomplete upload has no name."""
         yield from ()
+
+    def abort_uploads(self) -> None:
+        """Remove the parts of uploads whose writers died."""
+        self.before_change()
+        try:
+            remote.abort_uploads(self.url, TOP_NAMES)
+        except StoreError as error:
+            # The parts only cost money, and a lifecycle rule of the bucket can remove them.
+            logger.warning("The parts of incomplete uploads stay in the bucket. %s", error)
 
     @property
     def is_full(self) -> bool:

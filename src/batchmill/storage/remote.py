@@ -4,7 +4,7 @@ Nothing is cached, so changes by other processes are visible at once.
 """
 
 import errno
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -274,6 +274,34 @@ def _small_file(files: Any, path: str) -> bytes:
             return b""  # S3 rejects the range if the file is empty.
         raise
     return data if len(data) < _FIRST_BYTES else b""
+
+
+@retry_remote
+def abort_uploads(url: str, names: Collection[str]) -> None:
+    """End the uploads in parts that were begun and not completed, and remove their parts.
+
+    Only S3 keeps such parts until someone removes them. Other stores remove them after a week.
+
+    Args:
+        url: The URL of a folder.
+        names: Files and folders in it. All other uploads continue.
+    """
+    with connected(url) as (files, path):
+        if "s3" not in files.protocol:
+            return
+        bucket, key, _ = files.split_path(path.rstrip("/"))
+        start = f"{key}/" if key else ""
+        request = {"Bucket": bucket, "Prefix": start}
+        while True:
+            answer = files.call_s3("list_multipart_uploads", **request, **files.req_kw)
+            for upload in answer.get("Uploads", ()):
+                if upload["Key"].removeprefix(start).partition("/")[0] in names:
+                    one = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+                    files.call_s3("abort_multipart_upload", **one, **files.req_kw)
+            if not answer.get("IsTruncated"):
+                return
+            request["KeyMarker"] = answer["NextKeyMarker"]
+            request["UploadIdMarker"] = answer["NextUploadIdMarker"]
 
 
 def _whole(files: Any, path: str) -> bytes:

@@ -145,6 +145,10 @@ class Store(Protocol):
         """
         ...
 
+    def abort_uploads(self) -> None:
+        """Remove the parts of uploads whose writers died. Only the holder of the lease may."""
+        ...
+
     @property
     def is_full(self) -> bool:
         """Return whether the store has no free space."""
