@@ -197,7 +197,7 @@ def test_max_failures_decides_the_state_of_the_run(shell, api, work, allowed, co
     assert run["state"]["type"] == state
     if code:
         message = run["state"]["message"]
-        assert message.startswith("20 inputs: 17 ok, 3 failed. The reasons are in the artifact ")
+        assert message.startswith("20 inputs: 17 ok, 3 failed. Group 1, 3 inputs: ValueError: no ")
 
 
 def test_a_broken_expectation_fails_the_flow_run_and_publishes_nothing(shell, api, work):

@@ -173,7 +173,8 @@ def test_a_failed_input_is_shown(ui, api, folder):
     ui.wait_for_state("Failed")
     ui.shoot("failed-run")
     message = api(f"/flow_runs/{flow_run}")["state"]["message"]
-    assert message.startswith("4 inputs: 3 ok, 1 failed. The reasons are in the artifact summary-")
+    assert message.startswith("4 inputs: 3 ok, 1 failed. Group 1, c.txt: UnicodeDecodeError: ")
+    assert "All reasons are in the artifact summary-" in message
     ui.open_artifact("failures")
     row = ui.page.get_by_role("row").filter(has_text="c.txt")
     row.get_by_text("UnicodeDecodeError").wait_for()

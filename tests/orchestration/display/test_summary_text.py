@@ -24,8 +24,8 @@ LINE = 62
 
 
 @pytest.fixture
-def text(tmp_path, monkeypatch):
-    """The summary of a run whose inputs have long names."""
+def failed(tmp_path, monkeypatch):
+    """The counts of a run whose inputs have long names."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "longnames.py").write_text(STEP)
     folder = tmp_path / "in" / "a_long_folder_name_of_a_collection" / "with_another_long_folder"
@@ -33,8 +33,13 @@ def text(tmp_path, monkeypatch):
     for name in ("bad", "good"):
         for number in range(2):
             (folder / f"{name}_recording_of_the_collection_{number:05d}.txt").write_text(name)
-    summary = run_job("in", "longnames:step", "out", policy=FailurePolicy(retries=0))
-    return summary_text(write_report(open_ledger("out"), summary.run, "out"))
+    return run_job("in", "longnames:step", "out", policy=FailurePolicy(retries=0))
+
+
+@pytest.fixture
+def text(failed):
+    """The summary of this run."""
+    return summary_text(write_report(open_ledger("out"), failed.run, "out"))
 
 
 def test_no_word_of_the_summary_is_wider_than_prefects_column(text):
@@ -64,11 +69,18 @@ def test_a_row_of_the_failures_is_narrow_and_keeps_the_ends_of_names():
     assert (short["reason"], short["input"]) == ("ValueError: no", "a.txt")
 
 
+def test_the_state_message_of_a_failed_run_has_the_first_reason_in_short_words(failed):
+    message = final_message(failed, [], "summary-out-1a2b")
+    assert message.startswith("4 inputs: 2 ok, 2 failed. Group 1, 2 inputs: ValueError: the ")
+    assert message.endswith("All reasons are in the artifact summary-out-1a2b.")
+    assert max(map(len, message.split())) <= 34
+
+
 def test_the_state_message_of_a_failed_run_has_no_list_of_inputs():
     summary = Summary(run=1, inputs=3, outcomes={"ok": 1, "failed": 1}, pending=1, executed=2)
     assert final_message(summary, ["The run was stopped early."], "summary-clips-1a2b") == (
         "3 inputs: 1 ok, 1 failed, 1 pending. The run was stopped early. "
-        "The reasons are in the artifact summary-clips-1a2b."
+        "All reasons are in the artifact summary-clips-1a2b."
     )
     summary = Summary(run=1, inputs=3, outcomes={"ok": 2}, pending=1, executed=2)
     assert final_message(summary, [], "summary-clips-1a2b") == "3 inputs: 2 ok, 1 pending."
