@@ -535,19 +535,113 @@ def test_an_input_without_access_fails_alone(job, proxied):
     assert "in the archive" in summary.failures[0][1]
 
 
+class First:
+    """A reaction: the first requests for each object get a reply of `reply`, if it has one.
+
+    `seen` counts the replies by method.
+    """
+
+    def __init__(self, reply, count=1):
+        self.seen, self._reply, self._count = Counter(), reply, count
+        self._requests, self._lock = Counter(), threading.Lock()
+
+    def __call__(self, request):
+        with self._lock:
+            self._requests[request[:3]] += 1
+            reply = self._reply(request) if self._requests[request[:3]] <= self._count else None
+            self.seen[request.method] += reply is not None
+        return reply
+
+
+@pytest.mark.slow
+def test_each_connection_is_cut_once_and_nothing_is_lost(job, bucket, proxied):
+    """Bodies of inputs, of the ledger and of the tables are shorter than announced, once each."""
+    cut = First(lambda request: Reply(cut=0.5) if request.method == "GET" else None)
+    with proxied(cut):
+        assert job().outcomes == {"ok": 10}
+    assert cut.seen["GET"] > 20
+    assert faults(f"{bucket}/out") == []
+
+
+@pytest.mark.slow
+def test_a_store_that_is_overloaded_again_and_again_loses_nothing(job, bucket, proxied):
+    def refuse(request):
+        is_ours = any(part in request.path for part in ("/data/in/", "/files/", "/parts/"))
+        return Reply(503, b"<Error><Code>SlowDown</Code></Error>") if is_ours else None
+
+    busy = First(refuse, count=2)
+    with proxied(busy):
+        assert job().outcomes == {"ok": 10}
+    assert busy.seen["GET"] >= 20
+    assert busy.seen["PUT"] >= 20
+    assert faults(f"{bucket}/out") == []
+
+
+def test_a_slow_response_does_not_delay_the_fetches_of_other_inputs(job, proxied):
+    """The first input arrives only when others of its batch and of the next are requested."""
+    others, requested, late = set(), threading.Event(), []
+
+    def hold(request):
+        name = request.path.rpartition("/")[2]
+        if request.method != "GET" or "/data/in/" not in request.path:
+            return
+        if name == "0.txt":
+            late.append(not requested.wait(10))
+        else:
+            others.add(name)
+        if len(others) >= 3:
+            requested.set()
+
+    with proxied(hold):
+        assert job(batch_size=10).outcomes == {"ok": 10}
+    assert late == [False]
+
+
+def test_an_input_that_stays_incomplete_is_pending_and_named(job, proxied, monkeypatch):
+    monkeypatch.setattr("batchmill.storage.retries.retry_remote.pauses", ())
+    cut = Reply(200, b"short", {"Content-Length": "19", "Connection": "close"})
+
+    def shorten(request):
+        is_input = request.method == "GET" and request.path.endswith("in/3.txt")
+        return cut if is_input else None
+
+    with proxied(shorten), pytest.raises(StoreError, match=r"in/3\.txt"):
+        job()
+    assert job().outcomes == {"ok": 10}
+
+
+def test_a_prefix_that_may_not_be_listed_is_reported(job, data, proxied):
+    denied = b"<Error><Code>AccessDenied</Code><Message>no right to list</Message></Error>"
+
+    def refuse(request):
+        is_listing = "list-type=2" in request.query and "prefix=data" in request.query
+        return Reply(403, denied) if is_listing else None
+
+    with (
+        proxied(refuse),
+        pytest.raises(ManifestError, match=r"data/in.*access denied.*no right to list"),
+    ):
+        job(manifest=f"{data}/in/")
+
+
 EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"
 
 
-@pytest.fixture
-def credentials(tmp_path, monkeypatch):
-    """Return a function that writes the credentials of the default profile, with this key."""
-    path = tmp_path / "credentials"
+@pytest.fixture(params=["file", "process"])
+def credentials(request, tmp_path, monkeypatch):
+    """Return a function that sets the key of the default profile: in a file, or of a program."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
+    file, answer = tmp_path / "credentials", tmp_path / "answer.json"
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {answer}\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
 
     def write(key):
-        path.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = x\n")
+        if request.param == "file":
+            file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = x\n")
+        else:
+            answer.write_text(f'{{"Version": 1, "AccessKeyId": "{key}", "SecretAccessKey": "x"}}')
 
     return write
 
