@@ -233,6 +233,24 @@ def test_a_missing_bucket_and_a_url_without_a_dataset_are_rejected(job, data):
         open_ledger(f"{data}/nosuch")
 
 
+def test_a_store_that_overwrites_files_is_rejected_by_every_run(job, bucket, proxied):
+    """The first write is stored. The server answers each later one as if it had overwritten it."""
+    writes = []
+
+    def overwrite(request):
+        if request.method == "PUT" and request.path.endswith("/format.json"):
+            writes.append(request)
+            return Reply(headers={"ETag": '"new"'}) if len(writes) > 1 else None
+        return None
+
+    with proxied(overwrite):
+        for _ in range(2):
+            with pytest.raises(StoreError, match="ignores conditional writes"):
+                job()
+    assert len(writes) == 4
+    assert list(open_store(bucket).files("out")) == []
+
+
 @pytest.fixture
 def unsteady(monkeypatch):
     """Let the store fail: calls at random, or all calls after a number until a file exists.

@@ -89,10 +89,11 @@ class Ledger:
         # A lease needs a store that refuses to create an existing file. The second call checks it.
         self.store.create(FORMAT, data)
         if self.store.create(FORMAT, data):
+            self.store.delete(FORMAT)  # Otherwise, the next run would find a dataset.
             raise StoreError(
                 self.store.url,
-                "this store cannot refuse to overwrite a file, so it cannot prevent two concurrent "
-                "runs. Update the store, or choose S3, Google or Azure.",
+                "the server ignores conditional writes (If-None-Match in S3): it overwrote a file. "
+                "So it cannot prevent two concurrent runs. Update the server, or choose another.",
             )
         return True
 
