@@ -110,7 +110,9 @@ def test_reasons_and_their_remedy_come_before_samples_and_columns(run):
     order = [page.words.index(title) for title in titles]
     assert order == sorted(order)
     assert "1 failed: error in the step" in page.words[: order[0]]
-    assert "batchmill retry out" in page.words[order[0] : order[1]]
+    remedy = page.words[order[0] : order[1]]
+    assert "To continue: fix the step or the inputs" in remedy
+    assert "batchmill retry out --group 1" in remedy
 
 
 def test_head_names_the_dataset_its_step_and_its_version(run, tmp_path):

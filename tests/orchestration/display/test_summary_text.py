@@ -69,6 +69,13 @@ def test_a_row_of_the_failures_is_narrow_and_keeps_the_ends_of_names():
     assert (short["reason"], short["input"]) == ("ValueError: no", "a.txt")
 
 
+def test_the_failures_have_the_most_frequent_reasons_first():
+    reasons = ["rare", "often", "unique", "often", "rare", "often"]
+    rows = failure_rows(Failure(f"{n}.txt", "failed", 1, r) for n, r in enumerate(reasons))
+    assert [row["reason"] for row in rows] == [*["often"] * 3, *["rare"] * 2, "unique"]
+    assert [row["input"] for row in rows[:3]] == ["1.txt", "3.txt", "5.txt"]
+
+
 def test_the_state_message_of_a_failed_run_has_the_first_reason_in_short_words(failed):
     message = final_message(failed, [], "summary-out-1a2b")
     assert message.startswith("4 inputs: 2 ok, 2 failed. Group 1, 2 inputs: ValueError: the ")

@@ -1,6 +1,7 @@
 """Sends a run's progress, failures, summary and events to Prefect."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 
 from prefect.artifacts import MarkdownArtifact, ProgressArtifact, TableArtifact
@@ -107,8 +108,11 @@ class RunReporter:
 
 
 def failure_rows(failures: Iterable[Failure]) -> list[dict[str, object]]:
-    """Return the rows of the artifact with the failures. They have short names and reasons."""
-    return [
+    """Return the rows of the artifact with the failures, the most frequent reasons first.
+
+    They have short names and reasons.
+    """
+    rows = [
         {
             "reason": _shortened(one.reason),
             "input": shortened_name(one.input, _INPUT_CHARACTERS),
@@ -117,6 +121,8 @@ def failure_rows(failures: Iterable[Failure]) -> list[dict[str, object]]:
         }
         for one in failures
     ]
+    inputs = Counter(row["reason"] for row in rows)
+    return sorted(rows, key=lambda row: (-inputs[row["reason"]], str(row["reason"])))
 
 
 def _shortened(reason: str) -> str:

@@ -59,7 +59,8 @@ def _failures(facts: Facts) -> Iterator[str]:
     if facts.groups[0].command:
         yield "\nTo run the step on an input of group 1 and see its traceback:"
         yield f"\n```\n{facts.groups[0].command}\n```"
-    yield "\nTo execute the failed inputs again, use this command, and then start the same run:"
+    yield "\nFix the step or the inputs, and start the run again. It executes what changed."
+    yield "If nothing has to change, first mark the failed inputs for the next run:"
     yield f"\n```\nbatchmill retry {facts.dataset}\n```"
 
 
