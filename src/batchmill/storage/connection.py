@@ -1,7 +1,7 @@
 """The file system of a URL. Every error is a StoreError with the URL and without secrets."""
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -85,8 +85,9 @@ def converting_errors(url: str) -> Iterator[None]:
 def has_expired(error: Exception) -> bool:
     """Return whether a store rejected credentials because they have expired."""
     # s3fs gives botocore's error as the cause. The text of obstore has the answer in XML.
-    response = getattr(error.__cause__, "response", None) or {}
-    code = response.get("Error", {}).get("Code")
+    response = getattr(error.__cause__, "response", None)
+    # Errors of other libraries have other kinds of responses.
+    code = response.get("Error", {}).get("Code") if isinstance(response, Mapping) else None
     return bool(code == _EXPIRED or f"<Code>{_EXPIRED}</Code>" in str(error))
 
 
