@@ -52,6 +52,7 @@ def test_webdataset_reads_all_files_of_a_sample(painted, tmp_path):
     assert samples[3]["mask.png"][0, 0].tolist() == [3, 3, 3]
 
 
+@pytest.mark.slow
 def test_hugging_face_decodes_all_files_of_a_sample(painted, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     import datasets
