@@ -3,7 +3,6 @@
 Nothing is cached, so changes by other processes are visible at once.
 """
 
-import errno
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -11,9 +10,11 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from batchmill.errors import StoreError
+from batchmill.storage import s3_requests
 from batchmill.storage.connection import connected
 from batchmill.storage.fingerprints import hash_bytes, hash_file, recordable
 from batchmill.storage.retries import retry_remote
+from batchmill.storage.s3_requests import is_s3
 from batchmill.storage.store import in_threads
 from batchmill.urls import is_url, is_web, shown_url, url_fault
 
@@ -22,8 +23,6 @@ THREADS = 16
 # Up to this number of files, request each file. For more files, list their folders: one response
 # of a listing has a thousand files.
 FEW = 200
-# The first request for a file fetches up to this number of bytes: the whole of a small file.
-_FIRST_BYTES = 2**20
 _WHOLE_BYTES = 32 * 2**20
 _BLOCK_BYTES = 8 * 2**20
 
@@ -71,7 +70,7 @@ def stat(url: str) -> FileStat | None:
     """Return the description of a file; None if it does not exist."""
     try:
         with connected(url) as (files, path):
-            found = _look_up(files, path)
+            found = s3_requests.look_up(files, path) if is_s3(files) else files.info(path)
             return _seen(found) if found.get("type") == "file" else None
     except StoreError as error:
         if isinstance(error.__cause__, FileNotFoundError):
@@ -175,7 +174,7 @@ def read_range(url: str, offset: int, size: int) -> bytes:
 def open_for_arrow(url: str) -> pa.NativeFile:
     """Open a file for Arrow. A large file is fetched in blocks while it is read."""
     with connected(url) as (files, path):
-        data = _small_file(files, path)
+        data = s3_requests.small_file(files, path) if is_s3(files) else b""
         if data:
             return pa.BufferReader(data)
         if files.size(path) <= _WHOLE_BYTES:
@@ -187,7 +186,7 @@ def open_for_arrow(url: str) -> pa.NativeFile:
 def content_of(url: str) -> str:
     """Read a file and hash its content, as `fingerprints.content_of` does."""
     with connected(url) as (files, path):
-        data = _small_file(files, path)
+        data = s3_requests.small_file(files, path) if is_s3(files) else b""
         if data:
             return hash_bytes(data)
         with files.open(path, "rb", block_size=_BLOCK_BYTES) as file:
@@ -246,39 +245,9 @@ def delete(url: str) -> None:
             raise
 
 
-def _look_up(files: Any, path: str) -> dict[str, Any]:
-    """Return the description of a file, with one request."""
-    bucket, key, _ = files.split_path(path) if "s3" in files.protocol else ("", "", "")
-    if not key:
-        found: dict[str, Any] = files.info(path)
-        return found
-    # If there is no file, `info` of s3fs would also search for a folder with this name.
-    try:
-        answer = files.call_s3("head_object", files.kwargs, Bucket=bucket, Key=key)
-    except OSError as error:
-        if error.errno == errno.EINVAL:
-            # A rejected HEAD has no reason. A rejected GET has one: the credentials have expired.
-            files.cat_file(path, start=0, end=1)
-        raise
-    return {**answer, "type": "file", "size": answer["ContentLength"]}
-
-
-def _small_file(files: Any, path: str) -> bytes:
-    """Return the content of a small file of S3, with one request. Otherwise empty."""
-    if "s3" not in files.protocol:
-        return b""
-    try:
-        data: bytes = files.cat_file(path, start=0, end=_FIRST_BYTES)
-    except OSError as error:
-        if error.errno == errno.EINVAL:
-            return b""  # S3 rejects the range if the file is empty.
-        raise
-    return data if len(data) < _FIRST_BYTES else b""
-
-
 @retry_remote
 def abort_uploads(url: str, names: Collection[str]) -> None:
-    """End the uploads in parts that were begun and not completed, and remove their parts.
+    """Remove the parts of uploads that were begun and not completed.
 
     Only S3 keeps such parts until someone removes them. Other stores remove them after a week.
 
@@ -287,27 +256,14 @@ def abort_uploads(url: str, names: Collection[str]) -> None:
         names: Files and folders in it. All other uploads continue.
     """
     with connected(url) as (files, path):
-        if "s3" not in files.protocol:
-            return
-        bucket, key, _ = files.split_path(path.rstrip("/"))
-        start = f"{key}/" if key else ""
-        request = {"Bucket": bucket, "Prefix": start}
-        while True:
-            answer = files.call_s3("list_multipart_uploads", **request, **files.req_kw)
-            for upload in answer.get("Uploads", ()):
-                if upload["Key"].removeprefix(start).partition("/")[0] in names:
-                    one = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
-                    files.call_s3("abort_multipart_upload", **one, **files.req_kw)
-            if not answer.get("IsTruncated"):
-                return
-            request["KeyMarker"] = answer["NextKeyMarker"]
-            request["UploadIdMarker"] = answer["NextUploadIdMarker"]
+        if is_s3(files):
+            s3_requests.abort_uploads(files, path, names)
 
 
 def _whole(files: Any, path: str) -> bytes:
     """Return the content of a file, with one request."""
     # By default, s3fs first requests the size, to divide large files.
-    options = {"max_concurrency": 1} if "s3" in files.protocol else {}
+    options = {"max_concurrency": 1} if is_s3(files) else {}
     data: bytes = files.cat_file(path, **options)
     return data
 
@@ -340,39 +296,19 @@ def _listed(
 
 def _children(files: Any, path: str) -> list[dict[str, Any]]:
     """Return the files and folders in a folder. A thousand are one request."""
-    if "s3" in files.protocol:
-        return _pages(files, path, "/")
+    if is_s3(files):
+        return s3_requests.list_entries(files, path, "/")
     found: list[dict[str, Any]] = files.ls(path, detail=True)
     return found
 
 
 def _descendants(files: Any, path: str) -> Iterable[dict[str, Any]]:
     """Return all files below a folder. A thousand are one request."""
-    if "s3" in files.protocol:
-        return _pages(files, path, "")
+    if is_s3(files):
+        return s3_requests.list_entries(files, path, "")
     found = files.find(path, detail=True)
     # adlfs returns a list if the path itself is a file.
     return found.values() if isinstance(found, dict) else []
-
-
-def _pages(files: Any, path: str, delimiter: str) -> list[dict[str, Any]]:
-    """Return the entries below a folder of S3."""
-    # The listings of s3fs send up to three more requests if the folder is empty, and many are.
-    bucket, key, _ = files.split_path(path.rstrip("/"))
-    request = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", "Delimiter": delimiter}
-    found = []
-    while True:
-        answer = files.call_s3("list_objects_v2", **request, **files.req_kw)
-        found += [
-            {"name": f"{bucket}/{folder['Prefix'][:-1]}", "type": "directory"}
-            for folder in answer.get("CommonPrefixes", ())
-        ]
-        for file in answer.get("Contents", ()):
-            details = {"name": f"{bucket}/{file['Key']}", "type": "file", "size": file["Size"]}
-            found.append({**file, **details})
-        if not answer.get("IsTruncated"):
-            return found
-        request["ContinuationToken"] = answer["NextContinuationToken"]
 
 
 def _files_in(found: dict[str, dict[str, Any]]) -> dict[str, FileStat]:
