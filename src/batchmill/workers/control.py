@@ -3,6 +3,7 @@
 Flags in shared memory must be created before the workers are forked.
 """
 
+import fcntl
 import mmap
 import os
 import struct
@@ -69,7 +70,8 @@ class SharedBatches:
     """The batches of a DataLoader. Each worker takes the next one when it has room for it.
 
     An open file has the numbers of the batches. All workers share its position, and one read moves
-    it. So a worker that is killed at any moment leaves no lock behind.
+    it. Linux lets two reads of a file in memory begin at the same position, so a worker locks the
+    file. The kernel removes the lock of a worker that is killed.
     """
 
     def __init__(self, batches: Sequence[Sequence[int]], workers: int) -> None:
@@ -94,7 +96,11 @@ class SharedBatches:
 
     def take(self) -> Sequence[int]:
         """Return the inputs of the next batch; nothing if all batches are taken."""
-        number = os.read(self._file, _INDEX.size)
+        fcntl.lockf(self._file, fcntl.LOCK_EX)
+        try:
+            number = os.read(self._file, _INDEX.size)
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN)
         return self._batches[_INDEX.unpack(number)[0]] if number else ()
 
     def take_ahead(self, worker: int) -> Sequence[int]:
