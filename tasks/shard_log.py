@@ -1,10 +1,11 @@
-"""The log of a shard's task run, and how a process sends all its logs to Prefect."""
+"""The log of a shard's task run, and how a process sends its logs and events to Prefect."""
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from prefect.client.schemas.objects import State
+from prefect.events.worker import EventsWorker
 from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogWorker
 from prefect.states import Completed
@@ -51,7 +52,16 @@ _SECONDS = 5
 
 def send_logs() -> None:
     """Send the logs of this process to the Prefect API immediately."""
+    _drain(APILogWorker)
+
+
+def send_events() -> None:
+    """Send the events of this process, such as the ends of task runs, to the Prefect API."""
+    _drain(EventsWorker)
+
+
+def _drain(worker: type[APILogWorker | EventsWorker]) -> None:
     # If an event loop runs, as in a notebook, `drain_all` only returns a coroutine. No loop runs
     # in a new thread.
     with ThreadPoolExecutor(max_workers=1) as thread:
-        thread.submit(APILogWorker.drain_all, timeout=_SECONDS, at_exit=False).result()
+        thread.submit(worker.drain_all, timeout=_SECONDS, at_exit=False).result()

@@ -105,6 +105,36 @@ def test_a_run_shows_one_line_and_no_log(notebook, cluster):
     assert line["data"]["text/plain"].startswith("4/4 inputs, 0 failed, ")
 
 
+# `parents` are the processes of the shards, and `ready` are those that exist between two runs.
+PROCESSES = """
+import os, psutil, batchmill
+
+def step(source, attempt):
+    return {"parent": os.getppid()}
+
+def parents(attempt):
+    result = batchmill.run("words", step, "out", params={"attempt": attempt})
+    return set(result.metadata["parent"])
+
+def ready():
+    children = psutil.Process().children()
+    return {child.pid for child in children if "batchmill.shards.process" in child.cmdline()}
+"""
+
+
+def test_the_next_run_in_a_kernel_finds_a_process_that_has_started(notebook):
+    cells = [
+        PROCESSES,
+        "assert not ready()\nparents(1)\nfirst = ready()",
+        "assert len(first) == 1\nassert parents(2) == first",
+        # A process that has inherited other variables is replaced.
+        "second = ready()\nassert second and second != first\nos.environ['SIZE'] = 'large'",
+        "assert parents(3).isdisjoint(second)\nassert ready().isdisjoint(second)",
+        "print('as expected')",
+    ]
+    assert printed(notebook(*cells))[-1] == ["as expected\n"]
+
+
 @pytest.mark.long
 def test_a_verbose_run_shows_the_log_of_prefect(notebook):
     shown = notebook(*CELLS[:3], "batchmill.run('words', count, 'counted', verbose=True)")[3]

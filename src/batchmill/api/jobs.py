@@ -18,6 +18,7 @@ from batchmill.ledger.open import last_run, open_ledger
 from batchmill.manifest import ManifestLike
 from batchmill.options.job_settings import JobSettings
 from batchmill.options.model_options import ModelOptions
+from batchmill.orchestration.interrupts import is_interactive
 from batchmill.orchestration.server.embedded_server import keep_servers
 from batchmill.planning.change_check import ChangeCheck
 from batchmill.planning.forecast import Forecast
@@ -25,6 +26,7 @@ from batchmill.publishing.report.card import run_card
 from batchmill.publishing.summary import Summary, summarise
 from batchmill.reading.published import read_published
 from batchmill.security.credentials import Access, access_to
+from batchmill.shards.process import keep_ready
 from batchmill.sizes import counted, list_counts
 from batchmill.urls import absolute
 
@@ -328,6 +330,8 @@ def status(dataset: Place) -> RunResult:
 def _run(request: JobRequest) -> RunResult:
     """Run a job. Return its result, or raise the error that ended it."""
     keep_servers()
+    if is_interactive():
+        keep_ready()
     ended = run_job(request, LiveLine())
     if ended.error:
         raise ended.error

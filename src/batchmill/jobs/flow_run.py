@@ -13,7 +13,7 @@ from batchmill.jobs.idle_run import JobEnd
 from batchmill.ledger.ledger import Ledger
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.orchestration.interrupts import interrupts
-from batchmill.orchestration.server.api import lost_server_message, shared_api, wait_until_recorded
+from batchmill.orchestration.server.api import lost_server_message, shared_api
 from batchmill.planning.prepare import Prepared
 from batchmill.publishing.summary import failure_message, summarise
 from batchmill.shards.process import shard_processes
@@ -53,6 +53,7 @@ def _run(flow: Any, parameters: dict[str, Any], prepared: Prepared, before: int)
         if len(prepared.plan.pending) and parameters["cluster"] is None:
             # The shard processes start while the server is still starting.
             processes.warm_up()
+        _import_rest()
         api.enter_context(shared_api())
         try:
             # An exception of a signal handler could leave the flow run without a final state.
@@ -65,9 +66,6 @@ def _run(flow: Any, parameters: dict[str, Any], prepared: Prepared, before: int)
         flow_run = state.state_details.flow_run_id
         run = _run_after(prepared.ledger, before, str(flow_run))
         summary = prepared.ledger.read_summary(run) if run else None
-        if summary:
-            # With load_manifest and write_metadata.
-            wait_until_recorded(flow_run, summary["task_runs"] + 2 + summary["report"])
     if state.is_cancelled():
         raise CancelledError(state.message or "cancelled")
     if not summary:
@@ -77,6 +75,12 @@ def _run(flow: Any, parameters: dict[str, Any], prepared: Prepared, before: int)
         details = state.result(raise_on_failure=False)
         raise RunError(details if isinstance(details, str) else state.message or "failed")
     return JobEnd(run)
+
+
+def _import_rest() -> None:
+    """Import what Prefect imports at the start of a flow, while the server is still starting."""
+    import fastapi.encoders  # noqa: F401
+    import prefect.utilities.visualization  # noqa: F401
 
 
 def _run_without_server(

@@ -95,7 +95,6 @@ class FlowRunner(Runner):
         if watch.check() and not self._cancellation.reason:
             reasons.append("The run was stopped early. Inputs without an outcome are pending.")
         return ShardsEnd(
-            task_runs=len(scheduler.queue.ends),
             lost=scheduler.losses > 0,
             reasons=reasons,
             is_cancelled=bool(self._cancellation.reason),

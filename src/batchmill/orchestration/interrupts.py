@@ -19,6 +19,12 @@ _SHOW_CURSOR = "\x1b[?25h"
 _STDERR = 2
 
 
+def is_interactive() -> bool:
+    """Return whether this is the process of a notebook or of an interactive Python."""
+    # It exists only in interactive mode, according to Python's documentation. IPython sets it.
+    return hasattr(sys, "ps1")
+
+
 class Interrupts:
     """The signals that this process has received, and what they do.
 
@@ -41,8 +47,7 @@ class Interrupts:
         self._is_deferred = False
         self._end: Callable[[], None] | None = None
         self._limit: threading.Timer | None = None
-        # It exists only in interactive mode, according to Python's documentation. IPython sets it.
-        self._is_interactive = hasattr(sys, "ps1")
+        self._is_interactive = is_interactive()
 
     def install(self) -> None:
         """Install the signal handlers. Ray and Prefect replace them. Needs the main thread."""

@@ -169,9 +169,7 @@ class Run:
     def end(
         self,
         *,
-        task_runs: int = 0,
         lost: bool = False,
-        report: bool = False,
         keep_versions: int = 1,
         unpublished: str = "",
     ) -> Summary:
@@ -179,9 +177,7 @@ class Run:
 
         Args:
             keep_versions: The number of versions to keep before the last one.
-            task_runs: The number of attempts at shards.
             lost: True if a process or machine was lost.
-            report: True if the run writes a report.
             unpublished: Why the run published nothing. Usually empty.
         """
         summary = replace(summarise(self.ledger, self.number), unpublished=unpublished)
@@ -189,8 +185,7 @@ class Run:
         # The next run must remove them.
         self.lease.clean_end = summary.pending == 0 and not lost
         seconds = round(time.time() - self._begun, 3)
-        more = {"task_runs": task_runs, "report": report, "seconds": seconds}
-        self.ledger.write_summary(self.number, summary.as_json() | more)
+        self.ledger.write_summary(self.number, summary.as_json() | {"seconds": seconds})
         if not unpublished:  # Otherwise the last version needs the files of earlier results.
             # A run that published nothing has removed nothing.
             always = "unpublished" in self._previous

@@ -16,13 +16,11 @@ class ShardsEnd(NamedTuple):
     """How the shards of a run ended.
 
     Attributes:
-        task_runs: The number of attempts at shards.
         lost: True if a process or machine was lost.
         reasons: Why some inputs have no outcome.
         is_cancelled: True if the run was cancelled. Then nothing is published.
     """
 
-    task_runs: int = 0
     lost: bool = False
     reasons: Sequence[str] = ()
     is_cancelled: bool = False
@@ -83,4 +81,4 @@ class InThisProcess(Runner):
         """Execute shards one after another. Raises the errors of `run_shard`."""
         for shard in shards:
             run_shard(shard, self._on_outcome)
-        return ShardsEnd(task_runs=len(shards))
+        return ShardsEnd()

@@ -140,8 +140,8 @@ class _ChildProcess(Runner):
                 for shard in shards:
                     process.run(shard, granted(), lambda _: None)
         except ShardProcessDiedError as error:
-            return ShardsEnd(task_runs=len(shards), lost=True, reasons=[str(error)])
-        return ShardsEnd(task_runs=len(shards))
+            return ShardsEnd(lost=True, reasons=[str(error)])
+        return ShardsEnd()
 
     @contextmanager
     def _stopping(self, run: Run) -> Iterator[None]:

@@ -5,6 +5,7 @@ services, and these do not work after a fork. Parent and child exchange pickled 
 private socket.
 """
 
+import atexit
 import gc
 import logging
 import os
@@ -114,6 +115,11 @@ class ShardProcess:
             self._process.wait()
             raise ShardProcessDiedError(self._describe_end()) from error
 
+    @property
+    def is_alive(self) -> bool:
+        """True if the process has not ended."""
+        return self._process.poll() is None
+
     def kill(self) -> None:
         """Kill the process. Its DataLoader workers die with it."""
         self._process.kill()
@@ -159,9 +165,13 @@ class ShardProcess:
 
 
 class ShardProcesses:
-    """The shard processes of one run. An idle process is reused for the next shard."""
+    """The shard processes of one run. An idle process is reused for the next shard.
+
+    `was_used` is True if a shard has run in one of them.
+    """
 
     def __init__(self) -> None:
+        self.was_used = False
         self._idle: list[ShardProcess] = []
         self._lock = threading.Lock()
 
@@ -171,14 +181,15 @@ class ShardProcesses:
         If a process exists, nothing is started.
         """
         if not self._idle:
-            self._idle.append(ShardProcess())
+            self._idle.append(_take_ready() or ShardProcess())
 
     @contextmanager
     def one(self) -> Iterator[ShardProcess]:
         """Yield a process for this block. If the block raises an error, the process is killed."""
         with self._lock:
+            self.was_used = True
             process = self._idle.pop() if self._idle else None
-        process = process or ShardProcess()
+        process = process or _take_ready() or ShardProcess()
         try:
             yield process
         except BaseException:
@@ -200,6 +211,64 @@ class ShardProcesses:
             self._idle.pop().end()
 
 
+class _ReadyProcess(NamedTuple):
+    """A process for the next run of this Python session, and what it has inherited."""
+
+    process: ShardProcess
+    inherited: tuple[Any, ...]
+
+
+_ready: _ReadyProcess | None = None
+_keeps_ready = False
+
+
+def keep_ready() -> None:
+    """Keep a process ready for the next run of this Python session, because torch loads slowly.
+
+    After each run with shard processes, another one is started. It ends with this process. The
+    process of the run itself cannot be used again: it has imported the modules of the step, which
+    the user may change.
+    """
+    global _keeps_ready
+    if not _keeps_ready:
+        _keeps_ready = True
+        atexit.register(_end_ready)
+
+
+def _make_ready() -> None:
+    global _ready
+    if _keeps_ready and _ready is None:
+        _ready = _ReadyProcess(ShardProcess(), _inherited())
+
+
+def _take_ready() -> ShardProcess | None:
+    """Return the process that is ready; None if there is none, or this process has changed."""
+    global _ready
+    if _ready and _ready.inherited == _inherited() and _ready.process.is_alive:
+        process, _ready = _ready.process, None
+        return process
+    _end_ready()
+    return None
+
+
+def _end_ready() -> None:
+    global _ready
+    # In a fork of this process, the process that is ready belongs to the parent.
+    if _ready and _ready.inherited[0] == os.getpid():
+        _ready.process.kill()
+        _ready.process.end()
+    _ready = None
+
+
+def _inherited() -> tuple[Any, ...]:
+    """Return what a process inherits from this process when it starts."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:
+        folder = ""
+    return os.getpid(), folder, dict(os.environ), logger.isEnabledFor(logging.DEBUG)
+
+
 _shared: ContextVar[ShardProcesses | None] = ContextVar("shard_processes", default=None)
 
 
@@ -217,6 +286,8 @@ def shard_processes() -> Iterator[ShardProcesses]:
     finally:
         _shared.reset(token)
         own.end()
+        if own.was_used:
+            _make_ready()
 
 
 def serve(descriptor: int, parent: int) -> None:

@@ -20,7 +20,7 @@ from batchmill.workers.control import SharedBatches
 from batchmill.workers.worker_channel import WorkerChannel
 
 # The most fetches, and the most uploads, at a time.
-MAX_TRANSFERS = 16
+MAX_TRANSFERS = 32
 # The most bytes of inputs fetched ahead, and of outputs not stored yet. They are on the disk.
 MAX_BYTES = 64 * 2**20
 # Some web servers do not send sizes.

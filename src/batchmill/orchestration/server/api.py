@@ -25,7 +25,7 @@ from prefect.settings import (
 from batchmill.errors import ServiceError
 from batchmill.orchestration.server.client_settings import without_retries
 from batchmill.orchestration.server.embedded_server import embedded_server
-from batchmill.tasks.shard_log import send_logs
+from batchmill.tasks.shard_log import send_events, send_logs
 from batchmill.urls import hide_secrets
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,8 @@ def shared_api() -> Iterator[None]:
         try:
             yield
         finally:
-            # The logs must be sent before the server ends.
+            # They must arrive before the server ends. It records the events at its end.
+            send_events()
             send_logs()
 
 

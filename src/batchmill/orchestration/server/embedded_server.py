@@ -36,7 +36,7 @@ from batchmill.orchestration.server.server_process import (
 # The first start on a machine creates the database. This took 13 to 19 s on two cores.
 _START_SECONDS = 180
 _STOP_SECONDS = 20
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.02
 # Prefect's empty database takes 2 MB.
 _LEAST_FREE_BYTES = 4 * 2**20
 # The last line of a traceback, such as `OSError: no space`.

@@ -38,8 +38,8 @@ RECORD, LOG, PASSWORD = "server.json", "server.log", "password"
 # Exit code if the process is not needed: another one serves, or a server is configured. uvicorn
 # itself ends a process with 3 if its application cannot start.
 NOT_NEEDED = 100
-_LOOK_SECONDS = 0.05
-_LOCK_TRIES = 10
+_LOOK_SECONDS = 0.02
+_LOCK_TRIES = 25
 
 
 def folder_in(home: Path) -> Path:
@@ -156,23 +156,19 @@ def _serve(folder: Path, users: IO[str], port: int) -> bool:
 
 def _watch(server: "uvicorn.Server", folder: Path, users: IO[str], port: int) -> None:
     """Record the URL of the server once it has started. End it when no process uses it."""
-    is_recorded, has_starter = False, True
-    while not server.should_exit:
-        if server.started and not is_recorded:
-            new = folder / f"{RECORD}.new"
-            new.write_text(json.dumps({"url": f"http://{HOST}:{port}/api", "pid": os.getpid()}))
-            new.rename(folder / RECORD)
-            is_recorded = True
-            gc.freeze()
-            gc.enable()
-        if has_starter:
-            # The starter writes nothing to stdin, so it is readable only when it is closed.
-            has_starter = not select.select([sys.stdin], [], [], _LOOK_SECONDS)[0]
-            continue
-        if try_lock(users):
-            server.should_exit = True
-        else:
-            time.sleep(_LOOK_SECONDS)
+    while not server.started:
+        if server.should_exit:
+            return
+        time.sleep(_LOOK_SECONDS)
+    new = folder / f"{RECORD}.new"
+    new.write_text(json.dumps({"url": f"http://{HOST}:{port}/api", "pid": os.getpid()}))
+    new.rename(folder / RECORD)
+    gc.freeze()
+    gc.enable()
+    # The starter uses the server until it closes stdin. It writes nothing there.
+    select.select([sys.stdin], [], [])
+    fcntl.flock(users, fcntl.LOCK_EX)  # Waits until no process uses the server.
+    server.should_exit = True
 
 
 def _free_port() -> int:
