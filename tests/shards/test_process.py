@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 
 import psutil
 import pytest
+from live import wait_for
 
 from batchmill import StepError
 from batchmill.ledger.ledger import Ledger
@@ -194,7 +195,8 @@ def test_an_error_of_a_shard_is_raised_in_the_parent(open_shards, tmp_path):
 
 def test_a_process_ends_when_its_parent_closes_the_connection(started):
     process = ShardProcess()
-    (child,) = started()
+    # The kernel shows the command of a new process a moment after its start.
+    (child,) = wait_for(started, "the process")
     assert os.getsid(child.pid) == child.pid  # Ctrl-C must not reach the child.
     process.release()
     child.wait(60)
@@ -210,7 +212,7 @@ def test_a_process_that_was_killed_can_be_ended(started):
 
 def test_the_error_names_the_signal_that_killed_the_process(started):
     process = ShardProcess()
-    (child,) = started()
+    (child,) = wait_for(started, "the process")
     child.send_signal(signal.SIGSEGV)
     with pytest.raises(ShardProcessDiedError, match="SIGSEGV"):
         process.run(None, (), print)

@@ -242,7 +242,7 @@ def _make_ready() -> None:
 
 
 def _take_ready() -> ShardProcess | None:
-    """Return the process that is ready; None if there is none, or this process has changed."""
+    """Return the process that is ready. None if it is missing, or this process has changed."""
     global _ready
     if _ready and _ready.inherited == _inherited() and _ready.process.is_alive:
         process, _ready = _ready.process, None
