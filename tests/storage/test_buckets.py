@@ -665,9 +665,11 @@ def credentials(request, tmp_path, monkeypatch):
     return write
 
 
+# S3 of Amazon answers with 400. Other servers may answer with 403.
+@pytest.mark.parametrize("status", [400, 403])
 @pytest.mark.parametrize("kind", ["input", "output", "ledger"])
 def test_credentials_that_expire_during_a_run_are_read_again(
-    job, bucket, proxied, credentials, kind
+    job, bucket, proxied, credentials, kind, status
 ):
     """The server rejects the first key as soon as it has received a request of this kind."""
     expired = threading.Event()
@@ -679,7 +681,7 @@ def test_credentials_that_expire_during_a_run_are_read_again(
             credentials("SECOND")
             expired.set()
         is_rejected = expired.is_set() and request.signer == "FIRST"
-        return Reply(400, EXPIRED) if is_rejected else None
+        return Reply(status, EXPIRED) if is_rejected else None
 
     credentials("FIRST")
     with proxied(reject) as proxy:
@@ -689,13 +691,16 @@ def test_credentials_that_expire_during_a_run_are_read_again(
     assert faults(f"{bucket}/out") == []
 
 
-def test_credentials_that_stay_expired_fail_no_input(job, proxied, credentials, monkeypatch):
+@pytest.mark.parametrize("status", [400, 403])
+def test_credentials_that_stay_expired_fail_no_input(
+    job, proxied, credentials, monkeypatch, status
+):
     monkeypatch.setattr("batchmill.storage.retries.retry_remote.pauses", (0.0,))
     credentials("FIRST")
 
     def reject(request):
         is_input = request.method == "GET" and "/data/in/" in request.path
-        return Reply(400, EXPIRED) if is_input else None
+        return Reply(status, EXPIRED) if is_input else None
 
     with (
         proxied(reject),

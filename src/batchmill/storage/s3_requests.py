@@ -25,8 +25,9 @@ def look_up(files: Any, path: str) -> dict[str, Any]:
     try:
         answer = files.call_s3("head_object", files.kwargs, Bucket=bucket, Key=key)
     except OSError as error:
-        if error.errno == errno.EINVAL:
-            # A rejected HEAD has no reason. A rejected GET has one: the credentials have expired.
+        if error.errno == errno.EINVAL or isinstance(error, PermissionError):
+            # The answer to a HEAD has no body, so it does not say whether the credentials have
+            # expired. The answer to a GET does.
             files.cat_file(path, start=0, end=1)
         raise
     return {**answer, "type": "file", "size": answer["ContentLength"]}

@@ -273,6 +273,7 @@ def _converting(url: str) -> Iterator[None]:
     """Convert the errors of obstore in the block to StoreError."""
     from obstore import exceptions
 
+    denied = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
     with converting_errors(url):
         try:
             yield
@@ -282,13 +283,13 @@ def _converting(url: str) -> Iterator[None]:
             raise FileNotFoundError(what) from error
         except exceptions.PreconditionError as error:
             raise ValueError(_CHANGED) from error
-        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-            raise PermissionError(_message_in(str(error))) from error
         except Exception as error:
             if has_expired(error):
                 # The next call reads the credentials again.
                 _stores.clear()
                 _settings.clear()
+            elif isinstance(error, denied):
+                raise PermissionError(_message_in(str(error))) from error
             raise
 
 
