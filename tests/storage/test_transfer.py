@@ -112,6 +112,25 @@ def test_a_fork_of_a_process_that_used_obstore_uses_fsspec(put, tmp_path):
     assert (tmp_path / "b").exists()
 
 
+class EmptiedAtOnce(dict):
+    """Settings that are cleared as soon as they are read: in another thread, they have expired."""
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        self.clear()
+
+
+def test_settings_that_another_thread_clears_are_used_once_more(put, tmp_path, monkeypatch):
+    url, stat = put("a.txt", b"content")
+    for name in ("_stores", "_settings"):
+        monkeypatch.setattr(f"batchmill.storage.transfer.{name}", EmptiedAtOnce())
+
+    def move():
+        assert fetched(url, tmp_path / "a") == (b"content", stat.etag)
+
+    in_worker(move)
+
+
 def test_other_processes_use_fsspec(put, tmp_path):
     url, stat = put("a.txt", b"content")
     assert fetched(url, tmp_path / "a") == (b"content", stat.etag)

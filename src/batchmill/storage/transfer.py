@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -305,14 +305,15 @@ def _store_for(url: str) -> "S3Store | None":
         return None
     options = _options_for(url)
     key = _cache_key(url, options)
-    if key not in _stores:
+    # Another thread may clear the stores at any moment.
+    store = _stores.get(key)
+    if not store:
         with converting_errors(url):
             settings = _settings_for(url)
             store = _open_store(_bucket_of(url), settings) if settings else None
-        if not store:
-            return None
-        _stores[key] = store
-    return _stores[key]
+        if store:
+            _stores[key] = store
+    return store
 
 
 def _is_plain(url: str) -> bool:
@@ -344,9 +345,10 @@ def _settings_for(url: str) -> S3Settings | None:
     """Return the settings of a bucket, as s3fs finds them; None if only s3fs can use them."""
     options = _options_for(url)
     key = _cache_key(url, options)
-    if key not in _settings:
-        _settings[key] = _read_settings(_bucket_of(url), options)
-    return _settings[key]
+    with suppress(KeyError):
+        return _settings[key]
+    settings = _settings[key] = _read_settings(_bucket_of(url), options)
+    return settings
 
 
 def _read_settings(bucket: str, options: Mapping[str, Any]) -> S3Settings | None:
