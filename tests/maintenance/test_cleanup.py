@@ -1,10 +1,14 @@
 """Test that the records of old runs do not accumulate."""
 
 import logging
+import os
+import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 from copying_job import CopyingJob
+from crashing import in_child
 from jobs import run_job
 from object_store import begin_upload, incomplete_uploads
 from s3_proxy import Reply
@@ -14,7 +18,9 @@ from batchmill.layout import PUBLISHED, RELEASED
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import KEPT_RUNS, compact, forget_runs, remove_orphans
 from batchmill.maintenance.verify import verify
+from batchmill.planning.prepare import prepare
 from batchmill.runs.progress import RunWatcher
+from batchmill.runs.run import open_run
 from batchmill.storage import open_store
 
 
@@ -67,6 +73,31 @@ def test_a_new_run_is_followed_after_old_ones_were_removed(job):
     progress = watcher.poll()
     assert progress
     assert progress.total == 3
+
+
+def test_a_first_run_that_another_one_overtakes_removes_its_leftovers(job, monkeypatch):
+    """Both find no dataset. The other one gets the lease, leaves a file, and is killed."""
+    prepared = prepare(job.job())
+    stray = job.dataset / "files" / "a.0123456789ab" / "a.txt"
+
+    def leave_a_file():
+        with open_run(prepare(job.job())):
+            stray.parent.mkdir(parents=True)
+            stray.write_text("a")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def create_and_pause(ledger):
+        is_new = create(ledger)
+        assert in_child(leave_a_file) == -signal.SIGKILL
+        return is_new
+
+    create = Ledger.create
+    with monkeypatch.context() as patch:
+        patch.setattr(prepared.ledger, "create", partial(create_and_pause, prepared.ledger))
+        with open_run(prepared):
+            assert not stray.exists()
+    job.run()
+    assert list(verify(job.ledger)) == []
 
 
 def test_a_request_to_retry_is_removed_when_it_was_executed(job):

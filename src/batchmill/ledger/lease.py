@@ -148,12 +148,13 @@ class Lease:
 
 
 @contextmanager
-def lease(ledger: Ledger, *, wait: Wait | None = None) -> Iterator[Lease]:
+def lease(ledger: Ledger, *, wait: Wait | None = None, is_new: bool = False) -> Iterator[Lease]:
     """Hold the lease of a dataset during the block.
 
     Args:
         ledger: The ledger of the dataset.
         wait: Wait for another holder, with these actions. None: do not wait.
+        is_new: True if there was no dataset a moment ago. Without an earlier lease, it is clean.
 
     Yields:
         The lease.
@@ -179,7 +180,7 @@ def lease(ledger: Ledger, *, wait: Wait | None = None) -> Iterator[Lease]:
         time.sleep(_WAIT_SECONDS)
     # The lease has a store of its own, because its files are written without a check of the lease.
     own = LeaseFiles(open_store(ledger.store.url))
-    clean = before is not None and before.clean
+    clean = before.clean if before else is_new
     held = Lease(own, mine, clean=clean, has_waited=has_waited, begun=begun)
     ledger.store.before_change = held.ensure
     try:

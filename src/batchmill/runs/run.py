@@ -214,8 +214,8 @@ def open_run(prepared: Prepared, *, wait: Wait | None = None) -> Iterator[Run]:
     """
     ledger = prepared.ledger
     is_new = ledger.create()
-    with lease(ledger, wait=wait) as held:
-        if not held.clean and not is_new:
+    with lease(ledger, wait=wait, is_new=is_new) as held:
+        if not held.clean:
             keep_results(ledger, max(ledger.runs(), default=0))
             remove_orphans(ledger)
         prepared = plan_again(prepared, always=held.has_waited)
