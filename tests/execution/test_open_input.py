@@ -106,6 +106,14 @@ def test_any_part_can_be_read_in_workers_and_in_try(put, bucket, tmp_path, size)
     assert bool(record["content"]) == (size <= HEAD_BYTES)
 
 
+def test_an_empty_object_can_be_opened(put, bucket, tmp_path):
+    url = put("in/a.bin", b"")
+    seen = []
+    run_job(f"{bucket}/in", "open_steps:counter", tmp_path / "out", seen=seen)
+    assert rows_of(seen) == {"a.bin": [{"bytes": 0}]}
+    assert try_one(url, "open_steps:counter").rows == [{"bytes": 0}]
+
+
 def test_an_unchanged_object_is_not_executed_again_and_a_changed_one_is_not_read_by_the_plan(
     proxied, put, bucket, tmp_path
 ):

@@ -26,8 +26,9 @@ def reads_in_parts(url: str, planned: remote.FileStat | None) -> bool:
     if planned is None or is_web(url) or parse_address(planned.etag or ""):
         # Some web servers send only whole files. A file in a pack is small.
         return False
-    # Without an ETag or a time, only the content shows a change.
-    return planned.size >= 0 and planned.mtime_ns != remote.UNKNOWN_TIME
+    # S3 rejects a request for a part of an empty file. Without an ETag or a time, only the content
+    # shows a change.
+    return planned.size > 0 and planned.mtime_ns != remote.UNKNOWN_TIME
 
 
 @contextmanager
@@ -48,7 +49,7 @@ def opened(item: Input, seen: Fingerprint) -> Iterator[BinaryIO]:
         with io.BufferedReader(whole) as file:
             yield file
         return
-    # The file is that of the companions, too, but not its time.
+    # A request for a part describes only the input's own file, and not its content.
     state = seen._replace(companions=None, content="")
     head = Path(item.path).read_bytes()
     parts = RangeReader(
