@@ -94,10 +94,6 @@ def _settings() -> list[_Setting]:
     ]
 
 
-def _limit(number: int) -> _Setting:
-    return _Setting(partial(resource.getrlimit, number), partial(resource.setrlimit, number))
-
-
 def _read_umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
