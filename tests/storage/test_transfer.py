@@ -16,7 +16,7 @@ from s3_proxy import Reply
 
 from batchmill import StoreError
 from batchmill.security.credentials import Access, access_to
-from batchmill.storage import remote, transfer
+from batchmill.storage import obstore_s3, remote, transfer
 
 SUPPORT = Path(__file__).parents[1] / "support"
 PLANNED = remote.FileStat(5, 0, "none")
@@ -38,7 +38,7 @@ def in_worker(function):
     """Call a function in a fork that may use obstore, as a DataLoader worker does."""
 
     def run():
-        transfer.use_obstore()
+        obstore_s3.use_obstore()
         function()
         assert "obstore" in sys.modules
 
@@ -105,7 +105,7 @@ def test_a_fork_of_a_process_that_used_obstore_uses_fsspec(put, tmp_path):
         assert in_child(fetch_again) == 0
 
     def fetch_again():
-        transfer.use_obstore()
+        obstore_s3.use_obstore()
         assert fetched(url, tmp_path / "b") == (b"content", stat.etag)
 
     in_worker(fork)
@@ -123,7 +123,7 @@ class EmptiedAtOnce(dict):
 def test_settings_that_another_thread_clears_are_used_once_more(put, tmp_path, monkeypatch):
     url, stat = put("a.txt", b"content")
     for name in ("_stores", "_settings"):
-        monkeypatch.setattr(f"batchmill.storage.transfer.{name}", EmptiedAtOnce())
+        monkeypatch.setattr(f"batchmill.storage.obstore_s3.{name}", EmptiedAtOnce())
 
     def move():
         assert fetched(url, tmp_path / "a") == (b"content", stat.etag)
@@ -141,7 +141,7 @@ def test_an_option_that_only_s3fs_has_is_respected(put, tmp_path):
     url, _ = put("a.txt", b"content")
 
     def fetch():
-        transfer.use_obstore()
+        obstore_s3.use_obstore()
         assert fetched(url, tmp_path / "a")[0] == b"content"
         assert "obstore" not in sys.modules
 
@@ -257,7 +257,7 @@ def test_wrong_settings_are_reported(put, tmp_path):
         access_to([Access(url=url, options={"profile": "nosuch"})]),
         pytest.raises(StoreError, match="nosuch"),
     ):
-        transfer.prepare([url])
+        obstore_s3.prepare([url])
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ from batchmill.reading.selection import (
     named,
     partition_column,
 )
-from batchmill.storage import is_url, remote, transfer
+from batchmill.storage import is_url, obstore_s3, remote
 from batchmill.storage.addresses import Address, parse_address
 from batchmill.storage.local import remove_folder
 from batchmill.storage.scratch import scratch_folder
@@ -207,7 +207,7 @@ class SampleDataset(Dataset[Any]):
             return [self[index] for index in indices]
         rows = [self._table.row(operator.index(index)) for index in indices]
         if get_worker_info():
-            transfer.use_obstore()
+            obstore_s3.use_obstore()
         files = [file for row in rows for file in self._files(row)]
         with scratch_folder() as folder:
             fetch = partial(self._fetch, folder)

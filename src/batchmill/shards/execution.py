@@ -30,7 +30,7 @@ from batchmill.shards.pack_upload import PackUpload
 from batchmill.shards.step_log import StepLog
 from batchmill.shards.torch_dataset import create_torch_dataset
 from batchmill.step.load import Step
-from batchmill.storage import ObjectStore, is_url, transfer
+from batchmill.storage import ObjectStore, is_url, obstore_s3
 from batchmill.storage.fingerprints import Fingerprint
 from batchmill.storage.ranges import HEAD_BYTES
 from batchmill.workers import (
@@ -144,7 +144,7 @@ class ShardExecution:
             urls.append(store.url_of(FILES))
         if not urls:
             return None
-        transfer.prepare(urls)
+        obstore_s3.prepare(urls)
         items = self._items
         return TransferPipeline(
             fetch=lambda index: fetch_and_read(items[index]) if items[index].fetched else None,

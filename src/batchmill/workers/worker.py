@@ -15,7 +15,7 @@ from os import chdir, close, dup, getcwd, lseek
 from pathlib import Path
 from typing import NoReturn
 
-from batchmill.storage.transfer import use_obstore
+from batchmill.storage.obstore_s3 import use_obstore
 from batchmill.workers.control import StartBarrier
 from batchmill.workers.memory import keep_freed_memory, offer_to_oom_killer
 from batchmill.workers.private_api import raw_environment, use_socket_folder
