@@ -1,6 +1,10 @@
 """A small object is one request, also if it is missing."""
 
+from typing import ClassVar
+
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from batchmill.storage import open_store, read_once, remote
 from batchmill.storage.fingerprints import hash_bytes
@@ -64,3 +68,21 @@ def test_a_file_without_room_in_memory_is_fetched_again(bucket, methods, monkeyp
 
 def test_a_listing_of_an_empty_folder_is_one_request(bucket, methods):
     assert methods(remote.find, f"{bucket}/none") == ({}, ["GET"])
+
+
+class Hosted(MemoryFileSystem):
+    """Files on a host, as with FTP: their paths begin with a slash and omit the host."""
+
+    protocol = "hosted"
+    store: ClassVar[dict] = {}
+    pseudo_dirs: ClassVar[list] = [""]
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return "/" + path.removeprefix("hosted://host").strip("/")
+
+
+def test_a_pattern_on_a_host_returns_urls_with_the_host():
+    fsspec.register_implementation("hosted", Hosted, clobber=True)
+    remote.write("hosted://host/in/a.txt", b"a")
+    assert list(remote.glob("hosted://host/in/*.txt")) == ["hosted://host/in/a.txt"]

@@ -114,8 +114,10 @@ def glob(pattern: str) -> dict[str, FileStat]:
     root = "/".join(pattern.split("/", 3)[:3])
     with connected(pattern) as (files, path), connected(root) as (_, start):
         found = files.glob(path, detail=True)
+        # For some libraries, the path of the root itself is empty or "/".
+        start = start.rstrip("/")
         return {
-            f"{root}{name.removeprefix(start)}": _seen(details)
+            f"{root}/{name.removeprefix(start).removeprefix('/')}": _seen(details)
             for name, details in sorted(found.items())
             if details.get("type") == "file"
         }
