@@ -86,3 +86,15 @@ def test_a_pattern_on_a_host_returns_urls_with_the_host():
     fsspec.register_implementation("hosted", Hosted, clobber=True)
     remote.write("hosted://host/in/a.txt", b"a")
     assert list(remote.glob("hosted://host/in/*.txt")) == ["hosted://host/in/a.txt"]
+
+
+def test_an_old_version_of_a_file_is_looked_up(bucket, monkeypatch):
+    files = fsspec.filesystem("s3")
+    name = bucket.removeprefix("s3://")
+    enabled = {"Status": "Enabled"}
+    files.call_s3("put_bucket_versioning", Bucket=name, VersioningConfiguration=enabled)
+    old = files.call_s3("put_object", Bucket=name, Key="a.txt", Body=b"old")["VersionId"]
+    remote.write(f"{bucket}/a.txt", b"newer")
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"version_aware": True})
+    assert remote.stat(f"{bucket}/a.txt?versionId={old}").size == 3
+    assert remote.stat(f"{bucket}/a.txt").size == 5

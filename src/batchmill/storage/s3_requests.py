@@ -18,12 +18,13 @@ def is_s3(files: Any) -> bool:
 
 def look_up(files: Any, path: str) -> dict[str, Any]:
     """Return the description of a file. `info` would also search for a folder with this name."""
-    bucket, key, _ = files.split_path(path)
+    bucket, key, version = files.split_path(path)
     if not key:
         found: dict[str, Any] = files.info(path)
         return found
+    request = {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
     try:
-        answer = files.call_s3("head_object", files.kwargs, Bucket=bucket, Key=key)
+        answer = files.call_s3("head_object", files.kwargs, **request)
     except OSError as error:
         if error.errno == errno.EINVAL or isinstance(error, PermissionError):
             # The answer to a HEAD has no body, so it does not say whether the credentials have
