@@ -5,6 +5,7 @@ import socket
 import textwrap
 
 import pytest
+from crashing import in_child
 from jobs import run_job
 
 from batchmill.errors import OptionError
@@ -253,3 +254,25 @@ def test_a_batch_step_is_rejected(words, tmp_path):
             tmp_path / "out",
             options={"confine": True},
         )
+
+
+@needs_landlock
+def test_a_folder_that_vanishes_during_the_run_is_named(run, tmp_path):
+    """The process of the step cannot start. It must not be started again and again."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    before = f"""
+        import shutil
+        os.register_at_fork(after_in_child=lambda: shutil.rmtree({str(folder)!r}, True))
+    """
+
+    def check():
+        policy = FailurePolicy(retries=0, timeout=10)
+        outcomes = run(
+            "return {}", policy=policy, before=textwrap.dedent(before), allow_write=str(folder)
+        )
+        assert kinds(outcomes) == {"crashed"}
+        missing = f"No such file or directory: '{folder}'"
+        assert all(missing in outcome.log for outcome in outcomes.values())
+
+    assert in_child(check) == 0

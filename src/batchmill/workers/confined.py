@@ -14,6 +14,7 @@ import socket
 import stat
 import struct
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,8 +67,12 @@ class ConfinedProcess:
 
         If the child process dies, this worker dies with the same signal or exit code.
         """
+        is_new = not self._pid
         while not self._begins(index):
+            if is_new:
+                self._die_like_child()  # A further one would die in the same way.
             self._forget()  # It died between two inputs, so this input is not at fault.
+            is_new = True
         try:
             size, ends = _ANSWER.unpack(self._receive(_ANSWER.size))
             answer = self._receive(size)
@@ -117,6 +122,10 @@ class ConfinedProcess:
                 ours.close()
                 _close_connections(keep=theirs.fileno())
                 self._serve(theirs)
+            except EOFError:
+                pass  # The worker has ended.
+            except Exception:  # noqa: BLE001  # Printed to the log of the worker.
+                traceback.print_exc()
             finally:
                 os._exit(1)
         theirs.close()
