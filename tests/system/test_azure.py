@@ -5,6 +5,7 @@ import os
 import fsspec
 import pandas as pd
 import pytest
+from azure.storage.blob import BlobServiceClient
 from azure_blobs import ACCOUNT, KEY, connection_string, container_signature
 from comparison import contents, faults
 from jobs import run_job
@@ -68,6 +69,17 @@ def test_the_installed_command_reads_and_writes_azure(shell, container, recordin
     assert "3 inputs: 3 ok (0 executed)" in shell.batchmill(*command).stdout
     assert shell.batchmill("verify", f"{container}/clips").returncode == 0
     assert KEY not in done.stdout + done.stderr
+
+
+def test_a_folder_may_have_the_name_of_a_table(data):
+    """A folder of a storage account with a hierarchy of folders is an empty file, too."""
+    name, _, folder = f"{data}/table.csv".removeprefix("az://").partition("/")
+    settings = os.environ["AZURE_STORAGE_CONNECTION_STRING"]
+    with BlobServiceClient.from_connection_string(settings) as client:
+        files = client.get_container_client(name)
+        files.upload_blob(folder, b"", metadata={"hdi_isfolder": "true"})
+        files.upload_blob(f"{folder}/part-0.csv", b"1,2\n")
+    assert load_manifest(f"{data}/table.csv").inputs["input"].to_pylist() == ["part-0.csv"]
 
 
 def test_patterns_and_unusual_names(data, container):

@@ -114,7 +114,7 @@ def _read_url(url: str, pattern: str, *, may_be_empty: bool, folders: bool) -> S
         if not url.endswith("/"):
             # A web server may send a page for a folder, so a read does not show that a file exists.
             content = if_exists(remote.read, url) if _is_table(url) and not is_web(url) else None
-            if content is not None:
+            if content:  # In Azure, a folder may be an empty file.
                 return _read_file(url, lambda: content)
             if remote.stat(url):
                 return _read_file(url, lambda: remote.read(url))
