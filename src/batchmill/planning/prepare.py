@@ -18,6 +18,12 @@ from batchmill.manifest.saved_list import listed_manifest
 from batchmill.partitions.record import Assignment
 from batchmill.planning.change_check import ChangeCheck
 from batchmill.planning.change_detection import detect_changes
+from batchmill.planning.earlier_steps import (
+    accepted_steps,
+    check_same_step,
+    earlier_versions,
+    step_changes,
+)
 from batchmill.planning.expectations import load_schemas
 from batchmill.planning.forecast import Forecast, make_forecast
 from batchmill.planning.job import Job
@@ -27,7 +33,7 @@ from batchmill.planning.raised_limits import inputs_below_limits
 from batchmill.planning.sample import sampled
 from batchmill.security.allowlist import check_step
 from batchmill.sizes import counted, duration
-from batchmill.step.fingerprint import differences, has_same_settings, identity_of
+from batchmill.step.fingerprint import identity_of
 from batchmill.step.load import Step
 from batchmill.step.value.load import load_given_step
 from batchmill.urls import is_url, is_web, join, same_place, shown_url
@@ -191,7 +197,7 @@ def plan_with(prepared: Prepared, check: ChangeCheck) -> Prepared:
 def code_changes(prepared: Prepared) -> ChangeCheck:
     """Return the earlier versions of the step that differ only in their code, or why none does."""
     records = prepared.ledger.records(["step", "outcome"])
-    steps, reason = _earlier_versions(records, prepared.ledger, prepared.step)
+    steps, reason = earlier_versions(records, prepared.ledger, prepared.step)
     return ChangeCheck(steps=frozenset(steps), reason=reason)
 
 
@@ -241,9 +247,9 @@ def _plan(
         records = ledger.records(PLANNED_COLUMNS)
     released = listed.result()
     if not job.replace_step:
-        _check_same_step(job, records, ledger)
+        check_same_step(job, records, ledger)
     record_rows = find_records(records, manifest.inputs)
-    adopted = _accepted_steps(records, ledger, step) if job.accept_change else set[str]()
+    adopted = accepted_steps(records, ledger, step) if job.accept_change else set[str]()
     if check and check.is_equal:
         adopted = set(check.steps)
     file_changes = detect_changes(
@@ -285,62 +291,12 @@ def _plan(
         ledger=ledger,
         plan=plan,
         ledger_state=state,
-        step_changes=_step_changes(ledger, step, plan),
+        step_changes=step_changes(ledger, step, plan),
         forced_after=forced_after,
         assignment=division.assignment,
         partition_changes=division.changes,
         change_check=check,
     )
-
-
-def _check_same_step(job: Job, records: pa.Table, ledger: Ledger) -> None:
-    """Raise OptionError if all results of the dataset are of other steps.
-
-    The output is probably a mistake, and the run would replace good results. Another version of the
-    same step, or other params, are no mistake.
-    """
-    identities = records["step"].filter(pc.equal(records["outcome"], "ok"))
-    described = [ledger.steps.read(one) for one in pc.unique(identities).to_pylist()]
-    steps = sorted({one["ref"] for one in described if one})
-    if steps and job.step not in steps:
-        raise OptionError(
-            f"--output {job.output}: contains {counted(len(identities), 'result')} of the step "
-            f"{steps[0]}, and this run's step is {job.step}. Choose another output. To replace the "
-            "results, add --replace-step."
-        )
-
-
-def _accepted_steps(records: pa.Table, ledger: Ledger, step: Step) -> set[str]:
-    """Return the earlier versions of the step that differ only in their code.
-
-    Raises:
-        OptionError: All versions with an `ok` outcome differ in more, so none can be accepted.
-    """
-    steps, reason = _earlier_versions(records, ledger, step)
-    if reason:
-        raise OptionError(
-            f"--accept-change: no outcome can be kept, because {reason}. The option accepts only a "
-            "change of the step's code. Drop it to execute the inputs again."
-        )
-    return steps
-
-
-def _earlier_versions(records: pa.Table, ledger: Ledger, step: Step) -> tuple[set[str], str]:
-    """Return the versions with an `ok` outcome that differ from the step only in their code.
-
-    If all versions differ in more, also return what else differs.
-    """
-    identities = pc.unique(records["step"].filter(pc.equal(records["outcome"], "ok"))).to_pylist()
-    described = {one: ledger.steps.read(one) for one in identities if one != step.identity}
-    found = {
-        one
-        for one, before in described.items()
-        if before and has_same_settings(before, step.description)
-    }
-    if not described or found or step.identity in identities:
-        return found, ""
-    before = next(filter(None, described.values()), None)
-    return found, differences(before, step.description)[0] if before else "its step is unknown"
 
 
 def _forced_after(ledger: Ledger) -> int:
@@ -394,12 +350,3 @@ def _fitted(step: Step, manifest: Manifest) -> Step:
     order = digest("order", *manifest.inputs["input"].to_pylist())
     description = {**step.description, "order": order}
     return replace(step, identity=identity_of(description), description=description)
-
-
-def _step_changes(ledger: Ledger, step: Step, plan: Plan) -> list[str]:
-    """Describe the changes since the step that has the most records."""
-    for identity in plan.stale_steps:
-        before = ledger.steps.read(identity)
-        if before:
-            return differences(before, step.description)
-    return []
