@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from batchmill import ManifestError, load_manifest
-from batchmill.manifest.inputs import MISSING_SIZE
+from batchmill.manifest.file_stats import MISSING_SIZE
 from batchmill.manifest.records import MAX_LINE_BYTES
 from batchmill.manifest.saved_list import save_manifest
 from batchmill.planning.job import make_job

@@ -11,13 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.cells import is_missing
-from batchmill.manifest.inputs import (
-    COLUMNS,
-    MISSING_SIZE,
-    find_escapes,
-    resolve_names,
-    stat_files,
-)
+from batchmill.manifest.file_stats import COLUMNS, MISSING_SIZE, stat_files
+from batchmill.manifest.inputs import find_escapes, resolve_names
 from batchmill.manifest.source import Source
 from batchmill.security.allowlist import refused_inputs, restricts_inputs
 from batchmill.storage import is_url

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.errors import OptionError
-from batchmill.manifest.inputs import MISSING_SIZE
+from batchmill.manifest.file_stats import MISSING_SIZE
 
 _NANOSECONDS = 1_000_000_000
 

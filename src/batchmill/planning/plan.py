@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.manifest import Manifest
-from batchmill.manifest.inputs import MISSING_SIZE
+from batchmill.manifest.file_stats import MISSING_SIZE
 from batchmill.planning.change_detection import FileChanges, has_other_size, has_other_time
 from batchmill.storage.remote import UNKNOWN_TIME
 from batchmill.urls import is_web, join

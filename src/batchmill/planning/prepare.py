@@ -13,7 +13,7 @@ from batchmill.ledger.adoptions import Adoption
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_output
 from batchmill.manifest import Manifest, ManifestLike, load_manifest
-from batchmill.manifest.inputs import MISSING_SIZE
+from batchmill.manifest.file_stats import MISSING_SIZE
 from batchmill.manifest.saved_list import listed_manifest
 from batchmill.partitions.record import Assignment
 from batchmill.planning.change_check import ChangeCheck

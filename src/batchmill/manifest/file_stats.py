@@ -1,0 +1,158 @@
+"""Look up the sizes, times and ETags of inputs and companions: files or folders, paths or URLs."""
+
+import os
+import stat
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from batchmill.storage import in_threads, is_url, remote
+from batchmill.storage.fingerprints import Fingerprint, recordable
+from batchmill.storage.folder_files import files_in, folder_state
+from batchmill.storage.remote import FileStat
+from batchmill.urls import join
+
+MISSING_SIZE = -1
+_NO_FOLDER = Fingerprint(MISSING_SIZE, 0, "")
+
+# The columns of the tables of files.
+COLUMNS = ["input", "size", "mtime_ns", "etag", "ctime_ns"]
+
+# The number of names that are Python objects at a time. It limits the memory.
+_CHUNK = 65_536
+# The bits of a file's mode that hold its type.
+_FILE_TYPE_BITS = 0o170000
+
+
+def stat_files(
+    names: pa.StringArray, root: str, faults: dict[int, str], seen: Mapping[str, FileStat]
+) -> pa.Table:
+    """Return files with their sizes, times and ETags, as in `Manifest.inputs`.
+
+    A missing file is not a fault, because it may exist when the input is executed. The ETag of a
+    file in a pack is its address.
+    """
+    is_remote = np.full(len(names), is_url(root))
+    is_remote = np.asarray(pc.match_substring(names, "://").fill_null(False)) | is_remote
+    sizes, times, changes = _stat_local(names, root, faults, is_remote)
+    changed = pa.array(changes, mask=sizes == MISSING_SIZE)
+    if not (seen or is_remote.any()):
+        etags = pa.nulls(len(names), pa.string())
+        return pa.table([names, sizes, times, etags, changed], COLUMNS)
+    places = {
+        index: join(root, names[index].as_py())
+        for index in np.flatnonzero(is_remote).tolist()
+        if index not in faults
+    }
+    known: dict[int, FileStat | None] = {
+        index: seen[name] for index, name in enumerate(names.to_pylist()) if name in seen
+    }
+    unknown = {i: place for i, place in places.items() if i not in known and is_url(place)}
+    known |= dict(zip(unknown, _stat_urls(unknown, faults), strict=True))
+    found_etags: list[str | None] = [None] * len(names)
+    for index, what in known.items():
+        if what is not None:
+            sizes[index], times[index], found_etags[index] = what
+    etags = pa.array(found_etags, pa.string())
+    return pa.table([names, sizes, times, etags, changed], COLUMNS)
+
+
+def stat_folders(
+    names: pa.StringArray, root: str, faults: dict[int, str]
+) -> tuple[pa.Table, list[str | None]]:
+    """Return folders as `stat_files` returns files, and the digest of the files of each."""
+    places = [join(root, name) if name is not None else "" for name in names.to_pylist()]
+    found = in_threads(_look_into, places, remote.THREADS)
+    states: list[Fingerprint] = []
+    for index, state in enumerate(found):
+        if isinstance(state, str):
+            faults.setdefault(index, f"{names[index].as_py()!r} {state}")
+        states.append(_NO_FOLDER if isinstance(state, str) else state)
+    table = pa.table(
+        [
+            names,
+            pa.array([state.size for state in states], pa.int64()),
+            pa.array([state.mtime_ns for state in states], pa.int64()),
+            pa.nulls(len(names), pa.string()),
+            pa.nulls(len(names), pa.int64()),
+        ],
+        COLUMNS,
+    )
+    return table, [state.companions for state in states]
+
+
+def _look_into(place: str) -> Fingerprint | str:
+    """Return the state of a folder, or why it cannot be an input."""
+    if not place:
+        return _NO_FOLDER
+    if not is_url(place) and os.path.isfile(place):
+        return "is a file. Name a folder, or drop --input-kind folder."
+    try:
+        files = files_in(place)
+    except FileNotFoundError:
+        return _NO_FOLDER
+    except OSError as error:
+        return f"cannot be read: {error.strerror}."
+    # A bucket has no empty folders.
+    return folder_state(files) if files or not is_url(place) else _NO_FOLDER
+
+
+def _stat_local(
+    names: pa.StringArray, root: str, faults: dict[int, str], is_remote: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the sizes and both times of local files; MISSING_SIZE for missing and remote files."""
+    sizes: list[int] = []
+    times: list[int] = []
+    changes: list[int] = []
+    prefix = root if root.endswith("/") else f"{root}/"
+    # The loop runs once per input, so lookups are moved out of it.
+    read_status = os.stat
+    for start in range(0, len(names), _CHUNK):
+        chunk = names.slice(start, _CHUNK).to_pylist()
+        for index in np.flatnonzero(is_remote[start : start + _CHUNK]).tolist():
+            if chunk[index] is not None and is_url(join(root, chunk[index])):
+                chunk[index] = None
+        for name in chunk:
+            size, time, change = MISSING_SIZE, 0, 0
+            if name is not None:
+                try:
+                    status = read_status(name if name[0] == "/" else prefix + name)
+                    size, time = status.st_size, status.st_mtime_ns
+                    change = status.st_ctime_ns
+                    if status.st_mode & _FILE_TYPE_BITS != stat.S_IFREG:
+                        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+                        remedy = "Name a file"
+                        if kind == "a folder":
+                            remedy = "Name a file, or add --input-kind folder"
+                        faults.setdefault(len(sizes), f"{name!r} is {kind}. {remedy}.")
+                except OSError:
+                    pass
+            sizes.append(size)
+            times.append(time)
+            changes.append(change)
+    return np.array(sizes, np.int64), _as_array(times), _as_array(changes)
+
+
+def _as_array(times: list[int]) -> np.ndarray:
+    try:
+        return np.array(times, np.int64)
+    except OverflowError:
+        return np.array([recordable(time) for time in times], np.int64)
+
+
+def _stat_urls(places: Mapping[int, str], faults: dict[int, str]) -> list[FileStat | None]:
+    """Look up files by URL. An unusable URL scheme is a fault of each of its inputs."""
+    unusable: dict[str, str] = {}
+    for place in places.values():
+        scheme = place.partition("://")[0]
+        if scheme not in unusable:
+            unusable[scheme] = remote.why_unusable(place)
+    for index, place in places.items():
+        fault = unusable[place.partition("://")[0]]
+        if fault:
+            faults[index] = f"{place!r}: {fault}"
+    if any(unusable.values()):
+        return [None] * len(places)
+    return remote.stat_many(list(places.values()))
