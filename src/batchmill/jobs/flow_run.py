@@ -78,8 +78,9 @@ def _run(flow: Any, parameters: dict[str, Any], prepared: Prepared, before: int)
 
 
 def _import_rest() -> None:
-    """Import what Prefect imports at the start of a flow, while the server is still starting."""
+    """Import what the flow needs at its start and its end, while the server is still starting."""
     import fastapi.encoders  # noqa: F401
+    import jinja2  # noqa: F401
     import prefect.utilities.visualization  # noqa: F401
 
 

@@ -2,9 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-import jinja2
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from batchmill.layout import REPORT
 from batchmill.ledger.ledger import Ledger
@@ -15,6 +13,9 @@ from batchmill.publishing.report.figures import figures
 from batchmill.publishing.report.gallery import Gallery, gather_gallery
 from batchmill.sizes import counted, duration, readable_size
 from batchmill.version import VERSION
+
+if TYPE_CHECKING:
+    import jinja2
 
 _MESSAGE_CHARACTERS, _MESSAGE_GROUPS = 300, 3
 # A longer text is cut, so that the page stays small with many long tracebacks.
@@ -62,8 +63,10 @@ def render(report: Report, gallery: Gallery, columns: Columns) -> str:
     )
 
 
-def load_template(name: str) -> jinja2.Template:
+def load_template(name: str) -> "jinja2.Template":
     """Return a template of this package. It escapes all values."""
+    import jinja2  # It imports much, and a run that changes nothing writes no report.
+
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
