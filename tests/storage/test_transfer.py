@@ -211,6 +211,34 @@ def test_a_file_that_changes_during_its_fetch_is_never_mixed(proxied, put, tmp_p
     assert changed
 
 
+def test_a_large_file_is_fetched_in_parts(proxied, put, tmp_path):
+    data = os.urandom(2**20) * 37
+    url, stat = put("a.bin", data)
+    with proxied() as proxy:
+        in_worker(lambda: check_equal(fetched(url, tmp_path / "a"), (data, stat.etag)))
+        # The first request ends after 8 MiB.
+        assert [request.method for request in proxy.requests] == ["GET"] * 5
+
+
+def test_a_large_file_that_changes_during_its_fetch_is_never_mixed(proxied, put, tmp_path):
+    old, new = b"old " * 9 * 2**20, b"new " * 9 * 2**20
+    url, _ = put("a.bin", old)
+    address = os.environ["AWS_ENDPOINT_URL"]
+    changing = threading.Lock()
+
+    def change(request):
+        with changing:
+            requests.append(request)
+            if len(requests) == 3:
+                files = fsspec.filesystem("s3", endpoint_url=address, skip_instance_cache=True)
+                files.pipe_file(url, new)
+
+    requests = []
+    with proxied(change):
+        in_worker(lambda: check_equal(fetched(url, tmp_path / "a")[0], new))
+    assert len(requests) > 5
+
+
 def test_requests_are_repeated_while_the_store_fails(proxied, put, bucket, tmp_path):
     url, stat = put("a.bin", b"content")
     failures = [Reply(503, b"<Error><Code>SlowDown</Code></Error>")] * 6

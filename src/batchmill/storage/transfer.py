@@ -6,10 +6,13 @@ A process that must not use obstore uses fsspec, and so do URLs that obstore doe
 import mimetypes
 import os
 import re
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from batchmill.storage import remote
 from batchmill.storage.connection import converting_errors, has_expired
@@ -19,13 +22,15 @@ from batchmill.storage.ranges import HEAD_BYTES
 from batchmill.storage.retries import retry_remote
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, ObjectMeta
+    from obstore import GetOptions, GetResult, ObjectMeta
     from obstore.store import S3Store
 
 # The most fetches of one input with fsspec. An input that changes meanwhile is fetched again.
 _FETCHES = 3
 _CHUNK_BYTES = 2**20
 _PART_BYTES, _MAX_PARTS, _CONCURRENT_PARTS = 8 * 2**20, 9_000, 4
+# A file of this size is fetched in parts.
+_LARGE_BYTES = 4 * _PART_BYTES
 _CHANGED = "it changed while it was read. Run the same command again"
 
 
@@ -157,7 +162,7 @@ def _get(url: str, path: str) -> Fingerprint | None:
         meta = response.meta
         # Threads compete for the interpreter, so a small file takes as few calls as possible.
         whole = response.bytes() if meta["size"] <= _CHUNK_BYTES else None
-        chunks = iter([] if whole is not None else response.stream(min_chunk_size=_CHUNK_BYTES))
+        chunks = iter([] if whole is not None else _chunks_of(store, url, response))
     with open(path, "wb") as raw:
         file = HashingFile(raw)
         if whole is not None:
@@ -172,6 +177,41 @@ def _get(url: str, path: str) -> Fingerprint | None:
         if file.size != meta["size"]:
             raise OSError(f"{file.size:,} of {meta['size']:,} bytes arrived")
     return _fingerprint_in(meta, file.content)
+
+
+def _chunks_of(store: "S3Store", url: str, response: "GetResult") -> Iterator[Any]:
+    """Yield the bytes of a file in their order. A large file comes through several requests.
+
+    S3 limits the speed of one request, not that of all requests together.
+    """
+    size, etag = response.meta["size"], response.meta["e_tag"]
+    stream = response.stream(min_chunk_size=_CHUNK_BYTES)
+    if size <= _LARGE_BYTES or not etag:
+        yield from stream
+        return
+    import obstore
+
+    def get(start: int) -> Any:
+        part = (start, min(start + _PART_BYTES, size))
+        with _converting(url):
+            try:
+                found = obstore.get(store, key_of(url), options={"range": part, "if_match": etag})
+                return found.bytes()
+            except obstore.exceptions.PreconditionError as error:
+                raise OSError("it changed while it was fetched") from error
+
+    with ThreadPoolExecutor(_CONCURRENT_PARTS) as pool:
+        waiting = iter(range(_PART_BYTES, size, _PART_BYTES))
+        parts = deque(pool.submit(get, start) for start in islice(waiting, _CONCURRENT_PARTS))
+        left = _PART_BYTES
+        while left:
+            chunk = next(stream)[:left]
+            left -= len(chunk)
+            yield chunk
+        del stream  # Ends the first request.
+        while parts:
+            yield parts.popleft().result()
+            parts.extend(pool.submit(get, start) for start in islice(waiting, 1))
 
 
 def _fingerprint_in(meta: "ObjectMeta", content: str) -> Fingerprint:
