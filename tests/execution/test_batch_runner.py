@@ -21,7 +21,13 @@ from batchmill.options.failure_policy import FailurePolicy
 from batchmill.step.load import load_step
 from batchmill.storage import ObjectStore
 from batchmill.storage.fingerprints import fingerprint
-from batchmill.workers.batches import IndexedSample, Sample, gather_batch
+from batchmill.workers.batches import (
+    IndexedSample,
+    Sample,
+    gather_batch,
+    is_broken_device,
+    is_out_of_memory,
+)
 from batchmill.workers.worker_channel import WorkerChannel
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -154,6 +160,30 @@ def test_an_input_that_is_too_large_for_the_device_is_oom(words, tmp_path):
     assert summary.outcomes == {"oom": 2}
     assert "can't allocate memory" in outcomes["000.txt"].message
     assert outcomes["000.txt"].attempts == 2
+
+
+def test_the_memory_of_a_failed_batch_is_released_before_the_next_batch(words, tmp_path):
+    folder = words(*["x" * n for n in range(1, 9)])
+    summary, rows, _ = run(folder, "FillsUp", tmp_path, batch_size=8, num_workers=1)
+    assert summary.outcomes == {"ok": 8}
+    assert {row["released"] for row in rows.values()} == {True}
+
+
+@pytest.mark.parametrize(
+    ("message", "out_of_memory", "broken"),
+    [
+        ("CUDA error: out of memory", True, False),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True, False),
+        ("CUDA error: device-side assert triggered", False, True),
+        ("HIP error: an illegal memory access was encountered", False, True),
+        ("mat1 and mat2 shapes cannot be multiplied", False, False),
+    ],
+)
+def test_errors_of_a_device(monkeypatch, message, out_of_memory, broken):
+    # Old versions of torch have no such class.
+    monkeypatch.delattr(torch, "AcceleratorError", raising=False)
+    error = RuntimeError(message)
+    assert (is_out_of_memory(error), is_broken_device(error)) == (out_of_memory, broken)
 
 
 def test_each_sample_has_its_own_output_folder(words, tmp_path):

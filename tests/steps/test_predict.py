@@ -1,5 +1,9 @@
 """Test running models over files, with all kinds of references and files."""
 
+import json
+import shutil
+
+import models
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,6 +19,7 @@ from batchmill.options.model_options import ModelOptions
 from batchmill.steps.predict import PredictItems, predict_with
 
 CPU = torch.device("cpu")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 
 
 @pytest.fixture
@@ -85,6 +90,15 @@ def test_predictions_as_files(arrays, tmp_path):
     assert table["predicted"].tolist() == ["c", "b", "b", "b", "b"]
     for number, name in enumerate(table["output"]):
         assert np.load(output / name).tolist() == [number, 2 * number, 1]
+
+
+def test_files_of_numbers_that_numpy_does_not_have(arrays, tmp_path):
+    output = tmp_path / "out"
+    summary, table = infer(arrays, output, model="models:Halves", predictions="files")
+    assert summary.outcomes == {"ok": 5}
+    found = [np.load(output / name) for name in table["output"]]
+    assert {array.dtype for array in found} == {np.dtype("float32")}
+    assert [array.tolist() for array in found] == [[n, 2 * n, 1] for n in range(5)]
 
 
 def test_a_users_load_function_and_named_samples(tmp_path):
@@ -180,7 +194,12 @@ def test_missing_files_and_names_are_reported_before_the_run(arrays, tmp_path, o
 
 
 @pytest.mark.parametrize(
-    "options", [{"model": "models:broken"}, {"model": "models:mean", "device": "quantum"}]
+    "options",
+    [
+        {"model": "models:broken"},
+        {"model": "models:TooLarge"},
+        {"model": "models:mean", "device": "quantum"},
+    ],
 )
 def test_a_model_that_cannot_be_loaded_does_not_fail_inputs(arrays, tmp_path, options):
     with pytest.raises(StepError):
@@ -286,21 +305,24 @@ def test_saved_weights_need_a_function_that_makes_the_model(arrays, tmp_path):
         make_inference("a.pt2", ModelOptions(weights=weights))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
-def test_gpu_and_cpu_give_the_same_results(arrays, tmp_path):
-    tables = [
-        infer(arrays, tmp_path / device, model="models:mean", device=device)[1]
-        for device in ("cpu", "cuda")
-    ]
-    values = [[eval(row) for row in table["prediction"]] for table in tables]
-    assert values[0] == pytest.approx(values[1])
-
-
 def test_devices():
     assert choose_device("cpu") == CPU
     assert choose_device("auto").type in ("cpu", "cuda")
     with pytest.raises(StepError, match="is not a device"):
         choose_device("quantum")
+
+
+def test_a_gpu_that_the_machine_does_not_have_is_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert [choose_device(name).index for name in ("cuda", "cuda:1")] == [None, 1]
+    with pytest.raises(StepError, match="finds only cuda:0, cuda:1 on this machine"):
+        choose_device("cuda:2")
+
+
+def test_the_message_about_a_model_that_is_too_large_names_the_device():
+    with pytest.raises(StepError, match=r"cpu has not enough free memory.*90 GiB\.\)$"):
+        load_model("models:TooLarge", CPU)
 
 
 @pytest.mark.parametrize("form", ["dict", "list"])
@@ -327,3 +349,108 @@ def test_a_given_model_or_what_makes_it_predicts(model, arrays):
 def test_a_model_that_cannot_be_called_is_rejected():
     with pytest.raises(OptionError, match="of type int"):
         predict_with(3, files=False)
+
+
+@pytest.fixture
+def gpu():
+    """Return the GPU. Afterwards, release the memory that torch caches in this process."""
+    yield torch.device("cuda")
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def models_in(shell, work):
+    """Return a shell whose folder has the models and a folder of eight arrays. Array 6 has 99."""
+    shutil.copy(models.__file__, work)
+    (work / "arrays").mkdir()
+    for number in range(8):
+        value = 99 if number == 6 else number
+        np.save(work / "arrays" / f"{number}.npy", np.full(4, value, np.float32))
+    return shell
+
+
+LOOK_UP = ["infer", "arrays", "--model", "models:LookUp", "--output", "out", "--retries", "0"]
+
+
+@needs_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["pt2", "pt", "reference"])
+def test_gpu_and_cpu_give_the_same_results(arrays, saved, tmp_path, gpu, form):
+    model = saved(form)
+    tables = [
+        infer(arrays, tmp_path / device, model=model, device=device)[1]
+        for device in ("cpu", str(gpu))
+    ]
+    values = [[number for row in table["prediction"] for number in eval(row)] for table in tables]
+    assert len(values[0]) == 15
+    assert values[0] == pytest.approx(values[1])
+
+
+@needs_gpu
+def test_a_batch_that_does_not_fit_into_a_gpu_is_halved(arrays, tmp_path, gpu):
+    summary, table = infer(
+        arrays, tmp_path / "out", model="models:Quarters", device=str(gpu), batch_size=5
+    )
+    assert summary.outcomes == {"ok": 5}
+    assert set(table["batch"]) <= {1, 2}
+    assert 2 in set(table["batch"])
+
+
+@needs_gpu
+def test_an_input_that_does_not_fit_into_a_gpu_is_oom(arrays, tmp_path, gpu):
+    np.save(arrays / "5.npy", np.full((2, 3), 5, np.float32))
+    np.save(arrays / "6.npy", np.full((2, 3), 99, np.float32))
+    summary, table = infer(arrays, tmp_path / "out", model="models:Heavy", device=str(gpu))
+    assert summary.outcomes == {"ok": 6, "oom": 1}
+    assert "6.npy" not in set(table["input"])
+
+
+@pytest.mark.parametrize(
+    ("device", "outcome"),
+    [
+        pytest.param("cpu", "failed", marks=pytest.mark.long),
+        pytest.param("cuda", "crashed", marks=needs_gpu),
+    ],
+)
+def test_an_index_that_breaks_the_device_costs_only_its_input(models_in, work, device, outcome):
+    done = models_in.batchmill(
+        *[*LOOK_UP, "--device", device, "--batch-size", "2", "--num-workers", "2"]
+    )
+    assert done.returncode == 1, done.stderr
+    (failure,) = json.loads(models_in.batchmill("failures", "out", "--json").stdout)
+    assert (failure["input"], failure["outcome"]) == ("6.npy", outcome), failure
+    table = pd.read_parquet(work / "out" / "metadata.parquet")
+    assert table["entry"].tolist() == [0, 1, 2, 3, 4, 5, 7]
+
+
+@needs_gpu
+def test_a_run_releases_the_memory_of_the_gpu(models_in, work, gpu):
+    before, total = torch.cuda.mem_get_info(gpu)
+    done = models_in.batchmill(
+        "infer", "arrays", "--model", "models:Resident", "--output", "out", "--device", "cuda"
+    )
+    assert done.returncode == 0, done.stderr
+    during = pd.read_parquet(work / "out" / "metadata.parquet")["free"]
+    assert during.max() < before - total // 4
+    after, _ = torch.cuda.mem_get_info(gpu)
+    assert after > before - total // 100
+
+
+@needs_gpu
+def test_a_step_can_use_the_gpu_in_its_workers(models_in, work):
+    done = models_in.batchmill(
+        "run", "arrays", "--step", "models:mean_in_worker", "--output", "out", "--num-workers", "2"
+    )
+    assert done.returncode == 0, done.stderr
+    table = pd.read_parquet(work / "out" / "metadata.parquet")
+    assert table["mean"].tolist() == [0, 1, 2, 3, 4, 5, 99, 7]
+
+
+@needs_gpu
+def test_a_gpu_with_a_wrong_number_is_refused_and_no_input_fails(models_in, work):
+    number = torch.cuda.device_count()
+    done = models_in.batchmill(*LOOK_UP, "--device", f"cuda:{number}")
+    assert done.returncode != 0
+    assert f"device 'cuda:{number}': torch finds only cuda:0" in " ".join(done.stderr.split())
+    _, status = models_in.json("status", "out")
+    assert status["outcomes"] == {}

@@ -4,6 +4,7 @@ import multiprocessing.util
 import os
 import subprocess
 import time
+import weakref
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,6 +52,20 @@ class NoRoom(Lengths):
     def process_batch(self, batch):
         torch.empty(10**15 if len(batch) > self.room else 1)
         return batch[:, 0].tolist()
+
+
+class FillsUp(Lengths):
+    """Run out of memory in a batch of more than two. Report whether the memory was released."""
+
+    held = staticmethod(lambda: None)
+
+    def process_batch(self, batch):
+        released = FillsUp.held() is None
+        if len(batch) > 2:
+            block = torch.ones(8)
+            FillsUp.held = weakref.ref(block)
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return [{"released": released}] * len(batch)
 
 
 class Files(Lengths):

@@ -1,5 +1,6 @@
 """Models, written as users write them."""
 
+import numpy as np
 import torch
 
 
@@ -54,6 +55,61 @@ class Boxes(torch.nn.Module):
         return [{"boxes": torch.full((2, 4), float(v.mean())), "count": 2} for v in values]
 
 
+class Halves(Mean):
+    """Three scores as numbers of 16 bits that NumPy does not have."""
+
+    def forward(self, values):
+        return super().forward(values).bfloat16()
+
+
+class TooLarge(Mean):
+    """Does not fit into the memory of its device."""
+
+    def to(self, *_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 90 GiB.\nA hint.")
+
+
+class LookUp(torch.nn.Module):
+    """A table of ten numbers. After an index that is too large, a GPU returns only errors."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding.from_pretrained(torch.arange(10.0)[:, None])
+
+    def forward(self, values):
+        return {"entry": self.table(values.flatten(1)[:, 0].long())[:, 0]}
+
+
+class Quarters(torch.nn.Module):
+    """Needs a quarter of the GPU's memory for each sample. Returns the size of the batch."""
+
+    def forward(self, values):
+        _, total = torch.cuda.mem_get_info()
+        held = [torch.empty(total // 4, dtype=torch.uint8, device=values.device) for _ in values]
+        return {"batch": [len(held)] * len(values)}
+
+
+class Heavy(torch.nn.Module):
+    """Needs more memory than the GPU has for a sample with a number above 50."""
+
+    def forward(self, values):
+        _, total = torch.cuda.mem_get_info()
+        size = 2 * total if float(values.max()) > 50 else 1
+        held = torch.empty(size, dtype=torch.uint8, device=values.device)
+        return {"bytes": [len(held)] * len(values)}
+
+
+class Resident(torch.nn.Module):
+    """Keeps a quarter of the GPU's memory. Returns how much is free."""
+
+    def forward(self, values):
+        free, total = torch.cuda.mem_get_info()
+        if not hasattr(self, "kept"):
+            self.kept = torch.empty(total // 4, dtype=torch.uint8, device=values.device)
+            free, _ = torch.cuda.mem_get_info()
+        return {"free": [free] * len(values)}
+
+
 class TimeFirst(torch.nn.Module):
     def forward(self, values):
         return torch.zeros(7, len(values), 3)
@@ -74,3 +130,9 @@ def half(path):
 def pair(path):
     value = torch.tensor(float(path.read_text()))
     return {"left": value, "right": -2 * value}
+
+
+def mean_in_worker(source):
+    """A step, not a model: each DataLoader worker uses the GPU."""
+    values = torch.from_numpy(np.load(source)).cuda()
+    return {"mean": values.mean().item()}

@@ -36,6 +36,12 @@ def choose_device(device: str) -> torch.device:
             "or cpu. Or install torch for CUDA, and on a cluster request a GPU: --shard-resource "
             "num_gpus=1."
         )
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        names = ", ".join(f"cuda:{number}" for number in range(torch.cuda.device_count()))
+        raise StepError(
+            f"device {device!r}: torch finds only {names} on this machine. Use one of these, "
+            "or auto."
+        )
     return chosen
 
 
@@ -74,6 +80,8 @@ def _load_file(path: str, device: torch.device, mtime_ns: int, size: int) -> Mod
     load = _load_exported if path.lower().endswith(_EXPORTED) else _load_scripted
     try:
         return load(path, device)
+    except torch.OutOfMemoryError as error:
+        raise _too_large(path, device, error) from error
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise StepError(
@@ -92,7 +100,8 @@ def _load_exported(path: str, device: torch.device) -> Model:
 
 def _load_scripted(path: str, device: torch.device) -> Model:
     model = torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]
-    return _ready(model, device)
+    ready: Model = model.to(device).eval()
+    return ready
 
 
 @lru_cache(maxsize=1)
@@ -135,11 +144,18 @@ def make_model(
         raise StepError(
             f"model {reference}: returned a {type(made).__name__}, which cannot be called."
         )
-    return _ready(made, device)
-
-
-def _ready(model: Any, device: torch.device) -> Model:
-    if isinstance(model, torch.nn.Module):
-        model = model.to(device).eval()
-    ready: Model = model
+    if isinstance(made, torch.nn.Module):
+        try:
+            made = made.to(device).eval()
+        except torch.OutOfMemoryError as error:
+            raise _too_large(reference, device, error) from error
+    ready: Model = made
     return ready
+
+
+def _too_large(model: str, device: torch.device, error: Exception) -> StepError:
+    reason = str(error).strip().partition("\n")[0]
+    return StepError(
+        f"model {model}: {device} has not enough free memory. Another process may use the memory, "
+        f"such as another shard. A higher --num-workers runs fewer shards at a time. ({reason})"
+    )

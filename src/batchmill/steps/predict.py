@@ -332,6 +332,8 @@ class PredictArrays(Predict):
         parts = _split_batch(output, len(outs))
         for number, (out, part) in enumerate(zip(outs, parts, strict=True)):
             if isinstance(part, torch.Tensor):
+                # NumPy has no numbers of the type bfloat16.
+                part = part.float() if part.dtype == torch.bfloat16 else part
                 np.save(out / "prediction.npy", part.numpy())
                 name = "prediction.npy"
             else:

@@ -20,8 +20,10 @@ from batchmill.workers.worker_channel import WorkerChannel
 
 # A socket's path has at most 107 bytes. The folder's name takes 22, and multiprocessing adds 18.
 _LONGEST_FOLDER = 67
-# torch's allocators raise some errors without a special class. These texts identify the errors.
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+# torch raises some errors without a special class. These texts identify the errors. The last one
+# is of cuBLAS and cuDNN.
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "_alloc_failed")
+_BROKEN_DEVICE = ("CUDA error:", "HIP error:")
 
 
 class Sample(NamedTuple):
@@ -155,9 +157,7 @@ def is_broken_device(error: BaseException) -> bool:
 
     An index out of range in a kernel has this effect, for example.
     """
-    if is_out_of_memory(error):
-        return False
-    return isinstance(error, torch.AcceleratorError) or "CUDA error:" in str(error)
+    return not is_out_of_memory(error) and any(words in str(error) for words in _BROKEN_DEVICE)
 
 
 def free_device_memory() -> None:
