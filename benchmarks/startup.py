@@ -67,8 +67,8 @@ def processes_of(command: list[str], settings: dict[str, str], folder: Path) -> 
     """Run a command, and sample its processes every 20 ms."""
     begun = time.time()
     seen: dict[psutil.Process, FileStat] = {}
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, env=settings, cwd=folder, **quiet) as run:  # type: ignore[call-overload]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, env=settings, cwd=folder, stdout=quiet, stderr=quiet) as run:
         whole = psutil.Process(run.pid)
         while run.poll() is None:
             for process in [whole, *whole.children(recursive=True)]:

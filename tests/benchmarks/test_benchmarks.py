@@ -1,4 +1,4 @@
-"""The comparison with other tools: the work, the race and the page of figures."""
+"""The comparison with other tools: the work, the race and the page; and the one of models."""
 
 import math
 import sys
@@ -344,3 +344,40 @@ def test_all_contenders_of_the_exports_write_and_read_all_samples(tmp_path, monk
         write(tmp_path, tmp_path / f"library-{to}")
         assert read(tmp_path, f"library-{to}") == 200
     assert [exports.read_dataset(tmp_path, source) for source in ("loose", "packed")] == [200, 200]
+
+
+@pytest.fixture
+def inference():
+    import benchmarks.inference
+
+    return benchmarks.inference
+
+
+@pytest.mark.parametrize("kind", ["jpg", "npy"])
+def test_the_bare_loop_of_a_model_writes_a_row_per_picture(inference, tmp_path, kind):
+    paths = inference.make_inputs(tmp_path / "in", kind, pixels=32, count=70)
+    inference.save_weights(tmp_path / "weights.pt", width=4)
+    work = inference.Work(
+        paths=paths, weights=tmp_path / "weights.pt", device="cpu", batch_size=16, workers=1
+    )
+    ends = inference.run_bare(work, tmp_path / "table.parquet")
+    table = pd.read_parquet(tmp_path / "table.parquet")
+    assert table["input"].tolist() == [path.name for path in paths]
+    assert len(ends) == 70
+    # The pictures repeat after 64.
+    assert table["predicted"][:6].tolist() == table["predicted"][64:].tolist()
+    assert table["probability"][0] != table["probability"][1]
+
+
+def test_the_first_tenth_of_the_inputs_is_not_counted(inference):
+    ends = [100.0, *(200.0 + number for number in range(20))]
+    assert inference.counted_time(ends) == (201, 219)
+    assert inference.rate_of(ends) == 1
+
+
+def test_only_samples_in_the_counted_time_are_part_of_the_use_of_a_gpu(inference):
+    gpu = inference.GpuUse("cpu")
+    with gpu:
+        assert gpu.between(0, 10) is None
+    gpu._samples += [(1.0, 0.0), (2.0, 50.0), (3.0, 100.0), (4.0, 0.0)]
+    assert gpu.between(1.5, 3.5) == 75
