@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 from contextlib import ExitStack, suppress
 
 import psutil
@@ -166,6 +167,30 @@ def test_lines_of_a_step_are_forwarded_only_if_requested(open_shards, level):
 def test_an_inner_block_uses_the_processes_of_the_outer_block():
     with shard_processes() as outer, shard_processes() as inner:
         assert inner is outer
+
+
+def test_a_process_that_is_ready_is_used_only_by_the_thread_that_started_it(started, monkeypatch):
+    """The kernel kills it when that thread ends."""
+    monkeypatch.setattr("batchmill.shards.process._keeps_ready", True)
+    is_made, is_used = threading.Event(), threading.Event()
+
+    def run():
+        with shard_processes() as processes, processes.one():
+            pass
+        is_made.set()
+        is_used.wait(60)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert is_made.wait(60)
+    (ready,) = started()
+    monkeypatch.setattr("batchmill.shards.process._keeps_ready", False)
+    with shard_processes() as processes, processes.one():
+        is_other = ready not in started()
+    is_used.set()
+    thread.join()
+    assert is_other
+    assert not started()
 
 
 def test_the_error_for_a_dead_process_has_its_signal_and_output(open_shards, started):

@@ -219,6 +219,7 @@ class _ReadyProcess(NamedTuple):
 
 
 _ready: _ReadyProcess | None = None
+_ready_lock = threading.Lock()
 _keeps_ready = False
 
 
@@ -237,36 +238,41 @@ def keep_ready() -> None:
 
 def _make_ready() -> None:
     global _ready
-    if _keeps_ready and _ready is None:
-        _ready = _ReadyProcess(ShardProcess(), _inherited())
+    with _ready_lock:
+        if _keeps_ready and _ready is None:
+            _ready = _ReadyProcess(ShardProcess(), _inherited())
 
 
 def _take_ready() -> ShardProcess | None:
     """Return the process that is ready. None if it is missing, or this process has changed."""
     global _ready
-    if _ready and _ready.inherited == _inherited() and _ready.process.is_alive:
-        process, _ready = _ready.process, None
-        return process
+    with _ready_lock:
+        if _ready and _ready.inherited == _inherited() and _ready.process.is_alive:
+            process, _ready = _ready.process, None
+            return process
     _end_ready()
     return None
 
 
 def _end_ready() -> None:
     global _ready
-    # In a fork of this process, the process that is ready belongs to the parent.
-    if _ready and _ready.inherited[0] == os.getpid():
-        _ready.process.kill()
-        _ready.process.end()
-    _ready = None
+    with _ready_lock:
+        # In a fork of this process, the process that is ready belongs to the parent.
+        if _ready and _ready.inherited[0] == os.getpid():
+            _ready.process.kill()
+            _ready.process.end()
+        _ready = None
 
 
 def _inherited() -> tuple[Any, ...]:
-    """Return what a process inherits from this process when it starts."""
+    """Return what a process inherits from this thread when it starts."""
     try:
         folder = os.getcwd()
     except FileNotFoundError:
         folder = ""
-    return os.getpid(), folder, dict(os.environ), logger.isEnabledFor(logging.DEBUG)
+    is_verbose = logger.isEnabledFor(logging.DEBUG)
+    # The kernel kills the process when the thread that started it ends.
+    return os.getpid(), threading.get_ident(), folder, dict(os.environ), is_verbose
 
 
 _shared: ContextVar[ShardProcesses | None] = ContextVar("shard_processes", default=None)
