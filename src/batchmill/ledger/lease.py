@@ -154,7 +154,8 @@ def lease(ledger: Ledger, *, wait: Wait | None = None, is_new: bool = False) -> 
     Args:
         ledger: The ledger of the dataset.
         wait: Wait for another holder, with these actions. None: do not wait.
-        is_new: True if there was no dataset a moment ago. Without an earlier lease, it is clean.
+        is_new: True if this process has just found no dataset. If there is no earlier lease either,
+            there is no work to finish.
 
     Yields:
         The lease.

@@ -14,8 +14,8 @@ _MAX_AHEAD = 8 * 2**20
 class RangeReader(io.RawIOBase):
     """An object that is read in ranges when they are needed.
 
-    A read somewhere else brings HEAD_BYTES. Each read that follows the one before brings twice as
-    much as that one, up to 8 MiB, so a few requests read a whole object.
+    A request at another position fetches HEAD_BYTES. A request that continues the one before
+    fetches twice as much as that one, up to 8 MiB, so a few requests fetch a whole object.
 
     Args:
         name: The name of the file.

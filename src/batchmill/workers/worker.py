@@ -73,8 +73,7 @@ class Worker:
             *map(logging.getLogger, logging.root.manager.loggerDict),
         ]:
             logger.handlers = []
-        # Without a level, the one that the module of the step has set stays: it was imported before
-        # the worker was forked.
+        # No level is given, because the module of the step may have set one before the fork.
         logging.basicConfig(stream=sys.stderr)
         # faulthandler writes the stack even while a step holds the interpreter's lock. Ray may have
         # enabled it already. Only a new `enable` replaces the handlers of torch.
