@@ -42,20 +42,22 @@ class BatchProcessor:
         """
         if self.stop.requested or len(batch.indices) > self.queue.largest:
             return
-        out_of_memory = False
+        outcomes, out_of_memory = None, False
         with self.monitor.working_on(batch.indices), self._recording_processes():
             try:
                 outcomes = self.callbacks.process(batch)
-                self.resolve(zip(batch.indices, outcomes, strict=True))
-                self._has_succeeded = self._has_succeeded or any(
-                    outcome.kind == "ok" for outcome in outcomes
-                )
-                return
             except BrokenDeviceError as error:
                 self.callbacks.end(str(error))
             except BatchError as error:
                 out_of_memory = error.out_of_memory
-        self._divide(batch, drain, out_of_memory=out_of_memory)
+        if outcomes is None:
+            self._divide(batch, drain, out_of_memory=out_of_memory)
+            return
+        # The time to deliver the outcomes is not that of the batch.
+        self.resolve(zip(batch.indices, outcomes, strict=True))
+        self._has_succeeded = self._has_succeeded or any(
+            outcome.kind == "ok" for outcome in outcomes
+        )
 
     def _divide(self, batch: Batch, drain: DrainFlag, *, out_of_memory: bool) -> None:
         half = max(1, len(batch.indices) // 2)
