@@ -12,6 +12,7 @@ from pathlib import Path
 
 import azure_blobs
 import pytest
+from google_storage import google_environment, make_google_bucket, start_google_storage
 from live import (
     ROOT,
     RUN_FOLDER,
@@ -28,7 +29,7 @@ from object_store import forget_connections, make_bucket, s3_environment, start_
 from s3_proxy import s3_proxy
 
 # Fixtures that start servers or run the installed command.
-SERVICES = {"prefect_server", "s3", "shell", "bare_shell"}
+SERVICES = {"prefect_server", "s3", "google_storage", "shell", "bare_shell"}
 WORDS = {"a.txt": "simple", "b.txt": "scaleable", "c.txt": "preprocessing", "d.txt": "pytorch"}
 
 
@@ -226,6 +227,23 @@ def container(azurite, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     forget_connections()
     yield azure_blobs.make_container(f"container-{uuid.uuid4().hex[:12]}")
+    forget_connections()
+
+
+@pytest.fixture(scope="session")
+def google_storage():
+    """Return the URL of a Google server that all processes of a test run share."""
+    return shared_server("google-storage", start_google_storage)
+
+
+@pytest.fixture
+def google_bucket(google_storage, tmp_path, monkeypatch):
+    """Create an empty bucket of Google for this process and its children; yield its URL."""
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    for name, value in google_environment(google_storage, tmp_path / "no-settings").items():
+        monkeypatch.setenv(name, value)
+    forget_connections()
+    yield make_google_bucket(google_storage, f"bucket-{uuid.uuid4().hex[:12]}")
     forget_connections()
 
 

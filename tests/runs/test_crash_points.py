@@ -8,7 +8,6 @@ import shutil
 import signal
 from functools import partial
 
-import fsspec
 import pytest
 from comparison import contents
 from comparison import faults as faults_of
@@ -94,9 +93,9 @@ def copy(place, to):
     shutil.copytree(place.folder, to.folder)
     if is_url(to.dataset):
         forget_connections()
-        files, _ = fsspec.core.url_to_fs(to.dataset)
-        for key in files.find(place.dataset):
-            files.copy(key, f"{to.dataset}/{key.partition('/prepared/')[2]}")
+        store = open_store(to.dataset.rpartition("/")[0])
+        for name in store.files("prepared"):
+            store.copy(name, f"{to.folder.name}/{name.removeprefix('prepared/')}")
 
 
 def write_manifest(folder, names):
@@ -194,6 +193,13 @@ def test_a_run_that_is_killed_at_any_point_can_be_run_again(crashes, scenario):
 @pytest.mark.parametrize("scenario", [pytest.param("first", marks=pytest.mark.long), "again"])
 def test_a_run_in_a_bucket_that_is_killed_at_any_point_can_be_run_again(crashes, bucket, scenario):
     assert crashes(scenario, bucket=bucket) == []
+
+
+@pytest.mark.parametrize("scenario", [pytest.param("first", marks=pytest.mark.long), "again"])
+def test_a_run_in_a_bucket_of_google_that_is_killed_at_any_point_can_be_run_again(
+    crashes, google_bucket, scenario
+):
+    assert crashes(scenario, bucket=google_bucket) == []
 
 
 @pytest.mark.system

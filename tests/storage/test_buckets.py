@@ -318,15 +318,19 @@ def test_the_error_reports_missing_credentials(data, monkeypatch):
         load_manifest(f"{data}/m.csv")
 
 
-def test_the_error_for_a_missing_library_names_the_extra(tmp_path):
+@pytest.mark.parametrize(
+    ("library", "scheme", "extra"),
+    [("s3fs", "s3", "s3"), ("adlfs", "az", "azure"), ("gcsfs", "gs", "google")],
+)
+def test_the_error_for_a_missing_library_names_the_extra(library, scheme, extra):
     script = (
-        "import sys; sys.modules['s3fs'] = None\n"
+        f"import sys; sys.modules['{library}'] = None\n"
         "from batchmill.storage import remote\n"
-        "try: remote.check_url('s3://bucket/x')\n"
+        f"try: remote.check_url('{scheme}://bucket/x')\n"
         "except Exception as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert "pip install 'batchmill[s3]'" in done.stdout, done.stderr
+    assert f"pip install 'batchmill[{extra}]'" in done.stdout, done.stderr
 
 
 def test_the_scratch_folder_of_a_killed_process_is_removed(tmp_path, monkeypatch):

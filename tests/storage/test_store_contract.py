@@ -1,4 +1,4 @@
-"""The contract of all stores, tested with a folder, memory, S3 and Azure."""
+"""The contract of all stores, tested with a folder, memory, S3, Google and Azure."""
 
 import os
 import signal
@@ -17,20 +17,21 @@ def make_store(kind, request, tmp_path):
         return open_store(str(tmp_path / "store"))
     if kind == "memory":
         return open_store(f"memory://{uuid.uuid4().hex}")
-    fixture = {"s3": "bucket", "azure": "container"}[kind]
+    fixture = {"s3": "bucket", "google": "google_bucket", "azure": "container"}[kind]
     return open_store(f"{request.getfixturevalue(fixture)}/some/where")
 
 
 S3 = pytest.param("s3", marks=pytest.mark.end_to_end)
+GOOGLE = pytest.param("google", marks=pytest.mark.end_to_end)
 AZURE = pytest.param("azure", marks=pytest.mark.system)
 
 
-@pytest.fixture(params=["local", "memory", S3, AZURE])
+@pytest.fixture(params=["local", "memory", S3, GOOGLE, AZURE])
 def store(request, tmp_path):
     return make_store(request.param, request, tmp_path)
 
 
-@pytest.fixture(params=["local", S3, AZURE])
+@pytest.fixture(params=["local", S3, GOOGLE, AZURE])
 def shared_store(request, tmp_path):
     """A store that several processes share. A memory store exists in one process only."""
     return make_store(request.param, request, tmp_path)

@@ -1,6 +1,7 @@
 """A proxy in front of an S3 server. It records the requests, and may answer some of them itself."""
 
 import http.client
+import re
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
@@ -12,7 +13,10 @@ _HOP = {"connection", "transfer-encoding", "content-length", "keep-alive", "date
 
 
 class Request(NamedTuple):
-    """A request: its method, its path with the bucket, its query, and the id of its key."""
+    """A request: its method, its path with the bucket, its query, and what it is signed with.
+
+    That is the id of a key in S3, or a token in Google's storage.
+    """
 
     method: str
     path: str
@@ -44,7 +48,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self):
         parts = urlsplit(self.path)
-        signer = self.headers.get("Authorization", "").partition("Credential=")[2].partition("/")[0]
+        signature = self.headers.get("Authorization", "")
+        signer = re.sub(r"^Bearer |^.*Credential=|/.*", "", signature)
         request = Request(self.command, parts.path, parts.query, signer)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.requests.append(request)

@@ -1,6 +1,7 @@
 """The file system of a URL. Every error is a StoreError with the URL and without secrets."""
 
 import errno
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -30,13 +31,17 @@ _NO_ACCESS = {
     "TokenRetrievalError",
     "CredentialUnavailableError",
     "ClientAuthenticationError",
+    "DefaultCredentialsError",
 }
 _EXPIRED = "ExpiredToken"
 # The statuses with which a store rejects the credentials, or an access with them.
 _DENIED = (401, 403)
 # aiohttp's error for an HTTP error status. It concerns one file, not the whole server.
 _WEB_SERVERS_NO = "ClientResponseError"
+_GOOGLE = ("gs", "gcs")
+_CONNECT_SECONDS, _SILENT_SECONDS = 10, 30
 _EXTRAS = {"s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure", "abfss": "azure"}
+_EXTRAS |= dict.fromkeys(_GOOGLE, "google")
 
 
 @contextmanager
@@ -92,10 +97,14 @@ def has_expired(error: Exception) -> bool:
 
 
 def _as_built_in(error: Exception) -> Exception:
-    """Return a PermissionError for an error of Azure's library that says the same."""
+    """Return a PermissionError for an error of Azure's or Google's library that says the same."""
     text = str(error)
+    # gcsfs raises an HttpError with a code. For 403, it raises an OSError with a path in line one.
+    code = "code" if type(error).__name__ == "HttpError" else "status_code"
+    forbidden = text.startswith("Forbidden: ")
     # adlfs raises a ValueError if it finds no credentials.
-    if getattr(error, "status_code", None) in _DENIED or "with credentials!!" in text:
+    if forbidden or getattr(error, code, None) in _DENIED or "with credentials!!" in text:
+        text = (text.partition("\n")[2] or text) if forbidden else text
         return PermissionError(text).with_traceback(error.__traceback__)
     return error
 
@@ -120,8 +129,26 @@ def _locate(url: str) -> tuple[Any, str]:
         from batchmill.security.web_client import confined_client
 
         options["get_client"] = confined_client
-    files, _ = fsspec.core.url_to_fs(host, **options)
+    if scheme in _GOOGLE:
+        files = _google_files(options)
+    else:
+        files, _ = fsspec.core.url_to_fs(host, **options)
     return files, files._strip_protocol(url)
+
+
+def _google_files(options: Mapping[str, Any]) -> Any:
+    from aiohttp import ClientTimeout
+
+    # The subclass that fsspec opens finds the kind of each bucket with gRPC. Then gRPC hangs or
+    # crashes in forks of this process, such as DataLoader workers.
+    from gcsfs.core import GCSFileSystem
+
+    log = logging.getLogger("gcsfs")
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.CRITICAL)  # It logs tracebacks of errors that it also raises.
+    # Without these limits, gcsfs waits forever for a server that has stopped responding.
+    limits = ClientTimeout(sock_connect=_CONNECT_SECONDS, sock_read=_SILENT_SECONDS)
+    return GCSFileSystem(**{"requests_timeout": limits, **options})
 
 
 def _reason(url: str, error: Exception) -> str:

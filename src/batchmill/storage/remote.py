@@ -146,7 +146,11 @@ def check_bucket(url: str) -> None:
         if not bucket:
             return  # Web servers and memory have no buckets.
         try:
-            files.info(bucket)
+            if "gs" in files.protocol:
+                # The roles for Google's objects do not permit to describe their bucket.
+                files.ls(bucket, max_results=1)
+            else:
+                files.info(bucket)
         except FileNotFoundError as error:
             what = f"no bucket {bucket!r}. Create it, or check its name and the endpoint"
             raise FileNotFoundError(what) from error

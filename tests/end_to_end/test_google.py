@@ -1,0 +1,208 @@
+"""Manifests, inputs and datasets work in a bucket of Google as in a folder."""
+
+import json
+import re
+import threading
+import uuid
+from contextlib import contextmanager
+
+import pandas as pd
+import pytest
+from comparison import contents, faults
+from google_storage import google_environment, make_google_bucket, make_service_account
+from jobs import run_job
+from live import ROOT
+from object_store import forget_connections
+from s3_proxy import Reply, s3_proxy
+
+from batchmill import StoreError, load_manifest, open_dataset
+from batchmill.security.credentials import Access, access_to
+from batchmill.storage import connection, open_store, remote
+
+COPY = "steps_under_test:copy"
+
+
+@pytest.fixture
+def inputs(tmp_path, monkeypatch):
+    """Ten inputs and their manifest in a folder. The steps can be imported."""
+    monkeypatch.chdir(ROOT / "tests" / "support")
+    folder = tmp_path / "data"
+    (folder / "in").mkdir(parents=True)
+    names = [f"in/{number}.txt" for number in range(10)]
+    for name in names:
+        (folder / name).write_text(f"content of {name}")
+    pd.DataFrame({"input": names, "label": range(10)}).to_csv(folder / "m.csv", index=False)
+    return folder
+
+
+@pytest.fixture
+def data(inputs, google_bucket):
+    """Upload the inputs and the manifest, and return the URL."""
+    upload(inputs, f"{google_bucket}/data")
+    return f"{google_bucket}/data"
+
+
+def upload(folder, url):
+    """Copy a folder's files below a URL."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            open_store(url).write(str(path.relative_to(folder)), path.read_bytes())
+
+
+@pytest.fixture
+def proxied_google(google_bucket, google_storage, monkeypatch):
+    """Return a context manager: a proxy that all processes use as their Google server."""
+
+    @contextmanager
+    def start(react):
+        with s3_proxy(google_storage, react) as proxy, monkeypatch.context() as set_:
+            set_.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+            yield proxy
+
+    return start
+
+
+@pytest.mark.parametrize("scheme", ["gs", "gcs"])
+def test_a_dataset_in_google_has_the_same_bytes_as_one_in_a_folder(
+    scheme, data, google_bucket, inputs, tmp_path
+):
+    output = f"{google_bucket}/out".replace("gs:", f"{scheme}:")
+    job = (f"{data}/m.csv".replace("gs:", f"{scheme}:"), COPY, output)
+    assert run_job(*job).outcomes == {"ok": 10}
+    run_job(inputs / "m.csv", COPY, tmp_path / "out")
+    assert contents(output) == contents(tmp_path / "out")
+    assert faults(output) == []
+    assert run_job(*job).executed == 0
+    open_store(data).write("in/1.txt", b"CONTENT of in/1.txt")
+    assert run_job(*job).executed == 1
+    samples = [sample.data for sample in open_dataset(output)]
+    assert sorted(samples)[0] == "CONTENT of in/1.txt"
+    assert len(samples) == 10
+
+
+def test_the_installed_command_reads_and_writes_google(
+    shell, google_bucket, google_storage, recordings, work
+):
+    for path in sorted(recordings.iterdir())[3:]:
+        path.unlink()
+    upload(recordings, f"{google_bucket}/recordings")
+    shell.environment |= google_environment(google_storage, work / "no-settings")
+    step = ("--step", "batchmill.steps.audio:split", "--param", "seconds=1")
+    command = ("run", f"{google_bucket}/recordings", *step, "-o", f"{google_bucket}/clips")
+    done = shell.batchmill(*command)
+    assert "3 inputs: 3 ok" in done.stdout, done.stderr
+    assert "3 inputs: 3 ok (0 executed)" in shell.batchmill(*command).stdout
+    assert shell.batchmill("verify", f"{google_bucket}/clips").returncode == 0
+    missing = shell.batchmill("run", f"{google_bucket}/recordings", *step, "-o", "gs://no-such/out")
+    assert "no bucket 'no-such'. Create it" in missing.stderr
+    assert "Traceback" not in missing.stderr
+
+
+def test_patterns_and_unusual_names(data, google_bucket):
+    names = ["in/a b.txt", "in/é.txt", "in/x//y.txt", "in/#1?.txt", "in/..b.txt", "in/%20.txt"]
+    store = open_store(data)
+    for name in names:
+        remote.write(f"{data}/{name}", b"x")
+    store.write("odd.jsonl", b"\n".join(b'{"input": "%s"}' % name.encode() for name in names))
+    summary = run_job(f"{data}/odd.jsonl", COPY, f"{google_bucket}/out")
+    assert summary.outcomes == {"ok": len(names)}
+    found = load_manifest(f"{data}/in/[0-9].txt").inputs["input"].to_pylist()
+    assert found == [f"{number}.txt" for number in range(10)]
+    below = load_manifest(f"{data}/in/**/y.txt").inputs["input"].to_pylist()
+    assert below == ["x//y.txt"]
+
+
+def test_many_inputs_of_one_folder_are_listed(data, monkeypatch):
+    monkeypatch.setattr(remote, "FEW", 5)
+    alone, stat = [], remote.stat
+    monkeypatch.setattr(remote, "stat", lambda url: alone.append(url) or stat(url))
+    seen = remote.stat_many([f"{data}/in/{number}.txt" for number in range(11)])
+    assert [found and found.size for found in seen] == [19] * 10 + [None]
+    assert alone == []
+
+
+def test_a_folder_marker_is_not_a_file(data, google_bucket):
+    """Google's console has an empty object for each folder."""
+    for folder in ("data/in", "out", "out/.batchmill"):
+        remote.write(f"{google_bucket}/{folder}/", b"")
+    assert run_job(f"{data}/in", COPY, f"{google_bucket}/out").outcomes == {"ok": 10}
+    assert run_job(f"{data}/in", COPY, f"{google_bucket}/out").executed == 0
+
+
+@pytest.mark.parametrize("size", [5, 5 * 2**20])
+def test_a_step_reads_parts_of_an_open_input(data, google_bucket, size):
+    remote.write(f"{data}/open/a.bin", b"x" * size)
+    output = f"{google_bucket}/out"
+    assert run_job(f"{data}/open", "open_steps:first_word", output).outcomes == {"ok": 1}
+
+
+def test_the_right_to_objects_is_enough_for_an_empty_bucket(data, google_storage, proxied_google):
+    """With the role Storage Object User, a user may not describe the bucket."""
+    empty = make_google_bucket(google_storage, f"empty-{uuid.uuid4().hex[:12]}")
+
+    def react(request):
+        return Reply(403) if re.fullmatch("/storage/v1/b/[^/]+", request.path) else None
+
+    with proxied_google(react):
+        assert run_job(f"{data}/m.csv", COPY, f"{empty}/out").outcomes == {"ok": 10}
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_rejected_credentials_are_reported_at_once(status, data, proxied_google, caplog):
+    message = "Anonymous caller does not have storage.objects.get access"
+    body = json.dumps({"error": {"code": status, "message": message}}).encode()
+    with proxied_google(lambda request: Reply(status, body)) as proxy:
+        with pytest.raises(StoreError, match=f"access denied .{message}.*Get access") as caught:
+            remote.read(f"{data}/m.csv")
+        assert not caught.value.passing
+        assert len(proxy.requests) == 1
+    assert [record for record in caplog.records if record.name == "gcsfs"] == []
+
+
+def test_a_missing_bucket_is_reported(data):
+    with pytest.raises(StoreError, match=r"no bucket 'no-such-bucket'\. Create it"):
+        run_job(f"{data}/m.csv", COPY, "gs://no-such-bucket/out")
+
+
+@pytest.mark.parametrize("way", ["environment", "store"])
+def test_the_file_of_a_service_account_is_used(
+    way, data, google_bucket, proxied_google, tmp_path, monkeypatch
+):
+    def react(request):
+        if request.path == "/token":
+            return Reply(200, json.dumps({"access_token": "good", "expires_in": 3600}).encode())
+        return None if request.signer == "good" else Reply(401)
+
+    options = {}
+    with proxied_google(react) as proxy:
+        account = make_service_account(tmp_path / "account.json", f"{proxy.url}/token")
+        if way == "environment":
+            monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(account))
+        else:
+            options["token"] = str(account)
+        forget_connections()
+        with access_to([Access(url=google_bucket, options=options)]):
+            assert run_job(f"{data}/m.csv", COPY, f"{google_bucket}/out").outcomes == {"ok": 10}
+        assert "/token" in [request.path for request in proxy.requests]
+
+
+@pytest.mark.long  # gcsfs waits half a minute in all.
+def test_a_server_that_does_not_respond_is_reported(data, proxied_google, monkeypatch):
+    monkeypatch.setattr(connection, "_SILENT_SECONDS", 0.1)
+    forget_connections()
+    over = threading.Event()
+    with proxied_google(lambda request: over.wait(90) and None) as proxy:
+        with pytest.raises(StoreError, match="Timeout") as caught:
+            remote.read.__wrapped__(f"{data}/m.csv")
+        over.set()
+        assert caught.value.passing
+        assert len(proxy.requests) > 1
+
+
+def test_missing_credentials_are_reported(google_bucket):
+    options = {"token": "google_default"}
+    with (
+        access_to([Access(url=google_bucket, options=options)]),
+        pytest.raises(StoreError, match=r"access denied .*credentials were not found"),
+    ):
+        remote.read(f"{google_bucket}/a")
