@@ -129,7 +129,7 @@ def test_a_folder_marker_is_not_a_file(data, google_bucket):
     assert run_job(f"{data}/in", COPY, f"{google_bucket}/out").executed == 0
 
 
-@pytest.mark.parametrize("size", [5, 5 * 2**20])
+@pytest.mark.parametrize("size", [0, 5, 5 * 2**20])
 def test_a_step_reads_parts_of_an_open_input(data, google_bucket, size):
     remote.write(f"{data}/open/a.bin", b"x" * size)
     output = f"{google_bucket}/out"
