@@ -98,6 +98,16 @@ def test_the_installed_command_reads_and_writes_google(
     assert "Traceback" not in missing.stderr
 
 
+def test_an_input_is_one_request_for_the_plan_and_two_for_its_fetch(
+    data, google_bucket, proxied_google
+):
+    with proxied_google(lambda request: None) as proxy:
+        run_job(f"{data}/m.csv", COPY, f"{google_bucket}/out")
+    read = [request for request in proxy.requests if request.method == "GET"]
+    assert len([request for request in read if "in%2F1.txt" in request.path]) == 3
+    assert [request for request in read if "in%2F1.txt" in request.query] == []
+
+
 def test_patterns_and_unusual_names(data, google_bucket):
     names = ["in/a b.txt", "in/é.txt", "in/x//y.txt", "in/#1?.txt", "in/..b.txt", "in/%20.txt"]
     store = open_store(data)

@@ -70,7 +70,7 @@ def stat(url: str) -> FileStat | None:
     """Return the description of a file; None if it does not exist."""
     try:
         with connected(url) as (files, path):
-            found = s3_requests.look_up(files, path) if is_s3(files) else files.info(path)
+            found = _look_up(files, path)
             return _seen(found) if found.get("type") == "file" else None
     except StoreError as error:
         if isinstance(error.__cause__, FileNotFoundError):
@@ -146,7 +146,7 @@ def check_bucket(url: str) -> None:
         if not bucket:
             return  # Web servers and memory have no buckets.
         try:
-            if "gs" in files.protocol:
+            if _is_google(files):
                 # The roles for Google's objects do not permit to describe their bucket.
                 files.ls(bucket, max_results=1)
             else:
@@ -237,7 +237,8 @@ def upload(path: str, url: str) -> None:
 def fetch(url: str, path: str) -> None:
     """Fetch a file to a local path."""
     with connected(url) as (files, source):
-        files.get_file(source, path)
+        # By default, gcsfs first requests the size, to divide large files.
+        files.get_file(source, path, **({"concurrency": 1} if _is_google(files) else {}))
 
 
 @retry_remote
@@ -264,6 +265,24 @@ def abort_uploads(url: str, names: Collection[str]) -> None:
     with connected(url) as (files, path):
         if is_s3(files):
             s3_requests.abort_uploads(files, path, names)
+
+
+def _is_google(files: Any) -> bool:
+    """Return whether a file system is that of gcsfs."""
+    return "gs" in files.protocol
+
+
+def _look_up(files: Any, path: str) -> dict[str, Any]:
+    """Return the description of a file, with one request if the library has one for that."""
+    bucket, _, key = path.partition("/")
+    if is_s3(files):
+        return s3_requests.look_up(files, path)
+    if _is_google(files) and key:
+        # `info` would also list the folder with this name.
+        found = files.call("GET", "b/{}/o/{}", bucket, key, json_out=True)
+        return {**found, "type": "file"}
+    details: dict[str, Any] = files.info(path)
+    return details
 
 
 def _whole(files: Any, path: str) -> bytes:
