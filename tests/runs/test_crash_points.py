@@ -43,6 +43,8 @@ def step(source, out):
 # The number of points that the short version tests per scenario, in a folder and in a bucket.
 SAMPLE = 3
 BUCKET_SAMPLE = 1
+# A slow run renews its lease every five seconds, and each time is a point.
+BEATS = 5
 
 
 class Place:
@@ -160,6 +162,8 @@ def crash_at_points(tmp_path, sample, scenario, broken=None, bucket=None):
         before = recorded(place.dataset)
         points = CrashPoints(place.dataset, at)
         code = in_child(partial(run, place, points, broken))
+        if code == 0 and at > count - BEATS:
+            continue  # This run was faster than the first one, and had fewer heartbeats.
         assert code == -signal.SIGKILL, at
         # The next run must not execute the inputs that this run recorded.
         after = recorded_or_torn(place.dataset)
