@@ -137,6 +137,37 @@ def test_the_first_rows_are_shown(tmp_path, monkeypatch):
     assert len(pd.read_csv(many.dataset / ".batchmill/runs/000001/broken.csv")) == 12
 
 
+def test_a_condition_on_the_input_alone_shows_the_inputs_that_break_it(job):
+    reason = run(job, "~input.str.contains('00001')")
+    assert "1 of 3 rows breaks it\n    in/00001.txt\n" in reason
+
+
+VECTORS = """
+from typing import TypedDict
+import numpy as np
+import numpy.typing as npt
+
+class Row(TypedDict):
+    peak: float
+    words: list[str]
+    vector: npt.NDArray[np.float32]
+    picture: npt.NDArray[np.uint8]
+
+def step(source) -> Row:
+    vector, picture = np.full(3, 0.5, np.float32), np.full((2, 3), 7, np.uint8)
+    return {"peak": 2.0, "words": ["a"], "vector": vector, "picture": picture}
+"""
+
+
+def test_rows_with_lists_and_tensors_are_recorded(job):
+    job.edit(VECTORS)
+    assert "peak <= 1.0: 3 of 3 rows break it" in run(job, "peak <= 1.0")
+    broken = pd.read_csv(job.dataset / ".batchmill/runs/000001/broken.csv")
+    assert broken["words"].tolist() == ['["a"]'] * 3
+    assert broken["vector"].tolist() == ["[0.5, 0.5, 0.5]"] * 3
+    assert broken["picture"].tolist() == ["[[7, 7, 7], [7, 7, 7]]"] * 3
+
+
 def test_a_table_without_rows_breaks_nothing(job):
     job.edit("def step(source):\n    raise ValueError('bad')\n")
     assert run(job, "length < 9") == ""

@@ -14,6 +14,7 @@ from batchmill.options.conditions import Condition, names_schema
 from batchmill.outcome import one_line
 from batchmill.planning.expectations import load_schemas
 from batchmill.planning.run_spec import SHOWN_NAMES, RunSpec
+from batchmill.publishing.tables import without_lists
 from batchmill.sizes import counted
 
 # The file has at most this number of rows per expectation.
@@ -89,10 +90,10 @@ def _check_condition(text: str, table: pa.Table) -> _Broken | None:
     for name in set(names) - condition.handled:
         is_ok &= frame[name].notna()
     rows = np.flatnonzero(~is_ok.to_numpy())
-    shown = table.select([name for name in names if name != INPUT_COLUMN]).take(rows[:SHOWN_NAMES])
-    details = [
-        ", ".join(f"{name} {value}" for name, value in row.items()) for row in shown.to_pylist()
-    ]
+    others = [name for name in names if name != INPUT_COLUMN]
+    # The input is selected, because a table without columns would have no rows.
+    shown = table.select([INPUT_COLUMN, *others]).take(rows[:SHOWN_NAMES]).to_pylist()
+    details = [", ".join(f"{name} {row[name]}" for name in others) for row in shown]
     return _Broken(text, rows, details) if len(rows) else None
 
 
@@ -129,5 +130,5 @@ def _lines(broken: _Broken, table: pa.Table) -> Iterator[str]:
 
 
 def _recorded(broken: _Broken, table: pa.Table) -> pa.Table:
-    rows = table.take(broken.rows[:_RECORDED])
+    rows = without_lists(table.take(broken.rows[:_RECORDED]))
     return rows.add_column(0, "expectation", pa.array([broken.text] * len(rows), pa.string()))

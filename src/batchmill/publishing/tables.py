@@ -157,7 +157,7 @@ def write_tables(store: Store, tables: Tables) -> dict[str, PublishedTable]:
     write_metadata = partial(pq.write_table, **options)
     return {
         METADATA: _write(store, METADATA, tables.metadata, write_metadata),
-        METADATA_CSV: _write(store, METADATA_CSV, _flat(tables.metadata), pcsv.write_csv),
+        METADATA_CSV: _write(store, METADATA_CSV, without_lists(tables.metadata), pcsv.write_csv),
         FAILURES_CSV: _write(store, FAILURES_CSV, tables.failures, pcsv.write_csv),
     }
 
@@ -387,7 +387,7 @@ def _warn_of_mixed_types(chunks: Sequence[_Chunk]) -> None:
             )
 
 
-def _flat(table: pa.Table) -> pa.Table:
+def without_lists(table: pa.Table) -> pa.Table:
     """Return a table for CSV, which has no lists: they become JSON text."""
     table = tensors_as_lists(table)
     for number, field in enumerate(table.schema):
