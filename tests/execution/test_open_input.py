@@ -138,6 +138,22 @@ def test_a_comparison_of_versions_names_the_changed_input(put, bucket, tmp_path)
     assert found.changed == {"input": ["a.bin"]}
 
 
+def test_a_comparison_of_versions_names_a_step_that_reads_in_parts_since_then(
+    put, bucket, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("reading_less.py").write_text(
+        "from typing import BinaryIO\n"
+        "def whole(source): return {'first': source.read_bytes()[:1].hex()}\n"
+        "def start(source: BinaryIO): return {'first': source.read(2).hex()}\n"
+    )
+    put("in/a.bin", bytes(BYTES))
+    for step in ("whole", "start"):
+        run_job(f"{bucket}/in", f"reading_less:{step}", "out", options={"replace_step": True})
+    found = compare_versions(Ledger(open_store("out")), 1, 2)
+    assert found.changed == {"step": ["a.bin"]}
+
+
 @pytest.mark.parametrize("attribute", ["header", "hides_errors"])
 def test_an_object_that_changes_while_it_is_read_fails(proxied, put, bucket, tmp_path, attribute):
     put("in/a.bin", bytes(BYTES))

@@ -128,7 +128,7 @@ def compare_versions(ledger: Ledger, before: int | str, after: int | str) -> Ver
     first, second = ledger.versions.find(before), ledger.versions.find(after)
     records = ledger.all_records(_COLUMNS)
     old, new = (_results(ledger, records, version) for version in (first, second))
-    both = old.join(new, how="inner", lsuffix="_old", rsuffix="_new")
+    both = old.merge(new, left_index=True, right_index=True, suffixes=("_old", "_new"))
     differs = (both["rows_old"] != both["rows_new"]) | (both["paths_old"] != both["paths_new"])
     changed: dict[str, list[str]] = {}
     for row in both[differs].itertuples():
@@ -148,10 +148,8 @@ def _results(ledger: Ledger, records: pa.Table, version: Version) -> pd.DataFram
     listed = pq.ParquetFile(ledger.store.open(table)).read(columns=["input"])["input"]
     found = records_of(records, version.number)
     found = found.filter(pc.is_in(found["input"], value_set=pc.unique(listed)))
-    # The content of an input that its step read in parts is unknown.
-    known = pc.if_else(pc.equal(found["content"], ""), found["etag"], found["content"])
-    found = found.set_column(found.schema.get_field_index("content"), "content", known)
-    frame = found.select(["input", "content", "step", "carried", "rows"]).to_pandas()
+    frame = found.select(["input", "content", "etag", "step", "carried", "rows"]).to_pandas()
+    frame["etag"] = frame["etag"].fillna("")
     frame["paths"] = [
         json.dumps([file["path"] for file in files]) for files in found["outputs"].to_pylist()
     ]
@@ -160,7 +158,9 @@ def _results(ledger: Ledger, records: pa.Table, version: Version) -> pd.DataFram
 
 
 def _reason(ledger: Ledger, row: Any) -> str:
-    if row.content_old != row.content_new:
+    # The content of an input that its step read in parts is unknown.
+    is_known = row.content_old and row.content_new
+    if row.content_old != row.content_new if is_known else row.etag_old != row.etag_new:
         return _INPUT
     if row.step_old != row.step_new:
         old, new = (ledger.steps.read(one) or {} for one in (row.step_old, row.step_new))
