@@ -120,6 +120,20 @@ def test_diff_distinguishes_the_step_from_its_params(job, reason):
         assert found.changed == {reason: [f"in/0000{number}.txt" for number in range(4)]}
 
 
+def test_diff_names_the_inputs_whose_other_columns_changed(job):
+    """The step does not take the row, so these inputs are not executed again."""
+    job.labels["00001.txt"] = "dog"
+    job.list()
+    assert job.run() == 0
+    assert batchmill.diff(job.dataset, 2, 3).changed == {"row": ["in/00001.txt"]}
+    rows = "".join(f"in/{name},{number or ''}\n" for number, name in enumerate(job.names))
+    (job.folder / "m.csv").write_text(f"input,size\n{rows}")
+    assert job.run(options={"partition": "train=0.5,test=0.5"}) == 0
+    assert batchmill.diff(job.dataset, 3, 4).changed == {
+        "row": [f"in/{name}" for name in job.names]
+    }
+
+
 def test_a_version_is_verified_alone(job, command):
     assert command("verify", job.dataset, "--version", "1", "--hash")[0] == 0
     (job.dataset / batchmill.metadata(job.dataset, version=1)["output"][1]).write_text("CHANGED!!")

@@ -1,7 +1,7 @@
 """List, name and compare the versions of a dataset."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,9 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from batchmill.cells import texts_of
+from batchmill.layout import INPUT_COLUMN, MORE_COLUMNS, OUTPUT_COLUMN
 from batchmill.ledger.lease import lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import file_names
+from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.ledger.versions import Version, records_of
 
 _INPUT, _STEP, _PARAMS, _ROW, _OTHER = "input", "step", "params", "row", "executed again"
@@ -47,7 +50,8 @@ class VersionDiff:
         added: The inputs whose rows only the second version has.
         removed: The inputs whose rows only the first version has.
         changed: The inputs with other rows or files, by reason: "input" (its content changed),
-            "step", "params", "row" (the manifest's other columns), or "executed again".
+            "step", "params", "row" (the manifest's other columns, or the partition), or "executed
+            again".
     """
 
     before: Version
@@ -129,7 +133,8 @@ def compare_versions(ledger: Ledger, before: int | str, after: int | str) -> Ver
     records = ledger.all_records(_COLUMNS)
     old, new = (_results(ledger, records, version) for version in (first, second))
     both = old.merge(new, left_index=True, right_index=True, suffixes=("_old", "_new"))
-    differs = (both["rows_old"] != both["rows_new"]) | (both["paths_old"] != both["paths_new"])
+    compared = [both[f"{name}_old"] != both[f"{name}_new"] for name in ("rows", "paths", "given")]
+    differs = compared[0] | compared[1] | compared[2]
     changed: dict[str, list[str]] = {}
     for row in both[differs].itertuples():
         changed.setdefault(_reason(ledger, row), []).append(str(row.Index))
@@ -145,16 +150,41 @@ def compare_versions(ledger: Ledger, before: int | str, after: int | str) -> Ver
 def _results(ledger: Ledger, records: pa.Table, version: Version) -> pd.DataFrame:
     """Return the results in the table of a version, by input."""
     table = ledger.versions.table_name(version.number)
-    listed = pq.ParquetFile(ledger.store.open(table)).read(columns=["input"])["input"]
+    file = pq.ParquetFile(ledger.store.open(table))
     found = records_of(records, version.number)
-    found = found.filter(pc.is_in(found["input"], value_set=pc.unique(listed)))
+    keys = {key for text in found["rows"].to_pylist() for row in json.loads(text) for key in row}
+    given = _given(file, keys)
+    found = found.filter(pc.is_in(found["input"], value_set=pa.array(given.index, pa.string())))
     frame = found.select(["input", "content", "etag", "step", "carried", "rows"]).to_pandas()
     frame["etag"] = frame["etag"].fillna("")
     frame["paths"] = [
         json.dumps([file["path"] for file in files]) for files in found["outputs"].to_pylist()
     ]
     indexed: pd.DataFrame = frame.set_index("input")
+    indexed["given"] = given
     return indexed
+
+
+def _given(table: pq.ParquetFile, keys: Set[str]) -> pd.Series:
+    """Return the columns of each input in a table, without those of the step, as one text.
+
+    These are the other columns of the manifest, and the partition. They may change although the
+    input is not executed again.
+    """
+    schema = table.schema_arrow
+    others = keys | TableMetadata.of(schema).added | {INPUT_COLUMN, OUTPUT_COLUMN, MORE_COLUMNS}
+    names = [name for name in schema.names if name not in others]
+    frame = table.read(columns=[INPUT_COLUMN, *names]).to_pandas().drop_duplicates(INPUT_COLUMN)
+    # A new row with an empty cell may change whole numbers into floats.
+    columns = {name: texts_of(frame[name]) for name in names}
+    return pd.Series(
+        [
+            json.dumps({name: texts[row] for name, texts in columns.items() if texts[row]})
+            for row in range(len(frame))
+        ],
+        frame[INPUT_COLUMN],
+        object,
+    )
 
 
 def _reason(ledger: Ledger, row: Any) -> str:
@@ -166,4 +196,5 @@ def _reason(ledger: Ledger, row: Any) -> str:
         old, new = (ledger.steps.read(one) or {} for one in (row.step_old, row.step_new))
         same_code = {**old, "params": None} == {**new, "params": None}
         return _PARAMS if old and same_code else _STEP
-    return _ROW if row.carried_old != row.carried_new else _OTHER
+    is_row = (row.carried_old, row.given_old) != (row.carried_new, row.given_new)
+    return _ROW if is_row else _OTHER
