@@ -139,6 +139,8 @@ def test_a_version_is_verified_alone(job, command):
     (job.dataset / batchmill.metadata(job.dataset, version=1)["output"][1]).write_text("CHANGED!!")
     code, out, _ = command("verify", job.dataset, "--version", "1", "--hash")
     assert (code, "same size, different content" in out) == (1, True)
+    assert "--repair" not in out
+    assert f"To compare that one: batchmill verify {job.dataset}\n" in out
     assert command("verify", job.dataset, "--version", "2", "--hash")[0] == 0
     code, _, err = command("verify", job.dataset, "--version", "1", "--repair")
     assert (code, "--repair and --version cannot be combined" in err) == (2, True)

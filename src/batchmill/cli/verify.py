@@ -54,13 +54,13 @@ def verify(
     if json:
         print(json_text.dumps([asdict(difference) for difference in found], ensure_ascii=False))
     else:
-        _show(str(dataset), found, repaired=repair)
+        _show(str(dataset), found, version, repaired=repair)
         for line in adoption_lines(ledger):
             console().print(line)
     return 0 if all(difference.is_warning for difference in found) else 1
 
 
-def _show(dataset: str, found: list[Difference], *, repaired: bool) -> None:
+def _show(dataset: str, found: list[Difference], version: str, *, repaired: bool) -> None:
     out = console()
     for difference in found[:_SHOWN]:
         of = f" (of {difference.input})" if difference.input else ""
@@ -78,4 +78,10 @@ def _show(dataset: str, found: list[Difference], *, repaired: bool) -> None:
     if all(difference.is_warning for difference in found):
         out.print(f"{dataset}: matches its ledger.")
         return
-    out.print(advice(dataset, found, repaired=repaired))
+    if version:
+        out.print(
+            "A run can write only the files of the last version again. To compare that one: "
+            f"batchmill verify {dataset}"
+        )
+    else:
+        out.print(advice(dataset, found, repaired=repaired))

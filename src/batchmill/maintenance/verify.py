@@ -38,10 +38,10 @@ from batchmill.storage import Store, in_threads
 class Difference:
     """One file that differs from the ledger. If it is an output, `input` is the name of its input.
 
-    A "leak" is in a table: a group in several partitions, or an input in the wrong partition. Two
-    kinds are only warnings. An "unpublished" table is missing or old because the last run published
-    nothing. A "duplicate" has inputs with the same content in different partitions.
-    "unchecked" is a dataset whose partitions were not compared with the dataset it was made from.
+    A "leak" is in a table: a group in several partitions, or an input in the wrong partition. An
+    "unpublished" table is missing or old because the last run published nothing. Two kinds are only
+    warnings. A "duplicate" has inputs with the same content in different partitions. "unchecked" is
+    a dataset whose partitions were not compared with the dataset it was made from.
     """
 
     kind: Literal[
