@@ -459,7 +459,7 @@ def test_status_says_how_to_execute_failed_inputs_again(command, words, tmp_path
     monkeypatch.chdir(STEPS)
     out = tmp_path / "out"
     run_job(words, "steps_under_test:fails_on_b", out)
-    again = f"To execute them again: batchmill retry {out}, and then the same run.\n"
+    again = f"To execute the failed inputs again: batchmill retry {out}, and then the same run.\n"
     assert again in command("status", out)[1]
     command("retry", out)
     _, text, _ = command("status", out)
