@@ -326,6 +326,28 @@ def test_outputs_in_packs_are_inputs_of_another_dataset(job, tmp_path, step):
     assert prepare(job_of(packed, f"measuring:{step}", derived, **PACK)).plan.counts["new"] == 8
 
 
+def test_inputs_in_packs_are_the_samples_of_a_step_without_files(job, tmp_path, monkeypatch):
+    packed, loose = job(), job("loose", options={})
+    (tmp_path / "measuring.py").write_text("def size(source): return {'size': len(source.name)}\n")
+    samples, exports = [], []
+    for source in (packed, loose):
+        derived, out = tmp_path / f"of-{source.name}", tmp_path / f"export-{source.name}"
+        run_job(source, "measuring:size", derived)
+        samples.append([tuple(sample) for sample in open_dataset(derived, columns=["size"])])
+        export_dataset(str(derived), str(out), to="webdataset", num_workers=1)
+        exports.append({path.name: path.read_bytes() for path in out.glob("*.tar")})
+    assert len(samples[0]) == 8
+    assert samples[0] == samples[1]
+    assert exports[0]
+    assert exports[0] == exports[1]
+    job(force=True, options={})  # The outputs are no longer in packs.
+    assert [tuple(sample) for sample in open_dataset(tmp_path / "of-out", columns=["size"])]
+    job(force=True)
+    monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", str(tmp_path / "elsewhere"))
+    with pytest.raises(OptionError, match="BATCHMILL_ALLOWED_INPUTS"):
+        _ = open_dataset(tmp_path / "of-out")[0]
+
+
 @pytest.mark.parametrize("to", ["webdataset", "huggingface"])
 def test_an_export_does_not_depend_on_packs(job, tmp_path, to):
     exports = []

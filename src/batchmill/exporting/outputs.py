@@ -55,7 +55,7 @@ def read_output(file: OutputFile, root: str, *, is_input: bool) -> bytes:
     refused = refused_inputs([place]) if is_input else {}
     if refused:
         raise OptionError(refused[0])
-    if not is_input and parse_address(file.place):
+    if parse_address(file.place):
         data = open_store(root).read(file.place)
     elif is_url(place):
         data = remote.read(place)

@@ -16,7 +16,8 @@ from batchmill.ledger.open import open_ledger
 from batchmill.ledger.parts import file_names
 from batchmill.manifest.arrow_columns import tensors_as_lists
 from batchmill.options.conditions import rows_that_meet
-from batchmill.reading.published import input_root, read_published
+from batchmill.planning.run_spec import input_places
+from batchmill.reading.published import last_spec, read_published
 from batchmill.reading.selection import Named, Selection, chosen_rows, further_places, named
 from batchmill.storage import open_store
 from batchmill.urls import join
@@ -86,7 +87,10 @@ def choose_rows(
         found = _filtered(found, mask)
     if not len(found.rows):
         raise OptionError(f"{dataset}: no sample to export. Check --partition and --where.")
-    root = input_root(dataset) if found.are_inputs else dataset
+    root, places = dataset, found.places
+    if found.are_inputs:
+        spec = last_spec(dataset)
+        root, places = spec.root, input_places(spec, places)
     inputs, ids = found.rows[INPUT_COLUMN].to_pylist(), found.ids.to_pylist()
     keys = [sample_key(*names) for names in zip(inputs, ids, strict=True)]
     if len(set(keys)) != len(keys):
@@ -101,8 +105,8 @@ def choose_rows(
     samples = pa.table(
         {
             "key": keys,
-            "suffix": [_suffix(place) for place in found.places.to_pylist()],
-            "place": found.places,
+            "suffix": [_suffix(place) for place in places.to_pylist()],
+            "place": places,
             "content": contents,
             "size": pc.add(sizes, more),
             "split": _splits(found.rows),

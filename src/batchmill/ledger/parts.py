@@ -194,6 +194,19 @@ def packed_paths(records: pa.Table) -> dict[str, str]:
     return dict(zip(addresses, files.field("path").to_pylist(), strict=True))
 
 
+def addresses_of(names: pa.Array, records: pa.Table) -> pa.Array:
+    """Return the address of each file that is in a pack now, null for other files.
+
+    Args:
+        names: The paths of files in a dataset.
+        records: All records of the dataset, with the columns `run` and `outputs`.
+    """
+    newest = records.select(["run", "outputs"]).sort_by([("run", "descending")])
+    files = pc.list_flatten(newest["outputs"]).combine_chunks()
+    paths = files.field("path").cast(names.type)
+    return files.field("pack").cast(names.type).take(pc.index_in(names, value_set=paths))
+
+
 def _hash(data: bytes | pa.Buffer) -> str:
     return xxhash.xxh3_64_hexdigest(data)
 

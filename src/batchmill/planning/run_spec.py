@@ -12,7 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.digests import input_id
+from batchmill.layout import PACKS
 from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import addresses_of
 from batchmill.manifest.companions import companion_rows
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import Outcome
@@ -21,6 +23,7 @@ from batchmill.planning.batching import Layout
 from batchmill.planning.confinement import Confinement
 from batchmill.planning.plan_file import PlanFile
 from batchmill.planning.prepare import Prepared
+from batchmill.storage import open_store
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.fingerprints import SeenFile
 from batchmill.storage.remote import FileStat
@@ -208,6 +211,22 @@ def some_inputs(ledger: Ledger, run: int, count: int) -> list[str]:
             packs = {name: parse_address(etag or "") for name, etag in chosen}
             return [join(root, place.pack if place else name) for name, place in packs.items()]
     return []
+
+
+def input_places(spec: RunSpec, names: pa.Array) -> pa.Array:
+    """Return the places of inputs below the root: their names, or their addresses in packs.
+
+    Args:
+        spec: The settings of the run.
+        names: The names of inputs or of their companions.
+    """
+    # Only the outputs of another dataset can be in packs.
+    if spec.source_dataset != spec.root:
+        return names
+    source = Ledger(open_store(spec.root))
+    if PACKS not in source.store.names(""):
+        return names
+    return pc.coalesce(addresses_of(names, source.all_records(["outputs"])), names)
 
 
 def carried_rows(inputs: pa.Table) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from batchmill.errors import BatchmillError, OptionError
 from batchmill.layout import PARTITION_COLUMN
 from batchmill.reading.files import (
     Load,
+    check_input,
     choose_load,
     fetch_place,
     one_of_each_suffix,
@@ -28,7 +29,7 @@ from batchmill.reading.files import (
 )
 from batchmill.reading.mapped import MappedTable, map_table
 from batchmill.reading.packed import PackReader
-from batchmill.reading.published import check_kept, input_root, read_published
+from batchmill.reading.published import check_kept, last_spec, read_published
 from batchmill.reading.sample import sample_type
 from batchmill.reading.selection import (
     LABEL,
@@ -41,8 +42,8 @@ from batchmill.reading.selection import (
     named,
     partition_column,
 )
-from batchmill.storage import is_url, obstore_s3, remote
-from batchmill.storage.addresses import Address, parse_address
+from batchmill.storage import is_url, obstore_s3, open_store, remote
+from batchmill.storage.addresses import parse_address
 from batchmill.storage.local import remove_folder
 from batchmill.storage.scratch import scratch_folder
 from batchmill.storage.store import ahead_in_threads
@@ -128,9 +129,13 @@ def _table_again(selection: Selection, content: str) -> pa.Table:
 
 def _input_root(dataset: str, name: str) -> str:
     """Return the root of the inputs. Raises OptionError if the first input is missing."""
-    root = input_root(dataset)
+    root = last_spec(dataset).root
     first = join(root, name)
-    if not (remote.stat(first) if is_url(first) else os.path.exists(first)):
+    if parse_address(name):
+        is_there = next(iter(open_store(root).sizes([name]))) is not None
+    else:
+        is_there = bool(remote.stat(first)) if is_url(first) else os.path.exists(first)
+    if not is_there:
         raise OptionError(
             f"{dataset}: its step wrote no files, so the samples are its inputs, but {first} is "
             "missing. Open it on a machine with the inputs, or use a step that writes files."
@@ -176,7 +181,7 @@ class SampleDataset(Dataset[Any]):
         self._root = selection.dataset if root is None else root
         self._load = load
         self._transform = transform
-        self._packs = PackReader(selection.dataset)
+        self._packs = PackReader(self._root)
         # The first column is the file's name. The second is the id, if it differs from the name.
         self._names_ids = table.names[1:2] == ["id"]
         self._fields = ("id", "data", *table.names[2 if self._names_ids else 1 :])
@@ -226,28 +231,28 @@ class SampleDataset(Dataset[Any]):
         if not place:
             return _nothing
         full, own_folder = join(self._root, place), folder / uuid.uuid4().hex
-        address = self._address(place)
+        address = parse_address(place)
         try:
+            if self._inputs_root is not None:
+                check_input(full)
             if address:
                 return partial(open_content, self._packs.read(address), full, load)
             own_folder.mkdir()
-            path = fetch_place(full, own_folder, is_input=self._inputs_root is not None)
+            path = fetch_place(full, own_folder)
         except BatchmillError as error:
             return partial(_raise, error)
         return partial(_open_and_remove, path, full, load)
 
-    def _address(self, place: str) -> Address | None:
-        """Return where a file is in a pack; None if it is not in a pack."""
-        return None if self._inputs_root else parse_address(place)
-
     def _open(self, place: str, load: Load) -> Any:
         if not place:
             return None
-        address = self._address(place)
-        if address:
-            return open_content(self._packs.read(address), f"{self._root}/{place}", load)
         full = join(self._root, place)
-        return open_place(full, load, is_input=self._inputs_root is not None)
+        if self._inputs_root is not None:
+            check_input(full)
+        address = parse_address(place)
+        if address:
+            return open_content(self._packs.read(address), full, load)
+        return open_place(full, load)
 
     def _sample(self, index: int, row: Sequence[Any], openers: Iterable[Callable[[], Any]]) -> Any:
         """Return a sample. The openers open its files, in the order of `_files`."""

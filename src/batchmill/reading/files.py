@@ -65,7 +65,7 @@ def open_by_suffix(path: Path) -> Any:
     return _KINDS[_kind_of(path.name, str(path.parent))](path)
 
 
-def open_place(place: str, load: Load, *, is_input: bool) -> Any:
+def open_place(place: str, load: Load) -> Any:
     """Open a file by its path or URL. A remote file is fetched first.
 
     Errors of a user's `load` function are not changed, unless the file is missing.
@@ -73,25 +73,21 @@ def open_place(place: str, load: Load, *, is_input: bool) -> Any:
     Args:
         place: The path or URL.
         load: The function that opens it.
-        is_input: True for an input, which the allowlist may reject.
 
     Returns:
         The content.
 
     Raises:
         StoreError: The file is missing or damaged.
-        OptionError: The input may not be read here.
     """
     if not is_url(place):
-        _check_allowed(place, is_input=is_input)
         return open_fetched(Path(place), place, load)
     with scratch_folder() as folder:
-        return open_fetched(fetch_place(place, folder, is_input=is_input), place, load)
+        return open_fetched(fetch_place(place, folder), place, load)
 
 
-def fetch_place(place: str, folder: Path, *, is_input: bool) -> Path:
-    """Fetch a remote file to an empty folder, and return its path. Raises as `open_place`."""
-    _check_allowed(place, is_input=is_input)
+def fetch_place(place: str, folder: Path) -> Path:
+    """Fetch a remote file to an empty folder, and return its path. Raises StoreError."""
     path = folder / last_part(place)
     transfer.fetch(place, str(path))
     return path
@@ -122,10 +118,10 @@ def open_content(content: bytes, place: str, load: Load) -> Any:
         return open_fetched(path, place, load)
 
 
-def _check_allowed(place: str, *, is_input: bool) -> None:
-    refused = refused_inputs([place]) if is_input else {}
-    if refused:
-        raise OptionError(refused[0])
+def check_input(place: str) -> None:
+    """Raise OptionError for an input that may not be read here."""
+    for refused in refused_inputs([place]).values():
+        raise OptionError(refused)
 
 
 def open_fetched(path: Any, place: str, load: Load) -> Any:

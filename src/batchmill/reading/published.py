@@ -14,7 +14,7 @@ from batchmill.ledger.open import last_run, open_ledger
 from batchmill.ledger.published_record import PublishedRecord, read_published_record
 from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.ledger.versions import Versions
-from batchmill.planning.run_spec import read_spec
+from batchmill.planning.run_spec import RunSpec, read_spec
 from batchmill.storage import Store, is_url, remote
 from batchmill.storage.fingerprints import hash_file
 from batchmill.storage.scratch import scratch_folder
@@ -159,10 +159,10 @@ def _check_recorded(store: Store, record: PublishedRecord | None, found: str) ->
         )
 
 
-def input_root(dataset: str) -> str:
-    """Return the folder or URL that the inputs of a dataset's last run are relative to."""
+def last_spec(dataset: str) -> RunSpec:
+    """Return the settings of a dataset's last run, such as the root of its inputs."""
     ledger = open_ledger(dataset)
-    return read_spec(ledger, last_run(ledger, dataset)).root
+    return read_spec(ledger, last_run(ledger, dataset))
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from batchmill.errors import OptionError
 from batchmill.layout import FILES, INPUT_COLUMN, OUTPUT_COLUMN, PACKS, PARTITION_COLUMN
 from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.options.conditions import parse_condition, rows_that_meet
+from batchmill.planning.run_spec import input_places
+from batchmill.reading.published import last_spec
 from batchmill.reading.sample import check_fields
 
 LABEL = "label"
@@ -110,6 +112,8 @@ def make_samples(table: pa.Table, selection: Selection, added: TableMetadata) ->
     """
     dataset = selection.dataset
     found = named(table, dataset, added.pack)
+    if found.are_inputs and len(found.places):
+        found = found._replace(places=input_places(last_spec(dataset), found.places))
     labels = _labels(found.rows) if LABEL not in selection.columns else None
     own = ["id", "data", *([LABEL] if labels is not None else [])]
     check_fields(dataset, selection.columns, own)
