@@ -88,6 +88,26 @@ def test_a_bundle_has_an_input_that_is_in_a_pack(dataset, tmp_path):
         assert bundle.read("input/b.txt") == b"bad header"
 
 
+def test_a_bundle_has_the_further_files_that_are_in_packs(dataset, tmp_path):
+    Path("painting.py").write_text(
+        "from batchmill import File\n"
+        "def step(source, out):\n"
+        "    (out / 'a.txt').write_text(source.read_text())\n"
+        "    (out / 'mask.txt').write_text('mask of ' + source.name)\n"
+        "    return {'output': 'a.txt', 'mask': File('mask.txt')}\n"
+        "def fail(source, mask): raise ValueError(mask.read_text())\n"
+    )
+    run_job("m.csv", "painting:step", "pairs", options={"pack": "1MB"})
+    policy = FailurePolicy(retries=0)
+    run_job("pairs", "painting:fail", "again", policy=policy, options={"file_columns": "mask"})
+    failed = batchmill.status("again").failures
+    for name, message in zip(failed["input"], failed["message"], strict=True):
+        write_reproduction("again", name, tmp_path / "b.zip")
+        with zipfile.ZipFile(tmp_path / "b.zip") as bundle:
+            assert bundle.read("input/mask/mask.txt").decode() == message
+        (tmp_path / "b.zip").unlink()
+
+
 def test_an_input_without_an_outcome_or_a_file_is_rejected(dataset, tmp_path):
     with pytest.raises(OptionError, match="has no outcome of this input"):
         write_reproduction(dataset, "c.txt", tmp_path / "b.zip")

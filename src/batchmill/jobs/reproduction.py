@@ -12,12 +12,13 @@ from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.errors import OptionError
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import last_run, open_ledger
-from batchmill.planning.run_spec import RunSpec, read_spec
+from batchmill.planning.run_spec import RunSpec, input_places, read_spec
 from batchmill.security.redaction import without_secrets
 from batchmill.step.code.files import is_users, source_file
 from batchmill.step.load import load_step
@@ -99,18 +100,19 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
     files = {column: row[column] for column in spec.file_columns if row[column]}
     row = {key: row[key] for key in row if spec.takes_rows and key not in spec.file_columns}
     further = {column: f"{column}/{last_part(files[column])}" for column in files}
-    job = {"file": last_part(name), "step": spec.step, "params": spec.params, "row": row}
+    file = last_part(name)
+    job = {"file": file, "step": spec.step, "params": spec.params, "row": row}
     job["kind"] = "folder" if spec.folders else "file"
-    address = record["etag"] or ""
-    places = {job["file"]: address if parse_address(address) else name}
-    places |= {further[column]: files[column] for column in files}
+    names = {file: name} | {further[column]: files[column] for column in files}
+    found = input_places(spec, pa.array([*names.values()], pa.string())).to_pylist()
+    places: dict[str, str] = dict(zip(names, found, strict=True))
     if spec.folders:
-        folder = places.pop(job["file"])
+        folder = places.pop(file)
         inside = _files_in(join(spec.root, folder))
-        places |= {f"{job['file']}/{one}": f"{folder}/{one}" for one in inside}
-    for place in places.values():
+        places |= {f"{file}/{one}": f"{folder}/{one}" for one in inside}
+    for target, place in places.items():
         if not _exists(spec.root, place):
-            full = join(spec.root, name if place == address else place)
+            full = join(spec.root, names.get(target, place))
             raise OptionError(f"{full}: no such file. Restore the input first.")
     sources = dict(_step_sources(spec))
     texts = {
@@ -167,7 +169,7 @@ def _files_in(folder: str) -> list[str]:
 
 
 def _record(ledger: Ledger, dataset: str, name: str) -> Mapping[str, Any]:
-    wanted = ["input", "outcome", "error", "message", "traceback", "log", "carried", "etag"]
+    wanted = ["input", "outcome", "error", "message", "traceback", "log", "carried"]
     records = ledger.records(wanted)
     found: list[dict[str, Any]] = records.filter(pc.equal(records["input"], name)).to_pylist()
     if not found:
