@@ -24,6 +24,8 @@ from batchmill.maintenance.cleanup import remove_orphans
 from batchmill.maintenance.pack_upkeep import rewrite_packs
 from batchmill.maintenance.verify import examine
 from batchmill.planning.prepare import prepare
+from batchmill.planning.run_spec import read_spec
+from batchmill.publishing.failure_groups import read_failures
 from batchmill.storage import LocalStore, open_store
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.fingerprints import content_of
@@ -346,6 +348,18 @@ def test_inputs_in_packs_are_the_samples_of_a_step_without_files(job, tmp_path, 
     monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", str(tmp_path / "elsewhere"))
     with pytest.raises(OptionError, match="BATCHMILL_ALLOWED_INPUTS"):
         _ = open_dataset(tmp_path / "of-out")[0]
+
+
+def test_a_failed_input_in_a_pack_has_no_command_that_cannot_find_it(job, tmp_path):
+    (tmp_path / "failing.py").write_text("def step(source): raise ValueError(source.read_text())\n")
+    commands = {}
+    for name, options in (("packed", PACK), ("loose", {})):
+        derived = tmp_path / f"of-{name}"
+        run_job(job(name, options=options), "failing:step", derived)
+        ledger = ledger_of(derived)
+        commands[name] = [one.command for one in read_failures(ledger, read_spec(ledger, 1)).groups]
+    assert all(commands["loose"])
+    assert not any(commands["packed"])
 
 
 @pytest.mark.parametrize("to", ["webdataset", "huggingface"])

@@ -23,6 +23,7 @@ from batchmill.outcome import one_line
 from batchmill.planning.run_spec import RunSpec
 from batchmill.security.redaction import without_secrets
 from batchmill.sizes import counted, readable_size
+from batchmill.storage.addresses import parse_address
 from batchmill.urls import join, last_part
 
 _COLUMNS = (
@@ -37,7 +38,7 @@ _COLUMNS = (
     "log",
     "result_run",
 )
-_USED = ("input", "outcome", "error", "message", "traceback", "log", "size", "carried")
+_USED = ("input", "outcome", "error", "message", "traceback", "log", "size", "etag", "carried")
 _EXAMPLES = 3
 # This number of records are Python objects at a time. It limits the memory.
 _CHUNK = 10_000
@@ -266,13 +267,14 @@ def _group(number: int, key: _Key, members: _Members, spec: RunSpec | None) -> F
 def try_command(spec: RunSpec, record: Mapping[str, Any]) -> str:
     """Return the command that executes a run's step on an input.
 
-    The text is empty if `batchmill try` cannot run the step.
+    The text is empty if `batchmill try` cannot run the step, or if the input is in a pack.
 
     Args:
         spec: The settings of the run.
-        record: The `input` and its `carried` manifest columns.
+        record: The `input`, its `etag`, and its `carried` manifest columns.
     """
-    if not spec.can_try:
+    # The ETag of an input in a pack is its address.
+    if not spec.can_try or parse_address(record["etag"] or ""):
         return ""
     words = ["batchmill", "try", join(spec.root, record["input"]), "--step", spec.step]
     if spec.folders:
