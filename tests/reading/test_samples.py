@@ -225,6 +225,15 @@ def test_columns_that_cannot_be_fields_are_rejected(animals, columns, words):
         open_dataset(animals, columns=columns)
 
 
+def test_a_field_has_the_name_of_its_column(tmp_path):
+    """Python reads some letters as others, such as the sign of micro."""
+    columns = {"µV": [1, 2]}
+    folder = publish_rows(tmp_path / "d", texts(2), **columns)
+    dataset = open_dataset(folder, columns=["µV"], where="µV > 1")
+    assert [sample.µV for sample in dataset] == [2]
+    assert pickle.loads(pickle.dumps(dataset[0])).µV == 2
+
+
 def test_rows_of_one_file_have_different_ids(tmp_path):
     names = ["files/a.txt", "files/b.txt", "files/a.txt"]
     folder = publish_rows(tmp_path / "d", {"a.txt": "A", "b.txt": "B", "x.txt": ""}, output=names)

@@ -5,6 +5,7 @@ A condition may come from a form, so it cannot run other code: it may call only 
 
 import ast
 import re
+import unicodedata
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -61,12 +62,18 @@ class Condition:
                     allowed = ", ".join(sorted(_METHODS))
                     raise ValueError(f"{name}() cannot be called, only {allowed}")
         real = {word: name for name, word in columns.items()}
+
+        def column(node: ast.Name) -> str:
+            # Python normalizes identifiers: the sign of micro becomes the Greek letter.
+            written = ast.get_source_segment(self._text, node) or node.id
+            return real.get(written, written)
+
         called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
         names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-        self.names = {real.get(node.id, node.id) for node in names if id(node) not in called}
+        self.names = {column(node) for node in names if id(node) not in called}
         attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
         self.handled = {
-            real.get(node.value.id, node.value.id)
+            column(node.value)
             for node in attributes
             if node.attr in _FOR_MISSING and isinstance(node.value, ast.Name)
         }
@@ -82,7 +89,9 @@ class Condition:
         """
         import pandas as pd  # Most runs have no condition.
 
-        frame = frame.rename(columns=self._words)
+        frame = frame.rename(
+            columns=lambda name: self._words.get(name) or unicodedata.normalize("NFKC", name)
+        )
         # Without a scope, the text cannot use the variables of this program.
         mask = frame.eval(self._text, engine="python", local_dict={}, global_dict={})
         if not isinstance(mask, pd.Series) or mask.dtype.kind != "b":

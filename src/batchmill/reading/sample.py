@@ -1,6 +1,7 @@
 """Define samples: NamedTuples with fields for the columns of the dataset."""
 
 import keyword
+import unicodedata
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -12,7 +13,9 @@ from batchmill.errors import OptionError
 @cache
 def sample_type(fields: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
     """Return the NamedTuple `Sample` with these fields. The same fields give the same class."""
-    kind = namedtuple("Sample", fields, module=__name__)  # type: ignore[misc]
+    # Python normalizes sample.µV, so the names of fields must be normalized, too.
+    names = [unicodedata.normalize("NFKC", name) for name in fields]
+    kind = namedtuple("Sample", names, module=__name__)  # type: ignore[misc]
     # No module has this class as an attribute, so pickle needs a function that creates it again.
     kind.__reduce__ = _reduce  # type: ignore[method-assign, assignment]
     return kind
