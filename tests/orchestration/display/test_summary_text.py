@@ -1,6 +1,7 @@
 """The texts of a run in the Prefect UI: they fit into the column that Prefect's page leaves."""
 
 import re
+from pathlib import Path
 
 import pytest
 from jobs import run_job
@@ -56,6 +57,18 @@ def test_the_reasons_come_before_the_counts(text):
     assert failures < counts
     assert "1. **2 inputs**, failed: `ValueError: the histogram of" in text[failures:counts]
     assert "batchmill retry out" in text[failures:counts]
+
+
+def test_a_bar_is_escaped_in_tables_only(tmp_path, monkeypatch):
+    """Markdown shows a backslash before a bar, except in a table."""
+    monkeypatch.chdir(tmp_path)
+    Path("bars.py").write_text("def step(source): raise ValueError('left|right')\n")
+    Path("in").mkdir()
+    Path("in/a|b.txt").write_text("")
+    failed = run_job("in", "bars:step", "out", policy=FailurePolicy(retries=0))
+    text = summary_text(write_report(open_ledger("out"), failed.run, "out"))
+    assert "failed: `ValueError: left|right (in step, bars.py)`: `a|b.txt`" in text
+    assert "| failed | `a\\|b.txt` |" in text
 
 
 def test_a_row_of_the_failures_is_narrow_and_keeps_the_ends_of_names():
