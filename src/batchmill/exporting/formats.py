@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -67,26 +67,14 @@ class Format(Protocol):
         """Return the file name of shard `number` of `count` shards of a split."""
         ...
 
-    def check(self, rows: pa.Table) -> None:
-        """Raise OptionError if rows cannot be written, or a library is missing."""
-        ...
-
-    def write(self, file: HashingFile, content: ShardContent) -> Mapping[str, Any]:
-        """Write a shard. Return what `describe` needs to know about it, as JSON values."""
+    def write(self, file: HashingFile, content: ShardContent) -> None:
+        """Write a shard."""
         ...
 
     def payloads(self, path: Path) -> Iterator[bytes]:
         """Yield the contents of the files of each sample, joined.
 
         A damaged shard raises any error.
-        """
-        ...
-
-    def describe(self, shards: Mapping[str, Mapping[str, Any]]) -> Mapping[str, bytes]:
-        """Return the further files of an export, by name.
-
-        Args:
-            shards: The results of `write`, by the names of the shards.
         """
         ...
 

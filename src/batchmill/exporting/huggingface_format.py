@@ -1,7 +1,7 @@
 """Hugging Face: Parquet files that `datasets.load_dataset` opens with decoded images and audio."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,7 @@ class HuggingFace:
         """Return data/SPLIT-00000-of-00001.parquet: `load_dataset` finds splits by such names."""
         return f"data/{split}-{number:05d}-of-{count:05d}.parquet"
 
-    def check(self, rows: pa.Table) -> None:
-        """Do nothing, because a published table is a Parquet file."""
-
-    def write(self, file: HashingFile, content: ShardContent) -> Mapping[str, Any]:
+    def write(self, file: HashingFile, content: ShardContent) -> None:
         """Write a shard, one row group after another."""
         rows = content.rows.drop_columns([*content.further_kinds])
         schema = _schema(rows.schema, content)
@@ -58,7 +55,6 @@ class HuggingFace:
                     table = pa.Table.from_arrays(columns, schema=schema)
                     writer.write_table(table, row_group_size=count)
                     begin, held, files = number + 1, 0, {}
-        return {}
 
     def payloads(self, path: Path) -> Iterator[bytes]:
         """Yield the joined bytes of the columns with files, which follow the key."""
@@ -71,10 +67,6 @@ class HuggingFace:
             for batch in file.iter_batches(batch_size=64, columns=names):
                 for files in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                     yield b"".join(file["bytes"] for file in files if file)
-
-    def describe(self, shards: Mapping[str, Mapping[str, Any]]) -> Mapping[str, bytes]:  # noqa: ARG002
-        """Return nothing: `load_dataset` reads the features from each file."""
-        return {}
 
 
 def _schema(rows: pa.Schema, content: ShardContent) -> pa.Schema:

@@ -6,7 +6,7 @@ from typing import Any
 from batchmill.errors import OptionError
 from batchmill.exporting.shard import FOLDER
 from batchmill.ledger.json_file import read_sealed, sealed
-from batchmill.storage import Store, open_store
+from batchmill.storage import Store, if_exists, open_store
 from batchmill.urls import absolute
 
 INDEX = f"{FOLDER}/index.json"
@@ -28,22 +28,16 @@ def earlier_files(store: Store) -> set[str]:
     """Return the names of the files that earlier exports wrote, or began to write."""
     found: set[str] = set()
     for name in (INDEX, BEGUN):
-        if store.exists(name):
-            content = read_sealed(store, name, "Delete the export.")
+        content = if_exists(read_sealed, store, name, "Delete the export.")
+        if content:
             found.update(shard["name"] for shard in content["shards"])
-            found.update(file["name"] for file in content["further"])
     return found
 
 
 def begin(store: Store, to: str, names: Set[str]) -> None:
     """Record the files that will be written, and remove the index."""
-    content = {
-        "version": VERSION,
-        "to": to,
-        "shards": [{"name": name} for name in sorted(names)],
-        "further": [],
-    }
-    store.write(BEGUN, sealed(content))
+    shards = [{"name": name} for name in sorted(names)]
+    store.write(BEGUN, sealed({"version": VERSION, "to": to, "shards": shards}))
     store.delete(INDEX)
 
 

@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from batchmill.errors import OptionError, StoreError
-from batchmill.exporting.formats import Format, find_format
+from batchmill.exporting.formats import find_format
 from batchmill.exporting.index import BEGUN, INDEX, VERSION, begin, earlier_files, remove_leftovers
 from batchmill.exporting.plan import ShardPlan, plan_shards
 from batchmill.exporting.rows import choose_rows
@@ -31,7 +31,6 @@ from batchmill.options.sizes import parse_size
 from batchmill.planning.batching import own_cores
 from batchmill.reading.published import check_kept
 from batchmill.storage import Store, if_exists, is_url, open_store, remote
-from batchmill.storage.fingerprints import hash_bytes
 from batchmill.storage.objects import unwritable
 from batchmill.urls import absolute
 
@@ -98,7 +97,7 @@ def export_dataset(
         WorkerError: A process was killed.
     """
     dataset, out = absolute(dataset), absolute(out)
-    shape = find_format(to)
+    find_format(to)  # Raises for an unknown format.
     shard_bytes = parse_size(str(shard_size), "--shard-size")
     if shard_bytes < 1:
         raise OptionError(f"--shard-size {shard_size}: must be 1 or more bytes.")
@@ -111,7 +110,6 @@ def export_dataset(
         version=version,
         stale=stale,
     )
-    shape.check(chosen.rows)
     plan = plan_shards(chosen, to, out, shard_bytes)
     if num_workers is None:
         # Starting processes takes longer than writing a few megabytes.
@@ -130,7 +128,7 @@ def export_dataset(
                 "samples": len(chosen.rows),
                 "shards": [{"name": name, **record._asdict()} for name, record in records.items()],
             }
-            _finish(store, shape, records, index)
+            _finish(store, set(records), index)
     except StoreError:
         if not chosen.are_inputs:
             check_kept(dataset, chosen.table_hash)  # The version may have been removed.
@@ -215,23 +213,14 @@ def _move(store: Store, digests: Mapping[str, str], known: dict[str, ShardRecord
         known[target] = record
 
 
-def _finish(
-    store: Store, shape: Format, records: Mapping[str, ShardRecord], index: dict[str, Any]
-) -> None:
-    """Write the further files of the format, remove obsolete files, and write the index last."""
-    further = shape.describe({name: record.extra for name, record in records.items()})
-    index["further"] = [{"name": name, "content": hash_bytes(further[name])} for name in further]
+def _finish(store: Store, names: Set[str], index: Mapping[str, Any]) -> None:
+    """Remove all shards except those with these names, and write the index last."""
     content = sealed(index)
     if store.exists(INDEX) and not store.exists(BEGUN) and store.read(INDEX) == content:
         return
-    earlier = earlier_files(store)
-    if further:
-        begin(store, index["to"], earlier | records.keys() | further.keys())
-    for name in earlier - records.keys() - further.keys():
+    for name in earlier_files(store) - names:
         store.delete(record_name(name))
         store.delete(name)
-    for name, data in further.items():
-        store.write(name, data)
     store.write(INDEX, content)
     store.delete(BEGUN)
 

@@ -4,7 +4,7 @@ import base64
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import orjson
 import pyarrow as pa
@@ -59,14 +59,12 @@ class ShardRecord(NamedTuple):
         samples: Their number.
         size: The size of its file in bytes.
         content: The hash of its file.
-        extra: The result of the format's `write`.
     """
 
     digest: str
     samples: int
     size: int
     content: str
-    extra: Mapping[str, Any]
 
 
 def as_stream(table: pa.Table) -> bytes:
@@ -139,15 +137,15 @@ def write_shard(task: ShardTask) -> ShardRecord:
     )
     store = open_store(task.out)
     store.delete(record_name(task.name))
-    made: list[tuple[HashingFile, Mapping[str, Any]]] = []
+    made: list[HashingFile] = []
 
     def write(file: BinaryIO) -> None:
-        hashing = HashingFile(file)
-        made.append((hashing, find_format(task.to).write(hashing, content)))
+        made.append(HashingFile(file))
+        find_format(task.to).write(made[-1], content)
 
     store.write_atomic(task.name, write)
-    written, extra = made[-1]
-    record = ShardRecord(task.digest, len(content.keys), written.size, written.content, extra)
+    written = made[-1]
+    record = ShardRecord(task.digest, len(content.keys), written.size, written.content)
     table = pa.table({"key": content.keys, "input": rows["input"], "content": hashes})
     write_record(store, task.name, record, table)
     return record

@@ -42,15 +42,14 @@ def find_differences(out: str) -> Iterator[ExportDifference]:
     """
     out = absolute(out)
     index, store = read_index(out), open_store(out)
-    files = [*index["shards"], *index["further"]]
-    for file in files:
+    for file in index["shards"]:
         name = file["name"]
         if not store.exists(name):
             yield ExportDifference("missing", name)
         elif store.content_of(name) != file["content"]:
-            samples = list(_changed_samples(store, name, index["to"])) if "digest" in file else []
+            samples = list(_changed_samples(store, name, index["to"]))
             yield from samples or [ExportDifference("changed", name)]
-    known = {file["name"] for file in files}
+    known = {file["name"] for file in index["shards"]}
     for folder in sorted({name.rpartition("/")[0] for name in known}):
         for last in store.names(folder):
             name = f"{folder}/{last}" if folder else last

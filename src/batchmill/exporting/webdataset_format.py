@@ -2,12 +2,9 @@
 
 import re
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
 
 from batchmill.exporting.formats import ShardContent
 from batchmill.storage.fingerprints import HashingFile
@@ -27,10 +24,7 @@ class WebDataset:
         """Return SPLIT-000000.tar."""
         return f"{split}-{number:06d}.tar"
 
-    def check(self, rows: pa.Table) -> None:
-        """Do nothing, because every row can be written as JSON."""
-
-    def write(self, file: HashingFile, content: ShardContent) -> Mapping[str, Any]:
+    def write(self, file: HashingFile, content: ShardContent) -> None:
         """Write a shard, one write per sample."""
         size = 0
         samples = zip(content.keys, content.suffixes, content.texts, content.read(), strict=True)
@@ -45,7 +39,6 @@ class WebDataset:
         # Two empty blocks end an archive. Its size is a multiple of RECORDSIZE.
         end = 2 * tarfile.BLOCKSIZE
         file.write(b"\0" * (end + -(size + end) % tarfile.RECORDSIZE))
-        return {}
 
     def payloads(self, path: Path) -> Iterator[bytes]:
         """Yield the contents of the members of each key, without the last one, its row."""
@@ -53,10 +46,6 @@ class WebDataset:
             for _, members in groupby(archive, lambda member: member.name.partition(".")[0]):
                 contents = [archive.extractfile(member) for member in members]
                 yield b"".join(opened.read() for opened in contents[:-1] if opened)
-
-    def describe(self, shards: Mapping[str, Mapping[str, Any]]) -> Mapping[str, bytes]:  # noqa: ARG002
-        """Return nothing: the format has no index."""
-        return {}
 
 
 def _part(column: str) -> str:
