@@ -22,12 +22,13 @@ def inputs(dataset, **options):
         ("label.str.startswith('d')", ["0.src"]),
         ("`my age` >= 2 or label in ['dog']", ["0.src", "2.src", "3.src"]),
         ("label.isin(['dog', 'a `b` c'])\n & age.between(0, 3) & abs(age) < 9", ["0.src"]),
+        ("`it's` == 1 and label != 'it\\'s'", ["1.src"]),
         ("µV < 2 and µV.notna()", ["0.src", "1.src"]),  # Python reads another letter.
     ],
 )
 def test_a_condition_chooses_rows(tmp_path, where, expected):
     columns = {"label": ["dog", "cat", "eel", None]}
-    columns |= {name: [0, 1, 2, 3] for name in ("age", "my age", "µV")}
+    columns |= {name: [0, 1, 2, 3] for name in ("age", "my age", "it's", "µV")}
     dataset = publish_rows(tmp_path / "d", texts(4), **columns)
     assert inputs(dataset, where=where) == expected
 

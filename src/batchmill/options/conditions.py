@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _SCHEMA = re.compile(r"[\w.]+:[\w.]+")
 # A text in quotes, or the name of a column in backticks.
-_QUOTED = re.compile(r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|`([^`'"]+)`""")
+_QUOTED = re.compile(r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|`([^`]+)`""")
 _FOR_MISSING = frozenset(["isna", "notna", "isnull", "notnull", "fillna"])
 _METHODS = _FOR_MISSING | {
     *("isin", "between", "duplicated", "abs", "round"),
