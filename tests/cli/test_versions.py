@@ -177,3 +177,7 @@ def test_status_counts_the_withdrawn_inputs(job, command):
     job.list()
     assert job.run() == 0, "its result was kept"
     assert len(batchmill.open_dataset(job.dataset)) == 4
+    job.names.remove("00002.txt")
+    job.list()
+    job.run(prune=True)
+    assert "withdrawn" not in command("status", job.dataset)[1]

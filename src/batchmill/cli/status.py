@@ -67,10 +67,11 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
     out.print(message.removesuffix(f"\n{RUN_AGAIN}") if who else message)
     for line in adoption_lines(ledger):
         out.print(line)
-    if withdrawn := summary.counts.get("withdrawn"):
+    withdrawn = summary.counts.get("withdrawn")
+    if withdrawn and not (ended and ended.get("pruned")):
         out.print(
             f"{counted(withdrawn, 'withdrawn input')}, which the manifest of the last run does not "
-            "list. Their results are not in the tables, and stay until --prune."
+            "list. The results are not in the tables, and stay until --prune."
         )
     requested = count_released(ledger)
     if requested:

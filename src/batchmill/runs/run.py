@@ -172,6 +172,7 @@ class Run:
         lost: bool = False,
         keep_versions: int = 1,
         unpublished: str = "",
+        prune: bool = False,
     ) -> Summary:
         """Record the run's summary, and return it. Remove old versions and old runs' folders.
 
@@ -179,13 +180,15 @@ class Run:
             keep_versions: The number of versions to keep before the last one.
             lost: True if a process or machine was lost.
             unpublished: Why the run published nothing. Usually empty.
+            prune: True if the run has removed the inputs that the manifest no longer lists.
         """
         summary = replace(summarise(self.ledger, self.number), unpublished=unpublished)
         # An input without a committed outcome may have files in the dataset that no outcome names.
         # The next run must remove them.
         self.lease.clean_end = summary.pending == 0 and not lost
         seconds = round(time.time() - self._begun, 3)
-        self.ledger.write_summary(self.number, summary.as_json() | {"seconds": seconds})
+        more = {"seconds": seconds, "pruned": prune}
+        self.ledger.write_summary(self.number, summary.as_json() | more)
         if not unpublished:  # Otherwise the last version needs the files of earlier results.
             # A run that published nothing has removed nothing.
             always = "unpublished" in self._previous
