@@ -54,7 +54,8 @@ def test_an_ok_result_stays_if_its_input_cannot_be_found(tmp_path):
         assert summary.outcomes == {"ok": 3, "missing": 1}
         assert not summary.accepted(FailurePolicy())
         assert summary.accepted(FailurePolicy(known_failures="ok"))
-        message = failure_message(summary, str(dataset))
+        message = failure_message(summary, str(dataset), FailurePolicy())
+        assert "batchmill retry" not in message, "no request to retry is needed"
         assert "0.txt: missing: its file cannot be found, so its earlier result stays" in message
         assert "delete their rows from the manifest, and add --prune" in message
     os.rename(tmp_path / "away", tmp_path / "0.txt")

@@ -207,17 +207,22 @@ def failure_message(
         one = "" if len(summary.groups) < 2 else " --group 1"
         lines.append(f"For reasons and tracebacks: batchmill failures {dataset}{one}")
     if summary.counts.get("quarantined"):
+        skipped = counted(summary.counts["quarantined"], "input was", "inputs were")
         lines.append(
-            f"{counted(summary.counts['quarantined'], 'input')} failed in an earlier run and were "
-            f"skipped. To execute them in the next run: batchmill retry {dataset}"
+            f"{skipped} skipped because of a failure in an earlier run. To execute failed inputs "
+            f"in the next run: batchmill retry {dataset}"
         )
     if summary.pending:
         lines.append(RUN_AGAIN)
     elif policy and not summary.has_few_failures(policy):
         allowed = policy.failures_allowed(summary.inputs)
+        remedy = (
+            f" Fix the cause, run: batchmill retry {dataset}, and then the same command again."
+            if summary.failed > summary.results_kept
+            else ""
+        )
         lines.append(
             f"Failed: {counted(summary.failed, 'input is', 'inputs are')} not ok, and {allowed:,} "
-            f"may fail (--max-failures). Fix the cause, run: batchmill retry {dataset}, and then "
-            "the same command again."
+            f"may fail (--max-failures).{remedy}"
         )
     return "\n".join(lines)
