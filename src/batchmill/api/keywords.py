@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, TypeVar, get_type_hints
 
-from batchmill.options.groups import Options
+from batchmill.options.base import Options
 from batchmill.options.job_settings import JobSettings
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])

@@ -3,79 +3,17 @@
 The command line, the flow's form, saved jobs and the Python API use these models.
 """
 
-import difflib
-import os
 import re
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, model_validator
 
 from batchmill.errors import OptionError
+from batchmill.options.base import CommaSeparated, Options, Text, as_text
 from batchmill.options.sizes import SIZE_PATTERN, parse_size
 
 _LEAST_PACK = 2**20
-_EXPECTED = {
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "float_parsing": "a number",
-    "finite_number": "a number of seconds, 0 or more",
-    "bool_parsing": "true or false",
-}
-
-
-def _as_text(value: object) -> object:
-    """Convert a path, a number or None to text: a Python caller may pass these."""
-    if value is None:
-        return ""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
-def _as_list(value: object) -> object:
-    """Convert a list of names or paths to a text with commas."""
-    if isinstance(value, list | tuple):
-        return ",".join(str(_as_text(item)) for item in value)
-    return _as_text(value)
-
-
-def _as_shares(value: object) -> object:
-    """Convert shares in a mapping, for example {"train": 0.8, "test": 0.2}, to text."""
-    if isinstance(value, Mapping):
-        return ",".join(f"{name}={share}" for name, share in value.items())
-    return _as_text(value)
-
-
-Text = Annotated[str, BeforeValidator(_as_text)]
-# A list as one text with commas. Prefect's form shows a list as separate fields.
-CommaSeparated = Annotated[str, BeforeValidator(_as_list)]
-
-
-def _for_forms(schema: dict[str, Any]) -> None:
-    """Remove the null alternative of optional fields from a schema.
-
-    Prefect's form would show it as a separate field that cannot be filled in.
-    """
-    for entry in schema.get("properties", {}).values():
-        kinds = [kind for kind in entry.get("anyOf", ()) if kind != {"type": "null"}]
-        if "anyOf" in entry and len(kinds) < len(entry["anyOf"]):
-            del entry["anyOf"]
-            entry |= kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
-            if entry.get("default", ...) is None:
-                del entry["default"]
-
-
 # The pattern has no backslashes, because Prefect's messages print backslashes doubled.
 _TIME_PATTERN = "^ *([0-9]+([.][0-9]+)? *[smhd]?)? *$"
 _TIME_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -84,62 +22,11 @@ _TIME_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 WATCH_MIN_AGE = 60.0
 
 
-class Options(BaseModel):
-    """A group of options. It is immutable. Raises OptionError for unknown names and bad values."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=_for_forms)
-
-    @model_serializer(mode="wrap")
-    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A form cannot show null. An option that may be None has None as its default.
-        return {name: value for name, value in handler(self).items() if value is not None}
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _explain(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        try:
-            return handler(given)
-        except ValidationError as error:
-            raise OptionError(_explanation(cls, error)) from None
-
-
-def option_name(field: str) -> str:
-    """Return the name of an option on the command line.
-
-    >>> option_name("max_failures")
-    '--max-failures'
-    """
-    return "--" + field.replace("_", "-")
-
-
-def unknown_option(name: str, known: Iterable[str]) -> str:
-    """Return the message for an unknown option.
-
-    >>> unknown_option("retrys", ["retries", "timeout"])
-    'retrys: no such option. Did you mean retries?'
-    """
-    near = difflib.get_close_matches(name, known, 1)
-    return f"{name}: no such option." + (f" Did you mean {near[0]}?" if near else "")
-
-
-def _explanation(group: type[BaseModel], error: ValidationError) -> str:
-    """Return a message about the first rejected option, in the wording of JSON Schema."""
-    first = error.errors()[0]
-    field = str(first["loc"][0]) if first["loc"] else ""
-    value, limits = first["input"], first.get("ctx", {})
-    if first["type"] == "extra_forbidden":
-        return unknown_option(field, group.model_fields)
-    if first["type"] == "greater_than_equal":
-        return f"{option_name(field)}: {value} is less than the minimum of {limits['ge']:g}."
-    if first["type"] == "greater_than":
-        return (
-            f"{option_name(field)}: {value} is less than or equal to the minimum of "
-            f"{limits['gt']:g}."
-        )
-    expected = _EXPECTED.get(first["type"]) or first["msg"].removeprefix("Input should be ")
-    if field == "num_workers":
-        expected += " or auto"
-    return f"{option_name(field)} {value}: expected {expected}."
+def _as_shares(value: object) -> object:
+    """Convert shares in a mapping, for example {"train": 0.8, "test": 0.2}, to text."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={share}" for name, share in value.items())
+    return as_text(value)
 
 
 class InputOptions(Options):
@@ -243,7 +130,6 @@ class ExecutionOptions(Options):
         "of one file each. It is faster for many small files. Default: one file each.",
         json_schema_extra={"pattern": SIZE_PATTERN},
     )
-
     log_steps: Literal["off", "debug", "info", "warning", "error"] = Field(
         default="off",
         title="Log of the steps",

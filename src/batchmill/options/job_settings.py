@@ -5,15 +5,14 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from batchmill.errors import OptionError
+from batchmill.options.base import Options, unknown_option
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import (
     ConfinementOptions,
     ExecutionOptions,
     InputOptions,
-    Options,
     PartitionOptions,
     RunOptions,
-    unknown_option,
 )
 
 

@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from batchmill.errors import OptionError
-from batchmill.options.groups import CommaSeparated, Options, Text
+from batchmill.options.base import CommaSeparated, Options, Text
 
 
 class ModelOptions(Options):

@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from batchmill.errors import OptionError
-from batchmill.options.groups import PartitionOptions, option_name
+from batchmill.options.base import option_name
+from batchmill.options.groups import PartitionOptions
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _NEAR = 1e-9

@@ -1,0 +1,120 @@
+"""The base of the groups of options: immutable models that explain what they reject."""
+
+import difflib
+import os
+from collections.abc import Iterable
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+
+from batchmill.errors import OptionError
+
+_EXPECTED = {
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "finite_number": "a number of seconds, 0 or more",
+    "bool_parsing": "true or false",
+}
+
+
+def as_text(value: object) -> object:
+    """Convert a path, a number or None to text: a Python caller may pass these."""
+    if value is None:
+        return ""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _as_list(value: object) -> object:
+    """Convert a list of names or paths to a text with commas."""
+    if isinstance(value, list | tuple):
+        return ",".join(str(as_text(item)) for item in value)
+    return as_text(value)
+
+
+Text = Annotated[str, BeforeValidator(as_text)]
+# A list as one text with commas. Prefect's form shows a list as separate fields.
+CommaSeparated = Annotated[str, BeforeValidator(_as_list)]
+
+
+def _for_forms(schema: dict[str, Any]) -> None:
+    """Remove the null alternative of optional fields from a schema.
+
+    Prefect's form would show it as a separate field that cannot be filled in.
+    """
+    for entry in schema.get("properties", {}).values():
+        kinds = [kind for kind in entry.get("anyOf", ()) if kind != {"type": "null"}]
+        if "anyOf" in entry and len(kinds) < len(entry["anyOf"]):
+            del entry["anyOf"]
+            entry |= kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+            if entry.get("default", ...) is None:
+                del entry["default"]
+
+
+class Options(BaseModel):
+    """A group of options. It is immutable. Raises OptionError for unknown names and bad values."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=_for_forms)
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A form cannot show null. An option that may be None has None as its default.
+        return {name: value for name, value in handler(self).items() if value is not None}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return handler(given)
+        except ValidationError as error:
+            raise OptionError(_explanation(cls, error)) from None
+
+
+def option_name(field: str) -> str:
+    """Return the name of an option on the command line.
+
+    >>> option_name("max_failures")
+    '--max-failures'
+    """
+    return "--" + field.replace("_", "-")
+
+
+def unknown_option(name: str, known: Iterable[str]) -> str:
+    """Return the message for an unknown option.
+
+    >>> unknown_option("retrys", ["retries", "timeout"])
+    'retrys: no such option. Did you mean retries?'
+    """
+    near = difflib.get_close_matches(name, known, 1)
+    return f"{name}: no such option." + (f" Did you mean {near[0]}?" if near else "")
+
+
+def _explanation(group: type[BaseModel], error: ValidationError) -> str:
+    """Return a message about the first rejected option, in the wording of JSON Schema."""
+    first = error.errors()[0]
+    field = str(first["loc"][0]) if first["loc"] else ""
+    value, limits = first["input"], first.get("ctx", {})
+    if first["type"] == "extra_forbidden":
+        return unknown_option(field, group.model_fields)
+    if first["type"] == "greater_than_equal":
+        return f"{option_name(field)}: {value} is less than the minimum of {limits['ge']:g}."
+    if first["type"] == "greater_than":
+        return (
+            f"{option_name(field)}: {value} is less than or equal to the minimum of "
+            f"{limits['gt']:g}."
+        )
+    expected = _EXPECTED.get(first["type"]) or first["msg"].removeprefix("Input should be ")
+    if field == "num_workers":
+        expected += " or auto"
+    return f"{option_name(field)} {value}: expected {expected}."
