@@ -44,6 +44,21 @@ def words(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def inputs(tmp_path, monkeypatch):
+    """Return a folder with ten inputs and their manifest. Steps of `support` can be imported."""
+    monkeypatch.chdir(ROOT / "tests" / "support")
+    folder = tmp_path / "data"
+    (folder / "in").mkdir(parents=True)
+    rows = ["input,label"]
+    for number in range(10):
+        name = f"in/{number}.txt"
+        (folder / name).write_text(f"content of {name}")
+        rows.append(f"{name},{number}")
+    (folder / "m.csv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--long", action="store_true", help="also run the long versions: all samples, all variants"

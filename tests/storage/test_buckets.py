@@ -10,7 +10,6 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import fsspec
 import pandas as pd
@@ -33,21 +32,7 @@ from batchmill.storage.scratch import scratch_folder
 from batchmill.storage.store import in_threads
 from batchmill.workers.landlock import is_supported
 
-HERE = Path(__file__).parents[1] / "support"
 COPY = "steps_under_test:copy"
-
-
-@pytest.fixture
-def inputs(tmp_path, monkeypatch):
-    """Ten inputs and their manifest in a folder. The steps can be imported."""
-    monkeypatch.chdir(HERE)
-    folder = tmp_path / "data"
-    (folder / "in").mkdir(parents=True)
-    names = [f"in/{number}.txt" for number in range(10)]
-    for name in names:
-        (folder / name).write_text(f"content of {name}")
-    pd.DataFrame({"input": names, "label": range(10)}).to_csv(folder / "m.csv", index=False)
-    return folder
 
 
 @pytest.fixture

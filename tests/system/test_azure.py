@@ -3,13 +3,11 @@
 import os
 
 import fsspec
-import pandas as pd
 import pytest
 from azure.storage.blob import BlobServiceClient
 from azure_blobs import ACCOUNT, KEY, connection_string, container_signature
 from comparison import contents, faults
 from jobs import run_job
-from live import ROOT
 from object_store import forget_connections, upload
 
 from batchmill import StoreError, load_manifest, open_dataset
@@ -17,19 +15,6 @@ from batchmill.security.credentials import Access, access_to
 from batchmill.storage import open_store, remote
 
 COPY = "steps_under_test:copy"
-
-
-@pytest.fixture
-def inputs(tmp_path, monkeypatch):
-    """Ten inputs and their manifest in a folder. The steps can be imported."""
-    monkeypatch.chdir(ROOT / "tests" / "support")
-    folder = tmp_path / "data"
-    (folder / "in").mkdir(parents=True)
-    names = [f"in/{number}.txt" for number in range(10)]
-    for name in names:
-        (folder / name).write_text(f"content of {name}")
-    pd.DataFrame({"input": names, "label": range(10)}).to_csv(folder / "m.csv", index=False)
-    return folder
 
 
 @pytest.fixture
