@@ -134,6 +134,13 @@ def test_diff_names_the_inputs_whose_other_columns_changed(job):
     }
 
 
+def test_diff_names_a_damaged_table(job, command):
+    table = job.dataset / ".batchmill" / "versions" / "000001.parquet"
+    table.write_bytes(table.read_bytes()[:100])
+    code, _, err = command("diff", job.dataset, 1, 2)
+    assert (code, f"{table}: differs from the table that was published" in err) == (2, True), err
+
+
 def test_a_version_is_verified_alone(job, command):
     assert command("verify", job.dataset, "--version", "1", "--hash")[0] == 0
     (job.dataset / batchmill.metadata(job.dataset, version=1)["output"][1]).write_text("CHANGED!!")

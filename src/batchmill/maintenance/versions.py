@@ -11,12 +11,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from batchmill.cells import texts_of
+from batchmill.errors import StoreError
 from batchmill.layout import INPUT_COLUMN, MORE_COLUMNS, OUTPUT_COLUMN
 from batchmill.ledger.lease import lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import file_names
 from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.ledger.versions import Version, records_of
+from batchmill.storage.fingerprints import hash_bytes
 
 _INPUT, _STEP, _PARAMS, _ROW, _OTHER = "input", "step", "params", "row", "executed again"
 _COLUMNS = ("input", "outcome", "content", "etag", "step", "carried", "rows", "outputs")
@@ -128,6 +130,7 @@ def compare_versions(ledger: Ledger, before: int | str, after: int | str) -> Ver
     Raises:
         OptionError: There is no such version.
         LedgerError: The ledger is damaged.
+        StoreError: The table of a version is missing or damaged.
     """
     first, second = ledger.versions.find(before), ledger.versions.find(after)
     records = ledger.all_records(_COLUMNS)
@@ -150,7 +153,14 @@ def compare_versions(ledger: Ledger, before: int | str, after: int | str) -> Ver
 def _results(ledger: Ledger, records: pa.Table, version: Version) -> pd.DataFrame:
     """Return the results in the table of a version, by input."""
     table = ledger.versions.table_name(version.number)
-    file = pq.ParquetFile(ledger.store.open(table))
+    data = ledger.store.read(table)
+    if hash_bytes(data) != version.table:
+        raise StoreError(
+            ledger.store.url_of(table),
+            "differs from the table that was published. Compare other versions, or restore it from "
+            "a backup.",
+        )
+    file = pq.ParquetFile(pa.BufferReader(data))
     found = records_of(records, version.number)
     keys = {key for text in found["rows"].to_pylist() for row in json.loads(text) for key in row}
     given = _given(file, keys)
