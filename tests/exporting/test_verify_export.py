@@ -3,7 +3,7 @@
 import pytest
 from exports import animals, export
 
-from batchmill import OptionError
+from batchmill import LedgerError, OptionError
 from batchmill.exporting.verify_export import find_differences
 
 FORMATS = ["webdataset", "huggingface"]
@@ -62,6 +62,14 @@ def test_an_incomplete_export_cannot_be_verified(tmp_path):
         found(tmp_path)
     export(animals(tmp_path / "d"), tmp_path / "x")
     index = tmp_path / "x" / ".batchmill-export" / "index.json"
+    whole = index.read_bytes()
+    index.write_bytes(whole[:-9])
+    for call in (lambda: found(tmp_path / "x"), lambda: export(tmp_path / "d", tmp_path / "x")):
+        with pytest.raises(
+            LedgerError, match=r"index\.json: .* Delete the export, and export again"
+        ):
+            call()
+    index.write_bytes(whole)
     index.rename(index.with_name("begun.json"))
     with pytest.raises(OptionError, match="is not complete"):
         found(tmp_path / "x")

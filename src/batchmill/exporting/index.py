@@ -13,6 +13,8 @@ INDEX = f"{FOLDER}/index.json"
 # The names of all shards that an export has begun to write. A killed export may have left any.
 BEGUN = f"{FOLDER}/begun.json"
 VERSION = 1
+# The advice about a damaged index.
+REMEDY = "Delete the export, and export again."
 
 
 def read_index(out: str) -> dict[str, Any]:
@@ -21,14 +23,14 @@ def read_index(out: str) -> dict[str, Any]:
     if not store.exists(INDEX):
         what = "is not complete" if store.exists(BEGUN) else "is not an export"
         raise OptionError(f"{out}: {what}. Run batchmill export, then this command again.")
-    return read_sealed(store, INDEX, "Export again.")
+    return read_sealed(store, INDEX, REMEDY)
 
 
 def earlier_files(store: Store) -> set[str]:
     """Return the names of the files that earlier exports wrote, or began to write."""
     found: set[str] = set()
     for name in (INDEX, BEGUN):
-        content = if_exists(read_sealed, store, name, "Delete the export.")
+        content = if_exists(read_sealed, store, name, REMEDY)
         if content:
             found.update(shard["name"] for shard in content["shards"])
     return found

@@ -11,7 +11,15 @@ import pyarrow.compute as pc
 
 from batchmill.errors import OptionError, StoreError
 from batchmill.exporting.formats import find_format
-from batchmill.exporting.index import BEGUN, INDEX, VERSION, begin, earlier_files, remove_leftovers
+from batchmill.exporting.index import (
+    BEGUN,
+    INDEX,
+    REMEDY,
+    VERSION,
+    begin,
+    earlier_files,
+    remove_leftovers,
+)
 from batchmill.exporting.plan import ShardPlan, plan_shards
 from batchmill.exporting.rows import choose_rows
 from batchmill.exporting.shard import (
@@ -154,7 +162,7 @@ def _open_out(dataset: str, out: str, to: str) -> Store:
         kind = "a dataset" if LEDGER_FOLDER in names else "files, but no export"
         raise OptionError(f"{out}: contains {kind}. Name a new or empty folder.")
     for name in (BEGUN, INDEX):
-        earlier = if_exists(read_sealed, store, name, "Delete the export.")
+        earlier = if_exists(read_sealed, store, name, REMEDY)
         if earlier and (earlier["version"], earlier["to"]) != (VERSION, to):
             raise OptionError(
                 f"{out}: contains an export to {earlier['to']} (version {earlier['version']}). "
