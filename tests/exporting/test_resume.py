@@ -1,6 +1,7 @@
 """Test that a killed export resumes to the same bytes, and that an update writes few shards."""
 
 import shutil
+import tempfile
 
 import pytest
 from crashing import in_child
@@ -17,9 +18,13 @@ FORMATS = ["webdataset", "huggingface"]
 @pytest.mark.slow
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize("earlier", [0, 8, 20])
-def test_a_killed_export_resumes_to_the_same_bytes(tmp_path, sample, to, earlier):
+def test_a_killed_export_resumes_to_the_same_bytes(tmp_path, monkeypatch, sample, to, earlier):
     """The export before the killed one had none, fewer or more samples."""
+    # The number of steps must not depend on scratch folders of other processes and on imports.
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     dataset = animals(tmp_path / "d", 12)
+    export(dataset, tmp_path / "first", to)
     if earlier:
         other = animals(tmp_path / "other", earlier, 1800, content=lambda n: bytes([7 * n]) * 1800)
         export(other, tmp_path / "before", to)
