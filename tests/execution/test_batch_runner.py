@@ -15,7 +15,7 @@ from jobs import run_job
 import batchmill
 from batchmill.errors import StepError, StoreError
 from batchmill.execution.batch_runner import BatchRunner, ResultError, results_of
-from batchmill.execution.run_input import Loaded
+from batchmill.execution.run_input import Loaded, store_all
 from batchmill.execution.staging import Input, open_staging
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.step.load import load_step
@@ -311,5 +311,5 @@ def test_the_files_of_a_batch_are_uploaded_together(words, tmp_path, monkeypatch
             collate=runner.collate,
             channel=WorkerChannel(),
         )
-        outcomes = runner.process(batch)
+        outcomes = store_all(runner.process(batch))
     assert [outcome.kind for outcome in outcomes] == ["ok", "ok", "failed", "ok"]

@@ -724,3 +724,19 @@ def test_a_folder_of_more_than_a_thousand_files_is_listed_completely(bucket):
     names = [f"{number:04d}" for number in range(1001)]
     in_threads(lambda name: remote.write(f"{bucket}/in/{name}", b""), names, 8)
     assert remote.names(f"{bucket}/in") == names
+
+
+def test_files_of_batches_are_stored_after_a_store_that_rejected_one(inputs, proxied, bucket):
+    paths = set()
+
+    def reject_the_first(request):
+        if request.method == "PUT" and request.path.endswith("sample.pt"):
+            paths.add(request.path)
+            return Reply(403) if len(paths) == 1 else None
+        return None
+
+    job = (str(inputs / "m.csv"), "batch_steps:Files", f"{bucket}/out")
+    with proxied(reject_the_first), pytest.raises(StoreError, match="access denied"):
+        run_job(*job, batch_size=2)
+    assert run_job(*job, batch_size=2).outcomes == {"ok": 10}
+    assert not faults(f"{bucket}/out")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from batchmill.execution.rows import fields_of, is_record
-from batchmill.execution.run_input import Loaded, conclude, fail, store_all
+from batchmill.execution.run_input import Loaded, conclude, fail
 from batchmill.execution.staging import Input, StagingArea, stage
-from batchmill.outcome import Fault, Outcome
+from batchmill.outcome import Fault, Outcome, UnstoredOutcome
 from batchmill.step.load import Step
 from batchmill.workers import Batch, BatchError, BrokenDeviceError
 from batchmill.workers.batches import is_broken_device, is_out_of_memory
@@ -41,7 +41,7 @@ class BatchRunner:
 
         return default_collate(samples)
 
-    def process(self, batch: Batch) -> list[Outcome]:
+    def process(self, batch: Batch) -> Sequence[Outcome | UnstoredOutcome]:
         """Process a batch.
 
         Returns:
@@ -68,12 +68,10 @@ class BatchRunner:
         except Exception as error:
             return self._divide_or_fail(inputs, batch.notes, error, started)
         seconds = (time.perf_counter() - started) / len(inputs)
-        return store_all(
-            [
-                conclude(self.step, item, self.staging, note, result, seconds)
-                for item, note, result in zip(inputs, batch.notes, results, strict=True)
-            ]
-        )
+        return [
+            conclude(self.step, item, self.staging, note, result, seconds)
+            for item, note, result in zip(inputs, batch.notes, results, strict=True)
+        ]
 
     def _divide_or_fail(
         self,

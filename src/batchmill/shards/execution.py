@@ -18,6 +18,7 @@ from batchmill.execution.run_input import (
     answer,
     load,
     run_step,
+    store_all,
 )
 from batchmill.execution.staging import CONFINED_FOLDERS, Input, StagingArea
 from batchmill.layout import FILES
@@ -165,6 +166,7 @@ class ShardExecution:
         return BatchCallbacks(
             collate=runner.collate,
             process=runner.process,
+            store=store_all,
             overdue=self._end_overdue,
             end=self._end_process,
         )

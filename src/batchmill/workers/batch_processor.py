@@ -1,11 +1,12 @@
 """Processes batches of samples in the shard's own process, and divides batches that fail."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from batchmill.outcome import Outcome
+from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.workers.batches import (
     Batch,
     BatchCallbacks,
@@ -34,11 +35,13 @@ class BatchProcessor:
     resolve: Callable[[Iterable[tuple[int, Outcome]]], None]
     model_processes: frozenset[int] = frozenset()
     _has_succeeded: bool = False
+    _storing: Future[None] | None = None
 
     def process(self, batch: Batch, drain: DrainFlag) -> None:
         """Process a batch. If the batch fails, schedule its inputs again in smaller batches.
 
-        Sets `drain` to stop the current DataLoader from loading further inputs.
+        Remote files of a batch are stored while the next one is processed. `drain` is set to stop
+        the current DataLoader from loading further inputs.
         """
         if self.stop.requested or len(batch.indices) > self.queue.largest:
             return
@@ -47,17 +50,34 @@ class BatchProcessor:
             try:
                 outcomes = self.callbacks.process(batch)
             except BrokenDeviceError as error:
+                self.finish()
                 self.callbacks.end(str(error))
             except BatchError as error:
                 out_of_memory = error.out_of_memory
         if outcomes is None:
             self._divide(batch, drain, out_of_memory=out_of_memory)
             return
-        # The time to deliver the outcomes is not that of the batch.
-        self.resolve(zip(batch.indices, outcomes, strict=True))
         self._has_succeeded = self._has_succeeded or any(
-            outcome.kind == "ok" for outcome in outcomes
+            isinstance(outcome, UnstoredOutcome) or outcome.kind == "ok" for outcome in outcomes
         )
+        # The time to store files and to deliver outcomes is not that of the batch.
+        self.finish()
+        if not any(isinstance(outcome, UnstoredOutcome) for outcome in outcomes):
+            self._store(batch.indices, outcomes)
+            return
+        # The thread ends with its work, because the shard's process will be forked again.
+        thread = ThreadPoolExecutor(1, "store")
+        self._storing = thread.submit(self._store, batch.indices, outcomes)
+        thread.shutdown(wait=False)
+
+    def finish(self) -> None:
+        """Wait until the files of the last batch are stored and its outcomes are delivered."""
+        storing, self._storing = self._storing, None
+        if storing:
+            storing.result()
+
+    def _store(self, indices: Sequence[int], outcomes: Sequence[Outcome | UnstoredOutcome]) -> None:
+        self.resolve(zip(indices, self.callbacks.store(outcomes), strict=True))
 
     def _divide(self, batch: Batch, drain: DrainFlag, *, out_of_memory: bool) -> None:
         half = max(1, len(batch.indices) // 2)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from batchmill.outcome import Fault, Outcome
+from batchmill.outcome import Fault, Outcome, UnstoredOutcome
 from batchmill.storage.scratch import FOR_SOCKETS, scratch_folder, short_base
 from batchmill.workers.worker_channel import WorkerChannel
 
@@ -63,13 +63,15 @@ class BatchCallbacks:
         collate: Collates samples into a batch. Runs in a worker.
         process: Returns the outcomes of a batch, in the batch's order. Runs in this process. Raises
             BatchError if the batch failed and the faulty input is unknown, and BrokenDeviceError.
+        store: Stores the files of a batch, and returns its outcomes. Runs in a thread.
         overdue: Commits the outcomes so far and ends this process, after a batch exceeds the
             timeout. Receives the indices of the batch's inputs.
         end: Commits the outcomes so far and ends this process, for another reason.
     """
 
     collate: Callable[[list[Any]], Any]
-    process: Callable[[Batch], Sequence[Outcome]]
+    process: Callable[[Batch], Sequence[Outcome | UnstoredOutcome]]
+    store: Callable[[Sequence[Outcome | UnstoredOutcome]], Sequence[Outcome]]
     overdue: Callable[[Sequence[int]], None]
     end: Callable[[str], None]
 

@@ -157,7 +157,11 @@ class IsolatedExecutor:
         channels = [WorkerChannel() for _ in range(workers)]
         self._channels = channels
         try:
-            return self._driver(work, channels).drive()
+            try:
+                return self._driver(work, channels).drive()
+            finally:
+                if self._processor:
+                    self._processor.finish()
         finally:
             with self._lock:
                 self._furthest = max(self._furthest, *(channel.last for channel in channels))
