@@ -6,16 +6,13 @@ import threading
 import uuid
 from contextlib import contextmanager
 
-import pandas as pd
 import pytest
-from comparison import contents, faults
 from google_storage import google_environment, make_google_bucket, make_service_account
 from jobs import run_job
-from live import ROOT
-from object_store import forget_connections
+from object_store import check_command, check_dataset, forget_connections, upload
 from s3_proxy import Reply, s3_proxy
 
-from batchmill import StoreError, load_manifest, open_dataset
+from batchmill import StoreError, load_manifest
 from batchmill.security.credentials import Access, access_to
 from batchmill.storage import connection, open_store, remote
 
@@ -23,30 +20,10 @@ COPY = "steps_under_test:copy"
 
 
 @pytest.fixture
-def inputs(tmp_path, monkeypatch):
-    """Ten inputs and their manifest in a folder. The steps can be imported."""
-    monkeypatch.chdir(ROOT / "tests" / "support")
-    folder = tmp_path / "data"
-    (folder / "in").mkdir(parents=True)
-    names = [f"in/{number}.txt" for number in range(10)]
-    for name in names:
-        (folder / name).write_text(f"content of {name}")
-    pd.DataFrame({"input": names, "label": range(10)}).to_csv(folder / "m.csv", index=False)
-    return folder
-
-
-@pytest.fixture
 def data(inputs, google_bucket):
     """Upload the inputs and the manifest, and return the URL."""
     upload(inputs, f"{google_bucket}/data")
     return f"{google_bucket}/data"
-
-
-def upload(folder, url):
-    """Copy a folder's files below a URL."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            open_store(url).write(str(path.relative_to(folder)), path.read_bytes())
 
 
 @pytest.fixture
@@ -66,34 +43,20 @@ def proxied_google(google_bucket, google_storage, monkeypatch):
 def test_a_dataset_in_google_has_the_same_bytes_as_one_in_a_folder(
     scheme, data, google_bucket, inputs, tmp_path
 ):
-    output = f"{google_bucket}/out".replace("gs:", f"{scheme}:")
-    job = (f"{data}/m.csv".replace("gs:", f"{scheme}:"), COPY, output)
-    assert run_job(*job).outcomes == {"ok": 10}
-    run_job(inputs / "m.csv", COPY, tmp_path / "out")
-    assert contents(output) == contents(tmp_path / "out")
-    assert faults(output) == []
-    assert run_job(*job).executed == 0
-    open_store(data).write("in/1.txt", b"CONTENT of in/1.txt")
-    assert run_job(*job).executed == 1
-    samples = [sample.data for sample in open_dataset(output)]
-    assert sorted(samples)[0] == "CONTENT of in/1.txt"
-    assert len(samples) == 10
+    places = (data, f"{google_bucket}/out")
+    data, output = (place.replace("gs:", f"{scheme}:") for place in places)
+    check_dataset(data, output, inputs, tmp_path / "out")
 
 
 def test_the_installed_command_reads_and_writes_google(
     shell, google_bucket, google_storage, recordings, work
 ):
-    for path in sorted(recordings.iterdir())[3:]:
-        path.unlink()
-    upload(recordings, f"{google_bucket}/recordings")
     shell.environment |= google_environment(google_storage, work / "no-settings")
-    step = ("--step", "batchmill.steps.audio:split", "--param", "seconds=1")
-    command = ("run", f"{google_bucket}/recordings", *step, "-o", f"{google_bucket}/clips")
-    done = shell.batchmill(*command)
-    assert "3 inputs: 3 ok" in done.stdout, done.stderr
-    assert "3 inputs: 3 ok (0 executed)" in shell.batchmill(*command).stdout
-    assert shell.batchmill("verify", f"{google_bucket}/clips").returncode == 0
-    missing = shell.batchmill("run", f"{google_bucket}/recordings", *step, "-o", "gs://no-such/out")
+    check_command(shell, recordings, google_bucket)
+    job = ("run", "in", "--step", "batchmill.steps.words:split", "-o", "gs://no-such/out")
+    (work / "in").mkdir()
+    (work / "in" / "a.txt").write_text("a word")
+    missing = shell.batchmill(*job)
     assert "no bucket 'no-such'. Create it" in missing.stderr
     assert "Traceback" not in missing.stderr
 

@@ -1,10 +1,15 @@
-"""An S3 server for tests: moto's server on this machine, which stores all data in memory."""
+"""An S3 server for tests, with all data in memory, and checks that hold in every object store."""
 
 import sys
 from pathlib import Path
 
 import fsspec
+from comparison import contents, faults
+from jobs import run_job
 from live import free_ports, start_server
+
+from batchmill import open_dataset
+from batchmill.storage import open_store
 
 SECRET = "open-sesame-0123456789"
 
@@ -40,10 +45,39 @@ def make_bucket(name):
 
 def upload(folder, url):
     """Copy a folder's files below a URL."""
-    files, _ = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    store = open_store(url)
     for path in folder.rglob("*"):
         if path.is_file():
-            files.pipe_file(f"{url}/{path.relative_to(folder)}", path.read_bytes())
+            store.write(str(path.relative_to(folder)), path.read_bytes())
+
+
+def check_dataset(data, output, inputs, folder):
+    """Run jobs over ten uploaded inputs. The dataset is as in a folder, and a change is found."""
+    job = (f"{data}/m.csv", "steps_under_test:copy", output)
+    assert run_job(*job).outcomes == {"ok": 10}
+    run_job(inputs / "m.csv", job[1], folder)
+    assert contents(output) == contents(folder)
+    assert faults(output) == []
+    assert run_job(*job).executed == 0
+    open_store(data).write("in/1.txt", b"CONTENT of in/1.txt")
+    assert run_job(*job).executed == 1
+    samples = [sample.data for sample in open_dataset(output)]
+    assert sorted(samples)[0] == "CONTENT of in/1.txt"
+    assert len(samples) == 10
+
+
+def check_command(shell, recordings, bucket):
+    """Run the installed command over three recordings in a bucket. Return what it printed."""
+    for path in sorted(recordings.iterdir())[3:]:
+        path.unlink()
+    upload(recordings, f"{bucket}/recordings")
+    step = ("--step", "batchmill.steps.audio:split", "--param", "seconds=1")
+    command = ("run", f"{bucket}/recordings", *step, "-o", f"{bucket}/clips")
+    done = shell.batchmill(*command)
+    assert "3 inputs: 3 ok" in done.stdout, done.stderr
+    assert "3 inputs: 3 ok (0 executed)" in shell.batchmill(*command).stdout
+    assert shell.batchmill("verify", f"{bucket}/clips").returncode == 0
+    return done.stdout + done.stderr
 
 
 def upload_in_parts(url, data):

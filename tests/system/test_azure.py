@@ -6,11 +6,10 @@ import fsspec
 import pytest
 from azure.storage.blob import BlobServiceClient
 from azure_blobs import ACCOUNT, KEY, connection_string, container_signature
-from comparison import contents, faults
 from jobs import run_job
-from object_store import forget_connections, upload
+from object_store import check_command, check_dataset, forget_connections, upload
 
-from batchmill import StoreError, load_manifest, open_dataset
+from batchmill import StoreError, load_manifest
 from batchmill.security.credentials import Access, access_to
 from batchmill.storage import open_store, remote
 
@@ -28,32 +27,14 @@ def data(inputs, container):
 def test_a_dataset_in_azure_has_the_same_bytes_as_one_in_a_folder(
     scheme, data, container, inputs, tmp_path
 ):
-    output = f"{container}/out".replace("az:", f"{scheme}:")
-    job = (f"{data}/m.csv".replace("az:", f"{scheme}:"), COPY, output)
-    assert run_job(*job).outcomes == {"ok": 10}
-    run_job(inputs / "m.csv", COPY, tmp_path / "out")
-    assert contents(output) == contents(tmp_path / "out")
-    assert faults(output) == []
-    assert run_job(*job).executed == 0
-    open_store(data).write("in/1.txt", b"CONTENT of in/1.txt")
-    assert run_job(*job).executed == 1
-    samples = [sample.data for sample in open_dataset(output)]
-    assert sorted(samples)[0] == "CONTENT of in/1.txt"
-    assert len(samples) == 10
+    places = (data, f"{container}/out")
+    data, output = (place.replace("az:", f"{scheme}:") for place in places)
+    check_dataset(data, output, inputs, tmp_path / "out")
 
 
-def test_the_installed_command_reads_and_writes_azure(shell, container, recordings, work):
-    for path in sorted(recordings.iterdir())[3:]:
-        path.unlink()
-    upload(recordings, f"{container}/recordings")
+def test_the_installed_command_reads_and_writes_azure(shell, container, recordings):
     shell.environment |= {name: os.environ[name] for name in os.environ if name[:6] == "AZURE_"}
-    step = ("--step", "batchmill.steps.audio:split", "--param", "seconds=1")
-    command = ("run", f"{container}/recordings", *step, "-o", f"{container}/clips")
-    done = shell.batchmill(*command)
-    assert "3 inputs: 3 ok" in done.stdout, done.stderr
-    assert "3 inputs: 3 ok (0 executed)" in shell.batchmill(*command).stdout
-    assert shell.batchmill("verify", f"{container}/clips").returncode == 0
-    assert KEY not in done.stdout + done.stderr
+    assert KEY not in check_command(shell, recordings, container)
 
 
 def test_a_folder_may_have_the_name_of_a_table(data):
