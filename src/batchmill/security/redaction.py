@@ -4,8 +4,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-import fsspec
-
 from batchmill.security.credentials import granted_options
 from batchmill.urls import hide_secrets
 
@@ -40,6 +38,8 @@ def without_secrets(text: str) -> str:
 
 
 def _secrets() -> Iterator[str]:
+    import fsspec  # It imports much, and most runs hide no secret.
+
     pairs: list[tuple[str, object]] = [*os.environ.items()]
     for options in fsspec.config.conf.values():
         pairs += options.items()

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import fsspec
-
 from batchmill.errors import StoreError
 from batchmill.security.allowed_places import INPUTS, listed_in
 from batchmill.security.credentials import options_for
@@ -132,6 +130,8 @@ def _locate(url: str) -> tuple[Any, str]:
     if scheme in _GOOGLE:
         files = _google_files(options)
     else:
+        import fsspec  # It imports much, and a run over local files does not need it.
+
         files, _ = fsspec.core.url_to_fs(host, **options)
     return files, files._strip_protocol(url)
 

@@ -14,8 +14,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import fsspec
-
 from batchmill.security.credentials import options_for
 from batchmill.storage.connection import converting_errors
 
@@ -125,6 +123,8 @@ def _bucket_of(url: str) -> str:
 
 def _options_for(url: str) -> dict[str, Any]:
     """Return the options that s3fs would get: from fsspec's configuration, and for this URL."""
+    import fsspec
+
     configured = fsspec.config.conf
     return {**configured.get("s3a", {}), **configured.get("s3", {}), **options_for(url)}
 
