@@ -40,13 +40,18 @@ def remove_orphans(ledger: Ledger) -> None:
     """Remove the leftovers of a killed run: incomplete files, and outputs without a record."""
     store = ledger.store
     store.remove(STAGING)
-    for name in list(store.leftovers()):
-        if not name.startswith(LEASES):  # Other runs may be trying to take the lease.
-            store.delete(name)
+    remove_incomplete(store)
     store.abort_uploads()
     strays = list(unreferenced(store, named_files(ledger)))
     in_threads(store.remove, strays, store.threads)
     cut_packs(ledger)
+
+
+def remove_incomplete(store: Store) -> None:
+    """Remove the incomplete files of killed processes."""
+    for name in list(store.leftovers()):
+        if not name.startswith(LEASES):  # Other runs may be trying to take the lease.
+            store.delete(name)
 
 
 def record_unchanged(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table, step: str) -> None:

@@ -19,6 +19,7 @@ from batchmill.maintenance.cleanup import (
     forget_runs,
     keep_results,
     record_unchanged,
+    remove_incomplete,
     remove_orphans,
     remove_withdrawn,
     sweep,
@@ -221,6 +222,8 @@ def open_run(prepared: Prepared, *, wait: Wait | None = None) -> Iterator[Run]:
         if not held.clean:
             keep_results(ledger, max(ledger.runs(), default=0))
             remove_orphans(ledger)
+        elif is_new:
+            remove_incomplete(ledger.store)  # A run may have been killed while it made the dataset.
         prepared = plan_again(prepared, always=held.has_waited)
         with ThreadPoolExecutor(1) as pool:
             last = pool.submit(ledger.last_known_run)
