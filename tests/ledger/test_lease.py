@@ -177,7 +177,7 @@ def test_heartbeats_decide_if_the_start_of_a_live_process_is_hidden(
     is_fresh = age == 0.0
     assert (holder(ledger) is not None) == is_fresh
     with pytest.raises(LedgerError) if is_fresh else nullcontext(), lease(ledger):
-        assert ledger.store.names(FOLDER) == ["000004.json"]
+        assert ledger.store.names(FOLDER)[-1:] == ["000004.json"]
 
 
 def test_a_process_of_another_user_is_alive(monkeypatch):
@@ -216,7 +216,7 @@ def test_the_lease_of_a_lost_machine_with_a_wrong_clock_expires(ledger, clock, a
     assert holder(ledger) is None
     check_free(ledger)
     with lease(ledger):
-        assert ledger.store.names(FOLDER) == ["000004.json"]
+        assert ledger.store.names(FOLDER)[-1:] == ["000004.json"]
     assert clock.seconds <= begun + 2 * leases.LAPSE_SECONDS + 2
 
 
@@ -304,7 +304,7 @@ def test_a_lease_is_acquired_if_the_answer_of_the_store_is_lost(poor_store, monk
     create = poor_store.create
     monkeypatch.setattr(poor_store, "create", lambda *file: create(*file) and create(*file))
     with lease(Ledger(poor_store)):
-        assert poor_store.names(FOLDER) == ["000001.json"]
+        assert poor_store.names(FOLDER)[-1:] == ["000001.json"]
 
 
 def test_a_lease_whose_creation_failed_does_not_block_the_next_one(poor_store, monkeypatch):
@@ -320,11 +320,11 @@ def test_a_lease_whose_creation_failed_does_not_block_the_next_one(poor_store, m
             pass
     assert holder(Ledger(poor_store)) is None
     with lease(Ledger(poor_store)):
-        assert poor_store.names(FOLDER) == ["000002.json"]
+        assert poor_store.names(FOLDER)[-1:] == ["000002.json"]
 
 
 def test_a_lease_that_cannot_delete_earlier_ones_does_not_block_the_next_one(
-    poor_store, monkeypatch
+    poor_store, lease_store, monkeypatch
 ):
     def fail(_):
         raise StoreError("bucket", "is down.")
@@ -332,11 +332,13 @@ def test_a_lease_that_cannot_delete_earlier_ones_does_not_block_the_next_one(
     with lease(Ledger(poor_store)):
         pass
     with monkeypatch.context() as patch:
-        patch.setattr(poor_store, "delete", fail)
-        with pytest.raises(StoreError, match="is down"), lease(Ledger(poor_store)):
+        patch.setattr(lease_store, "delete", fail)
+        with lease(Ledger(poor_store)):
             pass
+    assert poor_store.names(FOLDER) == ["000001.json", "000002.json"]
     with lease(Ledger(poor_store)):
-        assert poor_store.names(FOLDER) == ["000003.json"]
+        pass
+    assert poor_store.names(FOLDER) == ["000003.json"]
 
 
 def test_a_lease_whose_last_write_failed_does_not_block_the_next_one(poor_store, lease_store):
@@ -348,7 +350,7 @@ def test_a_lease_whose_last_write_failed_does_not_block_the_next_one(poor_store,
     assert holder(Ledger(poor_store)) is None
     lease_store.before_write = lambda: None
     with lease(Ledger(poor_store)):
-        assert poor_store.names(FOLDER) == ["000002.json"]
+        assert poor_store.names(FOLDER)[-1:] == ["000002.json"]
 
 
 def test_check_fails_after_another_process_took_over(ledger):
@@ -536,7 +538,8 @@ def test_more_than_a_million_leases(ledger):
     lease_of_another_machine(ledger, age=0.0, number=999_999, ended=True)
     for number in (1_000_000, 1_000_001):
         with lease(ledger):
-            assert ledger.store.names(FOLDER) == [f"{number}.json"]
+            assert f"{number}.json" in ledger.store.names(FOLDER)
+    assert ledger.store.names(FOLDER) == ["1000001.json"]
 
 
 def test_a_folder_that_cannot_be_created_is_rejected(tmp_path):

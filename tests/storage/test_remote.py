@@ -50,9 +50,57 @@ def test_a_missing_file_is_one_request(bucket, methods):
     assert found == (b"content", ["GET"])
 
 
+@pytest.mark.parametrize(("size", "waits"), [(SMALL - 1, 0), (SMALL, 1)])
+def test_only_a_large_upload_waits_until_the_server_accepts_it(
+    bucket, proxied, tmp_path, size, waits
+):
+    """The wait takes a round trip, and saves the upload of what the server rejects."""
+    (tmp_path / "file").write_bytes(b"x" * size)
+    for send in (
+        lambda: remote.write(f"{bucket}/a.bin", b"x" * size),
+        lambda: remote.create(f"{bucket}/b.bin", b"x" * size),
+        lambda: remote.upload(str(tmp_path / "file"), f"{bucket}/c.bin"),
+    ):
+        with proxied() as proxy:
+            send()
+            assert (len(proxy.requests), proxy.waits) == (1, waits)
+
+
+def test_a_folder_is_listed_again_after_a_change_of_the_store(bucket, methods):
+    store = open_store(bucket)
+    store.write("a/x", b"")
+    with store.alone():
+        assert methods(lambda: [store.names("a"), store.names("a")]) == ([["x"], ["x"]], ["GET"])
+        store.write("a/b/y", b"")
+        assert (store.names("a"), store.names("")) == (["b", "x"], ["a"])
+        store.delete("a/x")
+        store.copy("a/b/y", "c")
+        assert (store.names("a"), store.names("")) == (["b"], ["a", "c"])
+        store.remove("a")
+        assert store.names("") == ["c"]
+    open_store(bucket).write("d", b"")
+    assert store.names("") == ["c", "d"]
+
+
+def test_a_listing_that_a_change_has_overtaken_is_not_kept(bucket, monkeypatch):
+    store, names = open_store(bucket), remote.names
+
+    def list_then_change(url):
+        found = names(url)
+        monkeypatch.setattr(remote, "names", names)
+        store.write("x", b"")
+        return found
+
+    monkeypatch.setattr(remote, "names", list_then_change)
+    with store.alone():
+        store.names("")
+        assert store.names("") == ["x"]
+
+
 def test_a_file_that_never_changes_is_fetched_once(bucket, methods):
     remote.write(f"{bucket}/part", b"content")
     store = read_once(open_store(bucket))
+    assert methods(lambda: store.write("own", b"own") or store.read("own")) == (b"own", ["PUT"])
     assert methods(lambda: [store.open("part").read(), store.read("part")]) == (
         [b"content", b"content"],
         ["GET"],

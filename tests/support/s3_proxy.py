@@ -39,6 +39,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address, react):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.address, self.react, self.requests, self.sent = address, react, [], []
+        self.waits = 0  # The requests whose client waits before it sends the body.
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -63,6 +64,10 @@ class _Handler(BaseHTTPRequestHandler):
             content = content[: int(len(content) * reply.cut)]
             self.close_connection = True
         self._send(status, headers, content, length)
+
+    def handle_expect_100(self):
+        self.server.waits += 1
+        return super().handle_expect_100()
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer  # noqa: N815
 

@@ -138,7 +138,8 @@ def _show(ended: EndedRun) -> None:
         out.print(failure_message(summary, dataset).partition("\n")[2])
     # The search takes a while, and a run that added nothing has no new duplicates.
     is_new = summary.executed or has_assigned(prepared.ledger, ended.number)
-    duplicates = sum(1 for _ in find_duplicates(prepared.ledger)) if is_new else 0
+    may_repeat = summary.partitions and is_new
+    duplicates = sum(1 for _ in find_duplicates(prepared.ledger)) if may_repeat else 0
     if duplicates:
         out.print(
             "Inputs with the same content are in different partitions (contents: "

@@ -48,11 +48,11 @@ def run_flow(model: str, parameters: dict[str, Any], prepared: Prepared) -> JobE
 
 
 def _run(flow: Any, parameters: dict[str, Any], prepared: Prepared, before: int) -> JobEnd:
-    """Run a flow. Raises RunError if it is not Completed."""
+    """Run a flow. Raises RunError unless it has completed a run."""
     with interrupts() as signals, shard_processes() as processes, ExitStack() as api:
         if len(prepared.plan.pending) and parameters["cluster"] is None:
             # The shard processes start while the server is still starting.
-            processes.warm_up()
+            processes.warm_up(prepared.job.output)
         _import_rest()
         api.enter_context(shared_api())
         try:
@@ -63,6 +63,10 @@ def _run(flow: Any, parameters: dict[str, Any], prepared: Prepared, before: int)
             raise CancelledError("The flow run had not begun.") from error
         except httpx.HTTPError as error:
             return _run_without_server(prepared.ledger, before, parameters["failures"], error)
+        # A run that was skipped has no summary.
+        ended = state.result() if state.is_completed() else None
+        if ended:
+            return JobEnd(ended["run"])
         flow_run = state.state_details.flow_run_id
         run = _run_after(prepared.ledger, before, str(flow_run))
         summary = prepared.ledger.read_summary(run) if run else None
@@ -71,10 +75,8 @@ def _run(flow: Any, parameters: dict[str, Any], prepared: Prepared, before: int)
     if not summary:
         state.result()  # Raises the error that ended the run early.
         raise RunError(f"the run ended as {state.name}: {state.message or 'no reason given'}")
-    if not state.is_completed():
-        details = state.result(raise_on_failure=False)
-        raise RunError(details if isinstance(details, str) else state.message or "failed")
-    return JobEnd(run)
+    details = state.result(raise_on_failure=False)
+    raise RunError(details if isinstance(details, str) else state.message or "failed")
 
 
 def _import_rest() -> None:

@@ -39,9 +39,10 @@ def is_idle(prepared: Prepared) -> bool:
 
     A killed run has no end. Then Prefect still has to show the killed run as crashed.
     """
+    if not _is_done(prepared):
+        return False
     runs = prepared.ledger.runs()
-    ended = bool(runs) and prepared.ledger.read_summary(runs[-1]) is not None
-    return ended and _is_done(prepared)
+    return bool(runs) and prepared.ledger.read_summary(runs[-1]) is not None
 
 
 def _is_done(prepared: Prepared) -> bool:

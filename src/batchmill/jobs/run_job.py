@@ -298,7 +298,7 @@ def _execute(request: JobRequest, prepared: Prepared) -> JobEnd:
     ):
         if has_server() and len(prepared.plan.pending) and request.cluster is None:
             # The run does not wait for a server, so the import of torch would take longest.
-            processes.warm_up()
+            processes.warm_up(prepared.job.output)
         with _without_garbage_collection():
             from batchmill.jobs.flow_run import run_flow
             from batchmill.jobs.run_log import log_level

@@ -15,7 +15,8 @@ stops when half of them have passed since it began to write its last successful 
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -23,7 +24,7 @@ from batchmill.errors import LedgerError, StoreError
 from batchmill.ledger.lease_files import LeaseFiles
 from batchmill.ledger.lease_holder import Holder, this_process
 from batchmill.ledger.ledger import Ledger
-from batchmill.storage import open_store
+from batchmill.storage import in_threads, open_store
 from batchmill.storage.store import no_check
 
 BEAT_SECONDS = 5.0
@@ -72,6 +73,7 @@ class Lease:
         self._files = files
         self._holder = holder
         self._confirmed = begun
+        self._lost: LedgerError | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
         self._thread.start()
@@ -95,14 +97,15 @@ class Lease:
         # The write may have taken so long that the lease has expired. So this is checked after it.
         latest = self._files.latest()
         if latest is None or latest.token != self.token:
-            raise LedgerError(
+            self._lost = LedgerError(
                 f"{self._files.store.url}: another process has taken over the dataset ({latest}), "
                 "because this run sent no heartbeat for too long. Its committed outcomes stay."
             )
+            raise self._lost
         self._confirmed = begun
 
     def ensure(self) -> None:
-        """Check that this process still holds the lease, if its last heartbeat is not recent.
+        """Check that this process still holds the lease. If the last heartbeat is old, send one.
 
         A process may be suspended, and continue when another one holds the lease. The store calls
         this method before each change.
@@ -111,6 +114,8 @@ class Lease:
             LedgerError: Another process has acquired the lease.
             StoreError: The lease cannot be read or written, or the store responds too slowly.
         """
+        if self._lost:
+            raise self._lost
         for _ in range(_HEARTBEATS):
             if self._is_recent:
                 return
@@ -128,15 +133,21 @@ class Lease:
         return _uptime() - self._confirmed <= LAPSE_SECONDS / 2
 
     def end(self) -> None:
-        """Release the lease."""
+        """Release the lease, and delete the files of earlier ones."""
         self._ended.set()
         try:
             self._thread.join()
-            with suppress(StoreError):  # The lease then expires.
-                end = replace(self._holder, ended=True, clean=self.clean_end, beat=time.time())
-                self._files.write(end)
+            changes = [self._write_end, self._delete_earlier]
+            in_threads(_if_possible, changes, self._files.store.threads)
         finally:
             _given_up.add(self.token)
+
+    def _write_end(self) -> None:
+        end = replace(self._holder, ended=True, clean=self.clean_end, beat=time.time())
+        self._files.write(end)
+
+    def _delete_earlier(self) -> None:
+        self._files.delete_earlier(self._holder)
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
@@ -185,7 +196,6 @@ def lease(ledger: Ledger, *, wait: Wait | None = None, is_new: bool = False) -> 
     held = Lease(own, mine, clean=clean, has_waited=has_waited, begun=begun)
     ledger.store.before_change = held.ensure
     try:
-        files.delete_earlier(mine)
         if wait and has_waited:
             wait.end()
         yield held
@@ -203,8 +213,10 @@ def _acquire(files: LeaseFiles, before: Holder | None) -> Holder | None:
         # This process may have been suspended before it created the file. Then the holder of
         # `before` may have sent another heartbeat. Or later holders have created and deleted this
         # number.
-        is_over = before is None or files.is_unchanged(before)
-        latest = files.latest()
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(files.latest)
+            is_over = before is None or files.is_unchanged(before)
+        latest = found.result()
         # The answer of the store may have been lost. Its repetition finds the file of this process.
         is_latest = latest is not None and latest.token == mine.token
         is_mine = is_over and is_latest
@@ -295,6 +307,12 @@ def _is_over(files: LeaseFiles, latest: Holder) -> bool:
         if files.latest() != latest:
             return False
     return True
+
+
+def _if_possible(change: Callable[[], None]) -> None:
+    """Change a file of a lease. Without the change, the lease expires, or an earlier file stays."""
+    with suppress(StoreError):
+        change()
 
 
 def _uptime() -> float:

@@ -16,7 +16,7 @@ from batchmill.errors import LedgerError, OptionError
 from batchmill.layout import KEPT, VERSIONS
 from batchmill.ledger.json_file import read_sealed, sealed
 from batchmill.ledger.parts import current_records
-from batchmill.storage import Store, if_exists
+from batchmill.storage import Store, if_exists, read_once
 
 _NAME = re.compile("[A-Za-z][A-Za-z0-9._-]*")
 
@@ -54,6 +54,7 @@ class Versions:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._unchanging = read_once(store)
 
     def read_all(self) -> list[Version]:
         """Return all versions in order. A damaged description is left out."""
@@ -61,7 +62,7 @@ class Versions:
         for name in self._store.names(VERSIONS):
             if name.endswith(".json"):
                 with suppress(LedgerError, TypeError):
-                    found.append(Version(**read_sealed(self._store, f"{VERSIONS}/{name}")))
+                    found.append(Version(**read_sealed(self._unchanging, f"{VERSIONS}/{name}")))
         return sorted(found, key=lambda version: version.number)
 
     def table_name(self, number: int) -> str:
@@ -76,7 +77,7 @@ class Versions:
             table: The name of its table in the store, which is copied.
         """
         self._store.copy(table, self.table_name(version.number))
-        self._store.write(self._name(version.number), sealed(asdict(version)))
+        self._unchanging.write(self._name(version.number), sealed(asdict(version)))
 
     def remove(self, number: int) -> None:
         """Remove a version. Its files are removed before."""

@@ -111,33 +111,46 @@ def _read_path(text: str, pattern: str, *, folders: bool) -> Source:
 def _read_url(url: str, pattern: str, *, may_be_empty: bool, folders: bool) -> Source:
     try:
         remote.check_url(url)
-        if not url.endswith("/"):
-            # A web server may send a page for a folder, so a read does not show that a file exists.
-            content = if_exists(remote.read, url) if _is_table(url) and not is_web(url) else None
-            if content:  # In Azure, a folder may be an empty file.
-                return _read_file(url, lambda: content)
-            if remote.stat(url):
-                return _read_file(url, lambda: remote.read(url))
         if is_web(url):
-            if restricts_inputs():
-                # stat() reports a rejected redirect as a missing file. read() raises the reason.
-                remote.read(url)
-            raise ManifestError(url, ["no such file. A web server cannot list a folder."])
-        remote.check_bucket(url)
-        if is_glob(url) and not remote.is_folder(url):
-            if folders:
-                fault = "a glob in a bucket lists files. List the folders in a table instead."
-                raise ManifestError(url, [fault])
-            return read_url_glob(url)
-        if "@" in url and not remote.is_folder(url):
-            found = read_version(url, pattern)
-            if found:
-                return found
-        if not may_be_empty and not remote.is_folder(url):
-            raise ManifestError(url, ["no such file, and no files below it. Check the URL."])
-        return read_url_folders(url, pattern) if folders else read_prefix(url, pattern)
+            return _read_web_file(url)
+        is_table = _is_table(url) and not url.endswith("/")
+        content = if_exists(remote.read, url) if is_table else None
+        if content:  # In Azure, a folder may be an empty file.
+            return _read_file(url, lambda: content)
+        found = remote.find(url)
+        if not found:
+            other = _read_other_url(url, pattern, folders=folders)
+            if other:
+                return other
+            if not may_be_empty:
+                raise ManifestError(url, ["no such file, and no files below it. Check the URL."])
+        read = read_url_folders if folders else read_prefix
+        return read(url, pattern, found)
     except StoreError as error:
         raise ManifestError(error.path, [error.reason]) from error
+
+
+def _read_web_file(url: str) -> Source:
+    # A server may send a page for a folder, so a read does not show that there is a file.
+    if not url.endswith("/") and remote.stat(url):
+        return _read_file(url, lambda: remote.read(url))
+    if restricts_inputs():
+        # stat() reports a rejected redirect as a missing file. read() raises the reason.
+        remote.read(url)
+    raise ManifestError(url, ["no such file. A web server cannot list a folder."])
+
+
+def _read_other_url(url: str, pattern: str, *, folders: bool) -> Source | None:
+    """Read what a URL without files below it names: a file, a glob, or a version of a dataset."""
+    if not url.endswith("/") and remote.stat(url):
+        return _read_file(url, lambda: remote.read(url))
+    remote.check_bucket(url)
+    if is_glob(url):
+        if folders:
+            fault = "a glob in a bucket lists files. List the folders in a table instead."
+            raise ManifestError(url, [fault])
+        return read_url_glob(url)
+    return read_version(url, pattern)
 
 
 def _is_table(place: str) -> bool:

@@ -68,12 +68,17 @@ def read_sub_folders(path: Path, pattern: str) -> Source:
     return _listed(str(path), os.path.abspath(path), _escaped(names), nothing)
 
 
-def read_url_folders(url: str, pattern: str) -> Source:
-    """List the folders directly below a URL, as `read_sub_folders` does. Raises StoreError."""
+def read_url_folders(url: str, pattern: str, found: Mapping[str, FileStat]) -> Source:
+    """List the folders directly below a URL, as `read_sub_folders` does. Raises StoreError.
+
+    Args:
+        url: The URL. If it is a dataset, its outputs are listed.
+        pattern: The pattern that a folder's name must match.
+        found: All files below the URL, by relative name.
+    """
     url = url.rstrip("/")
-    found = remote.find(url)
     if FORMAT in found:
-        return read_prefix(url, pattern)
+        return read_prefix(url, pattern, found)
     names = sorted({name.partition("/")[0] for name in found if "/" in name})
     names = [
         name
@@ -83,12 +88,13 @@ def read_url_folders(url: str, pattern: str) -> Source:
     return _listed(url, url, names, f"no folder below it matches {pattern!r}")
 
 
-def read_prefix(url: str, pattern: str) -> Source:
+def read_prefix(url: str, pattern: str, found: Mapping[str, FileStat]) -> Source:
     """List the files below a URL.
 
     Args:
         url: The bucket prefix. If it is a dataset, its outputs are listed.
         pattern: The pattern that a file's relative path or name must match.
+        found: All files below the URL, by relative name.
 
     Returns:
         One row per file, with what the store says about it.
@@ -97,7 +103,6 @@ def read_prefix(url: str, pattern: str) -> Source:
         StoreError: The store cannot be read.
     """
     url = url.rstrip("/")
-    found = remote.find(url)
     inside = f"/{LEDGER_FOLDER}/"
     datasets = {f"/{name}".partition(inside)[0] for name in found if inside in f"/{name}"}
     if "" in datasets:

@@ -56,7 +56,8 @@ class FlowObserver(RunObserver, Publisher):
         """Record the id of this flow run. Mark the previous one as crashed if it was killed."""
         own, control = str(flow_run.get_id()), run.ledger.control
         control.record_flow_run(run.number, own)
-        before = control.read_flow_run(run.number - 1)
+        # A run whose flow run was killed has left work to finish.
+        before = None if run.lease.clean else control.read_flow_run(run.number - 1)
         # After Retry in Prefect, the same flow run makes another run over the dataset.
         if before and before != own:
             reason = f"The process was killed. Run {run.number} resumes the work."

@@ -146,7 +146,7 @@ class _StopConditions:
     def check(self) -> bool:
         """Show the progress and the failures so far. Return whether the run has to stop."""
         run = self._run
-        run.lease.check()
+        run.lease.ensure()
         progress = self._watcher.poll()
         if progress:
             self._observer.show(progress)

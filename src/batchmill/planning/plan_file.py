@@ -62,11 +62,10 @@ class PlanFile:
                 file.write(data)
                 streams.append((len(data), _hash(data)))
 
-        store = self.ledger.store
-        store.write_atomic(self.rows_name, write_rows)
+        self.ledger.store.write_atomic(self.rows_name, write_rows)
         # The settings are written last. A plan without settings does not exist.
         content = {"settings": dict(settings), "rows": len(rows), "streams": streams}
-        store.write(self.settings_name, sealed(content))
+        self.ledger.unchanging.write(self.settings_name, sealed(content))
 
     def settings(self) -> dict[str, Any]:
         """Return the settings."""

@@ -48,7 +48,8 @@ def publish_changes(ledger: Ledger, manifest: Manifest) -> str:
     if reason:
         return reason
     # The record is deleted first. If the process stops now, the next run publishes again.
-    store.delete(PUBLISHED)
+    if before:
+        store.delete(PUBLISHED)
     tables = {name: table._asdict() for name, table in write_tables(store, made).items()}
     _add_version(ledger, spec, tables)
     PublishedRecord(run=run, made_of=made_of, tables=tables).write(store)

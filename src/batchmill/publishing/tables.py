@@ -29,7 +29,7 @@ from batchmill.manifest.arrow_columns import tensors_as_lists
 from batchmill.partitions.record import last_assignment
 from batchmill.publishing.declared_columns import as_vectors, declared_array
 from batchmill.publishing.failure_groups import read_failures
-from batchmill.storage import Store
+from batchmill.storage import Store, in_threads
 from batchmill.storage.fingerprints import HashingFile
 
 # The rows of this number of inputs, and about this size of text, are Python objects at a time. It
@@ -155,11 +155,15 @@ def write_tables(store: Store, tables: Tables) -> dict[str, PublishedTable]:
     """Write a dataset's tables, and return them by name. Each file is replaced atomically."""
     options: dict[str, Any] = {"compression": "zstd", "row_group_size": 128 * 1024}
     write_metadata = partial(pq.write_table, **options)
-    return {
-        METADATA: _write(store, METADATA, tables.metadata, write_metadata),
-        METADATA_CSV: _write(store, METADATA_CSV, without_lists(tables.metadata), pcsv.write_csv),
-        FAILURES_CSV: _write(store, FAILURES_CSV, tables.failures, pcsv.write_csv),
+    writes: dict[str, Callable[[], PublishedTable]] = {
+        METADATA: lambda: _write(store, METADATA, tables.metadata, write_metadata),
+        METADATA_CSV: lambda: _write(
+            store, METADATA_CSV, without_lists(tables.metadata), pcsv.write_csv
+        ),
+        FAILURES_CSV: lambda: _write(store, FAILURES_CSV, tables.failures, pcsv.write_csv),
     }
+    written = in_threads(lambda write: write(), [*writes.values()], store.threads)
+    return dict(zip(writes, written, strict=True))
 
 
 def _assigned(ledger: Ledger, names: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -102,16 +102,18 @@ def _publish(
     observer: RunObserver,
     publisher: Publisher,
 ) -> RunEnd:
-    run.finalize(prune=options.prune, prune_failed=options.prune_failed)
-    unpublished = publisher.write_tables(run.prepared)
-    is_stale = not unpublished and run.report_is_stale
-    summary = run.end(
-        lost=ended.lost,
-        keep_versions=options.keep_versions,
-        unpublished=unpublished,
-        prune=options.prune,
-    )
-    if is_stale:
-        publisher.write_report(run.ledger, run.number, run.prepared.job.output)
+    # A node that seemed lost may still commit an outcome. The next run publishes it.
+    with run.ledger.store.alone():
+        run.finalize(prune=options.prune, prune_failed=options.prune_failed)
+        unpublished = publisher.write_tables(run.prepared)
+        is_stale = not unpublished and run.report_is_stale
+        summary = run.end(
+            lost=ended.lost,
+            keep_versions=options.keep_versions,
+            unpublished=unpublished,
+            prune=options.prune,
+        )
+        if is_stale:
+            publisher.write_report(run.ledger, run.number, run.prepared.job.output)
     observer.end(summary, is_cancelled=False)
     return RunEnd(summary=summary, reasons=tuple(ended.reasons))

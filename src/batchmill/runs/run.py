@@ -35,6 +35,7 @@ from batchmill.runs.node_check import Probe
 from batchmill.shards.planned_step import pickled_step_name
 from batchmill.shards.shard import Shard
 from batchmill.step.value.shipping import pickle_digest
+from batchmill.storage import is_url
 
 
 @dataclass(kw_only=True)
@@ -69,7 +70,11 @@ class Run:
         )
         if self.prepared.forced_after is not None:
             self.ledger.control.record_forced(self.number, self.prepared.forced_after)
-        write_run_plan(self.prepared, self.number, layout, policy, self.lease.token)
+        step = self.prepared.step
+        with ThreadPoolExecutor(1) as pool:
+            recorded = pool.submit(self.ledger.steps.record, step.identity, step.description)
+            write_run_plan(self.prepared, self.number, layout, policy, self.lease.token)
+        recorded.result()
         if not self.pending:
             return layout, []
         pickled = self.prepared.step.pickled
@@ -140,8 +145,9 @@ class Run:
         )
         if self.pending:
             keep_results(self.ledger, self.number)
-            # A step can write beside its folder: to `out/../../x`.
-            self.ledger.store.remove(STAGING)
+            if not is_url(self.ledger.store.url):
+                # A step can write beside its folder: to `out/../../x`.
+                self.ledger.store.remove(STAGING)
         if prune_failed:
             drop_kept_results(self.ledger, self.number)
         if prune:
@@ -155,7 +161,8 @@ class Run:
     @cached_property
     def _previous(self) -> dict[str, Any]:
         """The summary of the previous run. Empty without one."""
-        return self.ledger.read_summary(self.number - 1) or {}
+        before = self.number - 1
+        return (self.ledger.read_summary(before) if before else None) or {}
 
     @property
     def report_is_stale(self) -> bool:
@@ -224,9 +231,8 @@ def open_run(prepared: Prepared, *, wait: Wait | None = None) -> Iterator[Run]:
             remove_orphans(ledger)
         elif is_new:
             remove_incomplete(ledger.store)  # A run may have been killed while it made the dataset.
-        prepared = plan_again(prepared, always=held.has_waited)
-        with ThreadPoolExecutor(1) as pool:
+        with ledger.store.alone(), ThreadPoolExecutor(1) as pool:
             last = pool.submit(ledger.last_known_run)
-            ledger.steps.record(prepared.step.identity, prepared.step.description)
-        number = 1 + last.result()
+            prepared = plan_again(prepared, always=held.has_waited)
+            number = 1 + last.result()
         yield Run(prepared=prepared, number=number, lease=held)

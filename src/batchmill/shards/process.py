@@ -27,6 +27,8 @@ from batchmill.security.credentials import Access, access_to
 from batchmill.shards.run_shard import ShardResult, run_shard
 from batchmill.shards.shard import Shard
 from batchmill.shards.step_log import StepLines
+from batchmill.storage import is_url
+from batchmill.storage.remote import why_unusable
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +51,13 @@ class FailureNotice(NamedTuple):
 
 
 class ShardProcess:
-    """A handle to one process that runs shards. The parent uses it."""
+    """A handle to one process that runs shards. The parent uses it.
 
-    def __init__(self) -> None:
+    Args:
+        place: The dataset of the first shard, if it is known already.
+    """
+
+    def __init__(self, place: str = "") -> None:
         """Start the process. If batchmill's log level is DEBUG, the process prints to stderr.
 
         The kernel kills the process when the thread that started it ends.
@@ -64,7 +70,7 @@ class ShardProcess:
             self._process = subprocess.Popen(
                 [
                     *[sys.executable, "-P", "-m", "batchmill.shards.process"],
-                    *[str(theirs.fileno()), str(os.getpid())],
+                    *[str(theirs.fileno()), str(os.getpid()), place],
                 ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -175,13 +181,16 @@ class ShardProcesses:
         self._idle: list[ShardProcess] = []
         self._lock = threading.Lock()
 
-    def warm_up(self) -> None:
+    def warm_up(self, place: str) -> None:
         """Start a process for the first shard now, because importing torch takes a second.
 
         If a process exists, nothing is started.
+
+        Args:
+            place: The dataset.
         """
         if not self._idle:
-            self._idle.append(_take_ready() or ShardProcess())
+            self._idle.append(_take_ready() or ShardProcess(place))
 
     @contextmanager
     def one(self) -> Iterator[ShardProcess]:
@@ -296,14 +305,22 @@ def shard_processes() -> Iterator[ShardProcesses]:
             _make_ready()
 
 
-def serve(descriptor: int, parent: int) -> None:
-    """Run the shards that the parent sends over a socket, until the parent closes the socket."""
+def serve(descriptor: int, parent: int, place: str) -> None:
+    """Run the shards that the parent sends over a socket, until the parent closes the socket.
+
+    Args:
+        descriptor: The number of the socket's file descriptor.
+        parent: The id of the parent process.
+        place: The dataset of the first shard; empty if it is not known yet.
+    """
     # Import torch now, while the parent prepares a shard. The import takes a second, and a search
     # for garbage among the imported objects would take longer.
     gc.disable()
     import batchmill.shards.execution  # noqa: F401
     from batchmill.workers.processes import end_with_parent
 
+    if is_url(place):
+        why_unusable(place)  # It imports the library for the bucket.
     gc.freeze()
     gc.enable()
 
@@ -356,6 +373,6 @@ if __name__ == "__main__":
     # Import this module under its own name, because pickle looks up classes by that name.
     from batchmill.shards import process as shard_process
 
-    shard_process.serve(int(sys.argv[1]), int(sys.argv[2]))
+    shard_process.serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
     # Without `freeze`, garbage collection at exit visits all objects of torch for half a second.
     gc.freeze()

@@ -24,5 +24,5 @@ def open_store(place: str) -> Store:
 
 
 def read_once(store: Store) -> Store:
-    """Return a store for reading files that never change: a file of a bucket is fetched once."""
-    return ReadOnce(store.url) if isinstance(store, ObjectStore) else store
+    """Return a store for files that never change: a file of a bucket is fetched at most once."""
+    return ReadOnce(store) if isinstance(store, ObjectStore) else store

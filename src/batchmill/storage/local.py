@@ -8,7 +8,7 @@ import stat
 import subprocess
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -67,6 +67,10 @@ class LocalStore:
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder in sorted order, without files that are being written."""
         return sorted(name for name, _ in self._list(folder) if not _TEMPORARY.fullmatch(name))
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Do nothing, because listings are fast."""
+        return nullcontext()
 
     def links(self, folder: str) -> list[str]:
         """Return the names in a folder that are links, in sorted order."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -47,6 +47,9 @@ class ObjectStore:
         self.url = url.rstrip("/")
         self.before_change: Callable[[], None] = no_check
         self.packed = PackedFiles(self.read, self._read_range, self.sizes)
+        # The names in folders, during a block of `alone`.
+        self._listed: dict[str, list[str]] | None = None
+        self._changes = 0
 
     def url_of(self, name: str) -> str:
         """Return the URL of `name`."""
@@ -61,7 +64,36 @@ class ObjectStore:
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder in sorted order."""
-        return remote.names(self.url_of(folder))
+        listed, changes = self._listed, self._changes
+        found = listed.get(folder) if listed else None
+        if found is None:
+            found = remote.names(self.url_of(folder))
+            # Another thread may have changed the folder since the store has listed it.
+            if listed is not None and changes == self._changes:
+                listed[folder] = found
+        return list(found)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """List each folder only once during the block, unless this store changes it."""
+        self._listed = {}
+        try:
+            yield
+        finally:
+            self._listed = None
+
+    @contextmanager
+    def _changing(self, name: str) -> Iterator[None]:
+        """Check the lease, and change a file in the block. Then its folders are listed again."""
+        self.before_change()
+        try:
+            yield
+        finally:
+            self._changes += 1
+            folder = name
+            while self._listed and folder:
+                folder = folder.rpartition("/")[0]
+                self._listed.pop(folder, None)
 
     def links(self, folder: str) -> list[str]:  # noqa: ARG002
         """Return nothing, because an object store has no links."""
@@ -113,13 +145,12 @@ class ObjectStore:
 
     def write(self, name: str, data: bytes) -> None:
         """Write a whole file, and replace an earlier one."""
-        self.before_change()
-        remote.write(self.url_of(name), data)
+        with self._changing(name):
+            remote.write(self.url_of(name), data)
 
     def write_atomic(self, name: str, writer: Callable[[BinaryIO], object]) -> None:
         """Write a temporary file with `writer`, then replace `name` with it."""
-        self.before_change()
-        with scratch_folder() as folder:
+        with self._changing(name), scratch_folder() as folder:
             path = folder / "file"
             try:
                 with path.open("xb") as file:
@@ -130,28 +161,29 @@ class ObjectStore:
 
     def copy(self, source: str, target: str) -> None:
         """Copy a file within the store, and replace an earlier one."""
-        self.before_change()
-        remote.copy(self.url_of(source), self.url_of(target))
+        with self._changing(target):
+            remote.copy(self.url_of(source), self.url_of(target))
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file that does not exist yet. Return False if it exists."""
-        self.before_change()
-        return remote.create(self.url_of(name), data)
+        with self._changing(name):
+            return remote.create(self.url_of(name), data)
 
     def delete(self, name: str) -> None:
         """Remove a file. Ignore a name that does not exist."""
-        self.before_change()
-        remote.delete(self.url_of(name))
+        with self._changing(name):
+            remote.delete(self.url_of(name))
 
     def remove(self, name: str) -> None:
         """Remove a file, or a folder and its content. Ignore a name that does not exist."""
-        self.before_change()
-        inside = [self.url_of(found) for found in self.files(name)]
-        in_threads(remote.delete, [*inside, self.url_of(name)], self.threads)
+        with self._changing(name):
+            inside = [self.url_of(found) for found in self.files(name)]
+            in_threads(remote.delete, [*inside, self.url_of(name)], self.threads)
 
     def put_folder(self, folder: Path, name: str, contents: Mapping[str, str]) -> None:
         """Upload the files of a folder into the folder `name`."""
-        in_threads(lambda upload: upload(), self.uploads(folder, name, contents), self.threads)
+        with self._changing(name):
+            in_threads(lambda upload: upload(), self.uploads(folder, name, contents), self.threads)
 
     def uploads(
         self, folder: Path, name: str, contents: Mapping[str, str]
@@ -199,13 +231,14 @@ class ObjectStore:
 
 
 class ReadOnce(ObjectStore):
-    """An object store that keeps the content of the files that it has read.
+    """A view of an object store that keeps the content of the files that it has read or written.
 
     It is only for files that never change, such as the parts of a ledger.
     """
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
+    def __init__(self, store: ObjectStore) -> None:
+        super().__init__(store.url)
+        self._store = store
         self._contents: dict[str, bytes] = {}
         self._free = _KEPT_BYTES
 
@@ -214,10 +247,18 @@ class ReadOnce(ObjectStore):
         content = self._contents.get(name)
         if content is None:
             content = super().read(name)
-            if len(content) <= self._free:
-                self._free -= len(content)
-                self._contents[name] = content
+            self._keep(name, content)
         return content
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a whole file."""
+        self._store.write(name, data)
+        self._keep(name, data)
+
+    def _keep(self, name: str, content: bytes) -> None:
+        if len(content) <= self._free:
+            self._free -= len(content)
+            self._contents[name] = content
 
     def open(self, name: str) -> pa.NativeFile:
         """Open a file for Arrow."""

@@ -3,7 +3,8 @@
 Nothing is cached, so changes by other processes are visible at once.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -124,13 +125,6 @@ def glob(pattern: str) -> dict[str, FileStat]:
 
 
 @retry_remote
-def is_folder(url: str) -> bool:
-    """Return whether there are files below a URL."""
-    with connected(url) as (files, path):
-        return bool(files.isdir(path.rstrip("/")))
-
-
-@retry_remote
 def names(url: str) -> list[str]:
     """Return the names in a folder in sorted order; empty if the folder does not exist."""
     found = _listed(url, _children)
@@ -202,7 +196,7 @@ def content_of(url: str) -> str:
 @retry_remote
 def write(url: str, data: bytes) -> None:
     """Write a whole file atomically, and replace an earlier one."""
-    with connected(url) as (files, path):
+    with _connected_to_write(url) as (files, path):
         files.pipe_file(path, data)
 
 
@@ -216,7 +210,7 @@ def copy(source: str, target: str) -> None:
 @retry_remote
 def create(url: str, data: bytes) -> bool:
     """Write a file that does not exist yet. Return False if it exists."""
-    with connected(url) as (files, path):
+    with _connected_to_write(url) as (files, path):
         try:
             files.pipe_file(path, data, mode="create")
         except OSError as error:
@@ -229,7 +223,7 @@ def create(url: str, data: bytes) -> bool:
 @retry_remote
 def upload(path: str, url: str) -> None:
     """Upload a local file atomically. A large file is sent in parts."""
-    with connected(url) as (files, target):
+    with _connected_to_write(url) as (files, target):
         files.put_file(path, target)
 
 
@@ -265,6 +259,15 @@ def abort_uploads(url: str, names: Collection[str]) -> None:
     with connected(url) as (files, path):
         if is_s3(files):
             s3_requests.abort_uploads(files, path, names)
+
+
+@contextmanager
+def _connected_to_write(url: str) -> Iterator[tuple[Any, str]]:
+    """Yield what `connected` yields. A small upload is one round trip."""
+    with connected(url) as (files, path):
+        if is_s3(files):
+            s3_requests.send_at_once(files)
+        yield files, path
 
 
 def _is_google(files: Any) -> bool:

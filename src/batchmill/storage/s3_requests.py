@@ -5,15 +5,34 @@ Each function is called with the file system of s3fs and a path in it. It raises
 
 import errno
 from collections.abc import Collection
+from io import BytesIO
 from typing import Any
 
 # The first request for a file fetches up to this number of bytes: the whole of a small file.
 _FIRST_BYTES = 2**20
+# A larger upload waits until the server accepts it.
+_SENT_AT_ONCE_BYTES = 2**20
 
 
 def is_s3(files: Any) -> bool:
     """Return whether a file system is that of s3fs."""
     return "s3" in files.protocol
+
+
+def send_at_once(files: Any) -> None:
+    """Let small uploads take one round trip. May be called again.
+
+    botocore waits before each upload until the server says that it may continue.
+    """
+    files.s3.meta.events.register_last(
+        "before-call.s3", _without_question, unique_id="batchmill-send-at-once"
+    )
+
+
+def _without_question(params: dict[str, Any], **_: Any) -> None:
+    body = params.get("body")
+    if isinstance(body, BytesIO) and body.getbuffer().nbytes < _SENT_AT_ONCE_BYTES:
+        params["headers"].pop("Expect", None)
 
 
 def look_up(files: Any, path: str) -> dict[str, Any]:

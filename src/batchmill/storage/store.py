@@ -51,6 +51,13 @@ class Store(Protocol):
         """Return the names in a folder in sorted order, without files that are being written."""
         ...
 
+    def alone(self) -> AbstractContextManager[None]:
+        """Declare that no other process changes the dataset during the block.
+
+        In a bucket, each folder is then listed only once, unless this store changes it.
+        """
+        ...
+
     def links(self, folder: str) -> list[str]:
         """Return the names in a folder that are links, in sorted order."""
         ...

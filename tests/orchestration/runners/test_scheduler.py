@@ -95,7 +95,8 @@ def test_a_shard_that_a_node_refused_runs_on_another_one(make_runner):
     assert (scheduler.losses, scheduler.queue.ended_early) == (0, [])
 
 
-def test_once_on_tick_returns_true_nothing_is_submitted(make_runner):
+def test_once_on_tick_returns_true_nothing_is_submitted(make_runner, monkeypatch):
+    monkeypatch.setattr("batchmill.orchestration.runners.scheduler._TICK_SECONDS", 0.0)
     runner = make_runner(lambda shard: Completed())
     scheduler = scheduler_of(runner, on_tick=lambda: True)
     scheduler.run(shards_of(3))

@@ -102,7 +102,7 @@ class ShardScheduler:
     def _run(self, shards: Sequence[Shard]) -> None:
         queue = self.queue
         queue.waiting = list(reversed(shards))
-        next_tick = 0.0
+        next_tick = time.monotonic() + _TICK_SECONDS
         while queue.waiting or queue.running:
             if time.monotonic() >= next_tick:
                 next_tick = time.monotonic() + _TICK_SECONDS
