@@ -13,7 +13,8 @@ from prefect.runtime import task_run
 from prefect.states import Cancelled, Crashed
 
 from batchmill.security.credentials import Access
-from batchmill.shards.process import ShardProcess, ShardProcessDiedError, ShardProcesses
+from batchmill.shards.process import ShardProcess, ShardProcessDiedError
+from batchmill.shards.process_pool import ShardProcesses
 from batchmill.shards.run_shard import ShardResult
 from batchmill.shards.shard import Shard
 

@@ -18,7 +18,8 @@ from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.runs.run import open_run
-from batchmill.shards.process import ShardProcess, ShardProcessDiedError, shard_processes
+from batchmill.shards.process import ShardProcess, ShardProcessDiedError
+from batchmill.shards.process_pool import shard_processes
 from batchmill.storage import LocalStore
 
 pytestmark = pytest.mark.slow
@@ -171,7 +172,7 @@ def test_an_inner_block_uses_the_processes_of_the_outer_block():
 
 def test_a_process_that_is_ready_is_used_only_by_the_thread_that_started_it(started, monkeypatch):
     """The kernel kills it when that thread ends."""
-    monkeypatch.setattr("batchmill.shards.process._keeps_ready", True)
+    monkeypatch.setattr("batchmill.shards.process_pool._keeps_ready", True)
     is_made, is_used = threading.Event(), threading.Event()
 
     def run():
@@ -184,7 +185,7 @@ def test_a_process_that_is_ready_is_used_only_by_the_thread_that_started_it(star
     thread.start()
     assert is_made.wait(60)
     (ready,) = started()
-    monkeypatch.setattr("batchmill.shards.process._keeps_ready", False)
+    monkeypatch.setattr("batchmill.shards.process_pool._keeps_ready", False)
     with shard_processes() as processes, processes.one():
         is_other = ready not in started()
     is_used.set()

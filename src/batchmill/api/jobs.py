@@ -26,7 +26,7 @@ from batchmill.publishing.report.card import run_card
 from batchmill.publishing.summary import Summary, summarise
 from batchmill.reading.published import read_published
 from batchmill.security.credentials import Access, access_to
-from batchmill.shards.process import keep_ready
+from batchmill.shards.process_pool import keep_ready
 from batchmill.sizes import counted, list_counts
 from batchmill.urls import absolute
 

@@ -16,7 +16,7 @@ from batchmill.orchestration.interrupts import interrupts
 from batchmill.orchestration.server.api import lost_server_message, shared_api
 from batchmill.planning.prepare import Prepared
 from batchmill.publishing.summary import failure_message, summarise
-from batchmill.shards.process import shard_processes
+from batchmill.shards.process_pool import shard_processes
 
 
 def run_flow(model: str, parameters: dict[str, Any], prepared: Prepared) -> JobEnd:

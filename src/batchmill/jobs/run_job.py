@@ -30,7 +30,7 @@ from batchmill.publishing.summary import Summary, summarise
 from batchmill.runs.context import handing_over
 from batchmill.runs.worker_number import resolve_workers
 from batchmill.security.credentials import Access, access_to
-from batchmill.shards.process import shard_processes
+from batchmill.shards.process_pool import shard_processes
 from batchmill.step.load import refuse_nested_run
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from batchmill.runs.discarded_job import discarded_job, execute_discarded
 from batchmill.runs.run import Run
 from batchmill.runs.runner import Runner, ShardsEnd
 from batchmill.security.credentials import granted
-from batchmill.shards.process import ShardProcessDiedError, shard_processes
+from batchmill.shards.process import ShardProcessDiedError
+from batchmill.shards.process_pool import shard_processes
 from batchmill.shards.shard import Shard
 from batchmill.storage.scratch import scratch_folder
 

@@ -1,11 +1,10 @@
-"""Processes on this machine that run shards. Each process runs one shard at a time.
+"""A process on this machine that runs one shard after another.
 
-A process is started with exec, not with fork. The parent may have threads, locks and Prefect
+It is started with exec, not with fork. The parent may have threads, locks and Prefect
 services, and these do not work after a fork. Parent and child exchange pickled messages over a
 private socket.
 """
 
-import atexit
 import gc
 import logging
 import os
@@ -17,9 +16,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from batchmill.outcome import Outcome
@@ -62,6 +60,8 @@ class ShardProcess:
 
         The kernel kills the process when the thread that started it ends.
         """
+        self.parent = os.getpid()
+        self._inherited = _inherited()
         verbose = logger.isEnabledFor(logging.DEBUG)
         ours, theirs = socket.socketpair()
         # A file without a name for the output of the process. It is shown if the process dies.
@@ -122,9 +122,9 @@ class ShardProcess:
             raise ShardProcessDiedError(self._describe_end()) from error
 
     @property
-    def is_alive(self) -> bool:
-        """True if the process has not ended."""
-        return self._process.poll() is None
+    def is_current(self) -> bool:
+        """True if the process is alive, and a new one would inherit the same from this thread."""
+        return self._inherited == _inherited() and self._process.poll() is None
 
     def kill(self) -> None:
         """Kill the process. Its DataLoader workers die with it."""
@@ -170,109 +170,6 @@ class ShardProcess:
         return "\n".join([f"the shard's process died ({how})", *printed.splitlines()])
 
 
-class ShardProcesses:
-    """The shard processes of one run. An idle process is reused for the next shard.
-
-    `was_used` is True if a shard has run in one of them.
-    """
-
-    def __init__(self) -> None:
-        self.was_used = False
-        self._idle: list[ShardProcess] = []
-        self._lock = threading.Lock()
-
-    def warm_up(self, place: str) -> None:
-        """Start a process for the first shard now, because importing torch takes a second.
-
-        If a process exists, nothing is started.
-
-        Args:
-            place: The dataset.
-        """
-        if not self._idle:
-            self._idle.append(_take_ready() or ShardProcess(place))
-
-    @contextmanager
-    def one(self) -> Iterator[ShardProcess]:
-        """Yield a process for this block. If the block raises an error, the process is killed."""
-        with self._lock:
-            self.was_used = True
-            process = self._idle.pop() if self._idle else None
-        process = process or _take_ready() or ShardProcess()
-        try:
-            yield process
-        except BaseException:
-            process.kill()
-            process.end()
-            raise
-        with self._lock:
-            self._idle.append(process)
-
-    def release(self) -> None:
-        """Request that idle processes end. Does not wait."""
-        for process in self._idle:
-            process.release()
-
-    def end(self) -> None:
-        """End idle processes, and wait for them."""
-        self.release()
-        while self._idle:
-            self._idle.pop().end()
-
-
-class _ReadyProcess(NamedTuple):
-    """A process for the next run of this Python session, and what it has inherited."""
-
-    process: ShardProcess
-    inherited: tuple[Any, ...]
-
-
-_ready: _ReadyProcess | None = None
-_ready_lock = threading.Lock()
-_keeps_ready = False
-
-
-def keep_ready() -> None:
-    """Keep a process ready for the next run of this Python session, because torch loads slowly.
-
-    After each run with shard processes, another one is started. It ends with this process. The
-    process of the run itself cannot be used again: it has imported the modules of the step, which
-    the user may change.
-    """
-    global _keeps_ready
-    if not _keeps_ready:
-        _keeps_ready = True
-        atexit.register(_end_ready)
-
-
-def _make_ready() -> None:
-    global _ready
-    with _ready_lock:
-        if _keeps_ready and _ready is None:
-            _ready = _ReadyProcess(ShardProcess(), _inherited())
-
-
-def _take_ready() -> ShardProcess | None:
-    """Return the process that is ready. None if it is missing, or this process has changed."""
-    global _ready
-    with _ready_lock:
-        if _ready and _ready.inherited == _inherited() and _ready.process.is_alive:
-            process, _ready = _ready.process, None
-            return process
-    _end_ready()
-    return None
-
-
-def _end_ready() -> None:
-    global _ready
-    with _ready_lock:
-        # In a fork of this process, the process that is ready belongs to the parent.
-        if _ready and _ready.inherited[0] == os.getpid():
-            _ready.process.kill()
-            _ready.process.end()
-        _ready = None
-
-
 def _inherited() -> tuple[Any, ...]:
     """Return what a process inherits from this thread when it starts."""
     try:
@@ -282,27 +179,6 @@ def _inherited() -> tuple[Any, ...]:
     is_verbose = logger.isEnabledFor(logging.DEBUG)
     # The kernel kills the process when the thread that started it ends.
     return os.getpid(), threading.get_ident(), folder, dict(os.environ), is_verbose
-
-
-_shared: ContextVar[ShardProcesses | None] = ContextVar("shard_processes", default=None)
-
-
-@contextmanager
-def shard_processes() -> Iterator[ShardProcesses]:
-    """Yield the processes of the surrounding block, or new processes that end with this block."""
-    around = _shared.get()
-    if around:
-        yield around
-        return
-    own = ShardProcesses()
-    token = _shared.set(own)
-    try:
-        yield own
-    finally:
-        _shared.reset(token)
-        own.end()
-        if own.was_used:
-            _make_ready()
 
 
 def serve(descriptor: int, parent: int, place: str) -> None:

@@ -13,7 +13,7 @@ from batchmill.orchestration.runners.runner import ShardFuture, ShardRunner
 from batchmill.planning.batching import Cores, own_cores
 from batchmill.runs.node_check import Probe
 from batchmill.security.credentials import Access
-from batchmill.shards.process import shard_processes
+from batchmill.shards.process_pool import shard_processes
 from batchmill.shards.shard import Shard
 from batchmill.tasks.local_shard import RunningShards, run_local_shard
 

@@ -1,0 +1,128 @@
+"""The shard processes of a run, and the one that is kept ready for the next run."""
+
+import atexit
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from batchmill.shards.process import ShardProcess
+
+
+class ShardProcesses:
+    """The shard processes of one run. An idle process is reused for the next shard.
+
+    `was_used` is True if a shard has run in one of them.
+    """
+
+    def __init__(self) -> None:
+        self.was_used = False
+        self._idle: list[ShardProcess] = []
+        self._lock = threading.Lock()
+
+    def warm_up(self, place: str) -> None:
+        """Start a process for the first shard now, because importing torch takes a second.
+
+        If a process exists, nothing is started.
+
+        Args:
+            place: The dataset.
+        """
+        if not self._idle:
+            self._idle.append(_take_ready() or ShardProcess(place))
+
+    @contextmanager
+    def one(self) -> Iterator[ShardProcess]:
+        """Yield a process for this block. If the block raises an error, the process is killed."""
+        with self._lock:
+            self.was_used = True
+            process = self._idle.pop() if self._idle else None
+        process = process or _take_ready() or ShardProcess()
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            process.end()
+            raise
+        with self._lock:
+            self._idle.append(process)
+
+    def release(self) -> None:
+        """Request that idle processes end. Does not wait."""
+        for process in self._idle:
+            process.release()
+
+    def end(self) -> None:
+        """End idle processes, and wait for them."""
+        self.release()
+        while self._idle:
+            self._idle.pop().end()
+
+
+# A process for the next run of this Python session.
+_ready: ShardProcess | None = None
+_ready_lock = threading.Lock()
+_keeps_ready = False
+
+
+def keep_ready() -> None:
+    """Keep a process ready for the next run of this Python session, because torch loads slowly.
+
+    After each run with shard processes, another one is started. It ends with this process. The
+    process of the run itself cannot be used again: it has imported the modules of the step, which
+    the user may change.
+    """
+    global _keeps_ready
+    if not _keeps_ready:
+        _keeps_ready = True
+        atexit.register(_end_ready)
+
+
+def _make_ready() -> None:
+    global _ready
+    with _ready_lock:
+        if _keeps_ready and _ready is None:
+            _ready = ShardProcess()
+
+
+def _take_ready() -> ShardProcess | None:
+    """Return the process that is ready. None if it is missing, or this process has changed."""
+    global _ready
+    with _ready_lock:
+        if _ready and _ready.is_current:
+            process, _ready = _ready, None
+            return process
+    _end_ready()
+    return None
+
+
+def _end_ready() -> None:
+    global _ready
+    with _ready_lock:
+        # In a fork of this process, the process that is ready belongs to the parent.
+        if _ready and _ready.parent == os.getpid():
+            _ready.kill()
+            _ready.end()
+        _ready = None
+
+
+_shared: ContextVar[ShardProcesses | None] = ContextVar("shard_processes", default=None)
+
+
+@contextmanager
+def shard_processes() -> Iterator[ShardProcesses]:
+    """Yield the processes of the surrounding block, or new processes that end with this block."""
+    around = _shared.get()
+    if around:
+        yield around
+        return
+    own = ShardProcesses()
+    token = _shared.set(own)
+    try:
+        yield own
+    finally:
+        _shared.reset(token)
+        own.end()
+        if own.was_used:
+            _make_ready()
