@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from batchmill.execution.run_input import execute, make_dataset
+from batchmill.execution.call_step import make_dataset
+from batchmill.execution.run_input import execute
 from batchmill.execution.staging import Input, open_staging
 from batchmill.step.load import Step, load_step
 from batchmill.storage import LocalStore

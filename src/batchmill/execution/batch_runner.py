@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from batchmill.execution.rows import fields_of, is_record
-from batchmill.execution.run_input import Loaded, conclude, fail
+from batchmill.execution.run_input import conclude, fail
 from batchmill.execution.staging import Input, StagingArea, stage
 from batchmill.outcome import Fault, Outcome, UnstoredOutcome
 from batchmill.step.load import Step
@@ -54,7 +54,7 @@ class BatchRunner:
         inputs = [self.inputs[index] for index in batch.indices]
         started = time.perf_counter()
         if batch.fault:
-            return self._divide_or_fail(inputs, batch.notes, batch.fault, started)
+            return self._divide_or_fail(inputs, batch, batch.fault, started)
         try:
             takes_outs = "outs" in self.step.given
             folders = [stage(self.staging, item) for item in inputs] if takes_outs else []
@@ -64,9 +64,9 @@ class BatchRunner:
         except ResultError as error:
             # A smaller batch would fail in the same way. In a batch of one, a wrong result can look
             # correct.
-            return self._all_failed(inputs, batch.notes, error, started)
+            return self._all_failed(inputs, batch, error, started)
         except Exception as error:
-            return self._divide_or_fail(inputs, batch.notes, error, started)
+            return self._divide_or_fail(inputs, batch, error, started)
         seconds = (time.perf_counter() - started) / len(inputs)
         return [
             conclude(self.step, item, self.staging, note, result, seconds)
@@ -74,11 +74,7 @@ class BatchRunner:
         ]
 
     def _divide_or_fail(
-        self,
-        inputs: Sequence[Input],
-        notes: Sequence[Loaded],
-        error: Exception | Fault,
-        started: float,
+        self, inputs: Sequence[Input], batch: Batch, error: Exception | Fault, started: float
     ) -> list[Outcome]:
         if isinstance(error, Exception) and is_broken_device(error):
             raise BrokenDeviceError(f"the device stopped working: {error}") from error
@@ -86,20 +82,16 @@ class BatchRunner:
         if len(inputs) > 1:
             # `from None`, because the frames of the cause would keep the batch in memory.
             raise BatchError(f"a batch of {len(inputs)}", out_of_memory=out_of_memory) from None
-        outcomes = self._all_failed(inputs, notes, error, started)
+        outcomes = self._all_failed(inputs, batch, error, started)
         return [outcome._replace(kind="oom") for outcome in outcomes] if out_of_memory else outcomes
 
     def _all_failed(
-        self,
-        inputs: Sequence[Input],
-        notes: Sequence[Loaded],
-        error: Exception | Fault,
-        started: float,
+        self, inputs: Sequence[Input], batch: Batch, error: Exception | Fault, started: float
     ) -> list[Outcome]:
         seconds = (time.perf_counter() - started) / len(inputs)
         return [
             fail(item, self.staging, note, error, seconds)
-            for item, note in zip(inputs, notes, strict=True)
+            for item, note in zip(inputs, batch.notes, strict=True)
         ]
 
     def execute_one(self, index: int) -> Any:

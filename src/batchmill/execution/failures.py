@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from batchmill.errors import StoreError
 from batchmill.execution.outputs import OutputError
@@ -14,6 +15,9 @@ from batchmill.outcome import Kind, Outcome
 from batchmill.security.redaction import without_secrets
 from batchmill.storage import NO_ROOM
 from batchmill.storage.local import has_room, remove_folder
+
+if TYPE_CHECKING:
+    from batchmill.workers import WorkerExit  # Imports torch.
 
 _ENGINE = os.path.dirname(os.path.abspath(__file__))
 _MAX_TEXT = 64 * 1024
@@ -150,23 +154,15 @@ def not_ok(
     )
 
 
-def lost(
-    item: Input,
-    staging: StagingArea,
-    *,
-    kind: Kind,
-    error: str,
-    message: str,
-    log: str,
-    seconds: float,
-) -> Outcome:
+def lost(item: Input, staging: StagingArea, end: "WorkerExit") -> Outcome:
     """Return the outcome of an input whose process died, and remove the input's files."""
+    outcome = not_ok(item, staging, end.kind, end.error, end.message, end.seconds)
     if _disk_is_full(item, staging):
-        kind, error, message = "cancelled", "StoreError", NO_ROOM
+        outcome = outcome._replace(kind="cancelled", error="StoreError", message=NO_ROOM)
     _remove_files(item, staging)
     if item.url:
         remove_folder(os.path.dirname(item.path))
-    return not_ok(item, staging, kind, error, message, seconds)._replace(log=printable(log))
+    return outcome._replace(log=printable(end.log))
 
 
 def hide_in(outcome: Outcome) -> Outcome:

@@ -1,41 +1,25 @@
 """Runs a step on one input. Each error that the step raises becomes the input's outcome."""
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-from batchmill.errors import StepError
-from batchmill.execution.failures import (
-    ReportedError,
-    failure_of,
-    not_ok,
-    printable,
-)
-from batchmill.execution.open_input import opened
+from batchmill.execution.call_step import ABSENT, call_step, end_if_forked, read_answer
+from batchmill.execution.failures import failure_of, not_ok, printable
 from batchmill.execution.outputs import place_outputs
 from batchmill.execution.read_input import discard, fetch_and_read, remove_flat
-from batchmill.execution.rows import File, Row, encode_rows, rows_of
+from batchmill.execution.rows import Row, encode_rows, rows_of
 from batchmill.execution.staging import Input, StagingArea, stage
 from batchmill.outcome import Fault, Outcome, UnstoredOutcome
 from batchmill.step.load import Step
 from batchmill.storage import remote
-from batchmill.storage.fingerprints import (
-    Fingerprint,
-)
+from batchmill.storage.fingerprints import Fingerprint
 from batchmill.storage.local import remove_folder
 from batchmill.storage.objects import ObjectStore
 from batchmill.storage.store import in_threads
-
-_ABSENT = Fingerprint(size=-1, mtime_ns=0, content="")
-_CONFINED = (
-    "The step is confined (--confine). It may change files only in its output folder, in the "
-    "temporary folder and in --allow-write, and connect only with --allow-network."
-)
 
 
 class Loaded(NamedTuple):
@@ -46,28 +30,30 @@ class Loaded(NamedTuple):
 
 
 class StepHooks(NamedTuple):
-    """Functions to call before the step, and when it has returned or raised."""
+    """Functions that a worker calls around a step.
+
+    Attributes:
+        before: Called before the step.
+        after: Called when the step has returned or raised.
+        fetched: Returns the result of `fetch_and_read` if it was called ahead for this input.
+        confined: Calls `answer` in a confined process. None if the step is not confined.
+    """
 
     before: Callable[[], None] = lambda: None
     after: Callable[[], None] = lambda: None
+    fetched: Callable[[], Fingerprint | None] = lambda: None
+    confined: Callable[[], bytes] | None = None
 
 
 _NO_HOOKS = StepHooks()
 
 
-def execute(
-    step: Step,
-    item: Input,
-    staging: StagingArea,
-    indexed: Callable[[], Any],
-    hooks: StepHooks = _NO_HOOKS,
-) -> Outcome:
+def execute(step: Step, item: Input, staging: StagingArea, indexed: Callable[[], Any]) -> Outcome:
     """Run `step` on one input, and move its files into the dataset. Never raises.
 
     The arguments are those of `run_step`.
     """
-    done = run_step(step, item, staging, indexed, hooks)
-    return store_all([done])[0]
+    return store_all([run_step(step, item, staging, indexed)])[0]
 
 
 def run_step(
@@ -76,8 +62,6 @@ def run_step(
     staging: StagingArea,
     indexed: Callable[[], Any],
     hooks: StepHooks = _NO_HOOKS,
-    confined: Callable[[], bytes] | None = None,
-    fetched: Callable[[], Fingerprint | None] = lambda: None,
 ) -> Outcome | UnstoredOutcome:
     """Run `step` on one input. Never raises.
 
@@ -87,9 +71,7 @@ def run_step(
         staging: The folders of this attempt.
         indexed: Returns the input's item of the step's torch Dataset. Not called if the step is a
             function.
-        hooks: Called before and after the step.
-        confined: Calls `answer` in a confined process. None if the step is not confined.
-        fetched: Returns the result of `fetch_and_read` if it was called for this input.
+        hooks: Called before and after the step, or instead of it.
 
     Returns:
         The input's outcome. An error that the step raised gives a `failed` outcome. If the dataset
@@ -97,22 +79,22 @@ def run_step(
     """
     started = time.perf_counter()
     pid = os.getpid()
-    seen = _ABSENT._replace(companions=item.planned_companions)
+    seen = ABSENT._replace(companions=item.planned_companions)
     staged = None
     ours = True  # The engine's code is running. False while the step's code is running.
     try:
-        seen = fetched() or fetch_and_read(item)
+        seen = hooks.fetched() or fetch_and_read(item)
         if "out" in step.given or "outs" in step.given:
             staged = stage(staging, item)
         ours = False
         hooks.before()
         try:
-            if confined:
-                rows = rows_of(read_answer(confined()), staging.reserved)
+            if hooks.confined:
+                rows = rows_of(read_answer(hooks.confined()), staging.reserved)
             else:
-                rows = _run(step, item, staging, indexed, seen)
+                rows = call_step(step, item, staging, indexed, seen)
         finally:
-            _end_if_forked(pid)
+            end_if_forked(pid)
             hooks.after()
         ours = True
         return _place(item, staging, staged, rows, Loaded(seen, 0.0), started)
@@ -125,68 +107,26 @@ def run_step(
         discard(item)
 
 
-def answer(step: Step, item: Input, staging: StagingArea, indexed: Callable[[], Any]) -> bytes:
-    """Run `step` on one input in a confined process. `read_answer` reads the result.
-
-    The arguments are those of `execute`. Never raises.
-    """
-    pid = os.getpid()
-    try:
-        try:
-            rows = _run(step, item, staging, indexed)
-        finally:
-            _end_if_forked(pid)
-        files = [
-            (number, key, value.path)
-            for number, row in enumerate(rows)
-            for key, value in row.items()
-            if isinstance(value, File)
-        ]
-        text = encode_rows(map(_without_files, rows))
-        return json.dumps({"rows": text, "files": files}).encode()
-    except BaseException as error:  # The error becomes the input's outcome.
-        failure = failure_of(item, staging, error, 0.0, ours=False)
-        if isinstance(error, PermissionError):
-            failure = failure._replace(message=f"{failure.message}. {_CONFINED}")
-        fields = {name: getattr(failure, name) for name in ReportedError.fields}
-        return json.dumps({"failure": fields}).encode()
-
-
-def read_answer(data: bytes) -> list[Row]:
-    """Return the rows from an answer of a confined process. Raises ReportedError for a failure."""
-    found = json.loads(data)
-    if "failure" in found:
-        raise ReportedError(**found["failure"])
-    rows: list[Row] = json.loads(found["rows"])
-    for number, key, path in found.get("files", ()):
-        rows[number][key] = File(path)
-    return rows
-
-
 def load(
-    item: Input,
-    staging: StagingArea,
-    indexed: Callable[[], Any],
-    hooks: StepHooks = _NO_HOOKS,
-    fetched: Callable[[], Fingerprint | None] = lambda: None,
+    item: Input, staging: StagingArea, indexed: Callable[[], Any], hooks: StepHooks
 ) -> tuple[Any, Loaded] | Outcome:
-    """Load the sample of one input with `indexed`. Never raises. `run_step` describes `fetched`.
+    """Load the sample of one input with `indexed`. Never raises.
 
     Returns:
         The sample, and its fingerprint and time; or the input's outcome if loading failed.
     """
     started = time.perf_counter()
     pid = os.getpid()
-    seen = _ABSENT._replace(companions=item.planned_companions)
+    seen = ABSENT._replace(companions=item.planned_companions)
     ours = True
     try:
-        seen = fetched() or fetch_and_read(item)
+        seen = hooks.fetched() or fetch_and_read(item)
         ours = False
         hooks.before()
         try:
             value = indexed()
         finally:
-            _end_if_forked(pid)
+            end_if_forked(pid)
             hooks.after()
         return value, Loaded(seen, time.perf_counter() - started)
     except BaseException as error:  # The error becomes the input's outcome.
@@ -319,73 +259,3 @@ def _finish(
         names = [file.path.split("/", 2)[2] for file in outcome.outputs]
         remove_flat(str(staged), [f"{staged}/{name}" for name in names])
     return outcome
-
-
-def make_dataset(step: Step, inputs: Sequence[Input]) -> Any:
-    """Create the torch Dataset of a class step, from the paths of the inputs as text.
-
-    The companions are lists of paths, too, with None for an empty cell.
-
-    Raises:
-        StepError: The torch Dataset does not have one item for each input.
-    """
-    extra: dict[str, Any] = {}
-    if "labels" in step.given:
-        extra["labels"] = {item.path: item.row.get("label") for item in inputs}
-    for column in step.given & {name for item in inputs for name in item.companions}:
-        files = [item.companions[column] for item in inputs]
-        extra[column] = [file and file.path for file in files]
-    made = step.target([item.path for item in inputs], **extra, **step.params)
-    if len(made) != len(inputs):
-        raise StepError(
-            f"step {step.ref}: the torch Dataset has {len(made)} items for {len(inputs)} inputs. "
-            "It must have one item per input, in the same order."
-        )
-    return made
-
-
-def _end_if_forked(pid: int) -> None:
-    """End this process if the step forked it: only the original process may return."""
-    if os.getpid() != pid:
-        os._exit(0)
-
-
-def _run(
-    step: Step,
-    item: Input,
-    staging: StagingArea,
-    indexed: Callable[[], Any],
-    seen: Fingerprint = _ABSENT,
-) -> list[Row]:
-    """Call the step, and return its rows. Its folder has been created."""
-    if step.kind != "function":
-        rows = rows_of(indexed(), staging.reserved)
-    else:
-        staged = staging.folder / item.input_id if "out" in step.given else None
-        with opened(item, seen) if step.opens_input else nullcontext(Path(item.path)) as source:
-            rows = rows_of(_call(step, item, source, staged), staging.reserved)
-    if step.declared:
-        step.declared.check(encode_rows(map(_without_files, rows)))
-    return rows
-
-
-def _without_files(row: Row) -> Row:
-    """Return a row with the names of its files as text."""
-    return {key: value.path if isinstance(value, File) else value for key, value in row.items()}
-
-
-def _call(step: Step, item: Input, source: Path | BinaryIO, staged: Path | None) -> Any:
-    given: dict[str, Any] = {}
-    if staged:
-        given["out"] = staged
-    for column, file in item.companions.items():
-        if column in step.given:
-            given[column] = file and Path(file.path)
-    if "row" in step.given:
-        given["row"] = {**item.row, **_paths(item)}
-    return step.target(source, **given, **step.params)
-
-
-def _paths(item: Input) -> dict[str, str | None]:
-    """Return the local path of each companion of an input."""
-    return {column: file and file.path for column, file in item.companions.items()}

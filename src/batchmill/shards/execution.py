@@ -11,15 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from batchmill.execution.batch_runner import BatchRunner
+from batchmill.execution.call_step import answer
 from batchmill.execution.failures import lost
 from batchmill.execution.read_input import discard, fetch_and_read
-from batchmill.execution.run_input import (
-    StepHooks,
-    answer,
-    load,
-    run_step,
-    store_all,
-)
+from batchmill.execution.run_input import StepHooks, load, run_step, store_all
 from batchmill.execution.staging import CONFINED_FOLDERS, Input, StagingArea
 from batchmill.layout import FILES
 from batchmill.ledger.ledger import Ledger
@@ -177,38 +172,29 @@ class ShardExecution:
 
     def _execute_one(self, index: int) -> Outcome | UnstoredOutcome:
         confinement = self._inputs.spec.confinement
-        done = self._execute_confined(index, confinement) if confinement else self._execute(index)
+        if confinement and not self._confined:  # This is the first input of this worker.
+            self._confined = self._start_confined(confinement)
+        hooks = StepHooks(self._begin_step, _end_step, partial(self._fetched, index))
+        if self._confined:
+            run = partial(self._confined, index)
+            hooks = hooks._replace(after=_end_confined_step, confined=run)
+        item, look_up = self._items[index], partial(self._look_up, index)
+        done = run_step(self._step, item, self._staging, look_up, hooks)
         return _with_log(done) if self._log_level else done
 
-    def _execute(self, index: int) -> Outcome | UnstoredOutcome:
-        look_up = partial(self._look_up, index)
-        return run_step(
-            self._step,
-            self._items[index],
-            self._staging,
-            look_up,
-            StepHooks(self._begin_step, _end_step),
-            fetched=partial(self._fetched, index),
+    def _start_confined(self, confinement: Confinement) -> ConfinedProcess:
+        """Return the confined process of this worker, and give the worker a folder of its own."""
+        name = CONFINED_FOLDERS.replace("*", str(os.getpid()))
+        folder = self._staging.folder / name
+        folder.mkdir()
+        self._staging = replace(self._staging, folder=folder)
+        return ConfinedProcess(
+            run=self._answer,
+            folder=folder,
+            temporary=Path(self._staging.temporary or folder, name),
+            writable=confinement.writable,
+            network=confinement.network,
         )
-
-    def _execute_confined(self, index: int, confinement: Confinement) -> Outcome | UnstoredOutcome:
-        if not self._confined:  # This is the first input of this worker.
-            name = CONFINED_FOLDERS.replace("*", str(os.getpid()))
-            folder = self._staging.folder / name
-            folder.mkdir()
-            self._staging = replace(self._staging, folder=folder)
-            self._confined = ConfinedProcess(
-                run=self._answer,
-                folder=folder,
-                temporary=Path(self._staging.temporary or folder, name),
-                writable=confinement.writable,
-                network=confinement.network,
-            )
-        item, look_up = self._items[index], partial(self._look_up, index)
-        run = partial(self._confined, index)
-        hooks = StepHooks(self._begin_step, _end_confined_step)
-        fetched = partial(self._fetched, index)
-        return run_step(self._step, item, self._staging, look_up, hooks, run, fetched)
 
     def _answer(self, index: int) -> bytes:
         """Run the step on one input in the confined process of this worker."""
@@ -216,21 +202,13 @@ class ShardExecution:
 
     def _load_one(self, index: int) -> Outcome | Sample:
         look_up = partial(self._look_up, index)
-        hooks, fetched = StepHooks(_begin_step, _end_step), partial(self._fetched, index)
-        loaded = load(self._items[index], self._staging, look_up, hooks, fetched)
+        hooks = StepHooks(_begin_step, _end_step, partial(self._fetched, index))
+        loaded = load(self._items[index], self._staging, look_up, hooks)
         return loaded if isinstance(loaded, Outcome) else Sample(*loaded)
 
     def _lost(self, index: int, worker_exit: WorkerExit) -> Outcome:
         """Return the outcome of an input whose process died."""
-        outcome = lost(
-            self._items[index],
-            self._staging,
-            kind=worker_exit.kind,
-            error=worker_exit.error,
-            message=worker_exit.message,
-            log=worker_exit.log,
-            seconds=worker_exit.seconds,
-        )
+        outcome = lost(self._items[index], self._staging, worker_exit)
         return self._inputs.as_planned(outcome, index)
 
     def _end_overdue(self, indices: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ from operator import getitem
 from typing import Any
 
 from batchmill.errors import StepError
-from batchmill.execution.run_input import make_dataset
+from batchmill.execution.call_step import make_dataset
 from batchmill.execution.staging import Input
 from batchmill.ledger.ledger import Ledger
 from batchmill.shards.inputs import ShardInputs

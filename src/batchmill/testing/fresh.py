@@ -100,7 +100,8 @@ def _main(task_file: str, answer_file: str) -> None:
 def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
     from batchmill.digests import input_id
     from batchmill.errors import BatchmillError
-    from batchmill.execution.run_input import execute, make_dataset
+    from batchmill.execution.call_step import make_dataset
+    from batchmill.execution.run_input import execute
     from batchmill.execution.staging import Companion, Input, open_staging
     from batchmill.step.load import load_step
     from batchmill.step.value.shipping import unpickle_step
