@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader
 
 import batchmill
 from batchmill.options.groups import ExecutionOptions
+from batchmill.options.job_settings import JobSettings
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.runs.execute import execute
@@ -65,7 +66,7 @@ def make_datasets(folder: Path, samples: int, size: int) -> None:
             step="benchmarks.export:write_samples",
             output=str(folder / name),
             params={"size": size},
-            execution=execution,
+            options=JobSettings(execution=execution),
         )
         execute(prepare(job), InThisProcess(cores=2), execution=execution)
 

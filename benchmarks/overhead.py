@@ -22,7 +22,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from batchmill import SampleDataset, open_dataset
-from batchmill.options.groups import ConfinementOptions, ExecutionOptions
+from batchmill.options.job_settings import JobSettings
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Batching, Cores, plan_shards
 from batchmill.planning.job import make_job
@@ -147,8 +147,7 @@ def engine_seconds(
         manifest=str(inputs),
         step=step,
         output=str(folder / "dataset"),
-        confinement=ConfinementOptions(confine=confine),
-        execution=ExecutionOptions(pack=pack),
+        options=JobSettings.from_flat({"confine": confine, "pack": pack}),
     )
     prepared = prepare(job)
     prepared.ledger.create()
@@ -247,7 +246,7 @@ def compare_readers(inputs: int, rounds: int) -> None:
                 manifest=str(folder),
                 step="benchmarks.overhead:writes",
                 output=f"{name}/dataset-{pack}",
-                execution=ExecutionOptions(pack=pack),
+                options=JobSettings.from_flat({"pack": pack}),
             )
             execute(prepare(job), InThisProcess(cores=WORKERS))
             datasets.append(open_dataset(job.output, load="bytes"))

@@ -24,11 +24,12 @@ from batchmill.options.groups import (
     PartitionOptions,
     RunOptions,
 )
+from batchmill.options.job_settings import JobSettings
 from batchmill.orchestration.cancellation import Cancellation
 from batchmill.orchestration.flow_observer import FlowObserver
 from batchmill.orchestration.flow_runner import FlowRunner
 from batchmill.orchestration.waiting import SupersededError, WaitingRun
-from batchmill.planning.job import check_prune, make_job
+from batchmill.planning.job import make_job
 from batchmill.runs.execute import execute
 from batchmill.runs.verify_change import verify_change
 from batchmill.security.credentials import access_to
@@ -84,11 +85,7 @@ def preprocess(
     check_blocks(dataset_store, cluster)
     output = place_of_dataset(dataset_store, output)
     refuse_relative(manifest=manifest, output=output, root=inputs.root)
-    job = make_job(
-        manifest=manifest,
-        step=step,
-        output=output,
-        params=params,
+    options = JobSettings(
         inputs=inputs,
         partitions=partitions,
         confinement=confinement,
@@ -96,7 +93,7 @@ def preprocess(
         failures=failures,
         run=run,
     )
-    check_prune(job, prune=run.prune)
+    job = make_job(manifest=manifest, step=step, output=output, params=params, options=options)
     access = dataset_store.access if dataset_store else []
     cancellation = Cancellation(UUID(flow_run.get_id()))
     wait = WaitingRun(lambda: cancellation.reason) if run.wait else None

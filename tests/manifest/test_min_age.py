@@ -12,7 +12,6 @@ from batchmill.errors import ManifestError, OptionError
 from batchmill.manifest import load_manifest
 from batchmill.manifest.min_age import is_too_young
 from batchmill.orchestration.arrivals.detection import list_files
-from batchmill.planning.job import check_prune
 from batchmill.planning.prepare import prepare
 
 SPLIT = "batchmill.steps.words:split"
@@ -93,11 +92,10 @@ def test_min_age_changes_neither_the_step_nor_earlier_results(source, tmp_path):
 
 
 def test_young_files_are_not_pruned(source):
-    job = job_of(source, SPLIT, "out", min_age=600)
     with pytest.raises(OptionError, match="--prune and --min-age"):
-        check_prune(job, prune=True)
-    check_prune(job, prune=False)
-    check_prune(job_of(source, SPLIT, "out"), prune=True)
+        job_of(source, SPLIT, "out", min_age=600, prune=True)
+    job_of(source, SPLIT, "out", min_age=600)
+    job_of(source, SPLIT, "out", prune=True)
 
 
 def test_a_broken_link_is_a_missing_input(tmp_path):

@@ -14,6 +14,7 @@ from batchmill import StepError
 from batchmill.ledger.ledger import Ledger
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions
+from batchmill.options.job_settings import JobSettings
 from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
@@ -78,7 +79,7 @@ def open_shards(words, tmp_path, monkeypatch):
             manifest=str(words),
             step=f"of_this_test:{step}",
             output=str(tmp_path / "out"),
-            execution=ExecutionOptions(**execution),
+            options=JobSettings(execution=ExecutionOptions(**execution)),
         )
         run = held.enter_context(open_run(prepare(job)))
         policy = FailurePolicy(retries=0)

@@ -13,18 +13,12 @@ from batchmill.runs.runner import InThisProcess
 
 def job_of(manifest, step, output, *, params=None, **options):
     """Return a job; `options` are flat options, as on the command line."""
-    groups = JobSettings.from_flat(options)
     return make_job(
         manifest=str(manifest),
         step=step,
         output=str(output),
         params=params,
-        inputs=groups.inputs,
-        partitions=groups.partitions,
-        confinement=groups.confinement,
-        execution=groups.execution,
-        failures=groups.failures,
-        run=groups.run,
+        options=JobSettings.from_flat(options),
     )
 
 
@@ -61,13 +55,14 @@ def run_job(
 
     `before` is called between the plan and the shards. `options` are further options of the job.
     """
+    policy = policy or FailurePolicy()
     job = job_of(manifest, step, output, params=params, force=force, **(options or {}))
     job = replace(job, failures=policy)
     ended = execute(
         prepare(job),
         InThisProcess(cores=cores, on_outcome=seen.append if seen is not None else None),
         execution=ExecutionOptions(batch_size=batch_size, num_workers=num_workers),
-        policy=policy or FailurePolicy(),
+        policy=policy,
         options=RunOptions(prune=prune, keep_versions=keep_versions, prune_failed=prune_failed),
         observer=Before(before),
     )

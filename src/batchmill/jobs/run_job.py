@@ -24,7 +24,7 @@ from batchmill.options.model_options import ModelOptions
 from batchmill.orchestration.server.embedded_server import has_server, starting_server
 from batchmill.planning.batching import Batching, Cores, Layout, own_cores, plan_shards
 from batchmill.planning.forecast import Forecast
-from batchmill.planning.job import check_prune, make_job
+from batchmill.planning.job import make_job
 from batchmill.planning.prepare import Prepared, forecast_for, prepare
 from batchmill.publishing.summary import Summary, summarise
 from batchmill.runs.context import handing_over
@@ -223,7 +223,7 @@ def plan_run(
 def _prepare(request: JobRequest, held: ExitStack) -> tuple[JobRequest, Prepared, bool]:
     """Check a request and plan its job. Also return whether the manifest is a list or table."""
     request = _with_blocks(request, held)
-    output, options = os.fspath(request.output), request.options
+    output = os.fspath(request.output)
     if isinstance(request.manifest, str | os.PathLike):
         manifest, listed = os.fspath(request.manifest), None
     else:
@@ -236,14 +236,8 @@ def _prepare(request: JobRequest, held: ExitStack) -> tuple[JobRequest, Prepared
         step=step,
         output=output,
         params=params,
-        inputs=options.inputs,
-        partitions=options.partitions,
-        confinement=options.confinement,
-        execution=options.execution,
-        failures=options.failures,
-        run=options.run,
+        options=request.options,
     )
-    check_prune(job, prune=options.run.prune)
     if job.confinement and request.cluster is None:
         from batchmill.workers.landlock import check_support  # Imports torch.
 

@@ -11,13 +11,8 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from batchmill.errors import OptionError
 from batchmill.manifest.listing import is_glob
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import (
-    ConfinementOptions,
-    ExecutionOptions,
-    InputOptions,
-    PartitionOptions,
-    RunOptions,
-)
+from batchmill.options.groups import InputOptions
+from batchmill.options.job_settings import JobSettings
 from batchmill.partitions.partitioning import Partitioning, make_partitioning
 from batchmill.planning.confinement import Confinement, make_confinement
 from batchmill.step.load import reference_to
@@ -68,7 +63,7 @@ class Job:
     value: Any = field(default=None, compare=False, repr=False)
     partitioning: Partitioning | None = None
     confinement: Confinement | None = None
-    failures: FailurePolicy | None = None
+    failures: FailurePolicy = FailurePolicy()
     pack_bytes: int = 0
     log_steps: str = ""
     sample: int = 0
@@ -81,12 +76,7 @@ def make_job(
     step: Any,
     output: str,
     params: Mapping[str, Any] | None = None,
-    inputs: InputOptions = InputOptions(),
-    partitions: PartitionOptions = PartitionOptions(),
-    confinement: ConfinementOptions = ConfinementOptions(),
-    execution: ExecutionOptions = ExecutionOptions(),
-    failures: FailurePolicy | None = None,
-    run: RunOptions = RunOptions(),
+    options: JobSettings = JobSettings(),
 ) -> Job:
     """Make a job from a user's values: paths become absolute, `~` becomes the home folder.
 
@@ -96,10 +86,16 @@ def make_job(
         OptionError: A place is a URL with one slash, a parameter cannot be written as JSON, or
             options do not fit together.
     """
+    inputs, execution, run = options.inputs, options.execution, options.run
     for place in (manifest, inputs.root, output):
         fault = one_slash_fault(place)
         if fault:
             raise OptionError(fault)
+    if run.prune and inputs.min_age:
+        raise OptionError(
+            "--prune and --min-age cannot be combined: files that are too young are not inputs "
+            "of this run, so pruning would remove their outputs and rows. Drop one of the options."
+        )
     root = absolute(inputs.root) if inputs.root else ""
     return Job(
         manifest=_absolute_manifest(manifest),
@@ -113,23 +109,14 @@ def make_job(
         replace_step=run.replace_step,
         accept_change=run.accept_change,
         verify_change=run.verify_change,
-        partitioning=make_partitioning(partitions),
-        confinement=make_confinement(confinement),
-        failures=failures,
+        partitioning=make_partitioning(options.partitions),
+        confinement=make_confinement(options.confinement),
+        failures=options.failures,
         pack_bytes=execution.pack_bytes,
         log_steps="" if execution.log_steps == "off" else execution.log_steps,
         sample=run.sample,
         budget_seconds=run.budget_seconds,
     )
-
-
-def check_prune(job: Job, *, prune: bool) -> None:
-    """Raise OptionError if pruning would remove the rows of files that are still being written."""
-    if prune and job.inputs.min_age:
-        raise OptionError(
-            "--prune and --min-age cannot be combined: files that are too young are not inputs "
-            "of this run, so pruning would remove their outputs and rows. Drop one of the options."
-        )
 
 
 def _absolute_manifest(manifest: str) -> str:

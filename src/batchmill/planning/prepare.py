@@ -126,8 +126,7 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
             f"--confine: step {step.ref} is a batch step, which cannot be confined. Drop the "
             "option, or use a step that handles one input."
         )
-    if job.failures:
-        load_schemas(job.failures.expect, job.search)
+    load_schemas(job.failures.expect, job.search)
     prepared = _plan(job, manifest, step, ledger, state)
     if not job.verify_change:
         check_budget(prepared)
@@ -261,7 +260,6 @@ def _plan(
         folders=job.inputs.input_kind == "folder",
     )
     forced_after = _forced_after(ledger) if job.force else None
-    limits = job.failures
     plan = make_plan(
         manifest,
         records,
@@ -270,7 +268,7 @@ def _plan(
         takes_rows=step.takes_rows,
         released=released,
         changes=file_changes,
-        below_limits=inputs_below_limits(ledger, records, limits) if limits else None,
+        below_limits=inputs_below_limits(ledger, records, job.failures),
         forced_after=forced_after,
         adopted_steps=adopted,
     )

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from batchmill.execution.single_input import relative_to_own_folder
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions, InputOptions
+from batchmill.options.job_settings import JobSettings
 from batchmill.outcome import Outcome
 from batchmill.planning.job import Job, make_job
 from batchmill.planning.prepare import Prepared, prepare
@@ -93,9 +94,11 @@ class Trial:
             output=str(self.folder / "dataset"),
             params=self.params,
             # A faulty step may remove its input. That is a finding of its own.
-            inputs=InputOptions(
-                allow_missing=True,
-                file_columns=",".join(dict.fromkeys(chain.from_iterable(self.companions))),
+            options=JobSettings(
+                inputs=InputOptions(
+                    allow_missing=True,
+                    file_columns=",".join(dict.fromkeys(chain.from_iterable(self.companions))),
+                )
             ),
         )
 
