@@ -31,7 +31,7 @@ from batchmill.runs.context import handing_over
 from batchmill.runs.worker_number import resolve_workers
 from batchmill.security.credentials import Access, access_to
 from batchmill.shards.process_pool import shard_processes
-from batchmill.step.load import refuse_nested_run
+from batchmill.step.import_reference import refuse_nested_run
 
 if TYPE_CHECKING:
     from batchmill.blocks import DatasetStore, RayCluster

@@ -1,20 +1,16 @@
 """Load the user's step from its reference, and check it."""
 
-import importlib
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from types import ModuleType
 from typing import Any, BinaryIO, Literal
 
 from batchmill.errors import OptionError, StepError
-from batchmill.security.allowlist import check_origin, check_step
 from batchmill.step.declared_rows import DeclaredRows, declared_rows
 from batchmill.step.fingerprint import describe_step, identity_of
+from batchmill.step.import_reference import import_step
 from batchmill.step.params import check_params, hints_of
 from batchmill.step.tracked_file import ContentCounts, TrackedFile, track_files
 
@@ -99,9 +95,7 @@ def load_step(
         StepError: The reference does not name a step, or the parameters do not fit it.
         OptionError: The step may not be run here.
     """
-    check_step(ref)
-    target = _resolve(ref, search)
-    check_origin(ref, target)
+    target = import_step(ref, search)
     return check_target(ref, target, params or {}, search, file_columns=file_columns)
 
 
@@ -215,89 +209,6 @@ def _files_of(ref: str, target: Any) -> dict[str, TrackedFile]:
         }
     except OSError as error:
         raise StepError(f"step {ref}: {error.filename}: {error.strerror}.") from error
-
-
-def _resolve(ref: str, search: str) -> Any:
-    module_name, colon, attribute = ref.partition(":")
-    if not colon or not module_name or not attribute:
-        raise StepError(
-            f"step {ref!r}: expected package.module:attribute, such as batchmill.steps.words:split."
-        )
-    if module_name.endswith(".py") or "/" in module_name:
-        hint = module_name.removesuffix(".py").strip("./").replace("/", ".")
-        raise StepError(
-            f"step {ref!r}: {module_name!r} is a path; expected a module, such as "
-            f"{hint}:{attribute}."
-        )
-    if module_name == "__main__":
-        raise StepError(
-            f"step {ref!r}: other processes cannot import __main__. Move the step to a module."
-        )
-    value: Any = _import_module(ref, module_name, search)
-    for part in attribute.split("."):
-        try:
-            value = getattr(value, part)
-        except AttributeError as error:
-            names = [name for name in dir(value) if name.isidentifier() and name[0] != "_"]
-            own = [n for n in names if getattr(getattr(value, n), "__module__", "") == module_name]
-            raise StepError(
-                f"step {ref}: {module_name} has no {part!r}. "
-                f"It has: {', '.join(own or names) or 'nothing'}."
-            ) from error
-    return value
-
-
-def _import_module(ref: str, module_name: str, search: str) -> ModuleType:
-    """Import a module, with `search` appended to the import path. It stays there."""
-    if search and search not in sys.path:
-        sys.path.append(search)
-    # The import system caches folder listings, and may miss a new file.
-    importlib.invalidate_caches()
-    token = _importing.set(module_name)
-    try:
-        return importlib.import_module(module_name)
-    except StepError as error:
-        # The modules of built-in steps name the library that is missing, and how to install it.
-        raise StepError(f"step {ref}: {error}") from error
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if module_name == missing or module_name.startswith(f"{missing}."):
-            where = f" or in {search}" if search else ""
-            raise StepError(
-                f"step {ref}: no module {missing!r} on the import path{where}. "
-                "Check the spelling, install it, or change to its folder."
-            ) from error
-        raise StepError(
-            f"step {ref}: {module_name} imports {missing!r}, which is not installed. "
-            f"Install it: pip install {missing.partition('.')[0]}"
-        ) from error
-    except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        place = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
-        raise StepError(
-            f"step {ref}: importing {module_name} failed with {type(error).__name__}: {error}"
-            f"{place}. Fix the module, and check: python -c 'import {module_name}'"
-        ) from error
-    finally:
-        _importing.reset(token)
-
-
-# The module that is being imported as a step. Empty outside of an import.
-_importing: ContextVar[str] = ContextVar("importing", default="")
-
-
-def refuse_nested_run() -> None:
-    """Check that no step module is being imported, because it would start a run in each worker.
-
-    Raises:
-        StepError: The module of a step starts a run while it is imported.
-    """
-    module = _importing.get()
-    if module:
-        raise StepError(
-            f"importing {module} starts a run, so each worker would start another one. "
-            "Put the call under: if __name__ == '__main__':"
-        )
 
 
 def _kind(ref: str, target: Any) -> StepKind:
