@@ -1,7 +1,6 @@
 """The flow `verify-dataset`: compare a dataset with its ledger, for example on a schedule."""
 
 from collections import Counter
-from dataclasses import asdict
 from typing import Any
 
 from batchmill.flows.deployment_checks import refuse_relative
@@ -45,7 +44,7 @@ def verify_dataset(
     if not found:
         return Completed(message=f"{dataset} matches its ledger.")
     text = list_counts(Counter(difference.kind for difference in found))
-    rows = [asdict(difference) for difference in found[:_SHOWN]]
+    rows = [difference._asdict() for difference in found[:_SHOWN]]
     cut = f". The first {len(rows):,} are shown." if len(rows) < len(found) else ""
     artifact = TableArtifact(
         key=artifact_key("differences", dataset),

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +15,7 @@ from batchmill.jobs.failed_inputs import failure_table, release_failures
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import Difference, examine
 from batchmill.maintenance.versions import (
+    ListedVersion,
     VersionDiff,
     compare_versions,
     drop_name,
@@ -27,19 +27,6 @@ from batchmill.urls import absolute
 
 if TYPE_CHECKING:
     from batchmill.exporting.run_export import ExportResult
-
-_VERSION_COLUMNS = [
-    "version",
-    "created",
-    "rows",
-    "failures",
-    "step",
-    "params",
-    "own_bytes",
-    "names",
-    "table",
-]
-_DIFFERENCE_COLUMNS = ["kind", "path", "input", "message"]
 
 
 def failures(
@@ -115,11 +102,9 @@ def verify(
         OptionError: There is no such dataset or version.
         LedgerError: A run is using the dataset.
     """
-    found: list[Difference] = examine(
-        open_ledger(os.fspath(dataset)), hash_files=hash, repair=repair, version=version
-    )
-    rows = [asdict(difference) for difference in found]
-    return pd.DataFrame(rows, columns=_DIFFERENCE_COLUMNS)
+    ledger = open_ledger(os.fspath(dataset))
+    found = examine(ledger, hash_files=hash, repair=repair, version=version)
+    return pd.DataFrame(found, columns=Difference._fields)
 
 
 def versions(dataset: str | os.PathLike[str]) -> pd.DataFrame:
@@ -135,21 +120,10 @@ def versions(dataset: str | os.PathLike[str]) -> pd.DataFrame:
     Raises:
         OptionError: There is no such dataset.
     """
-    rows = [
-        {
-            "version": one.version.number,
-            "created": pd.Timestamp(one.version.created, unit="s", tz="UTC"),
-            "rows": one.version.rows,
-            "failures": one.version.failed,
-            "step": one.step,
-            "params": dict(one.params),
-            "own_bytes": one.own_bytes,
-            "names": list(one.names),
-            "table": one.version.table,
-        }
-        for one in list_versions(open_ledger(os.fspath(dataset)))
-    ]
-    return pd.DataFrame(rows, columns=_VERSION_COLUMNS)
+    found = list_versions(open_ledger(os.fspath(dataset)))
+    frame = pd.DataFrame(found, columns=ListedVersion._fields)
+    frame["created"] = pd.to_datetime(frame["created"], unit="s", utc=True)
+    return frame
 
 
 def keep(

@@ -1,5 +1,6 @@
-"""Consoles for the output of commands: plain text, without markup, emoji or wrapping."""
+"""The output of commands: plain text without markup, emoji or wrapping, or JSON."""
 
+import json
 from typing import Any
 
 from rich.console import Console
@@ -23,6 +24,11 @@ def console(*, stderr: bool = False, quiet: bool = False) -> PlainConsole:
     return PlainConsole(
         stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False, soft_wrap=True
     )
+
+
+def print_json(value: object) -> None:
+    """Print a value on stdout as JSON, in one line."""
+    print(json.dumps(value, ensure_ascii=False))
 
 
 def _escaped(value: object) -> object:

@@ -1,13 +1,12 @@
 """`batchmill export`: write a dataset as the shards of a training format."""
 
-import json as json_text
 import os
 from dataclasses import asdict
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from batchmill.cli.console import PlainConsole, console
+from batchmill.cli.console import PlainConsole, console, print_json
 from batchmill.cli.options import Dataset, Json, Place
 from batchmill.errors import OptionError
 from batchmill.sizes import counted, readable_size
@@ -83,7 +82,7 @@ def export(
         progress=show,
     )
     if json:
-        print(json_text.dumps(asdict(result), ensure_ascii=False))
+        print_json(asdict(result))
     else:
         out_console.print(
             f"{counted(result.samples, 'sample')} in {counted(len(result.shards), 'shard')} "
@@ -99,7 +98,7 @@ def _verify(place: str, out: PlainConsole, *, json: bool) -> int:
     found = list(find_differences(place))
     if json:
         rows = [difference._asdict() for difference in found]
-        print(json_text.dumps(rows, ensure_ascii=False))
+        print_json(rows)
         return 1 if found else 0
     for difference in found[:_SHOWN]:
         sample = f": {difference.sample} (of {difference.input})" if difference.sample else ""

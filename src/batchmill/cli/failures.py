@@ -1,12 +1,11 @@
 """`batchmill failures`: list the inputs that are not ok, and why."""
 
-import json as json_text
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from batchmill.cli.console import console
+from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json
 from batchmill.errors import OptionError
 from batchmill.jobs.failed_inputs import failure_table
@@ -59,7 +58,7 @@ def failures(
         return
     records = table.to_pylist()
     if json:
-        print(json_text.dumps(records, ensure_ascii=False))
+        print_json(records)
         return
     # A console takes fifty microseconds per line, and there may be a million lines.
     for line in map(visible, _lines(records)):

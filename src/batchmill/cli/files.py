@@ -1,12 +1,11 @@
 """`batchmill files`: list the files of an input, or copy them out of a dataset."""
 
-import json as json_text
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from batchmill.cli.console import console
+from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.input_files import copy_files, input_files
@@ -38,7 +37,7 @@ def files(
     if output:
         copy_files(ledger, found, output)
     if json:
-        print(json_text.dumps([file._asdict() for file in found], ensure_ascii=False))
+        print_json([file._asdict() for file in found])
         return
     out = console()
     if output:

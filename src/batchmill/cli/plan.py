@@ -1,13 +1,12 @@
 """`batchmill plan`: show what a run would do."""
 
-import json as json_text
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from cyclopts import Group, Parameter
 from rich.table import Table
 
-from batchmill.cli.console import console
+from batchmill.cli.console import console, print_json
 from batchmill.cli.options import (
     JobOptions,
     Json,
@@ -92,7 +91,7 @@ def plan(
     if json:
         forecast = planned.forecast.as_json() if planned.forecast else None
         found = _as_json(planned.prepared, planned.layout, planned.cores)
-        print(json_text.dumps({**found, "forecast": forecast}))
+        print_json({**found, "forecast": forecast})
     else:
         _show(planned.prepared, planned.layout, planned.cores)
         for line in _check_lines(planned.prepared):

@@ -1,8 +1,6 @@
 """`batchmill retry`: let the next run execute failed inputs again."""
 
-import json as json_text
-
-from batchmill.cli.console import console
+from batchmill.cli.console import console, print_json
 from batchmill.cli.failures import FailureGroups, FailureKinds, Inputs
 from batchmill.cli.options import Dataset, Json
 from batchmill.jobs.failed_inputs import release_failures
@@ -31,7 +29,7 @@ def retry(
     """
     chosen = release_failures(str(dataset), inputs, kind, group)
     if json:
-        print(json_text.dumps({"released": chosen}, ensure_ascii=False))
+        print_json({"released": chosen})
     elif chosen:
         console().print(f"The next run executes {counted(len(chosen), 'input')} again.")
     else:

@@ -1,11 +1,10 @@
 """Print the plan, the progress and the result of `run` and `infer`."""
 
-import json as json_text
 import sys
 from contextlib import AbstractContextManager, ExitStack, redirect_stdout
 from dataclasses import replace
 
-from batchmill.cli.console import console
+from batchmill.cli.console import console, print_json
 from batchmill.cli.plan import MEANINGS, change_lines, partition_lines, partitions_as_json
 from batchmill.cli.progress import showing_progress
 from batchmill.cli.status import executed_text
@@ -88,7 +87,7 @@ def run_and_show(
             found["forecast"] = ended.forecast.as_json()
         if ended.prepared.change_check:
             found["change_check"] = ended.prepared.change_check.as_json()
-        print(json_text.dumps(found, ensure_ascii=False))
+        print_json(found)
     else:
         with access_to(ended.access):
             _show(ended)

@@ -1,8 +1,6 @@
 """`batchmill status`: count the inputs of a dataset by outcome."""
 
-import json as json_text
-
-from batchmill.cli.console import console
+from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json
 from batchmill.ledger.lease import holder
 from batchmill.ledger.ledger import Ledger
@@ -45,18 +43,16 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
     contents = count_contents(ledger)
     who = holder(ledger)
     if json:
-        print(
-            json_text.dumps(
-                {
-                    **summary.as_json(),
-                    "ended": ended is not None,
-                    "going_on": who is not None,
-                    "seconds": ended["seconds"] if ended else None,
-                    "outputs": contents.outputs,
-                    "bytes": contents.bytes,
-                    "groups": [group._asdict() for group in summary.groups],
-                }
-            )
+        print_json(
+            {
+                **summary.as_json(),
+                "ended": ended is not None,
+                "going_on": who is not None,
+                "seconds": ended["seconds"] if ended else None,
+                "outputs": contents.outputs,
+                "bytes": contents.bytes,
+                "groups": [group._asdict() for group in summary.groups],
+            }
         )
         return
     out = console()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from rich.table import Table
 
-from batchmill.cli.console import console
+from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Json, Params, ParamsFile, Place, Step, check_given
 from batchmill.cli.process_end import reporting_process_end
 from batchmill.execution.single_input import run_single_input
@@ -77,7 +77,7 @@ def try_one(
         is_folder = input_kind == "folder"
         outcome = run_single_input(loaded, str(input), columns, keep, files, is_folder=is_folder)
     if json:
-        print(json_text.dumps(_as_json(outcome), ensure_ascii=False))
+        print_json(_as_json(outcome))
     else:
         _show(outcome, keep)
     return 0 if outcome.kind == "ok" else FAILED

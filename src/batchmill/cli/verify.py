@@ -1,13 +1,11 @@
 """`batchmill verify`: compare a dataset's files with its ledger."""
 
-import json as json_text
 from collections import Counter
-from dataclasses import asdict
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from batchmill.cli.console import console
+from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import Difference, advice, examine
@@ -52,7 +50,7 @@ def verify(
     ledger = open_ledger(str(dataset))
     found = examine(ledger, hash_files=hash, repair=repair, version=version or None)
     if json:
-        print(json_text.dumps([asdict(difference) for difference in found], ensure_ascii=False))
+        print_json([difference._asdict() for difference in found])
     else:
         _show(str(dataset), found, version, repaired=repair)
         for line in adoption_lines(ledger):

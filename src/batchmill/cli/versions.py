@@ -1,18 +1,16 @@
 """`batchmill versions`, `keep` and `diff`: list, name and compare versions of a dataset."""
 
-import json as json_text
 import time
 from dataclasses import asdict
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from batchmill.cli.console import console
+from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json
 from batchmill.errors import OptionError
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.versions import (
-    ListedVersion,
     compare_versions,
     drop_name,
     keep_version,
@@ -37,17 +35,16 @@ def versions(dataset: Dataset, /, *, json: Json = False) -> None:
     """
     found = list_versions(open_ledger(str(dataset)))
     if json:
-        print(json_text.dumps([_as_json(one) for one in found], ensure_ascii=False))
+        print_json([one._asdict() for one in found])
         return
     out = console()
     for one in found:
-        version = one.version
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(version.created))
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.created))
         names = f" ({', '.join(one.names)})" if one.names else ""
         params = ", ".join(f"{name}={value}" for name, value in one.params.items())
         out.print(
-            f"{version.number}{names}: {when}, {counted(version.rows, 'row')}, "
-            f"{counted(version.failed, 'failure')}, {one.step}({params}), "
+            f"{one.version}{names}: {when}, {counted(one.rows, 'row')}, "
+            f"{counted(one.failures, 'failure')}, {one.step}({params}), "
             f"{readable_size(one.own_bytes)} that no other version has"
         )
     if not found:
@@ -95,7 +92,7 @@ def diff(
     """
     found = compare_versions(open_ledger(str(dataset)), before, after)
     if json:
-        print(json_text.dumps(asdict(found), ensure_ascii=False))
+        print_json(asdict(found))
         return
     out = console()
     out.print(f"{counted(found.before.rows, 'row')} before, {found.after.rows:,} after")
@@ -107,18 +104,3 @@ def diff(
             out.print(f"{what}: {len(names):,}: {', '.join(names[:_SHOWN_NAMES])}{more}")
     if not any(names for _, names in groups):
         out.print("The rows and files are the same.")
-
-
-def _as_json(one: ListedVersion) -> dict[str, object]:
-    version = one.version
-    return {
-        "version": version.number,
-        "created": version.created,
-        "rows": version.rows,
-        "failures": version.failed,
-        "step": one.step,
-        "params": dict(one.params),
-        "own_bytes": one.own_bytes,
-        "names": list(one.names),
-        "table": version.table,
-    }

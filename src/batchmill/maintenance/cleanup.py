@@ -73,11 +73,14 @@ def record_unchanged(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table, ste
     records = ledger.records()
     records = records.filter(pc.is_in(records["input"], value_set=names))
     is_adopted = pc.is_in(records["input"], value_set=plan.adopted)
-    steps = pc.if_else(is_adopted, step, records["step"])
-    records = records.set_column(records.schema.get_field_index("step"), "step", steps)
     place = pc.index_in(records["input"], value_set=inputs["input"])
     ledger.rewrite_records(
-        run, _with(records, **{name: inputs[name].take(place) for name in TIMES})
+        run,
+        _with(
+            records,
+            step=pc.if_else(is_adopted, step, records["step"]),
+            **{name: inputs[name].take(place) for name in TIMES},
+        ),
     )
 
 
@@ -105,7 +108,7 @@ def keep_results(ledger: Ledger, run: int) -> bool:
     is_missing = pc.and_(pc.equal(now["outcome"], "missing"), pc.equal(before["outcome"], "ok"))
     # Within a run, an `ok` record wins. The step was not started in this run.
     again = before.filter(is_missing)
-    again = _with(again, run=[run] * len(again), attempts=[0] * len(again))
+    again = _with(again, run=run, attempts=0)
     source = pc.if_else(pc.is_valid(before["result_run"]), before["result_run"], before["run"])
     failed = _with(now, rows=before["rows"], outputs=before["outputs"], result_run=source)
     failed = failed.filter(pc.invert(is_missing))
@@ -124,11 +127,12 @@ def _results_to_keep(records: pa.Table, run: int) -> tuple[pa.Table, pa.Table]:
 
 
 def _with(records: pa.Table, **columns: Any) -> pa.Table:
-    """Return records with other values in some columns."""
+    """Return records with other values in some columns: a column, or one value for all rows."""
     for name, values in columns.items():
         place = records.schema.get_field_index(name)
         kind = records.schema.field(name).type
-        values = values if isinstance(values, pa.ChunkedArray) else pa.array(values, kind)
+        if not isinstance(values, pa.ChunkedArray):
+            values = pa.repeat(pa.scalar(values, kind), len(records))
         records = records.set_column(place, name, values.cast(kind))
     return records
 
@@ -138,11 +142,7 @@ def drop_kept_results(ledger: Ledger, run: int) -> None:
     records = ledger.records()
     kept = records.filter(pc.is_valid(records["result_run"]))
     if len(kept):
-        count = len(kept)
-        empty = _with(
-            kept, rows=["[]"] * count, outputs=[[]] * count, result_run=[None] * count,
-            run=[run] * count, attempts=[0] * count,
-        )  # fmt: skip
+        empty = _with(kept, rows="[]", outputs=[], result_run=None, run=run, attempts=0)
         ledger.rewrite_records(run, empty)
 
 
@@ -209,15 +209,7 @@ def remove_withdrawn(ledger: Ledger, run: int, withdrawn: pa.Table) -> None:
         return
     records = ledger.records()
     records = records.filter(pc.is_in(records["input"], value_set=withdrawn["input"]))
-    count = len(records)
-    pruned = _with(
-        records,
-        outcome=[PRUNED] * count,
-        rows=["[]"] * count,
-        outputs=[[]] * count,
-        finished_at=[time.time()] * count,
-        run=[run] * count,
-    )
+    pruned = _with(records, outcome=PRUNED, rows="[]", outputs=[], finished_at=time.time(), run=run)
     ledger.rewrite_records(run, pruned)
 
 

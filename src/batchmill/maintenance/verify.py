@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -34,8 +33,7 @@ from batchmill.planning.plan_file import PlanFile
 from batchmill.storage import Store, in_threads
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """One file that differs from the ledger. If it is an output, `input` is the name of its input.
 
     A "leak" is in a table: a group in several partitions, or an input in the wrong partition. An

@@ -28,18 +28,26 @@ class ListedVersion(NamedTuple):
     """One version, as users see it.
 
     Attributes:
-        version: The version.
-        names: The names that keep it.
+        version: Its number.
+        created: When it was published, in seconds since 1970.
+        rows: The number of rows in its table.
+        failures: The number of inputs that were not ok.
         step: The reference of its step.
         params: The step's keyword arguments.
         own_bytes: The size of the files that only this version has, in bytes.
+        names: The names that keep it.
+        table: The hash of its table.
     """
 
-    version: Version
-    names: tuple[str, ...]
+    version: int
+    created: float
+    rows: int
+    failures: int
     step: str
     params: Mapping[str, Any]
     own_bytes: int
+    names: list[str]
+    table: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +91,15 @@ def list_versions(ledger: Ledger) -> list[ListedVersion]:
         described = ledger.steps.read(version.step) or {}
         listed.append(
             ListedVersion(
-                version,
-                tuple(sorted(name for name, number in names.items() if number == version.number)),
-                described.get("ref", ""),
-                described.get("params", {}),
-                int(totals.get(version.number, 0)),
+                version=version.number,
+                created=version.created,
+                rows=version.rows,
+                failures=version.failed,
+                step=described.get("ref", ""),
+                params=described.get("params", {}),
+                own_bytes=int(totals.get(version.number, 0)),
+                names=sorted(name for name, number in names.items() if number == version.number),
+                table=version.table,
             )
         )
     return listed

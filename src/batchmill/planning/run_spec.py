@@ -190,16 +190,6 @@ def read_inputs(ledger: Ledger, run: int, start: int, stop: int) -> pa.Table:
     return PlanFile(ledger, run).rows(start, stop)
 
 
-def count_inputs(ledger: Ledger, run: int) -> int:
-    """Count the inputs in a run's plan."""
-    return PlanFile(ledger, run).count_rows()
-
-
-def planned_names(ledger: Ledger, run: int) -> pa.ChunkedArray:
-    """Return the names of the inputs in a run's plan."""
-    return PlanFile(ledger, run).rows().column("input")
-
-
 def some_inputs(ledger: Ledger, run: int, count: int) -> list[str]:
     """Return the paths or URLs of a few planned inputs whose files existed at planning."""
     root = read_spec(ledger, run).root

@@ -12,7 +12,8 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import KINDS, one_line
 from batchmill.planning.plan import UNREADABLE
-from batchmill.planning.run_spec import SHOWN_NAMES, planned_names, read_spec
+from batchmill.planning.plan_file import PlanFile
+from batchmill.planning.run_spec import SHOWN_NAMES, read_spec
 from batchmill.publishing.failure_groups import (
     FailureGroup,
     Failures,
@@ -108,9 +109,9 @@ def summarise(ledger: Ledger, run: int, found: Failures | None = None) -> Summar
     spec = read_spec(ledger, run)
     with ThreadPoolExecutor(ledger.store.threads) as pool:
         summary = pool.submit(ledger.read_summary, run)
-        names = pool.submit(planned_names, ledger, run)
+        plan = pool.submit(PlanFile(ledger, run).rows)
         records = ledger.records(["input", "outcome", "attempts", "error", "message"], run=run)
-        ended, planned = summary.result() or {}, names.result()
+        ended, planned = summary.result() or {}, plan.result()["input"]
     # A run also records inputs that it did not plan, if it removes their earlier results.
     records = records.filter(pc.is_in(records["input"], value_set=planned))
     outcomes = Counter(records["outcome"].to_pylist())

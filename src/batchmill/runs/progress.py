@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from batchmill.errors import LedgerError
 from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import one_line
-from batchmill.planning.run_spec import count_inputs
+from batchmill.planning.plan_file import PlanFile
 
 KEPT_FAILURES = 100
 _COLUMNS = ("input", "outcome", "attempts", "error", "message")
@@ -79,7 +79,7 @@ class RunWatcher:
             self._run = next((run for run in self._ledger.runs() if run > self._before), 0)
         if self._run and self._total < 0:
             try:
-                self._total = count_inputs(self._ledger, self._run)
+                self._total = PlanFile(self._ledger, self._run).count_rows()
             except LedgerError:
                 return None  # The run's folder exists, but its plan is not written yet.
         if not self._run:

@@ -29,6 +29,9 @@ class ShardsEnd(NamedTuple):
 class Runner(AbstractContextManager["Runner"], ABC):
     """Executes the shards of one run. The block is entered only if there are pending inputs."""
 
+    def __exit__(self, *exception: Any) -> None:
+        """End the processes that outlive their shards. By default, nothing is done."""
+
     @property
     @abstractmethod
     def cores(self) -> Cores:
@@ -68,9 +71,6 @@ class InThisProcess(Runner):
     ) -> None:
         self._cores = cores
         self._on_outcome = on_outcome
-
-    def __exit__(self, *exception: Any) -> None:
-        """Do nothing: no process outlives its shard."""
 
     @property
     def cores(self) -> Cores:

@@ -126,9 +126,6 @@ class _ChildProcess(Runner):
     def __init__(self, is_cancelled: Callable[[], bool]) -> None:
         self._is_cancelled = is_cancelled
 
-    def __exit__(self, *exception: Any) -> None:
-        """Do nothing: the process ends with `run`."""
-
     @property
     def cores(self) -> Cores:
         """The cores that this process may use."""

@@ -33,14 +33,11 @@ class RingBuffer:
 
     def write(self, record: bytes) -> None:
         """Append a record of any length. Waits while the ring is full."""
-        if len(record) <= self._payload:
-            self._write_frame(record, 0)
-            return
-        start = 0
-        while len(record) - start > self._payload:
-            self._write_frame(record[start : start + self._payload], _MORE)
-            start += self._payload
-        self._write_frame(record[start:], 0)
+        left = memoryview(record)
+        while len(left) > self._payload:
+            self._write_frame(left[: self._payload], _MORE)
+            left = left[self._payload :]
+        self._write_frame(left, 0)
 
     def read(self) -> list[bytes]:
         """Return all records that have arrived. Does not wait."""
@@ -83,8 +80,8 @@ class RingBuffer:
         self._ring.release()
         self._memory.close()
 
-    def _write_frame(self, payload: bytes, more: int) -> None:
-        frame = _FRAME.pack(len(payload) | more, zlib.crc32(payload)) + payload
+    def _write_frame(self, payload: memoryview, more: int) -> None:
+        frame = b"".join([_FRAME.pack(len(payload) | more, zlib.crc32(payload)), payload])
         written = self._counters[_WRITTEN]
         while written + len(frame) - self._counters[_READ] > self._size:
             time.sleep(_FULL_SECONDS)
