@@ -1,7 +1,6 @@
 """The file system of a URL. Every error is a StoreError with the URL and without secrets."""
 
 import errno
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +9,7 @@ from batchmill.errors import StoreError
 from batchmill.security.allowed_places import INPUTS, listed_in
 from batchmill.security.credentials import options_for
 from batchmill.security.redaction import without_secrets
+from batchmill.storage import google_requests
 from batchmill.urls import hide_secrets, is_web
 
 _FINAL = (
@@ -36,10 +36,8 @@ _EXPIRED = "ExpiredToken"
 _DENIED = (401, 403)
 # aiohttp's error for an HTTP error status. It concerns one file, not the whole server.
 _WEB_SERVERS_NO = "ClientResponseError"
-_GOOGLE = ("gs", "gcs")
-_CONNECT_SECONDS, _SILENT_SECONDS = 10, 30
 _EXTRAS = {"s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure", "abfss": "azure"}
-_EXTRAS |= dict.fromkeys(_GOOGLE, "google")
+_EXTRAS |= dict.fromkeys(google_requests.SCHEMES, "google")
 
 
 @contextmanager
@@ -127,28 +125,13 @@ def _locate(url: str) -> tuple[Any, str]:
         from batchmill.security.web_client import confined_client
 
         options["get_client"] = confined_client
-    if scheme in _GOOGLE:
-        files = _google_files(options)
+    if scheme in google_requests.SCHEMES:
+        files = google_requests.open_files(options)
     else:
         import fsspec  # It imports much, and a run over local files does not need it.
 
         files, _ = fsspec.core.url_to_fs(host, **options)
     return files, files._strip_protocol(url)
-
-
-def _google_files(options: Mapping[str, Any]) -> Any:
-    from aiohttp import ClientTimeout
-
-    # The subclass that fsspec opens finds the kind of each bucket with gRPC. Then gRPC hangs or
-    # crashes in forks of this process, such as DataLoader workers.
-    from gcsfs.core import GCSFileSystem
-
-    log = logging.getLogger("gcsfs")
-    if log.level == logging.NOTSET:
-        log.setLevel(logging.CRITICAL)  # It logs tracebacks of errors that it also raises.
-    # Without these limits, gcsfs waits forever for a server that has stopped responding.
-    limits = ClientTimeout(sock_connect=_CONNECT_SECONDS, sock_read=_SILENT_SECONDS)
-    return GCSFileSystem(**{"requests_timeout": limits, **options})
 
 
 def _reason(url: str, error: Exception) -> str:

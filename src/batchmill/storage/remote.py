@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from batchmill.errors import StoreError
-from batchmill.storage import s3_requests
+from batchmill.storage import google_requests, s3_requests
 from batchmill.storage.connection import connected
 from batchmill.storage.fingerprints import hash_bytes, hash_file, recordable
+from batchmill.storage.google_requests import is_google
 from batchmill.storage.retries import retry_remote
 from batchmill.storage.s3_requests import is_s3
 from batchmill.storage.store import in_threads
@@ -140,9 +141,8 @@ def check_bucket(url: str) -> None:
         if not bucket:
             return  # Web servers and memory have no buckets.
         try:
-            if _is_google(files):
-                # The roles for Google's objects do not permit to describe their bucket.
-                files.ls(bucket, max_results=1)
+            if is_google(files):
+                google_requests.check_bucket(files, bucket)
             else:
                 files.info(bucket)
         except FileNotFoundError as error:
@@ -231,8 +231,7 @@ def upload(path: str, url: str) -> None:
 def fetch(url: str, path: str) -> None:
     """Fetch a file to a local path."""
     with connected(url) as (files, source):
-        # By default, gcsfs first requests the size, to divide large files.
-        files.get_file(source, path, **({"concurrency": 1} if _is_google(files) else {}))
+        files.get_file(source, path, **(google_requests.ONE_REQUEST if is_google(files) else {}))
 
 
 @retry_remote
@@ -270,20 +269,13 @@ def _connected_to_write(url: str) -> Iterator[tuple[Any, str]]:
         yield files, path
 
 
-def _is_google(files: Any) -> bool:
-    """Return whether a file system is that of gcsfs."""
-    return "gs" in files.protocol
-
-
 def _look_up(files: Any, path: str) -> dict[str, Any]:
     """Return the description of a file, with one request if the library has one for that."""
     bucket, _, key = path.partition("/")
     if is_s3(files):
         return s3_requests.look_up(files, path)
-    if _is_google(files) and key:
-        # `info` would also list the folder with this name.
-        found = files.call("GET", "b/{}/o/{}", bucket, key, json_out=True)
-        return {**found, "type": "file"}
+    if is_google(files) and key:
+        return google_requests.look_up(files, bucket, key)
     details: dict[str, Any] = files.info(path)
     return details
 
