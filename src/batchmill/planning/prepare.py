@@ -2,18 +2,16 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.digests import digest
-from batchmill.errors import ManifestError, OptionError, StepError
+from batchmill.errors import OptionError
 from batchmill.ledger.adoptions import Adoption
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_output
 from batchmill.manifest import Manifest, ManifestLike, load_manifest
-from batchmill.manifest.file_stats import MISSING_SIZE
 from batchmill.manifest.saved_list import listed_manifest
 from batchmill.partitions.record import Assignment
 from batchmill.planning.change_check import ChangeCheck
@@ -27,16 +25,21 @@ from batchmill.planning.earlier_steps import (
 from batchmill.planning.expectations import load_schemas
 from batchmill.planning.forecast import Forecast, make_forecast
 from batchmill.planning.job import Job
+from batchmill.planning.job_checks import (
+    check_confinement,
+    check_missing,
+    check_other_place,
+    fitted,
+)
 from batchmill.planning.partition_assignment import Division, check_rows, divide_manifest
 from batchmill.planning.plan import PLANNED_COLUMNS, Plan, find_records, make_plan
 from batchmill.planning.raised_limits import inputs_below_limits
 from batchmill.planning.sample import sampled
 from batchmill.security.allowlist import check_step
 from batchmill.sizes import counted, duration
-from batchmill.step.fingerprint import identity_of
 from batchmill.step.load import Step
 from batchmill.step.value.load import load_given_step
-from batchmill.urls import is_url, is_web, join, same_place, shown_url
+from batchmill.urls import is_url
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,23 +112,19 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
     """
     check_step(job.step)
     if listed is None:
-        _check_other_place(job, job.manifest)
+        check_other_place(job, job.manifest)
     ledger = open_output(job.output)
     # The state is read before the manifest. Otherwise another run could record inputs that are
     # missing in this manifest, and the change of state would not be noticed.
     state = ledger.state()
     # The manifest is read before the step, so that a rejected job imports no user code.
     manifest = _read_manifest(job, listed)
-    _check_other_place(job, manifest.dataset)
+    check_other_place(job, manifest.dataset)
     given = job.step if job.value is None else job.value
     step = load_given_step(
         given, job.params, search=job.search, file_columns=job.inputs.file_column_names
     )
-    if job.confinement and step.is_batched:
-        raise OptionError(
-            f"--confine: step {step.ref} is a batch step, which cannot be confined. Drop the "
-            "option, or use a step that handles one input."
-        )
+    check_confinement(job, step)
     load_schemas(job.failures.expect, job.search)
     prepared = _plan(job, manifest, step, ledger, state)
     if not job.verify_change:
@@ -200,14 +199,6 @@ def code_changes(prepared: Prepared) -> ChangeCheck:
     return ChangeCheck(steps=frozenset(steps), reason=reason)
 
 
-def _check_other_place(job: Job, manifest: str) -> None:
-    """Raise OptionError if the manifest is the output, or one of its versions."""
-    if manifest and same_place(manifest, job.output):
-        raise OptionError(
-            f"--output {job.output}: is the same dataset as the manifest. Choose another output."
-        )
-
-
 def _read_manifest(job: Job, listed: ManifestLike | None = None) -> Manifest:
     return load_manifest(
         job.manifest if listed is None else listed,
@@ -221,16 +212,6 @@ def _read_manifest(job: Job, listed: ManifestLike | None = None) -> Manifest:
     )
 
 
-def _length(step: Step) -> int:
-    try:
-        return len(step.target)
-    except Exception as error:
-        raise StepError(
-            f"step {step.ref}: its len() raised {type(error).__name__}: {error}. It must return "
-            "the number of items, one per row of the manifest."
-        ) from error
-
-
 def _plan(
     job: Job,
     manifest: Manifest,
@@ -239,7 +220,7 @@ def _plan(
     state: Sequence[str],
     check: ChangeCheck | None = None,
 ) -> Prepared:
-    step = _fitted(step, manifest)
+    step = fitted(step, manifest)
     step.check_input_kind(is_folder=job.inputs.input_kind == "folder")
     with ThreadPoolExecutor(1) as pool:
         listed = pool.submit(ledger.released)
@@ -273,7 +254,7 @@ def _plan(
         adopted_steps=adopted,
     )
     if not job.inputs.allow_missing:
-        _check_missing(job, manifest, plan)
+        check_missing(job, manifest, plan)
     if job.sample:
         plan = sampled(plan, manifest, job.sample)
     division = Division(manifest)
@@ -306,45 +287,3 @@ def _forced_after(ledger: Ledger) -> int:
     before, summary = ledger.control.read_forced(last), ledger.read_summary(last)
     has_ended = summary is not None and not summary["pending"]
     return last if before is None or has_ended else before
-
-
-def _check_missing(job: Job, manifest: Manifest, plan: Plan) -> None:
-    """Raise ManifestError if most inputs do not exist, before they all become failed inputs."""
-    is_missing = pc.equal(plan.pending["size"], MISSING_SIZE)
-    # A web server may send a file although it did not report its size.
-    names = [
-        name
-        for name in plan.pending["input"].filter(is_missing).to_pylist()
-        if not is_web(join(manifest.root, name))
-    ]
-    names += plan.unreadable.to_pylist()
-    if 2 * len(names) <= len(manifest):
-        return
-    first = shown_url(join(manifest.root, manifest.missing_file(names[0])))
-    fault = (
-        f"{len(names):,} of {len(manifest):,} inputs do not exist. The first one is {first}. Check "
-        "--root and the manifest. To run the job anyway: --allow-missing"
-    )
-    raise ManifestError(job.manifest, [fault])
-
-
-def _fitted(step: Step, manifest: Manifest) -> Step:
-    """Return the step for this manifest. Raises StepError if the step does not fit it."""
-    if "labels" in step.given and "label" not in manifest.manifest_columns.column_names:
-        raise StepError(
-            f"step {step.ref}: takes labels, but the manifest has no column 'label' "
-            f"(found: {', '.join(manifest.manifest_columns.column_names) or 'none'}). "
-            "Add or rename one."
-        )
-    if step.kind != "items":
-        return step
-    items = _length(step)
-    if items != len(manifest):
-        raise StepError(
-            f"step {step.ref}: has {items} items for {len(manifest)} inputs. "
-            "Its item i belongs to row i of the manifest."
-        )
-    # Item i belongs to row i, so other rows or another order make it another step.
-    order = digest("order", *manifest.inputs["input"].to_pylist())
-    description = {**step.description, "order": order}
-    return replace(step, identity=identity_of(description), description=description)

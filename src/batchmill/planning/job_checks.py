@@ -1,0 +1,84 @@
+"""Check that the parts of a job fit together, before it is planned and after."""
+
+from dataclasses import replace
+
+import pyarrow.compute as pc
+
+from batchmill.digests import digest
+from batchmill.errors import ManifestError, OptionError, StepError
+from batchmill.manifest import Manifest
+from batchmill.manifest.file_stats import MISSING_SIZE
+from batchmill.planning.job import Job
+from batchmill.planning.plan import Plan
+from batchmill.step.fingerprint import identity_of
+from batchmill.step.load import Step
+from batchmill.urls import is_web, join, same_place, shown_url
+
+
+def check_other_place(job: Job, manifest: str) -> None:
+    """Raise OptionError if the manifest is the output, or one of its versions."""
+    if manifest and same_place(manifest, job.output):
+        raise OptionError(
+            f"--output {job.output}: is the same dataset as the manifest. Choose another output."
+        )
+
+
+def check_confinement(job: Job, step: Step) -> None:
+    """Raise OptionError if the step has to be confined, and cannot be."""
+    if job.confinement and step.is_batched:
+        raise OptionError(
+            f"--confine: step {step.ref} is a batch step, which cannot be confined. Drop the "
+            "option, or use a step that handles one input."
+        )
+
+
+def check_missing(job: Job, manifest: Manifest, plan: Plan) -> None:
+    """Raise ManifestError if most inputs do not exist, before they all become failed inputs."""
+    is_missing = pc.equal(plan.pending["size"], MISSING_SIZE)
+    # A web server may send a file although it did not report its size.
+    names = [
+        name
+        for name in plan.pending["input"].filter(is_missing).to_pylist()
+        if not is_web(join(manifest.root, name))
+    ]
+    names += plan.unreadable.to_pylist()
+    if 2 * len(names) <= len(manifest):
+        return
+    first = shown_url(join(manifest.root, manifest.missing_file(names[0])))
+    fault = (
+        f"{len(names):,} of {len(manifest):,} inputs do not exist. The first one is {first}. Check "
+        "--root and the manifest. To run the job anyway: --allow-missing"
+    )
+    raise ManifestError(job.manifest, [fault])
+
+
+def fitted(step: Step, manifest: Manifest) -> Step:
+    """Return the step for this manifest. Raises StepError if the step does not fit it."""
+    if "labels" in step.given and "label" not in manifest.manifest_columns.column_names:
+        raise StepError(
+            f"step {step.ref}: takes labels, but the manifest has no column 'label' "
+            f"(found: {', '.join(manifest.manifest_columns.column_names) or 'none'}). "
+            "Add or rename one."
+        )
+    if step.kind != "items":
+        return step
+    items = _length(step)
+    if items != len(manifest):
+        raise StepError(
+            f"step {step.ref}: has {items} items for {len(manifest)} inputs. "
+            "Its item i belongs to row i of the manifest."
+        )
+    # Item i belongs to row i, so other rows or another order make it another step.
+    order = digest("order", *manifest.inputs["input"].to_pylist())
+    description = {**step.description, "order": order}
+    return replace(step, identity=identity_of(description), description=description)
+
+
+def _length(step: Step) -> int:
+    try:
+        return len(step.target)
+    except Exception as error:
+        raise StepError(
+            f"step {step.ref}: its len() raised {type(error).__name__}: {error}. It must return "
+            "the number of items, one per row of the manifest."
+        ) from error
