@@ -22,7 +22,7 @@ from batchmill.execution.run_input import execute
 from batchmill.execution.staging import Companion, Input, StagingArea, open_staging
 from batchmill.layout import FILES
 from batchmill.outcome import Outcome
-from batchmill.security.allowlist import refused_inputs
+from batchmill.security.allowlist import check_input
 from batchmill.step.load import Step
 from batchmill.storage import LocalStore, is_url, remote
 from batchmill.storage.remote import FileStat
@@ -95,8 +95,7 @@ def _stat(place: str) -> FileStat | None:
     fault = one_slash_fault(place)
     if fault:
         raise OptionError(fault)
-    for refused in refused_inputs([place]).values():
-        raise OptionError(refused)
+    check_input(place)
     if is_url(place):
         remote.check_url(place)
         remote.check_bucket(place)

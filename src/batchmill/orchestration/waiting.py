@@ -23,11 +23,11 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Running
 
 from batchmill.errors import CancelledError
 from batchmill.ledger.lease import Wait
+from batchmill.orchestration.server.client_settings import without_retries
 
 # The name of the state of a flow run that waits. Its type is RUNNING.
 _WAITING = "Waiting"
@@ -116,7 +116,7 @@ def _current() -> FlowRun:
 def _api() -> Iterator[SyncPrefectClient]:
     """Yield a client. Errors of the API end the block, because the display is not essential."""
     with (
-        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        without_retries(),
         suppress(httpx.HTTPError, PrefectException),
         get_client(sync_client=True) as client,
     ):

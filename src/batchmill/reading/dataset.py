@@ -18,7 +18,6 @@ from batchmill.errors import BatchmillError, OptionError
 from batchmill.layout import PARTITION_COLUMN
 from batchmill.reading.files import (
     Load,
-    check_input,
     choose_load,
     fetch_place,
     one_of_each_suffix,
@@ -42,6 +41,7 @@ from batchmill.reading.selection import (
     named,
     partition_column,
 )
+from batchmill.security.allowlist import check_input
 from batchmill.storage import is_url, obstore_s3, open_store, remote
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.local import remove_folder
@@ -200,8 +200,7 @@ class SampleDataset(Dataset[Any]):
             OptionError: The input may not be read here.
         """
         row = self._table.row(operator.index(index))
-        files = self._files(row)
-        return self._sample(index, row, [partial(self._open, *file) for file in files])
+        return self._sample(index, row, (self._opener(*file) for file in self._files(row)))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several samples, as torch's DataLoader requests a batch.
@@ -215,7 +214,7 @@ class SampleDataset(Dataset[Any]):
             obstore_s3.use_obstore()
         files = [file for row in rows for file in self._files(row)]
         with scratch_folder() as folder:
-            fetch = partial(self._fetch, folder)
+            fetch = partial(self._opener, folder=folder)
             openers = iter(ahead_in_threads(lambda file: fetch(*file), files, remote.THREADS))
             return [
                 self._sample(index, row, islice(openers, 1 + len(self._further)))
@@ -226,33 +225,28 @@ class SampleDataset(Dataset[Any]):
         """Return the places of the files of a row, and the functions that open them."""
         return [(row[0], self._load), *((row[at], open_by_suffix) for at in self._further)]
 
-    def _fetch(self, folder: Path, place: str, load: Load) -> Callable[[], Any]:
-        """Fetch a remote file. Return a function that opens it or raises the fetch's error."""
+    def _opener(self, place: str, load: Load, folder: Path | None = None) -> Callable[[], Any]:
+        """Return a function that opens a file, or that raises the error of the store.
+
+        A file in a pack is read now. Another remote file is fetched now if there is a `folder`.
+        """
         if not place:
             return _nothing
-        full, own_folder = join(self._root, place), folder / uuid.uuid4().hex
+        full = join(self._root, place)
         address = parse_address(place)
         try:
             if self._inputs_root is not None:
                 check_input(full)
             if address:
                 return partial(open_content, self._packs.read(address), full, load)
+            if folder is None:
+                return partial(open_place, full, load)
+            own_folder = folder / uuid.uuid4().hex
             own_folder.mkdir()
             path = fetch_place(full, own_folder)
         except BatchmillError as error:
             return partial(_raise, error)
         return partial(_open_and_remove, path, full, load)
-
-    def _open(self, place: str, load: Load) -> Any:
-        if not place:
-            return None
-        full = join(self._root, place)
-        if self._inputs_root is not None:
-            check_input(full)
-        address = parse_address(place)
-        if address:
-            return open_content(self._packs.read(address), full, load)
-        return open_place(full, load)
 
     def _sample(self, index: int, row: Sequence[Any], openers: Iterable[Callable[[], Any]]) -> Any:
         """Return a sample. The openers open its files, in the order of `_files`."""
@@ -265,7 +259,8 @@ class SampleDataset(Dataset[Any]):
             if self._transform is not None:
                 data = self._transform(data)
         except BatchmillError:
-            self._check_kept()
+            if self._inputs_root is None:  # A version that was removed explains a missing file.
+                check_kept(self._selection.dataset, self._content)
             raise
         except Exception as error:
             full = join(self._root, place)
@@ -276,11 +271,6 @@ class SampleDataset(Dataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """Yield all samples in order. Raises the errors of `dataset[index]`."""
         return (self[index] for index in range(len(self)))
-
-    def _check_kept(self) -> None:
-        """Raise StoreError if the version was removed. That explains a missing file."""
-        if self._inputs_root is None:
-            check_kept(self._selection.dataset, self._content)
 
     def __repr__(self) -> str:
         chosen = self._selection.partitions

@@ -63,14 +63,13 @@ def check_dataset(place: str) -> None:
 def refused_inputs(places: Sequence[str]) -> dict[int, str]:
     """Return why inputs or manifests may not be read, by their index in `places`."""
     allowed = roots_in(INPUTS)
-    if allowed is None:
-        return {}
-    reason = _refusal("may not be read", INPUTS)
-    return {
-        number: f"{shown_url(place)!r} {reason}"
-        for number, place in enumerate(places)
-        if not is_inside(place, allowed)
-    }
+    return {} if allowed is None else _refused(places, allowed, "may not be read", INPUTS)
+
+
+def check_input(place: str) -> None:
+    """Raise OptionError for an input that may not be read here."""
+    for refused in refused_inputs([place]).values():
+        raise OptionError(refused)
 
 
 def refused_models(places: Sequence[str]) -> dict[int, str]:
@@ -82,12 +81,7 @@ def refused_models(places: Sequence[str]) -> dict[int, str]:
     allowed = roots_in(MODELS)
     if allowed is None and listed_in(STEPS) is None:
         return refused_inputs(places)
-    reason = _refusal("may not be loaded as a model", MODELS)
-    return {
-        number: f"{shown_url(place)!r} {reason}"
-        for number, place in enumerate(places)
-        if not is_inside(place, allowed or [])
-    }
+    return _refused(places, allowed or [], "may not be loaded as a model", MODELS)
 
 
 def restricts_inputs() -> bool:
@@ -103,6 +97,17 @@ def confinement_is_required() -> bool:
 def restrictions() -> list[str]:
     """Return the names of the variables that are set."""
     return [name for name in (STEPS, INPUTS, DATASETS, MODELS) if listed_in(name) is not None]
+
+
+def _refused(
+    places: Sequence[str], allowed: Sequence[str], what: str, variable: str
+) -> dict[int, str]:
+    reason = _refusal(what, variable)
+    return {
+        number: f"{shown_url(place)!r} {reason}"
+        for number, place in enumerate(places)
+        if not is_inside(place, allowed)
+    }
 
 
 def _is_below(ref: str, entries: Sequence[str]) -> bool:

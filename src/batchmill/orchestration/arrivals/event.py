@@ -10,12 +10,12 @@ from prefect.client.orchestration import get_client
 from prefect.events import Event, Resource
 from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from batchmill.errors import ServiceError
 from batchmill.orchestration.arrivals.detection import FileVersion
 from batchmill.orchestration.arrivals.watch_target import WatchTarget, server
 from batchmill.orchestration.resource_ids import resource_id
+from batchmill.orchestration.server.client_settings import without_retries
 
 ARRIVED = "batchmill.data.arrived"
 _FIRST_NAMES = 20
@@ -62,10 +62,7 @@ def announce(target: WatchTarget, payload: Mapping[str, Any]) -> None:
         labels["batchmill.deployment"] = target.deployment
     event = Event(event=ARRIVED, resource=Resource.model_validate(labels), payload=dict(payload))
     try:
-        with (
-            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-            get_client(sync_client=True) as client,
-        ):
+        with without_retries(), get_client(sync_client=True) as client:
             answer = client.request("POST", "/events", json=[json.loads(event.model_dump_json())])
             answer.raise_for_status()
     except (httpx.HTTPError, PrefectException) as error:

@@ -46,7 +46,6 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"| executed in run {facts.executed_by} | {len(facts.executed):,} |"
         yield f"| time from first to last input | {duration(facts.seconds)} |"
         yield f"| throughput | {facts.throughput:,.1f} inputs/s |"
-    if len(facts.executed):
         yield from _executed(report)
     yield f"\nThe file {code('report.html')} in the dataset also has tracebacks and printed output."
 
