@@ -221,13 +221,18 @@ def test_unclosed_quotes_are_rejected(write, content):
     assert "cannot be read as a table" in faults_of(write(content))[0]
 
 
+def test_a_file_with_only_an_empty_text_in_quotes_has_no_columns(write):
+    assert "no column 'input' (found: none)" in faults_of(write('""\n'))[0]
+
+
 @pytest.mark.parametrize("content", ["input,v\na.wav,1,\nb.wav,2,\n", "input\na.wav,\nb.wav\n"])
 def test_an_extra_empty_field_is_rejected(write, content):
     assert faults_of(write(content))[0].startswith("line 2: has")
 
 
-def test_a_line_of_spaces_is_a_blank_line(write):
-    found = faults_of(write("input\na.wav\n   \nb.wav\nb.wav\n"))
+@pytest.mark.parametrize("line", ["   ", '""'])
+def test_a_line_of_spaces_or_an_empty_text_in_quotes_is_a_blank_line(write, line):
+    found = faults_of(write(f"input\na.wav\n{line}\nb.wav\nb.wav\n"))
     assert found == ("line 5: 'b.wav' is already listed on line 4. Delete one.",)
 
 

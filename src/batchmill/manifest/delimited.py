@@ -8,7 +8,6 @@ import csv
 import io
 import re
 import sys
-import warnings
 from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal
 
@@ -152,71 +151,32 @@ def _line_faults(data: bytes) -> list[str]:
 
 
 def _read_fast(data: bytes, separator: str) -> pd.DataFrame | None:
-    """Read with a library. Returns None if the file has to be read record by record."""
-    # Arrow is ten times as fast, but differs from the csv module in quotes, blank lines and lone
-    # carriage returns.
-    is_plain = not (b'"' in data or _BLANK_LINE.search(data) or _has_lone_returns(data))
+    """Read with Arrow. Returns None if the file has to be read record by record."""
+    # Arrow differs from the csv module in quotes, blank lines and lone carriage returns.
+    if b'"' in data or _BLANK_LINE.search(data) or _has_lone_returns(data):
+        return None
+    header = next(_records(data, separator))[1]
+    if len(set(header)) < len(header):
+        return None
     try:
-        header = next(_records(data, separator))[1]
-        if len(set(header)) < len(header):
-            return None
-        read = _read_with_arrow if is_plain else _read_with_pandas
-        frame = read(data, separator, header)
-    except (pd.errors.ParserError, pd.errors.ParserWarning, ValueError, csv.Error):
+        table = pcsv.read_csv(
+            io.BytesIO(data),
+            parse_options=pcsv.ParseOptions(delimiter=separator, quote_char=False),
+            convert_options=pcsv.ConvertOptions(
+                column_types=dict.fromkeys(header, pa.string()),
+                null_values=[""],  # "NA" and "None" are valid labels.
+                strings_can_be_null=True,
+            ),
+        )
+    except pa.ArrowInvalid:  # A record has too few or too many fields.
         return None
-    if list(frame.columns) != header:
-        return None
-    # pandas silently fills a row that is too short, and drops an extra empty field.
-    return frame if _is_even(data, separator, len(header)) else None
-
-
-def _read_with_arrow(data: bytes, separator: str, header: Sequence[str]) -> pd.DataFrame:
-    table = pcsv.read_csv(
-        io.BytesIO(data),
-        parse_options=pcsv.ParseOptions(delimiter=separator, quote_char=False),
-        convert_options=pcsv.ConvertOptions(
-            column_types=dict.fromkeys(header, pa.string()),
-            null_values=[""],  # "NA" and "None" are valid labels.
-            strings_can_be_null=True,
-        ),
-    )
     frame: pd.DataFrame = table.to_pandas(types_mapper=lambda _: pd.StringDtype(na_value=np.nan))
     return frame
-
-
-def _read_with_pandas(data: bytes, separator: str, _: Sequence[str]) -> pd.DataFrame:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", pd.errors.ParserWarning)
-        return pd.read_csv(
-            io.BytesIO(data),
-            sep=separator,
-            dtype=str,
-            keep_default_na=False,
-            na_values=[""],
-            index_col=False,
-        )
 
 
 def _has_lone_returns(data: bytes) -> bool:
     """Return whether a line ends with a carriage return only."""
     return b"\r" in data and b"\r" in data.replace(b"\r\n", b"")
-
-
-def _is_even(data: bytes, separator: str, fields: int) -> bool:
-    """Return whether every record has this number of fields."""
-    if b'"' in data:
-        try:
-            return all(len(record) == fields for _, record in _records(data, separator))
-        except csv.Error:
-            return False
-    mark = separator.encode()
-    if _has_lone_returns(data):
-        return all(line.count(mark) == fields - 1 for line in data.splitlines() if line.strip())
-    content = np.frombuffer(data, np.uint8)
-    ends = np.append(np.flatnonzero(content == ord("\n")), len(data))
-    before = np.searchsorted(np.flatnonzero(content == ord(separator)), ends)
-    odd = np.flatnonzero(np.diff(before, prepend=0) != fields - 1).tolist()
-    return not any(data[ends[i - 1] if i else 0 : ends[i]].strip() for i in odd)
 
 
 def _read_by_record(place: str, data: bytes, separator: str, faults: list[str]) -> Source:
