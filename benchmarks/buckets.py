@@ -39,6 +39,8 @@ from benchmarks.machine import describe
 
 BUCKET = "benchmark"
 _START_SECONDS = 30
+# SeaweedFS uses the port of each service plus this number for gRPC.
+_GRPC = 10_000
 _MEMORY_BYTES = 256 * 2**20
 _CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "benchmark",
@@ -67,19 +69,18 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
-    # SeaweedFS also uses the port of a service plus 10,000 for gRPC.
-    return port if port < 50_000 else free_port()
+    return port if port + _GRPC < 60_000 else free_port()
 
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[int]:
     """Start an S3 server, and yield its port."""
     weed = Path(sysconfig.get_path("scripts"), "weed")
-    port = free_port()
+    ports = {name: free_port() for name in ("s3", "master", "volume", "filer")}
+    port = ports["s3"]
     if weed.exists():
         config = folder / "s3.json"
         config.write_text(json.dumps(_IDENTITIES))
-        services = {name: free_port() for name in ("master", "volume", "filer")}
         command = [
             *[
                 str(weed),
@@ -89,8 +90,8 @@ def s3_server(folder: Path) -> Iterator[int]:
                 "-ip=127.0.0.1",
                 "-ip.bind=127.0.0.1",
             ],
-            *[f"-{name}.port={number}" for name, number in services.items()],
-            *["-filer", "-s3", f"-s3.port={port}", f"-s3.config={config}"],
+            *[f"-{name}.port={number}" for name, number in ports.items()],
+            *["-filer", "-s3", f"-s3.config={config}"],
         ]
     else:
         service = Path(__file__).parents[1] / "tests" / "support" / "s3_service.py"
@@ -104,6 +105,11 @@ def s3_server(folder: Path) -> Iterator[int]:
     finally:
         process.kill()  # SeaweedFS does not always end after SIGTERM.
         process.wait()
+        # SeaweedFS leaves its sockets in /tmp, also if TMPDIR is another folder.
+        for number in ports.values():
+            for ending in (number, number + _GRPC):
+                for left in Path("/tmp").glob(f"seaweedfs-*-{ending}.sock"):
+                    left.unlink()
 
 
 def create_bucket(port: int) -> None:
