@@ -4,7 +4,6 @@ import os
 import random
 import shutil
 import sys
-import tempfile
 import uuid
 from contextlib import contextmanager
 from functools import partial
@@ -27,6 +26,8 @@ from live import (
 )
 from object_store import forget_connections, make_bucket, s3_environment, start_s3_server
 from s3_proxy import s3_proxy
+
+from batchmill.storage.scratch import lock_scratch_folder
 
 # Fixtures that start servers or run the installed command.
 SERVICES = {"prefect_server", "s3", "google_storage", "shell", "bare_shell"}
@@ -80,7 +81,9 @@ def pytest_configure(config):
     """
     if config.option.part:
         config.option.long = True
-    config.own_folder = tempfile.mkdtemp(prefix="batchmill-tests-")
+    # The next test run removes this folder if this process is killed.
+    folder, config.folder_lock = lock_scratch_folder("batchmill-test-run-")
+    config.own_folder = str(folder)
     # The worker processes of pytest-xdist inherit this variable.
     os.environ.setdefault(RUN_FOLDER, config.own_folder)
     os.environ["PREFECT_HOME"] = config.own_folder
@@ -91,6 +94,7 @@ def pytest_unconfigure(config):
     """End the shared servers, and delete the folder of this process."""
     end_shared_servers(config.own_folder)
     shutil.rmtree(config.own_folder, ignore_errors=True)
+    os.close(config.folder_lock)
 
 
 @pytest.hookimpl(tryfirst=True)  # Before xdist reads the groups.
