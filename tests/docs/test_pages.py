@@ -23,8 +23,8 @@ ALL_PAGES = [
 ]
 
 # The tests run the blocks `sh` of a page in one shell, then its blocks `python run` as one script.
-# Commands that need a cluster, a bucket or a server are in blocks `bash`. Other tests run most of
-# them.
+# Commands that need a cluster, a bucket, a server or failed inputs are in blocks `bash`. Other
+# tests run most of them.
 # These commands are skipped: they set up the environment, or test_deployment runs them.
 ELSEWHERE = ("make ", "pip install", "prefect ")
 # The files of a clone that commands use, or that pytest reads.
