@@ -118,7 +118,9 @@ def test_try_reports_a_step_that_calls_exit(command, words, tmp_path, monkeypatc
 
 
 @pytest.mark.end_to_end
-def test_try_reports_a_step_that_ends_the_process(words, tmp_path):
+def test_try_reports_a_step_that_ends_the_process_and_the_next_try_removes_its_files(
+    words, tmp_path
+):
     (tmp_path / "leaver.py").write_text(
         "import os, signal\n"
         "def leave(source):\n    os._exit(0)\n"
@@ -126,10 +128,14 @@ def test_try_reports_a_step_that_ends_the_process(words, tmp_path):
         "def stay(source):\n    return {}\n"
     )
 
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+
     def tried(step):
         return subprocess.run(
             [sys.executable, "-m", "batchmill", "try", words / "a.txt", "--step", f"leaver:{step}"],
-            cwd=tmp_path, capture_output=True, text=True, check=False,
+            cwd=tmp_path, env=os.environ | {"TMPDIR": str(temporary)},
+            capture_output=True, text=True, check=False,
         )  # fmt: skip
 
     ended = "a.txt: the process of the step ended before the step returned. A step must not call"
@@ -138,6 +144,7 @@ def test_try_reports_a_step_that_ends_the_process(words, tmp_path):
         assert (done.returncode, done.stdout) == (code, "")
         assert ended in done.stderr
     assert tried("stay").stderr == ""
+    assert [*temporary.iterdir()] == []
 
 
 def test_try_passes_a_row_to_the_step(command, words, monkeypatch):

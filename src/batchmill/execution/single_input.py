@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -26,6 +25,7 @@ from batchmill.security.allowlist import check_input
 from batchmill.step.load import Step
 from batchmill.storage import LocalStore, is_url, remote
 from batchmill.storage.remote import FileStat
+from batchmill.storage.scratch import scratch_folder
 from batchmill.urls import last_part, one_slash_fault
 
 
@@ -67,7 +67,7 @@ def run_single_input(
             "Test its items in Python."
         )
     with (
-        tempfile.TemporaryDirectory(prefix="batchmill-") as folder,
+        scratch_folder() as folder,
         open_staging(LocalStore(folder), "try", fetches=any((stat, *stats.values()))) as staging,
     ):
         item = _input(place, row, staging, stat)
@@ -85,7 +85,7 @@ def run_single_input(
             outcome = execute(step, item, staging, partial(_load_item, step, item, staging))
         outcome = relative_to_own_folder(outcome)
         if keep and outcome.outputs:
-            (made,) = Path(folder, FILES).iterdir()
+            (made,) = (folder / FILES).iterdir()
             shutil.copytree(made, keep, dirs_exist_ok=True)
     return hide_in(outcome)
 

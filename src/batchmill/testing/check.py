@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from batchmill.sizes import counted
 from batchmill.step.fingerprint import differences
 from batchmill.step.value.shipping import pickle_digest
 from batchmill.storage import LocalStore
+from batchmill.storage.scratch import scratch_folder
 from batchmill.testing.fresh import Fresh, run_fresh
 from batchmill.testing.trial import Result, Trial, result_of
 
@@ -57,9 +57,9 @@ def check_step(
     try:
         _check_arguments(paths, rows, "rows")
         _check_arguments(paths, files, "files")
-        with tempfile.TemporaryDirectory(prefix="batchmill-check-") as folder:
+        with scratch_folder() as folder:
             trial = Trial(
-                folder=Path(folder, "first"),
+                folder=folder / "first",
                 step=step,
                 params=params or {},
                 samples=paths,
