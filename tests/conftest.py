@@ -202,6 +202,16 @@ def prefect_server(tmp_path_factory, request):
         yield url
 
 
+@pytest.fixture
+def used_server(prefect_server, monkeypatch):
+    """Let the runs of this process and its children use the shared Prefect server."""
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    monkeypatch.setenv("PREFECT_API_URL", prefect_server)
+    with temporary_settings({PREFECT_API_URL: prefect_server}):
+        yield prefect_server
+
+
 @pytest.fixture(scope="module")
 def own_prefect_server(tmp_path_factory, request):
     """Yield the URL of a server only for this module, whose names would disturb other modules.

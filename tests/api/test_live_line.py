@@ -9,7 +9,6 @@ from jobs import job_of, run_job
 from prefect import flow
 from prefect.logging import get_logger
 from prefect.logging.handlers import PrefectConsoleHandler
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchmill.api.live_line import LiveLine
 from batchmill.jobs.run_log import log_level
@@ -82,13 +81,12 @@ def test_a_verbose_run_shows_prefects_log_and_the_details(screen):
     assert {"of prefect", "detail"} <= set(screen.getvalue().replace("|", "\n").split("\n"))
 
 
-@pytest.mark.end_to_end
-def test_the_log_of_a_users_own_flow_stays_visible(screen, prefect_server):
+@pytest.mark.usefixtures("used_server")
+def test_the_log_of_a_users_own_flow_stays_visible(screen):
     @flow
     def own():
         with log_level(verbose=False):
             log()
 
-    with temporary_settings({PREFECT_API_URL: prefect_server}):
-        own()
+    own()
     assert "of prefect" in screen.getvalue()

@@ -546,7 +546,7 @@ def test_control_characters_of_names_do_not_reach_the_terminal(command):
     assert "\x1b" not in out + err
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("used_server")
 def test_plan_and_run_name_what_changed_in_the_step(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

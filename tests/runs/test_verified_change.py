@@ -159,7 +159,7 @@ def test_a_cancelled_sample_is_requested_to_stop(job):
     assert not any("timeout" in line for line in checked.change_check.differences)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("used_server")
 def test_the_commands_show_the_comparison(job, capsys):
     def shown(*arguments):
         with pytest.raises(SystemExit) as ended:

@@ -6,7 +6,6 @@ from uuid import uuid4
 import pytest
 from batchmill.blocks import DatasetStore, SavedJob
 from live import ask
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchmill import BatchmillError
 from batchmill.cli.main import main
@@ -16,9 +15,8 @@ SECRET = "open-sesame"
 
 
 @pytest.fixture
-def api(prefect_server):
-    with temporary_settings({PREFECT_API_URL: prefect_server}):
-        yield partial(ask, prefect_server)
+def api(used_server):
+    return partial(ask, used_server)
 
 
 def make_deployment(api, **parameters):

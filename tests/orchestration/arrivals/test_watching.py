@@ -5,7 +5,6 @@ import os
 import pytest
 from live import wait_for
 from object_store import upload
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchmill import ManifestError
 from batchmill.orchestration.arrivals.folder_watcher import FolderWatcher
@@ -40,9 +39,8 @@ def watching(source, folder_watcher, report, warn):
 
 
 @pytest.mark.parametrize("polled", [False, True])
-def test_watching_resumes_when_a_removed_source_is_back(
-    source, folder_watcher, prefect_server, polled
-):
+@pytest.mark.usefixtures("used_server")
+def test_watching_resumes_when_a_removed_source_is_back(source, folder_watcher, polled):
     away = source.with_name("away")
     reported, warnings = [], []
 
@@ -62,14 +60,15 @@ def test_watching_resumes_when_a_removed_source_is_back(
     watcher = watching(source, None if polled else folder_watcher, report, warn)
     (source / "a.txt").write_text("a")
     watcher.start()
-    with temporary_settings({PREFECT_API_URL: prefect_server}), pytest.raises(EndedError):
+    with pytest.raises(EndedError):
         watcher.run()
     assert reported == [["a.txt"], ["b.txt"]]
     assert ["no such folder" in text for text in warnings] == [True, False]
     assert "can be read again" in warnings[1]
 
 
-def test_an_empty_bucket_can_be_watched(prefect_server, bucket, words):
+@pytest.mark.usefixtures("used_server")
+def test_an_empty_bucket_can_be_watched(bucket, words):
     reported = []
 
     def report(payload):
@@ -82,7 +81,7 @@ def test_an_empty_bucket_can_be_watched(prefect_server, bucket, words):
     watcher = watching(f"{bucket}/in", None, report, print)
     watcher.start()
     upload(words, f"{bucket}/in")
-    with temporary_settings({PREFECT_API_URL: prefect_server}), pytest.raises(EndedError):
+    with pytest.raises(EndedError):
         watcher.run()
     assert reported == [["a.txt", "b.txt", "c.txt", "d.txt", "manifest.csv"], ["e.txt"]]
 

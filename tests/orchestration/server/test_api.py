@@ -5,7 +5,6 @@ from uuid import uuid4
 import pytest
 from prefect import flow, task
 from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Completed, Crashed, Failed, Running
 
 from batchmill.orchestration.server.api import end_flow_run
@@ -22,8 +21,8 @@ def shard():
 
 
 @pytest.fixture
-def client(prefect_server):
-    with temporary_settings({PREFECT_API_URL: prefect_server}), get_client(sync_client=True) as one:
+def client(used_server):
+    with get_client(sync_client=True) as one:
         yield one
 
 

@@ -5,16 +5,13 @@ import threading
 
 import pytest
 from prefect.events import emit_event
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 
 @pytest.fixture
-def used(prefect_server):
+def used(used_server):
     """This process has sent an event to a Prefect server, which starts a thread of Prefect."""
-    with temporary_settings({PREFECT_API_URL: prefect_server}):
-        emit_event("batchmill.tested", resource={"prefect.resource.id": "batchmill.test"})
-        assert "EventsWorkerThread" in [thread.name for thread in threading.enumerate()]
-        yield
+    emit_event("batchmill.tested", resource={"prefect.resource.id": "batchmill.test"})
+    assert "EventsWorkerThread" in [thread.name for thread in threading.enumerate()]
 
 
 @pytest.mark.usefixtures("used")
