@@ -18,7 +18,7 @@ from comparison import contents, faults
 from crashing import in_child
 from jobs import run_job
 from live import serving, wait_for
-from object_store import SECRET, forget_connections, upload, upload_in_parts
+from object_store import COPY, SECRET, forget_connections, upload, upload_in_parts
 from s3_proxy import Reply
 
 from batchmill import LedgerError, ManifestError, OptionError, StoreError, load_manifest
@@ -32,14 +32,11 @@ from batchmill.storage.scratch import scratch_folder
 from batchmill.storage.store import in_threads
 from batchmill.workers.landlock import is_supported
 
-COPY = "steps_under_test:copy"
-
 
 @pytest.fixture
 def data(inputs, bucket):
     """Upload the inputs and the manifest to a bucket, and return the URL."""
-    upload(inputs, f"{bucket}/data")
-    return f"{bucket}/data"
+    return upload(inputs, f"{bucket}/data")
 
 
 @pytest.fixture

@@ -4,13 +4,15 @@ import sys
 from pathlib import Path
 
 import fsspec
+import pytest
 from comparison import contents, faults
 from jobs import run_job
 from live import free_ports, start_server
 
-from batchmill import open_dataset
-from batchmill.storage import open_store
+from batchmill import load_manifest, open_dataset
+from batchmill.storage import open_store, remote
 
+COPY = "steps_under_test:copy"
 SECRET = "open-sesame-0123456789"
 
 
@@ -44,18 +46,19 @@ def make_bucket(name):
 
 
 def upload(folder, url):
-    """Copy a folder's files below a URL."""
+    """Copy a folder's files below a URL; return the URL."""
     store = open_store(url)
     for path in folder.rglob("*"):
         if path.is_file():
             store.write(str(path.relative_to(folder)), path.read_bytes())
+    return url
 
 
 def check_dataset(data, output, inputs, folder):
     """Run jobs over ten uploaded inputs. The dataset is as in a folder, and a change is found."""
-    job = (f"{data}/m.csv", "steps_under_test:copy", output)
+    job = (f"{data}/m.csv", COPY, output)
     assert run_job(*job).outcomes == {"ok": 10}
-    run_job(inputs / "m.csv", job[1], folder)
+    run_job(inputs / "m.csv", COPY, folder)
     assert contents(output) == contents(folder)
     assert faults(output) == []
     assert run_job(*job).executed == 0
@@ -64,6 +67,32 @@ def check_dataset(data, output, inputs, folder):
     samples = [sample.data for sample in open_dataset(output)]
     assert sorted(samples)[0] == "CONTENT of in/1.txt"
     assert len(samples) == 10
+
+
+def check_names(data, output):
+    """Run a job over unusual names below ten uploaded inputs, and find inputs by patterns."""
+    names = ["in/a b.txt", "in/é.txt", "in/x//y.txt", "in/#1?.txt", "in/..b.txt", "in/%20.txt"]
+    for name in names:
+        remote.write(f"{data}/{name}", b"x")
+    rows = b"\n".join(b'{"input": "%s"}' % name.encode() for name in names)
+    remote.write(f"{data}/odd.jsonl", rows)
+    summary = run_job(f"{data}/odd.jsonl", COPY, output)
+    assert summary.outcomes == {"ok": len(names)}
+    found = load_manifest(f"{data}/in/[0-9].txt").inputs["input"].to_pylist()
+    assert found == [f"{number}.txt" for number in range(10)]
+    below = load_manifest(f"{data}/in/**/y.txt").inputs["input"].to_pylist()
+    assert below == ["x//y.txt"]
+
+
+def check_listing(data):
+    """The sizes of ten uploaded inputs come from a listing, not from one request each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remote, "FEW", 5)
+        alone, stat = [], remote.stat
+        patch.setattr(remote, "stat", lambda url: alone.append(url) or stat(url))
+        seen = remote.stat_many([f"{data}/in/{number}.txt" for number in range(11)])
+    assert [found and found.size for found in seen] == [19] * 10 + [None]
+    assert alone == []
 
 
 def check_command(shell, recordings, bucket):

@@ -7,20 +7,25 @@ import pytest
 from azure.storage.blob import BlobServiceClient
 from azure_blobs import ACCOUNT, KEY, connection_string, container_signature
 from jobs import run_job
-from object_store import check_command, check_dataset, forget_connections, upload
+from object_store import (
+    COPY,
+    check_command,
+    check_dataset,
+    check_listing,
+    check_names,
+    forget_connections,
+    upload,
+)
 
 from batchmill import StoreError, load_manifest
 from batchmill.security.credentials import Access, access_to
-from batchmill.storage import open_store, remote
-
-COPY = "steps_under_test:copy"
+from batchmill.storage import remote
 
 
 @pytest.fixture
 def data(inputs, container):
     """Upload the inputs and the manifest, and return the URL."""
-    upload(inputs, f"{container}/data")
-    return f"{container}/data"
+    return upload(inputs, f"{container}/data")
 
 
 @pytest.mark.parametrize("scheme", ["az", "abfs"])
@@ -49,25 +54,11 @@ def test_a_folder_may_have_the_name_of_a_table(data):
 
 
 def test_patterns_and_unusual_names(data, container):
-    names = ["in/a b.txt", "in/é.txt", "in/x//y.txt", "in/#1?.txt", "in/..b.txt", "in/%20.txt"]
-    store = open_store(data)
-    for name in names:
-        store.write(name, b"x")
-    store.write("odd.jsonl", b"\n".join(b'{"input": "%s"}' % name.encode() for name in names))
-    assert run_job(f"{data}/odd.jsonl", COPY, f"{container}/out").outcomes == {"ok": len(names)}
-    found = load_manifest(f"{data}/in/[0-9].txt").inputs["input"].to_pylist()
-    assert found == [f"{number}.txt" for number in range(10)]
-    below = load_manifest(f"{data}/in/**/y.txt").inputs["input"].to_pylist()
-    assert below == ["x//y.txt"]
+    check_names(data, f"{container}/out")
 
 
-def test_many_inputs_of_one_folder_are_listed(data, monkeypatch):
-    monkeypatch.setattr(remote, "FEW", 5)
-    alone, stat = [], remote.stat
-    monkeypatch.setattr(remote, "stat", lambda url: alone.append(url) or stat(url))
-    seen = remote.stat_many([f"{data}/in/{number}.txt" for number in range(11)])
-    assert [found and found.size for found in seen] == [19] * 10 + [None]
-    assert alone == []
+def test_many_inputs_of_one_folder_are_listed(data):
+    check_listing(data)
 
 
 def test_a_folder_marker_is_not_a_file(data, container):
