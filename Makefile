@@ -32,6 +32,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "batchmill needs Python 3.11 or newer. Run: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@# The pip of an older Python needs three times as long to choose the versions.
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt pip
 	@echo "Step 1 of 2: torch."
 	$(BIN)/python -m pip install $(QUIET) $(LATER) --constraint constraints.txt torch
 	@echo "Step 2 of 2: batchmill, with Prefect, Ray and all tools."
