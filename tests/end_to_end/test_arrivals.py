@@ -139,17 +139,23 @@ def test_a_watcher_without_a_deployment_warns_that_nothing_may_run(bare_shell, w
 
 @pytest.mark.long
 def test_an_incomplete_file_is_not_announced(arrivals, work):
-    (work / "in" / "whole.txt").write_text("whole")
     watcher = arrivals.watch()
     with (work / "in" / "slow.txt").open("w") as file:
-        for piece in "abcdef":
-            file.write(piece)
-            file.flush()
-            time.sleep(MIN_AGE / 4)  # In total longer than the minimum age.
+
+        def write_until_announced():
+            print("x", end="", file=file, flush=True)
+            return watcher.announced()
+
+        write_until_announced()
+        (work / "in" / "whole.txt").write_text("whole")
+        # When the other file is announced, this one exists for longer than the minimum age.
+        (first,) = wait_for(write_until_announced, "the announcement of the complete file")
+    assert first["first"] == ["whole.txt"]
+    content = (work / "in" / "slow.txt").read_text()
     wait_for(lambda: sum(made["count"] for made in watcher.announced()) == 2, "both files")
     wait_for(lambda: arrivals.runs(), "a run")
     arrivals.completed(len(watcher.announced()))
-    assert arrivals.letters() == {"slow.txt": "abcdef", "whole.txt": "whole"}
+    assert arrivals.letters() == {"slow.txt": content, "whole.txt": "whole"}
     # An incomplete file would have been announced twice.
     assert sum("slow.txt" in made["first"] for made in watcher.announced()) == 1
     assert watcher.stop(signal.SIGINT) == 0

@@ -42,6 +42,12 @@ def _hang():
     threading.Event().wait()
 
 
+def wait_for_file(path):
+    """Wait until a test creates the file. The time limit of the input ends the wait if it fails."""
+    while not os.path.exists(path):
+        time.sleep(0.05)
+
+
 def _hoard_and_wait():
     hoard = b"x" * HOARD_BYTES
     _hang()
@@ -263,11 +269,11 @@ def step(source: Path, *, log: str):
         return POISONS[kind][0]()
     if kind == "hoard":
         return {"bytes": _hoard_and_wait()}
-    if kind == "nap":
-        time.sleep(2)
+    if kind == "wait":
+        wait_for_file(f"{log}.go")
     if kind == "fork_and_wait":
         with multiprocessing.get_context("fork").Pool(2) as pool:
-            pool.map(time.sleep, [2, 2])
+            pool.map(wait_for_file, [f"{log}.go"] * 2)
     if kind == "fork_and_hoard":
         with multiprocessing.get_context("fork").Pool(1) as pool:
             pool.apply(_hoard_and_wait)

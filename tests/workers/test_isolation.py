@@ -87,7 +87,9 @@ def among_healthy(poisons, total=64, seed=0):
     return kinds
 
 
-def run_poisons(tmp_path, kinds, num_workers, step="poison:step", policy=POLICY, before=None):
+def run_poisons(
+    tmp_path, kinds, num_workers, step="poison:step", policy=POLICY, before=None, batch_size=8
+):
     """Run the inputs. Return the outcomes by input, and how often each input was executed."""
     names = make_inputs(tmp_path / "in", kinds)
     seen = []
@@ -95,7 +97,7 @@ def run_poisons(tmp_path, kinds, num_workers, step="poison:step", policy=POLICY,
         tmp_path / "in",
         step,
         tmp_path / "out",
-        batch_size=8,
+        batch_size=batch_size,
         num_workers=num_workers,
         cores=max(1, num_workers),
         seen=seen,
@@ -354,18 +356,26 @@ def test_an_input_that_exceeds_memory_and_time_is_oom(tmp_path, monkeypatch):
 def test_when_memory_runs_low_the_largest_worker_is_killed(tmp_path, monkeypatch):
     low = Headroom(available=100 * 2**20, total=16 * 2**30)
     plenty = Headroom(available=8 * 2**30, total=16 * 2**30)
+    answers = []
+    (tmp_path / "log").touch()
 
     def room():
-        # The machine is short of memory as long as the greedy worker holds this amount.
+        # The machine is short of memory as long as the greedy worker holds this amount, and another
+        # worker is busy. That one waits until the greedy worker is killed.
         greedy = max(map(resident_bytes, descendants(os.getpid())), default=0)
-        return low if greedy > resident_bytes(os.getpid()) + HOARD_BYTES // 2 else plenty
+        is_busy = "wait" in (tmp_path / "log").read_text()
+        is_low = is_busy and greedy > resident_bytes(os.getpid()) + HOARD_BYTES // 2
+        if low in answers and not is_low:
+            (tmp_path / "log.go").touch()
+        answers.append(low if is_low else plenty)
+        return answers[-1]
 
     monkeypatch.setattr("batchmill.workers.watchdog.headroom", room)
     policy = FailurePolicy(retries=0, timeout=60)
-    kinds = ["healthy", "hoard", "nap", "healthy"]
-    outcomes, _ = run_poisons(tmp_path, kinds, 4, policy=policy)
+    kinds = ["healthy", "hoard", "wait", "healthy"]
+    outcomes, _ = run_poisons(tmp_path, kinds, 4, policy=policy, batch_size=1)
     kinds = {kind_of(name): outcome.kind for name, outcome in outcomes.items()}
-    assert kinds == {"healthy": "ok", "hoard": "oom", "nap": "ok"}
+    assert kinds == {"healthy": "ok", "hoard": "oom", "wait": "ok"}
     assert "and the machine had only 100 MiB left" in outcomes["01-hoard"].message
 
 
@@ -494,7 +504,17 @@ def large_process():
 
 
 @pytest.mark.slow
-def test_memory_shared_by_a_fork_is_not_counted_twice(tmp_path, large_process):
+def test_memory_shared_by_a_fork_is_not_counted_twice(tmp_path, large_process, monkeypatch):
+    used_bytes, forks = WorkerChannel.used_bytes, []
+
+    def used(channel, pid, limit):
+        found = used_bytes(channel, pid, limit)
+        forks.append(len([*descendants(pid)]))
+        if sum(count >= 2 for count in forks) >= 3:
+            (tmp_path / "log.go").touch()  # The forks end after three checks.
+        return found
+
+    monkeypatch.setattr(WorkerChannel, "used_bytes", used)
     outcomes, _ = run_poisons(tmp_path, ["fork_and_wait", "healthy"], 1, policy=PATIENT)
     assert {outcome.kind for outcome in outcomes.values()} == {"ok"}
 
