@@ -96,6 +96,18 @@ def test_a_mistake_is_one_readable_line(notebook):
     assert len(shown.splitlines()) == 1
 
 
+FAILING = "def reject(source):\n    raise ValueError('no length')"
+REJECTED = (
+    "try: batchmill.run('words', reject, 'rejected')\n"
+    "except batchmill.RunError as error: print(error)"
+)
+
+
+def test_a_failed_run_says_what_to_do_as_in_a_script(notebook):
+    (shown,) = printed(notebook(CELLS[0], FAILING, REJECTED))[2]
+    assert "Fix the cause, run: batchmill retry " in shown
+
+
 @pytest.mark.parametrize("cluster", [None, pytest.param("local", marks=pytest.mark.long)])
 def test_a_run_shows_one_line_and_no_log(notebook, cluster):
     run = f"result = batchmill.run('words', count, 'counted', cluster={cluster!r})"

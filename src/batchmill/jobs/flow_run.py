@@ -63,8 +63,9 @@ def _run(flow: Any, parameters: dict[str, Any], prepared: Prepared, before: int)
             raise CancelledError("The flow run had not begun.") from error
         except httpx.HTTPError as error:
             return _run_without_server(prepared.ledger, before, parameters["failures"], error)
-        # A run that was skipped has no summary.
-        ended = state.result() if state.is_completed() else None
+        # A run that was skipped has no summary. Without `_sync`, the result is a coroutine in a
+        # notebook, because a kernel has an event loop.
+        ended = state.result(_sync=True) if state.is_completed() else None
         if ended:
             return JobEnd(ended["run"])
         flow_run = state.state_details.flow_run_id
@@ -73,9 +74,9 @@ def _run(flow: Any, parameters: dict[str, Any], prepared: Prepared, before: int)
     if state.is_cancelled():
         raise CancelledError(state.message or "cancelled")
     if not summary:
-        state.result()  # Raises the error that ended the run early.
+        state.result(_sync=True)  # Raises the error that ended the run early.
         raise RunError(f"the run ended as {state.name}: {state.message or 'no reason given'}")
-    details = state.result(raise_on_failure=False)
+    details = state.result(raise_on_failure=False, _sync=True)
     raise RunError(details if isinstance(details, str) else state.message or "failed")
 
 
