@@ -155,3 +155,8 @@ Extension modules: File "/my/no.py", line 4 in no
 """
     assert own_frames("", log, "crashed") == ("outer, outer.py", "inner, inner.py")
     assert own_frames("", log, "timeout") == ()
+
+
+def test_the_file_of_a_cell_has_no_name_for_a_user():
+    frame = '  File "/tmp/ipykernel_7/2411712484.py", line 3, in step'
+    assert own_frames(frame, "", "failed") == ("step",)

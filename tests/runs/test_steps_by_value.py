@@ -21,6 +21,7 @@ from batchmill.planning.prepare import prepare
 from batchmill.publishing.summary import summarise
 from batchmill.runs.run import open_run
 from batchmill.shards.process import ShardProcess
+from batchmill.step.value.load import load_given_step
 from batchmill.storage import LocalStore
 from batchmill.testing import check_step
 
@@ -138,6 +139,33 @@ def test_another_process_gets_the_step_from_the_run(words, tmp_path, monkeypatch
         rows = run.ledger.records(["rows"])["rows"].to_pylist()
         # The annotation is a text, whose names only the notebook has.
         assert kind != "a function" or all('"kind":"PosixPath"' in row for row in rows)
+
+
+FAILING = """
+def check(text):
+    raise ValueError(text)  # The text is wrong.
+
+step = lambda source: check(source.read_text())
+"""
+
+
+READING = """
+import pathlib, pickle, sys, traceback
+
+try:
+    pickle.load(sys.stdin.buffer).target(pathlib.Path("a.txt"))
+except ValueError:
+    traceback.print_exc()
+"""
+
+
+def test_a_traceback_in_another_process_shows_the_lines_of_the_functions(words):
+    pickled = load_given_step(made(FAILING), search="").pickled
+    command = [sys.executable, "-c", READING]
+    run = subprocess.run(command, input=pickled, cwd=words, capture_output=True, check=True)
+    shown = run.stderr.decode()
+    assert "in check\n    raise ValueError(text)  # The text is wrong.\n" in shown
+    assert "step = lambda source: check(source.read_text())\n" in shown
 
 
 def test_a_module_beside_the_notebook_must_be_the_planned_one(run, tmp_path, monkeypatch):

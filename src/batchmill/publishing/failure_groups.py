@@ -244,8 +244,9 @@ def _is_library(path: str) -> bool:
 
 @lru_cache(1000)
 def _frame_name(path: str, function: str) -> str:
+    name = normalised(last_part(path))
     # The file of a notebook's cell has a number as its name.
-    return f"{function}, {normalised(last_part(path))}"
+    return function if name.startswith("*") else f"{function}, {name}"
 
 
 def _group(number: int, key: _Key, members: _Members, spec: RunSpec | None) -> FailureGroup:

@@ -45,11 +45,11 @@ def pickle_step(step: Step) -> bytes:
     Raises:
         StepError: The step cannot be pickled, or is too large.
     """
-    import cloudpickle
+    from batchmill.step.value.source_pickler import SourcePickler
 
     file = _Bounded()
     try:
-        cloudpickle.dump(replace(step, identity="", description={}, pickled=b""), file)
+        SourcePickler(file).dump(replace(step, identity="", description={}, pickled=b""))
     except _TooLargeError:
         raise StepError(
             f"step {step.ref}: the values that it uses take more than {_MOST_BYTES >> 20} MiB. "
