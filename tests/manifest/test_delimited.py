@@ -146,8 +146,7 @@ def test_a_row_that_is_too_long_is_found_in_the_first_line_too(write):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b"\xef\xbb\xbfinput\na.wav\n", "line 1: begins with a byte order mark (UTF-8)"),
-        ("input\na.wav\n".encode("utf-16"), "line 1: begins with a byte order mark (UTF-16)"),
+        ("input\na.wav\n".encode("utf-16"), "is UTF-16. Save the file as UTF-8."),
         (b"input\na.wav\nb\xe9.wav\n", "line 3: is not UTF-8 (byte 0xe9 at position 2)"),
         (b"input\nb\x00.wav\na.wav\n", "line 2: holds a NUL byte"),
         (b"", "is empty"),
@@ -160,6 +159,16 @@ def test_a_row_that_is_too_long_is_found_in_the_first_line_too(write):
 )
 def test_unreadable_tables_are_rejected(write, content, expected):
     assert any(fault.startswith(expected) for fault in faults_of(write(content)))
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_a_table_that_excel_wrote_is_read(write, separator, quote):
+    lines = (("input", "label"), ("a.wav", "x"), ("b.wav", "1,5" if separator == ";" else "y"))
+    rows = [separator.join(f"{quote}{cell}{quote}" for cell in line) for line in lines]
+    manifest = load_manifest(str(write("\ufeff" + "\r\n".join(rows))))
+    assert manifest.inputs["input"].to_pylist() == ["a.wav", "b.wav"]
+    assert manifest.manifest_columns["label"].to_pylist() == [lines[1][1], lines[2][1]]
 
 
 def test_a_missing_relative_manifest_reports_the_searched_folder(tmp_path, monkeypatch):

@@ -29,6 +29,12 @@ def test_a_job_whose_inputs_mostly_do_not_exist_is_rejected(tmp_path, missing, t
     assert summary.outcomes.get("missing") == missing
 
 
+def test_the_paths_of_windows_are_explained(tmp_path):
+    (tmp_path / "m.csv").write_text("input\nsounds\\a.wav\n")
+    with pytest.raises(ManifestError, match=r"Write / instead of \\ in the manifest"):
+        prepare(job_of(tmp_path / "m.csv", SPLIT, tmp_path / "out"))
+
+
 def test_a_job_with_some_missing_inputs_runs(tmp_path):
     summary = run_job(write_manifest(tmp_path, 2, 4), SPLIT, tmp_path / "out")
     assert summary.outcomes == {"ok": 2, "missing": 2}

@@ -16,14 +16,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pcsv
 
+from batchmill.errors import ManifestError
 from batchmill.manifest.source import Source, duplicate_column_faults
 from batchmill.urls import parent
 
-_BYTE_ORDER_MARKS = {
-    b"\xef\xbb\xbf": "UTF-8",
-    b"\xff\xfe": "UTF-16",
-    b"\xfe\xff": "UTF-16",
-}
+_UTF_8_MARK = b"\xef\xbb\xbf"
+_UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 # The csv module rejects fields of more than 128 KiB by default.
 csv.field_size_limit(2**31 - 1)
 
@@ -45,8 +43,13 @@ def read_delimited(place: str, data: bytes, separator: str) -> Source:
 
     Returns:
         The rows. Every cell is text. An empty cell is missing.
+
+    Raises:
+        ManifestError: The text is UTF-16.
     """
+    data = without_byte_order_mark(place, data)
     faults = encoding_faults(data)
+    separator = _separator(data, separator)
     if not data.strip():
         return Source(
             name=place,
@@ -108,8 +111,28 @@ def _is_printed(text: str) -> bool:
     return Decimal(f"{float(text):.{len(exact.as_tuple().digits) - 1}e}") == exact
 
 
+def without_byte_order_mark(place: str, data: bytes) -> bytes:
+    """Return the content of a text file without the mark that Excel writes.
+
+    Raises:
+        ManifestError: The text is UTF-16.
+    """
+    if data.startswith(_UTF_16_MARKS):
+        # Every second byte is NUL, so each line would be a fault.
+        raise ManifestError(place, ["is UTF-16. Save the file as UTF-8."])
+    return data.removeprefix(_UTF_8_MARK)
+
+
+def _separator(data: bytes, separator: str) -> str:
+    """Return the separator of the header. Excel writes semicolons in many countries."""
+    header = data.lstrip().partition(b"\n")[0].decode("utf-8", "replace")
+    if separator == "," and "," not in header:
+        return next((sign for sign in ";\t" if sign in header), separator)
+    return separator
+
+
 def encoding_faults(data: bytes) -> list[str]:
-    """Return a fault for a byte order mark and for each line that is not valid UTF-8 text.
+    """Return a fault for each line that is not valid UTF-8 text.
 
     Args:
         data: The content of a text file.
@@ -117,18 +140,6 @@ def encoding_faults(data: bytes) -> list[str]:
     Returns:
         The faults, each with its line.
     """
-    for mark, encoding in _BYTE_ORDER_MARKS.items():
-        if data.startswith(mark):
-            fault = (
-                f"line 1: begins with a byte order mark ({encoding}). "
-                "Save the file as UTF-8 without one."
-            )
-            # Every second byte of UTF-16 text is NUL, so each line would be a fault.
-            return [fault] if encoding == "UTF-16" else [fault, *_line_faults(data)]
-    return _line_faults(data)
-
-
-def _line_faults(data: bytes) -> list[str]:
     faults = []
     if b"\0" in data:
         faults += [
@@ -216,7 +227,7 @@ def _read_by_record(place: str, data: bytes, separator: str, faults: list[str]) 
 
 def _records(data: bytes, separator: str) -> Iterator[tuple[str, list[str]]]:
     """Yield (place, fields) of each record. A record's place is its first line."""
-    text = data.decode("utf-8", "replace").removeprefix("\ufeff")
+    text = data.decode("utf-8", "replace")
     # Without `strict`, a missing closing quote would turn the rest of the file into one field.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     before = 0

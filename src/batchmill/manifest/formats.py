@@ -166,7 +166,8 @@ def _read_file(place: str, read: Callable[[], bytes]) -> Source:
     if suffix in _PARQUET:
         return read_parquet(place, pa.BufferReader(read()))
     known = ", ".join(sorted(_TABLES))
-    raise ManifestError(
-        place,
-        [f"unknown manifest format. Give the file one of the suffixes {known}, or name a folder."],
+    fault = (
+        f"unknown manifest format. Name a table ({known}), a folder or a quoted glob. To run a "
+        "step on one file, use `batchmill try`."
     )
+    raise ManifestError(place, [fault])

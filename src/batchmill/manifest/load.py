@@ -184,8 +184,8 @@ def _check_columns(table: Source, column: str, *, may_be_empty: bool) -> list[st
 def _missing_input_column(table: Source, column: str) -> str:
     names = table.frame.columns
     found = ", ".join(repr(str(name)) for name in names) or "none"
-    remedy = "Rename the column, or name yours with --input-column."
-    if len(names) == 1 and any(sign in found for sign in ";\t|"):
+    remedy = "Line 1 is the header. Rename the column, or name yours with --input-column."
+    if len(names) == 1 and any(sign in found for sign in ";|"):
         remedy = "Separate the fields with commas (.csv) or tabs (.tsv)."
     return f"line 1: no column {column!r} (found: {found}). {remedy}"
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pyarrow as pa
 
 from batchmill.errors import ManifestError
-from batchmill.manifest.delimited import encoding_faults
+from batchmill.manifest.delimited import encoding_faults, without_byte_order_mark
 from batchmill.manifest.source import Source, numbered
 from batchmill.urls import parent
 
@@ -16,7 +16,6 @@ from batchmill.urls import parent
 ROOT_ATTRIBUTE = "batchmill.root"
 # Python objects take up to 15 times the memory of their JSON text.
 MAX_LINE_BYTES = 32 * 2**20
-_UTF8_MARK = b"\xef\xbb\xbf"
 
 
 class _DuplicateKeyError(ValueError):
@@ -45,12 +44,13 @@ def read_json_lines(place: str, data: bytes) -> Source:
     Returns:
         One row per object.
     """
+    data = without_byte_order_mark(place, data)
     faults = encoding_faults(data)
     if not data.strip():
         faults = faults or ["is empty. Add one JSON object per line."]
     rows: list[dict[str, Any]] = []
     places: list[str] = []
-    for number, line in enumerate(data.removeprefix(_UTF8_MARK).split(b"\n"), 1):
+    for number, line in enumerate(data.split(b"\n"), 1):
         fault = _read_line(line, rows) if line.strip() else None
         if fault:
             faults.append(f"line {number}: {fault}")

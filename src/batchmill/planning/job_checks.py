@@ -45,9 +45,15 @@ def check_missing(job: Job, manifest: Manifest, plan: Plan) -> None:
     if 2 * len(names) <= len(manifest):
         return
     first = shown_url(join(manifest.root, manifest.missing_file(names[0])))
+    # A table may come from Windows.
+    remedy = (
+        "Write / instead of \\ in the manifest."
+        if "\\" in first
+        else "Check the manifest. Relative paths start in its folder, or in --root."
+    )
     fault = (
-        f"{len(names):,} of {len(manifest):,} inputs do not exist. The first one is {first}. Check "
-        "--root and the manifest. To run the job anyway: --allow-missing"
+        f"{len(names):,} of {len(manifest):,} inputs do not exist. The first one is {first}. "
+        f"{remedy} To run the job anyway: --allow-missing"
     )
     raise ManifestError(job.manifest, [fault])
 
