@@ -85,7 +85,11 @@ def test_a_folder_is_searched_recursively_without_hidden_files(folder):
 
 @pytest.mark.parametrize(
     ("pattern", "expected"),
-    [("*.wav", ["a.wav", "sub/b.wav"]), ("sub/*", ["sub/b.wav", "sub/c.txt"])],
+    [
+        ("*.wav", ["a.wav", "sub/b.wav"]),
+        ("sub/*", ["sub/b.wav", "sub/c.txt"]),
+        ("a.*, *.txt", ["a.wav", "sub/c.txt"]),
+    ],
 )
 def test_a_pattern_matches_names_and_paths(folder, pattern, expected):
     assert names(load_manifest(str(folder), pattern=pattern)) == expected

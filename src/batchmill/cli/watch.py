@@ -26,8 +26,8 @@ def watch(
     pattern: Annotated[
         str,
         Parameter(
-            help="Announce only files whose name or relative path matches this glob. Default: the "
-            "deployment's pattern, or all files."
+            help="Announce only files whose name or relative path matches this glob, or one of "
+            "several, separated by commas. Default: the deployment's pattern, or all files."
         ),
     ] = "",
     min_age: Annotated[

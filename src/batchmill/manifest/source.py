@@ -49,8 +49,14 @@ class Source:
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Return whether a file's relative path or its name matches a pattern."""
-    return fnmatch(name, pattern) or fnmatch(name.rpartition("/")[2], pattern)
+    """Return whether a file's relative path or its name matches one of several patterns.
+
+    >>> fits("a/b.wav", "*.flac, *.wav")
+    True
+    """
+    last = name.rpartition("/")[2]
+    patterns = map(str.strip, pattern.split(","))
+    return any(fnmatch(name, one) or fnmatch(last, one) for one in patterns)
 
 
 def numbered(word: str, count: int, first: int = 1) -> Callable[[], list[str]]:

@@ -58,7 +58,8 @@ class InputOptions(Options):
     pattern: Text = Field(
         default="*",
         title="Pattern",
-        description="For a folder: use only files whose name or relative path matches this glob.",
+        description="For a folder: use only files whose name or relative path matches this glob, "
+        "or one of several globs, separated by commas.",
     )
     min_age: float = Field(
         default=0,
