@@ -369,7 +369,11 @@ def test_verify_fails_for_a_leak_and_only_warns_about_duplicates(
             "cannot be combined",
         ),
         (["plan", ".", "--step", SPLIT, "-o", "out", "--min-age", "999"], "younger than --min-age"),
-        (["run", "a.txt", "b.txt", "--step", SPLIT, "-o", "out"], "put a glob in quotes"),
+        (["run", "a.txt", "b.txt", "--step", SPLIT, "-o", "out"], "put quotes around globs"),
+        (
+            ["run", ".", "--step", SPLIT, "-o", "out", "--size", "3"],
+            "A parameter of the step needs --param NAME=VALUE.",
+        ),
         (["nosuch"], "nosuch"),
     ],
 )

@@ -9,7 +9,7 @@ import sys
 from contextlib import nullcontext
 from typing import NoReturn
 
-from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter, UnknownOptionError, UnusedCliTokensError
 
 from batchmill.cli.console import console
 from batchmill.errors import BatchmillError, CancelledError, RunError
@@ -84,11 +84,19 @@ def make_app(called: str = "") -> App:
 
 def _reason(error: CycloptsError) -> str:
     """Return the message of an error in the arguments, with the likely fix."""
+    if isinstance(error, UnknownOptionError) and _takes_params(error):
+        return f"{error} A parameter of the step needs --param NAME=VALUE."
     if not isinstance(error, UnusedCliTokensError):
         return str(error)
     first, *more = error.unused_tokens or [""]
     others = f" and {len(more):,} more" if more else ""
-    return f"unexpected argument {first!r}{others}. Remove it, or put a glob in quotes."
+    return (
+        f"unexpected argument {first!r}{others}. Remove it, or put quotes around globs and spaces."
+    )
+
+
+def _takes_params(error: UnknownOptionError) -> bool:
+    return any("--param" in argument.names for argument in error.argument_collection)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -97,7 +97,8 @@ def unknown_option(name: str, known: Iterable[str]) -> str:
     'retrys: no such option. Did you mean retries?'
     """
     near = difflib.get_close_matches(name, known, 1)
-    return f"{name}: no such option." + (f" Did you mean {near[0]}?" if near else "")
+    hint = f"Did you mean {near[0]}?" if near else "A parameter of the step belongs in params."
+    return f"{name}: no such option. {hint}"
 
 
 def _explanation(group: type[BaseModel], error: ValidationError) -> str:

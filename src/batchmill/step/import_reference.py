@@ -119,6 +119,8 @@ def _import_module(ref: str, module_name: str, search: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         place = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
+        if isinstance(error, SyntaxError):
+            place = ""  # Its text has the file and the line. The frame is one of the import.
         raise StepError(
             f"step {ref}: importing {module_name} failed with {type(error).__name__}: {error}"
             f"{place}. Fix the module, and check: python -c 'import {module_name}'"
