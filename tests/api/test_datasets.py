@@ -44,6 +44,15 @@ def test_a_released_input_is_planned_again(dataset, words):
     plan = batchmill.plan(words, "steps_under_test:fails_on_b", dataset, batch_size=1)
     assert (plan.pending, plan.counts["retry"], plan.batch_size) == (1, 1, 1)
     assert repr(plan).startswith("1 input to execute (1 retry")
+    assert "\nForecast for 1 input, from " in repr(plan)
+
+
+def test_a_plan_names_what_changed_in_the_step(words, tmp_path):
+    step, params = "batchmill.steps.words:split", {"num_chars": 3}
+    run_job(words / "manifest.csv", step, tmp_path / "out")
+    plan = batchmill.plan(words / "manifest.csv", step, tmp_path / "out", params=params)
+    change = "the parameter num_chars changed from 2 to 3"
+    assert repr(plan).endswith(f"\nRe-running all inputs: {change}.")
 
 
 def test_verify_lists_differences(dataset):

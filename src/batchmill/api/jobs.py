@@ -161,11 +161,13 @@ class PlanResult:
 
     def __repr__(self) -> str:
         listed = list_counts(self.counts) or "no inputs"
-        return (
+        layout = (
             f"{counted(self.pending, 'input')} to execute ({listed}) in "
             f"{counted(self.shards, 'shard')}, batch_size {self.batch_size}, "
             f"num_workers {self.num_workers}"
         )
+        forecast = self.forecast.lines() if self.forecast else ()
+        return "\n".join([layout, *self.planned.prepared.change_lines(), *forecast])
 
 
 @with_options()

@@ -28,7 +28,6 @@ from batchmill.sizes import counted
 from batchmill.step.params import parse_params
 
 SHOWN_NAMES = 5
-_SHOWN_CHANGES = 5
 _THIS_PLAN = Group("This plan", sort_key=3)
 # The reasons that need an explanation. docs/reference/runs.md describes all of them.
 MEANINGS = {
@@ -142,19 +141,6 @@ def partitions_as_json(prepared: Prepared) -> dict[str, object]:
     }
 
 
-def change_lines(prepared: Prepared) -> list[str]:
-    """Return lines with the changes of the step, and whether they are accepted."""
-    changes = prepared.step_changes
-    more = len(changes) - _SHOWN_CHANGES
-    shown = [*changes[:_SHOWN_CHANGES], *([counted(more, "more change")] if more > 0 else [])]
-    adoption = prepared.adoption()
-    what = "Accepted change" if adoption else "Re-running all inputs"
-    return [
-        *([adoption.text] if adoption else []),
-        *(f"{what}: {line}." for line in shown),
-    ]
-
-
 def _check_lines(prepared: Prepared) -> list[str]:
     """Return a line about `--verify-change` if it applies to the changes of the step."""
     if prepared.adoption() or not prepared.step_changes or not code_changes(prepared).steps:
@@ -203,7 +189,7 @@ def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
     out = console()
     for line in [
         *_reason_lines(prepared),
-        *change_lines(prepared),
+        *prepared.change_lines(),
         *partition_lines(prepared),
     ]:
         out.print(line)

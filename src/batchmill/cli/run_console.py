@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, ExitStack, redirect_stdout
 from dataclasses import replace
 
 from batchmill.cli.console import console, print_json
-from batchmill.cli.plan import MEANINGS, change_lines, partition_lines, partitions_as_json
+from batchmill.cli.plan import MEANINGS, partition_lines, partitions_as_json
 from batchmill.cli.progress import showing_progress
 from batchmill.cli.status import executed_text
 from batchmill.errors import RunError
@@ -32,7 +32,7 @@ class RunConsole(JobDisplay):
         counts = prepared.plan.counts
         lines = [_to_do(prepared)]
         lines += [f"  {word}: {what}." for word, what in MEANINGS.items() if counts.get(word)]
-        self._print(*lines, *change_lines(prepared), *partition_lines(prepared))
+        self._print(*lines, *prepared.change_lines(), *partition_lines(prepared))
 
     def show_trial(self) -> None:
         """Print that a few inputs are measured."""
@@ -47,7 +47,7 @@ class RunConsole(JobDisplay):
         check = prepared.change_check
         self._print(*(check.lines() if check else []))
         if check and check.is_equal:
-            self._print(_to_do(prepared), *change_lines(prepared))
+            self._print(_to_do(prepared), *prepared.change_lines())
 
     def show_workers(self, number: int, reason: str) -> None:
         """Print the number of workers, and why it was chosen."""

@@ -41,6 +41,8 @@ from batchmill.step.load import Step
 from batchmill.step.value.load import load_given_step
 from batchmill.urls import is_url
 
+_SHOWN_CHANGES = 5
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
@@ -82,6 +84,18 @@ class Prepared:
         if not count:
             return None
         return Adoption(run=run, outcomes=count, sample=check.sample, seed=check.seed)
+
+    def change_lines(self) -> list[str]:
+        """Return lines with the changes of the step, and whether they are accepted."""
+        changes = self.step_changes
+        more = len(changes) - _SHOWN_CHANGES
+        shown = [*changes[:_SHOWN_CHANGES], *([counted(more, "more change")] if more > 0 else [])]
+        adoption = self.adoption()
+        what = "Accepted change" if adoption else "Re-running all inputs"
+        return [
+            *([adoption.text] if adoption else []),
+            *(f"{what}: {line}." for line in shown),
+        ]
 
     @property
     def is_remote(self) -> bool:
