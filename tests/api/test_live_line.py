@@ -75,6 +75,17 @@ def test_only_prefects_log_is_hidden_during_a_run(screen):
     assert "detail" not in screen.getvalue()
 
 
+def test_a_warning_is_shown_on_the_command_line_too(screen):
+    consoles = [one for one in logging.getLogger().handlers if hasattr(one, "console")]
+    (console,) = (one for one in consoles if one.console.file is screen)
+    console.setLevel(logging.CRITICAL)
+    with log_level(verbose=False):
+        log()
+    assert "of a user" in screen.getvalue()
+    assert "of prefect" not in screen.getvalue()
+    assert console.level == logging.CRITICAL
+
+
 def test_a_verbose_run_shows_prefects_log_and_the_details(screen):
     with log_level(verbose=True):
         log()

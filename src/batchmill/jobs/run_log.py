@@ -14,19 +14,22 @@ def log_level(*, verbose: bool) -> Iterator[None]:
 
     The log of a run in a user's own flow stays visible, because the user chose Prefect.
     """
-    own, consoles = logging.getLogger("batchmill"), _consoles()
+    own = logging.getLogger("batchmill")
     before = own.level
-    is_hidden = not verbose and FlowRunContext.get() is None
     if verbose:
         own.setLevel(logging.DEBUG)
-    for console in consoles if is_hidden else ():
+    hidden = [] if verbose or FlowRunContext.get() else [(one, one.level) for one in _consoles()]
+    for console, level in hidden:
         console.addFilter(_is_not_of_prefect)
+        # On the command line, the level is CRITICAL. A warning of batchmill is for the user.
+        console.setLevel(min(level, logging.WARNING))
     try:
         yield
     finally:
         own.setLevel(before)
-        for console in consoles if is_hidden else ():
+        for console, level in hidden:
             console.removeFilter(_is_not_of_prefect)
+            console.setLevel(level)
 
 
 def _consoles() -> list[logging.Handler]:
