@@ -12,12 +12,12 @@ from batchmill.urls import is_url, without_file_scheme
 
 @contextmanager
 def starting_run(output: str | os.PathLike[str], *, verbose: bool) -> Iterator[None]:
-    """Set the log level. If the dataset is new, prepare Prefect's temporary server for the block.
+    """Set the log level. Unless the dataset is in an existing folder, prepare Prefect's server.
 
-    The server writes nothing before the checks of the run have passed. A run over an existing
-    dataset may have nothing to do, and then it needs no server. Such a run starts the server after
-    it has made its plan. The same applies to a bucket, because only a request would show whether
-    its dataset is new.
+    The temporary server writes nothing before the checks of the run have passed. A run over an
+    existing dataset may have nothing to do, and then it needs no server. If its dataset is in a
+    folder, it soon knows, and starts the server after it has made its plan. A plan of a bucket
+    takes about as long as the imports of the server's process. So they are done at the same time.
 
     Args:
         output: The path or URL of the dataset. Empty: the run needs a server in any case.
@@ -29,12 +29,7 @@ def starting_run(output: str | os.PathLike[str], *, verbose: bool) -> Iterator[N
         # Keeps Prefect's log off the terminal. Its API gets the log in any case.
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
         os.environ.setdefault("DO_NOT_TRACK", "1")
-    with preparing_server() if _is_new(os.fspath(output)) else nullcontext():
+    place = without_file_scheme(os.fspath(output))
+    is_known_soon = not is_url(place) and os.path.exists(os.path.join(place, LEDGER_FOLDER))
+    with nullcontext() if is_known_soon and place else preparing_server():
         yield
-
-
-def _is_new(output: str) -> bool:
-    place = without_file_scheme(output)
-    if not place:
-        return True
-    return not is_url(place) and not os.path.exists(os.path.join(place, LEDGER_FOLDER))
