@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -28,7 +29,7 @@ from batchmill.ledger.open import open_ledger
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.storage import open_store, remote
-from batchmill.storage.scratch import scratch_folder
+from batchmill.storage.scratch import lock_scratch_folder, scratch_folder
 from batchmill.storage.store import in_threads
 from batchmill.workers.landlock import is_supported
 
@@ -332,6 +333,23 @@ def test_the_scratch_folder_of_a_killed_process_is_removed(tmp_path, monkeypatch
             assert mine.exists()
             assert other != mine
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_a_process_that_was_killed_before_it_locked_it_is_removed(
+    tmp_path, monkeypatch
+):
+    def die():
+        monkeypatch.setattr("fcntl.flock", lambda *_: os.kill(os.getpid(), 9))
+        lock_scratch_folder(base=tmp_path)
+
+    assert in_child(die) == -9
+    assert in_child(die) == -9
+    old, new = tmp_path.iterdir()
+    an_hour_ago = time.time() - 3601
+    os.utime(old, (an_hour_ago, an_hour_ago))
+    with scratch_folder(base=tmp_path):
+        assert not old.exists()
+        assert new.exists()  # Perhaps its process is about to lock it.
 
 
 def test_a_key_is_not_used_as_a_local_path_or_another_url(data, store, bucket, tmp_path):

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +13,7 @@ from batchmill.errors import StoreError
 from batchmill.storage.local import remove_folder
 
 FOR_FILES, FOR_SOCKETS = "batchmill-scratch-", "batchmill-mp-"
+_HIDDEN_SECONDS = 3600
 
 
 @contextmanager
@@ -69,6 +71,11 @@ def lock_scratch_folder(prefix: str = FOR_FILES, base: Path | None = None) -> tu
 
 
 def _sweep(base: Path, prefix: str) -> None:
+    for entry in base.glob(f".{prefix}*"):
+        # A process was killed before it renamed its folder, which is still empty.
+        with suppress(OSError):
+            if time.time() - entry.stat().st_mtime > _HIDDEN_SECONDS:
+                entry.rmdir()
     for entry in base.glob(f"{prefix}*"):
         with suppress(OSError):  # The folder is in use, or another process removed it.
             descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
