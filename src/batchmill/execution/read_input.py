@@ -42,9 +42,7 @@ def fetch_and_read(item: Input) -> Fingerprint:
     for column, file in item.companions.items():
         if file:
             found = _read(file)
-            files[column] = SeenFile(
-                file.name, found.size, found.mtime_ns, found.etag, found.ctime_ns
-            )
+            files[column] = _seen_file(file.name, found)
             contents[column] = (file.name, found.content)
     seen = seen or _read(item)
     return seen._replace(
@@ -74,11 +72,12 @@ def _read_folder(item: Input) -> Fingerprint:
         for name, file in files.items()
     ]
     seen = {part.name: _read(part) for part in parts}
-    now = {
-        name: SeenFile(name, found.size, found.mtime_ns, found.etag, found.ctime_ns)
-        for name, found in seen.items()
-    }
+    now = {name: _seen_file(name, found) for name, found in seen.items()}
     return folder_fingerprint(now, lambda file: seen[file.name].content)
+
+
+def _seen_file(name: str, found: Fingerprint) -> SeenFile:
+    return SeenFile(name, found.size, found.mtime_ns, found.etag, found.ctime_ns)
 
 
 def _read(item: Input | Companion) -> Fingerprint:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import xxhash
+from xxhash import xxh3_64_hexdigest
 
 from batchmill.errors import LedgerError
 from batchmill.layout import FILES, PACKS
@@ -127,7 +127,7 @@ def write_part(store: Store, name: str, part: pa.Table) -> None:
     file = io.BytesIO()
     pq.write_table(part, file, compression="zstd")
     data = file.getvalue()
-    store.write(f"{name}-{_hash(data)}.parquet", data)
+    store.write(f"{name}-{xxh3_64_hexdigest(data)}.parquet", data)
 
 
 def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -146,7 +146,7 @@ def read_part(store: Store, name: str, columns: Sequence[str] | None = None) -> 
     try:
         with store.open(name) as source:
             data = source.read_buffer()
-        if not name.endswith(f"-{_hash(data)}.parquet"):
+        if not name.endswith(f"-{xxh3_64_hexdigest(data)}.parquet"):
             raise LedgerError(
                 f"{place}: is damaged, or is not a part of a ledger. Its content does not match "
                 "the hash in its name. Move it away, and run the same command again. Its inputs "
@@ -205,10 +205,6 @@ def addresses_of(names: pa.Array, records: pa.Table) -> pa.Array:
     files = pc.list_flatten(newest["outputs"]).combine_chunks()
     paths = files.field("path").cast(names.type)
     return files.field("pack").cast(names.type).take(pc.index_in(names, value_set=paths))
-
-
-def _hash(data: bytes | pa.Buffer) -> str:
-    return xxhash.xxh3_64_hexdigest(data)
 
 
 def _first_outside(table: pa.Table) -> str | None:

@@ -178,14 +178,10 @@ def read_glob(pattern: str, *, folders: bool = False) -> Source:
         Path(name).relative_to(fixed).as_posix()
         for name in glob.iglob(pattern, recursive=True)
         if (os.path.isdir(name) if folders else os.path.isfile(name) or not os.path.exists(name))
-        and not _in_dataset(os.path.abspath(name) if folders else _folder_of(name))
+        and not _in_dataset(os.path.abspath(name if folders else os.path.dirname(name)))
     )
     nothing = f"no {'folder' if folders else 'file'} matches it"
     return _listed(pattern, os.path.abspath(fixed), _escaped(names), nothing)
-
-
-def _folder_of(name: str) -> str:
-    return os.path.dirname(os.path.abspath(name))
 
 
 def is_glob(text: str) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
+from xxhash import xxh3_64_hexdigest
 
 from batchmill.errors import LedgerError
 from batchmill.layout import PARTITIONS
@@ -65,7 +65,7 @@ def write_assignment(ledger: Ledger, run: int, assignment: Assignment) -> None:
     file = io.BytesIO()
     pq.write_table(rows, file, compression="zstd")
     data = file.getvalue()
-    ledger.store.write(f"{PARTITIONS}/{run:06d}-{_hash(data)}.parquet", data)
+    ledger.store.write(f"{PARTITIONS}/{run:06d}-{xxh3_64_hexdigest(data)}.parquet", data)
 
 
 def last_assignment(ledger: Ledger, until: int | None = None) -> Assignment | None:
@@ -120,7 +120,7 @@ def _read(ledger: Ledger, name: str) -> Assignment:
         with ledger.store.open(name) as source:
             data = source.read_buffer()
         expected = _NAME.fullmatch(name.rpartition("/")[2])
-        if expected and expected[2] not in (None, _hash(data)):
+        if expected and expected[2] not in (None, xxh3_64_hexdigest(data)):
             raise LedgerError(
                 f"{place}: is damaged. Its content does not match the hash in its name. {remedy}"
             )
@@ -139,7 +139,3 @@ def _read(ledger: Ledger, name: str) -> Assignment:
         reason = " ".join(str(error).split())
         raise LedgerError(f"{place}: cannot be read ({reason}). {remedy}") from error
     return Assignment(partitioning=partitioning, rows=rows)
-
-
-def _hash(data: bytes | pa.Buffer) -> str:
-    return xxhash.xxh3_64_hexdigest(data)

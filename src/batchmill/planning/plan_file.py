@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 import pyarrow as pa
-import xxhash
+from xxhash import xxh3_64_hexdigest
 
 from batchmill.errors import LedgerError, StoreError
 from batchmill.layout import PLAN, PLAN_ROWS
@@ -60,7 +60,7 @@ class PlanFile:
             for start in range(0, len(rows) or 1, ROWS_PER_STREAM):
                 data = _stream(rows.slice(start, ROWS_PER_STREAM))
                 file.write(data)
-                streams.append((len(data), _hash(data)))
+                streams.append((len(data), xxh3_64_hexdigest(data)))
 
         self.ledger.store.write_atomic(self.rows_name, write_rows)
         # The settings are written last. A plan without settings does not exist.
@@ -94,7 +94,7 @@ class PlanFile:
                 source.seek(sum(size for size, _ in streams[:first]))
                 for size, content in streams[first:end]:
                     data = source.read_buffer(size)
-                    if _hash(data) != content:
+                    if xxh3_64_hexdigest(data) != content:
                         raise LedgerError(
                             f"{place}: is damaged. Its content does not match the hashes in "
                             f"plan.json. {_REMEDY}"
@@ -136,7 +136,3 @@ def _stream(rows: pa.Table) -> bytes:
     with pa.ipc.new_stream(file, rows.schema) as writer:
         writer.write_table(rows.combine_chunks())
     return file.getvalue()
-
-
-def _hash(data: bytes | pa.Buffer) -> str:
-    return xxhash.xxh3_64_hexdigest(data)
