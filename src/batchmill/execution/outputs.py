@@ -2,8 +2,9 @@
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import xxhash
 
@@ -13,16 +14,22 @@ from batchmill.layout import FILES, OUTPUT_COLUMN
 from batchmill.outcome import WrittenFile
 from batchmill.storage.addresses import Address
 from batchmill.storage.fingerprints import fingerprint
+from batchmill.storage.store import Upload
 
 # The digits of the hash in a folder's name. With 48 bits, two different outputs of one input
 # practically never have the same name.
 _DIGITS = 12
 
-PutFolder = Callable[[Path, str, Mapping[str, str]], object]
-
 
 class OutputError(Exception):
     """The files that a step wrote differ from the files that its rows name, or are not allowed."""
+
+
+class PlacedOutputs(NamedTuple):
+    """The files of an input in the dataset, and the uploads that are left to do."""
+
+    files: tuple[WrittenFile, ...] = ()
+    uploads: Sequence[Upload] = ()
 
 
 def place_outputs(
@@ -30,8 +37,7 @@ def place_outputs(
     rows: Sequence[Row],
     staging: StagingArea,
     input_id: str,
-    put_folder: PutFolder | None = None,
-) -> tuple[WrittenFile, ...]:
+) -> PlacedOutputs:
     """Move a step's files into the dataset, and put their new paths into the rows.
 
     Args:
@@ -41,17 +47,17 @@ def place_outputs(
         staging: The folders of this attempt, and the store. With packs, files are appended to a
             pack, unless they are larger than a pack.
         input_id: The input's id.
-        put_folder: Called instead of the method of the store.
 
     Returns:
-        The files, with their paths in the dataset.
+        The files, with their paths in the dataset. In a remote dataset, they are only named, and
+        the uploads are left to do.
 
     Raises:
         OutputError: The rows and the folder do not have the same files, or a file is not allowed.
         StoreError: The files cannot be written to the dataset.
     """
     if not staged and not any(_names_files(row) for row in rows):
-        return ()
+        return PlacedOutputs()
     if staged:
         _check_folder(staged)
     named = _named(rows, staged)
@@ -62,17 +68,18 @@ def place_outputs(
     contents = {name: seen.content for name, seen in written.items()}
     folder = f"{FILES}/{folder_name(input_id, contents)}"
     addresses: dict[str, Address] = {}
+    uploads: Sequence[Upload] = ()
     if written and staged:
         packs = staging.packs
         if packs and sum(seen.size for seen in written.values()) <= packs.limit:
             addresses = packs.add(staged, {name: f"{folder}/{name}" for name in names})
             empty(staging, staged, names)
         else:
-            (put_folder or staging.store.put_folder)(staged, folder, contents)
+            uploads = staging.store.put_folder(staged, folder, contents)
     for name, naming in named.items():
         for row, key in naming:
             row[key] = f"{folder}/{name}"
-    return tuple(
+    files = tuple(
         WrittenFile(
             f"{folder}/{name}",
             seen.size,
@@ -81,6 +88,7 @@ def place_outputs(
         )
         for name, seen in written.items()
     )
+    return PlacedOutputs(files, uploads)
 
 
 def folder_name(input_id: str, contents: Mapping[str, str]) -> str:

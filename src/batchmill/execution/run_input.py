@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ from batchmill.step.load import Step
 from batchmill.storage import remote
 from batchmill.storage.fingerprints import Fingerprint
 from batchmill.storage.local import remove_folder
-from batchmill.storage.objects import ObjectStore
 from batchmill.storage.store import in_threads
 
 
@@ -184,15 +183,7 @@ def _place(
 
     If the dataset is remote, the files are only named.
     """
-    uploads: list[Callable[[], None]] = []
-    store, put_later = staging.store, None
-    if isinstance(store, ObjectStore):
-        remote_store = store
-
-        def put_later(folder: Path, name: str, contents: Mapping[str, str]) -> None:
-            uploads.extend(remote_store.uploads(folder, name, contents))
-
-    outputs = place_outputs(staged, rows, staging, item.input_id, put_later)
+    outputs, uploads = place_outputs(staged, rows, staging, item.input_id)
     encoded = encode_rows(rows)
     outcome = Outcome(
         input=item.name,
@@ -204,12 +195,7 @@ def _place(
         host=staging.host,
         rows=encoded,
         outputs=outputs,
-        size=loaded.seen.size,
-        mtime_ns=loaded.seen.mtime_ns,
-        etag=loaded.seen.etag,
-        ctime_ns=loaded.seen.ctime_ns,
-        content=loaded.seen.content,
-        companions=loaded.seen.companions,
+        **loaded.seen._asdict(),
     )
     if not uploads:
         return outcome

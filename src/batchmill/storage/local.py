@@ -31,7 +31,7 @@ from batchmill.storage.faults import store_fault
 from batchmill.storage.fingerprints import hash_bytes, hash_file
 from batchmill.storage.packed_files import PackedFiles
 from batchmill.storage.retries import retry_local
-from batchmill.storage.store import no_check
+from batchmill.storage.store import Upload, no_check
 
 _TEMPORARY = re.compile(r"\..+\.part-[0-9a-f]{32}")
 # With less free space than this, even a small write may fail.
@@ -215,24 +215,25 @@ class LocalStore:
             remove_tree(self.url, name)
 
     @retry_local
-    def put_folder(self, folder: Path, name: str, contents: Mapping[str, str]) -> None:
+    def put_folder(self, folder: Path, name: str, contents: Mapping[str, str]) -> list[Upload]:
         """Move a folder to `name`, unless the same files are there already."""
         self.before_change()
         with self._faults(name), folder_of(self.url, name) as (above, last):
             try:
                 _move(folder, above, last)
-                return
+                return []
             except OSError as error:
                 if error.errno not in _TAKEN:
                     raise
             if self._has(name, contents):
                 remove_folder(folder)
-                return
+                return []
             # The existing folder is damaged: its name depends on its contents.
             aside = _temporary_name(last)
             os.rename(last, aside, src_dir_fd=above, dst_dir_fd=above)
             _move(folder, above, last)
             self.remove(f"{PurePosixPath(name).parent}/{aside}")
+        return []
 
     def _has(self, folder: str, contents: Mapping[str, str]) -> bool:
         """Return whether a folder has exactly these files, with these contents."""

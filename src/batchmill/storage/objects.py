@@ -16,7 +16,7 @@ from batchmill.storage.addresses import parse_address
 from batchmill.storage.fingerprints import hash_bytes
 from batchmill.storage.packed_files import PackedFiles
 from batchmill.storage.scratch import scratch_folder
-from batchmill.storage.store import in_threads, no_check, parts_of
+from batchmill.storage.store import Upload, in_threads, no_check, parts_of
 
 logger = logging.getLogger(__name__)
 
@@ -180,15 +180,8 @@ class ObjectStore:
             inside = [self.url_of(found) for found in self.files(name)]
             in_threads(remote.delete, [*inside, self.url_of(name)], self.threads)
 
-    def put_folder(self, folder: Path, name: str, contents: Mapping[str, str]) -> None:
-        """Upload the files of a folder into the folder `name`."""
-        with self._changing(name):
-            in_threads(lambda upload: upload(), self.uploads(folder, name, contents), self.threads)
-
-    def uploads(
-        self, folder: Path, name: str, contents: Mapping[str, str]
-    ) -> list[Callable[[], None]]:
-        """Return a function for each file that `put_folder` would upload. It uploads the file."""
+    def put_folder(self, folder: Path, name: str, contents: Mapping[str, str]) -> list[Upload]:
+        """Return a function for each file of a folder. It uploads the file to the folder `name`."""
         self.before_change()
         return [
             partial(transfer.upload, f"{folder}/{file}", self.url_of(f"{name}/{file}"))

@@ -21,6 +21,10 @@ _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 
 
+# Uploads one file.
+Upload = Callable[[], object]
+
+
 class Store(Protocol):
     """Files with names relative to a folder or URL. The parts of a name are separated by `/`.
 
@@ -112,8 +116,8 @@ class Store(Protocol):
         """Remove a file, or a folder and its content. Ignore a name that does not exist."""
         ...
 
-    def put_folder(self, folder: Path, name: str, contents: Mapping[str, str]) -> None:
-        """Move the files of a local folder into the folder `name`.
+    def put_folder(self, folder: Path, name: str, contents: Mapping[str, str]) -> list[Upload]:
+        """Move the files of a local folder into the folder `name`, or begin to.
 
         The name must depend on the contents. So another attempt that uses it has the same files,
         and no file is ever replaced by another content.
@@ -122,6 +126,9 @@ class Store(Protocol):
             folder: The local folder.
             name: The folder in the store.
             contents: The content hash of each file.
+
+        Returns:
+            The uploads that are left to do: one for each file in a bucket, none in a folder.
         """
         ...
 
