@@ -97,20 +97,10 @@ __all__ = [
     "versions",
 ]
 
-# Names are imported on first use: `import batchmill` loads no torch, pandas, prefect or ray.
+# Names are imported on first use: `import batchmill` loads no torch, pandas, prefect or ray. All
+# names without a home in this list are in _OTHERS.
+_OTHERS = "batchmill.api.datasets"
 _HOMES = {
-    "batchmill.api.datasets": (
-        "diff",
-        "export",
-        "failures",
-        "keep",
-        "metadata",
-        "retry",
-        "try_one",
-        "verify",
-        "verify_export",
-        "versions",
-    ),
     "batchmill.api.jobs": ("PlanResult", "RunResult", "infer", "plan", "run", "status"),
     "batchmill.api.try_result": ("TryResult",),
     "batchmill.errors": tuple(name for name in __all__ if name.endswith("Error")),
@@ -123,10 +113,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(home), name)
-    raise AttributeError(f"module 'batchmill' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'batchmill' has no attribute {name!r}")
+    home = next((home for home, names in _HOMES.items() if name in names), _OTHERS)
+    return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:
