@@ -1,5 +1,6 @@
 """Shows a run in Prefect: its events, artifacts and state. Its tables are written by tasks."""
 
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -27,6 +28,7 @@ from batchmill.tasks.metadata import write_metadata
 from batchmill.tasks.report import write_report
 
 
+@dataclass
 class FlowObserver(RunObserver, Publisher):
     """Shows one run as a flow run.
 
@@ -36,12 +38,9 @@ class FlowObserver(RunObserver, Publisher):
         wait: Wait while another run holds the dataset, with these actions. None: do not wait.
     """
 
-    def __init__(
-        self, policy: FailurePolicy, cancellation: Cancellation, wait: Wait | None
-    ) -> None:
-        self.wait = wait
-        self._policy = policy
-        self._cancellation = cancellation
+    policy: FailurePolicy
+    cancellation: Cancellation
+    wait: Wait | None
 
     def begin(self, run: Run) -> None:
         """Send the event that the run has started."""
@@ -80,7 +79,7 @@ class FlowObserver(RunObserver, Publisher):
 
     def end(self, summary: Summary, *, is_cancelled: bool) -> None:
         """Send the event that the run has ended."""
-        accepted = "Completed" if summary.accepted(self._policy) else "Failed"
+        accepted = "Completed" if summary.accepted(self.policy) else "Failed"
         state = "Cancelled" if is_cancelled else accepted
         self._reporter.end(summary, state)
         self.metrics.end(state)
@@ -89,10 +88,10 @@ class FlowObserver(RunObserver, Publisher):
         """Return the final state of the flow run."""
         summary = ended.summary
         if ended.is_cancelled:
-            reason = self._cancellation.reason
+            reason = self.cancellation.reason
             return Cancelled(message=f"Cancelled {reason}. {summary.sentence()}")
-        if not summary.accepted(self._policy):
-            lines = [failure_message(summary, self._dataset, self._policy), *ended.reasons]
+        if not summary.accepted(self.policy):
+            lines = [failure_message(summary, self._dataset, self.policy), *ended.reasons]
             key = artifact_key("summary", self._dataset)
             message = final_message(summary, ended.reasons, key)
             # A caller of the flow and the end of its log get the whole text.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from typing import Any, Self
 from uuid import UUID
 
@@ -33,6 +34,7 @@ _RECORD_SECONDS, _CANCEL_RECORD_SECONDS = 5.0, 1.0
 _KILL_SECONDS = 3.0
 
 
+@dataclass
 class FlowRunner(Runner):
     """The runner of a flow run.
 
@@ -46,22 +48,15 @@ class FlowRunner(Runner):
         observer: Shows the progress in Prefect.
     """
 
-    def __init__(
-        self,
-        cluster: RayCluster | None,
-        access: Sequence[Access],
-        cancellation: Cancellation,
-        observer: FlowObserver,
-    ) -> None:
-        self._cluster = cluster
-        self._access = access
-        self._cancellation = cancellation
-        self._observer = observer
-        self._at_end = ExitStack()
+    cluster: RayCluster | None
+    access: Sequence[Access]
+    cancellation: Cancellation
+    observer: FlowObserver
+    _at_end: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
         self._runner = self._at_end.enter_context(self._make_runner())
-        self._cancellation.listen()  # Ray has replaced the handler of SIGTERM.
+        self.cancellation.listen()  # Ray has replaced the handler of SIGTERM.
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -75,48 +70,48 @@ class FlowRunner(Runner):
     def run(self, run: Run, shards: Sequence[Shard], num_workers: int) -> ShardsEnd:
         """Submit the shards as task runs, and wait for their ends."""
         self._runner.prepare(num_workers, run.probe())
-        if self._cancellation.reason:
+        if self.cancellation.reason:
             return ShardsEnd(is_cancelled=True)
-        watch = _StopConditions(run, self._observer, self._cancellation)
+        watch = _StopConditions(run, self.observer, self.cancellation)
         scheduler = ShardScheduler(
             runner=self._runner,
             workers=num_workers,
             on_tick=watch.check,
-            cancelled=lambda: bool(self._cancellation.reason),
+            cancelled=lambda: bool(self.cancellation.reason),
             losses_allowed=_LOSSES_ALLOWED,
         )
-        self._cancellation.at_second_signal(lambda: _kill_shards(run, scheduler))
+        self.cancellation.at_second_signal(lambda: _kill_shards(run, scheduler))
         try:
             scheduler.run(shards)
         finally:
             self._runner.release()
             self._at_end.callback(self._record_shards, scheduler)
         reasons = scheduler.queue.ended_early
-        if watch.check() and not self._cancellation.reason:
+        if watch.check() and not self.cancellation.reason:
             reasons.append("The run was stopped early. Inputs without an outcome are pending.")
         return ShardsEnd(
             lost=scheduler.losses > 0,
             reasons=reasons,
-            is_cancelled=bool(self._cancellation.reason),
+            is_cancelled=bool(self.cancellation.reason),
         )
 
     def _make_runner(self) -> ShardRunner:
         """Make the runner. Ray is imported only for a cluster."""
-        if self._cluster is None:
-            return LocalRunner(self._access)
+        if self.cluster is None:
+            return LocalRunner(self.access)
         from batchmill.orchestration.cluster.token import present_token
 
-        present_token(self._cluster)
+        present_token(self.cluster)
         from batchmill.orchestration.cluster.ray_runner import RayRunner
 
-        return RayRunner(self._cluster, self._access, lambda: bool(self._cancellation.reason))
+        return RayRunner(self.cluster, self.access, lambda: bool(self.cancellation.reason))
 
     def _record_shards(self, scheduler: ShardScheduler) -> None:
         """Record in Prefect how the shards ended, before their processes end."""
-        if self._cluster is None and not self._cancellation.reason:
+        if self.cluster is None and not self.cancellation.reason:
             return  # The task runs are threads of this process, which reports their ends itself.
         this_run = UUID(flow_run.get_id())
-        seconds = _CANCEL_RECORD_SECONDS if self._cancellation.reason else _RECORD_SECONDS
+        seconds = _CANCEL_RECORD_SECONDS if self.cancellation.reason else _RECORD_SECONDS
         wait_until_recorded(this_run, len(scheduler.queue.ends) + 1, seconds)
         record_ends(this_run, run_local_shard, scheduler.queue.ends)
 

@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -284,25 +284,23 @@ def _end_confined_step() -> None:
     this_worker.channel.end_step()  # The confined process lives on, and ends its own children.
 
 
+@dataclass
 class ShardMonitor:
     """Applies requests from the ledger to a running shard."""
 
-    def __init__(
-        self, ledger: Ledger, inputs: ShardInputs, stop: Stop, executor: IsolatedExecutor
-    ) -> None:
-        self._ledger = ledger
-        self._inputs = inputs
-        self._stop = stop
-        self._executor = executor
-        self._is_split = False
+    ledger: Ledger
+    inputs: ShardInputs
+    stop: Stop
+    executor: IsolatedExecutor
+    _is_split: bool = False
 
     def on_tick(self) -> None:
         """Check for requests. The committer's thread calls this."""
-        control = self._ledger.control
-        run, key = self._inputs.spec.run, self._inputs.shard.key
+        control = self.ledger.control
+        run, key = self.inputs.spec.run, self.inputs.shard.key
         if control.stop_requested(run):
-            self._stop.request()
+            self.stop.request()
         if not self._is_split and control.split_requested(run, key):
             self._is_split = True
-            boundary = self._executor.shorten()
-            control.record_split(run, key, self._inputs.plan_row(boundary))
+            boundary = self.executor.shorten()
+            control.record_split(run, key, self.inputs.plan_row(boundary))

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from batchmill.errors import LedgerError, StoreError
 from batchmill.execution.failures import hide_in
@@ -18,6 +19,7 @@ from batchmill.storage import NO_ROOM
 from batchmill.workers import Stop
 
 
+@dataclass
 class OutcomeRecorder:
     """Records outcomes. `counts` has the number of inputs by kind of outcome.
 
@@ -26,24 +28,14 @@ class OutcomeRecorder:
     forwards the logs of steps.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        spec: RunSpec,
-        stop: Stop,
-        check_step: Callable[[], None],
-        on_outcome: Callable[[Outcome], None] | None,
-        upload: PackUpload | None = None,
-        log: StepLog | None = None,
-    ) -> None:
-        self.counts: Counter[str] = Counter()
-        self._ledger = ledger
-        self._spec = spec
-        self._stop = stop
-        self._check_step = check_step
-        self._on_outcome = on_outcome
-        self._upload = upload
-        self._log = log
+    ledger: Ledger
+    spec: RunSpec
+    stop: Stop
+    check_step: Callable[[], None]
+    on_outcome: Callable[[Outcome], None] | None
+    upload: PackUpload | None = None
+    log: StepLog | None = None
+    counts: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
     def committing(
@@ -57,7 +49,7 @@ class OutcomeRecorder:
             on_tick: Called each time the thread wakes up.
         """
         before = self._prepare_commit
-        with Committer(self._ledger, prefix, origins, before, on_tick) as self._committer:
+        with Committer(self.ledger, prefix, origins, before, on_tick) as self._committer:
             yield
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
@@ -69,19 +61,19 @@ class OutcomeRecorder:
             StepError: The step has changed since the run was planned.
         """
         if any(outcome.kind != "ok" for outcome in outcomes):
-            if self._ledger.store.is_full:
-                raise StoreError(self._ledger.store.url, NO_ROOM)
+            if self.ledger.store.is_full:
+                raise StoreError(self.ledger.store.url, NO_ROOM)
             outcomes = [hide_in(outcome) for outcome in outcomes]
         cancelled = [outcome for outcome in outcomes if outcome.kind == "cancelled"]
         outcomes = [outcome for outcome in outcomes if outcome.kind != "cancelled"]
-        if self._log:
-            outcomes = [self._log.add(outcome) for outcome in outcomes]
+        if self.log:
+            outcomes = [self.log.add(outcome) for outcome in outcomes]
         self.counts.update(outcome.kind for outcome in outcomes)
         self._committer.add(outcomes)
         self._check_failures()
-        if self._on_outcome:
+        if self.on_outcome:
             for outcome in outcomes:
-                self._on_outcome(outcome)
+                self.on_outcome(outcome)
         if cancelled:
             raise StoreError(f"input {cancelled[0].input}", cancelled[0].message)
 
@@ -97,18 +89,16 @@ class OutcomeRecorder:
         A shard of a lost node may continue after its run has ended. Another run removes its
         unfinished files, so its inputs may fail. Its outcomes must not reach the ledger.
         """
-        self._check_step()
-        spec = self._spec
-        if spec.token and not is_held(self._ledger, spec.token):
-            raise LedgerError(
-                f"{self._ledger.store.url}: run {spec.run} no longer holds the lease."
-            )
-        return self._upload.store(outcomes) if self._upload else outcomes
+        self.check_step()
+        spec = self.spec
+        if spec.token and not is_held(self.ledger, spec.token):
+            raise LedgerError(f"{self.ledger.store.url}: run {spec.run} no longer holds the lease.")
+        return self.upload.store(outcomes) if self.upload else outcomes
 
     def _check_failures(self) -> None:
         """Stop the whole run if more inputs have failed than its policy allows."""
-        allowed = self._spec.enough_failures
+        allowed = self.spec.enough_failures
         failed = self.counts.total() - self.counts["ok"]
-        if allowed is not None and failed > allowed and not self._stop.requested:
-            self._stop.request()
-            self._ledger.control.request_stop(self._spec.run)
+        if allowed is not None and failed > allowed and not self.stop.requested:
+            self.stop.request()
+            self.ledger.control.request_stop(self.spec.run)

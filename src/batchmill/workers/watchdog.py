@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from batchmill.outcome import Outcome
@@ -91,6 +91,7 @@ class BatchMonitor:
             self.overdue(at[1])
 
 
+@dataclass
 class Watchdog:
     """A thread that watches the workers of one DataLoader until `stop` is called.
 
@@ -98,28 +99,20 @@ class Watchdog:
     `channels`. The batch that this process is processing is in `batch_monitor`.
     """
 
-    def __init__(
-        self,
-        channels: Sequence[WorkerChannel],
-        workers: Sequence[ChildProcess],
-        limits: Limits,
-        drain: DrainFlag,
-        stop: Stop,
-        receive: Callable[[Sequence[tuple[int, Outcome]]], None],
-        batch_monitor: BatchMonitor,
-    ) -> None:
-        self._channels = channels
-        self._workers = workers
-        self._limits = limits
-        self._drain = drain
-        self._stop_request = stop
-        self._receive = receive
-        self._batch_monitor = batch_monitor
-        self._ended = threading.Event()
-        self._quiet_checks = 0
-        self._seen: dict[int, Occupied] = {}
-        self.kill_reasons: dict[int, KillReason] = {}
-        self.error: BaseException | None = None
+    channels: Sequence[WorkerChannel]
+    workers: Sequence[ChildProcess]
+    limits: Limits
+    drain: DrainFlag
+    stop_request: Stop
+    receive: Callable[[Sequence[tuple[int, Outcome]]], None]
+    batch_monitor: BatchMonitor
+    kill_reasons: dict[int, KillReason] = field(default_factory=dict)
+    error: BaseException | None = None
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _quiet_checks: int = 0
+    _seen: dict[int, Occupied] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         # `receive` runs in the caller's context, which has Prefect's settings, for example.
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._serve,), name="watchdog", daemon=True
@@ -158,7 +151,7 @@ class Watchdog:
     def _collect(self) -> int:
         """Collect the outcomes that have arrived, and return their number."""
         count = 0
-        for worker, channel in zip(self._workers, self._channels, strict=True):
+        for worker, channel in zip(self.workers, self.channels, strict=True):
             try:
                 arrived = channel.receive()
             except (EOFError, ValueError, TypeError):
@@ -169,14 +162,14 @@ class Watchdog:
                 killed = {reason.index for reason in self.kill_reasons.values()}
                 arrived = [pair for pair in arrived if pair[0] not in killed]
             for start in range(0, len(arrived), _GATHER_OUTCOMES):
-                self._receive(arrived[start : start + _GATHER_OUTCOMES])
+                self.receive(arrived[start : start + _GATHER_OUTCOMES])
                 time.sleep(0)
         return count
 
     def _check(self) -> None:
-        if self._stop_request.requested:
+        if self.stop_request.requested:
             self._apply_stop()
-        for number, channel in enumerate(self._channels):
+        for number, channel in enumerate(self.channels):
             channel.bound_log()
             occupied = channel.occupied
             # Trust the slot only if it was the same at the last check. It may be half written now.
@@ -184,36 +177,34 @@ class Watchdog:
                 self._check_limits(number, channel, occupied)
             if occupied:
                 self._seen[number] = occupied
-        self._batch_monitor.check()
+        self.batch_monitor.check()
         self._check_machine_memory()
         self._check_silence()
 
     def _apply_stop(self) -> None:
-        self._drain.set()
-        if not self._stop_request.overdue:
+        self.drain.set()
+        if not self.stop_request.overdue:
             return
-        for worker, channel in zip(self._workers, self._channels, strict=True):
+        for worker, channel in zip(self.workers, self.channels, strict=True):
             if channel.occupied:
                 worker.kill_tree()
 
     def _check_silence(self) -> None:
         """Kill all workers if all of them are silent. New workers then execute their inputs."""
-        at_work = bool(self._batch_monitor.at) or any(
-            channel.occupied for channel in self._channels
-        )
+        at_work = bool(self.batch_monitor.at) or any(channel.occupied for channel in self.channels)
         self._quiet_checks = 0 if at_work else self._quiet_checks + 1
         if self._quiet_checks > _MAX_QUIET_CHECKS:
             self._kill_all()
 
     def _kill_all(self) -> None:
-        for worker in self._workers:
+        for worker in self.workers:
             worker.kill_tree()
 
     def _check_limits(self, number: int, channel: WorkerChannel, occupied: Occupied) -> None:
-        timeout, memory = self._limits.timeout_seconds, self._limits.memory_bytes
+        timeout, memory = self.limits.timeout_seconds, self.limits.memory_bytes
         # Check memory first, because an input that fills the memory is also slow.
         if memory is not None:
-            used = channel.used_bytes(self._workers[number].pid, memory)
+            used = channel.used_bytes(self.workers[number].pid, memory)
             if used > memory:
                 limit = f"{memory / 2**20:,.0f} MiB"
                 message = f"used {used / 2**20:,.0f} MiB of memory; --memory-limit is {limit}"
@@ -237,8 +228,8 @@ class Watchdog:
         if room.available > low:
             return
         at_work = [
-            (channel.used_bytes(self._workers[number].pid, _LOW_MEMORY_BYTES), number, occupied)
-            for number, channel in enumerate(self._channels)
+            (channel.used_bytes(self.workers[number].pid, _LOW_MEMORY_BYTES), number, occupied)
+            for number, channel in enumerate(self.channels)
             if (occupied := channel.occupied) and number not in self.kill_reasons
         ]
         used, number, occupied = max(at_work, default=(0, 0, None))
@@ -253,7 +244,7 @@ class Watchdog:
     def _kill(
         self, number: int, occupied: Occupied, kind: Literal["timeout", "oom"], message: str
     ) -> None:
-        channel, worker = self._channels[number], self._workers[number]
+        channel, worker = self.channels[number], self.workers[number]
         if not worker.pause():
             return  # The process has already died for another reason.
         if channel.occupied != occupied:
@@ -261,7 +252,7 @@ class Watchdog:
             return
         self.kill_reasons[number] = KillReason(occupied.index, kind, message)
         if kind == "timeout":
-            self._drain.set()  # The worker must not begin another input while it writes its stack.
+            self.drain.set()  # The worker must not begin another input while it writes its stack.
             self._dump_stack(worker, channel.log)
         worker.kill_tree()
 

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from batchmill.errors import BatchmillError, ServiceError
@@ -23,40 +24,35 @@ _PAUSE_PER_LISTING = 4
 _SERVER, _SOURCE = "server", "source"
 
 
+@dataclass
 class SourceWatcher:
-    """Lists a source repeatedly, and announces the files that arrive in it."""
+    """Lists a source repeatedly, and announces the files that arrive in it.
 
-    def __init__(
-        self,
-        target: WatchTarget,
-        *,
-        every_seconds: float,
-        folder_watcher: FolderWatcher | None,
-        known: Mapping[str, FileVersion],
-        report: Callable[[dict[str, Any]], None],
-        warn: Callable[[str], None],
-    ) -> None:
-        """Prepare to watch. Nothing is listed yet.
+    Args:
+        target: The source, and the deployment to run.
+        every_seconds: The pause between two listings without file-system events.
+        folder_watcher: Reports file-system events. None: list at regular intervals.
+        known: Files that need no announcement.
+        report: Called with the payload of each announcement.
+        warn: Called once with each problem, and when the source can be read again.
+    """
 
-        Args:
-            target: The source, and the deployment to run.
-            every_seconds: The pause between two listings without file-system events.
-            folder_watcher: Reports file-system events. None: list at regular intervals.
-            known: Files that need no announcement.
-            report: Called with the payload of each announcement.
-            warn: Called once with each problem, and when the source can be read again.
-        """
-        self._target = target
-        self._every = every_seconds
-        self._folder_watcher = folder_watcher
-        self._report = report
-        self._warn = warn
-        self._problems: dict[str, str] = {}
-        self._arrivals = Arrivals(target.min_age, local=not is_url(target.source), known=known)
-        self._listed_at = self._listing_took = 0.0
-        self._pauses = retry_pauses()
-        self._retry_at = 0.0
-        self._stopped = threading.Event()
+    target: WatchTarget
+    every_seconds: float
+    folder_watcher: FolderWatcher | None
+    known: InitVar[Mapping[str, FileVersion]]
+    report: Callable[[dict[str, Any]], None]
+    warn: Callable[[str], None]
+    _problems: dict[str, str] = field(default_factory=dict)
+    _listed_at: float = 0.0
+    _listing_took: float = 0.0
+    _pauses: Iterator[float] = field(default_factory=retry_pauses)
+    _retry_at: float = 0.0
+    _stopped: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self, known: Mapping[str, FileVersion]) -> None:
+        is_local = not is_url(self.target.source)
+        self._arrivals = Arrivals(self.target.min_age, local=is_local, known=known)
 
     def start(self) -> None:
         """List the source for the first time.
@@ -77,17 +73,17 @@ class SourceWatcher:
     def stop(self) -> None:
         """Make `run` return after its current action. A signal handler may call this."""
         self._stopped.set()
-        if self._folder_watcher:
-            self._folder_watcher.wake()
+        if self.folder_watcher:
+            self.folder_watcher.wake()
 
     def _announce_due_files(self) -> None:
         now = time.monotonic()
         batch = self._arrivals.due(now)
         if not batch or now < self._retry_at:
             return
-        payload = make_payload(self._target, batch)
+        payload = make_payload(self.target, batch)
         try:
-            announce(self._target, payload)
+            announce(self.target, payload)
         except ServiceError as error:
             self._retry_at = time.monotonic() + next(self._pauses)
             self._set_problem(_SERVER, f"{error} Retrying until the server accepts it.")
@@ -95,48 +91,48 @@ class SourceWatcher:
         self._arrivals.mark_announced(batch)
         self._pauses, self._retry_at = retry_pauses(), 0.0
         self._problems.pop(_SERVER, None)
-        self._report(payload)
+        self.report(payload)
 
     def _list_files(self, *, is_first: bool = False) -> None:
         started, wall = time.monotonic(), time.time()
         try:
-            files = self._target.list_files()
+            files = self.target.list_files()
         except BatchmillError as error:
             if is_first:
                 raise
-            if self._folder_watcher:
+            if self.folder_watcher:
                 # The folder may be renamed or mounted again. Then the old watch is useless.
-                self._folder_watcher.close()
+                self.folder_watcher.close()
             self._set_problem(_SOURCE, f"{error}\nWaiting until it can be read again.")
             return
         finally:
             self._listed_at = time.monotonic()
             self._listing_took = self._listed_at - started
         if self._problems.pop(_SOURCE, None):
-            self._warn(f"{self._target.source}: can be read again.")
+            self.warn(f"{self.target.source}: can be read again.")
         self._arrivals.update(files, started, wall)
 
     def _wait(self) -> None:
         """Wait until the source should be listed again."""
-        if self._folder_watcher is None or self._arrivals.waiting or self._problems:
-            pause = self._every
+        if self.folder_watcher is None or self._arrivals.waiting or self._problems:
+            pause = self.every_seconds
             if self._arrivals.waiting:
-                pause = min(pause, self._target.min_age / _LISTINGS_PER_MIN_AGE)
+                pause = min(pause, self.target.min_age / _LISTINGS_PER_MIN_AGE)
             self._stopped.wait(max(pause, self._shortest_pause()))
         else:
-            self._wait_for_events(self._folder_watcher)
+            self._wait_for_events(self.folder_watcher)
 
     def _wait_for_events(self, folder_watcher: FolderWatcher) -> None:
-        while not folder_watcher.wait(self._every) and not folder_watcher.failure:
+        while not folder_watcher.wait(self.every_seconds) and not folder_watcher.failure:
             if time.monotonic() - self._listed_at > _LONGEST_PAUSE_SECONDS:
                 return
         if folder_watcher.failure:
-            self._warn(
-                f"{self._target.source}: no file-system events ({folder_watcher.failure}). "
-                f"The folder is listed every {self._every:g} seconds instead."
+            self.warn(
+                f"{self.target.source}: no file-system events ({folder_watcher.failure}). "
+                f"The folder is listed every {self.every_seconds:g} seconds instead."
             )
             folder_watcher.close()
-            self._folder_watcher = None
+            self.folder_watcher = None
             return
         # More files usually follow the first one.
         self._stopped.wait(self._shortest_pause())
@@ -147,5 +143,5 @@ class SourceWatcher:
     def _set_problem(self, about: str, text: str) -> None:
         """Record a problem, and warn about it unless the previous warning was the same."""
         if self._problems.get(about) != text:
-            self._warn(text)
+            self.warn(text)
         self._problems[about] = text

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import ray
@@ -36,6 +37,7 @@ from batchmill.tasks.ray_shard import refusing_node, run_ray_shard
 _LOCAL_RAY_IS_GONE = "LocalRayletDiedError"
 
 
+@dataclass
 class RayRunner(ShardRunner):
     """Runs each shard as a Prefect task run in a Ray task.
 
@@ -47,24 +49,20 @@ class RayRunner(ShardRunner):
 
     lost_message = "Ray on the machine of the flow run has died, so no other shard was submitted."
 
-    def __init__(
-        self,
-        cluster: RayCluster,
-        access: Sequence[Access],
-        cancelled: Callable[[], bool],
-    ) -> None:
-        self.is_elastic = not cluster.is_local
-        self._cluster = cluster
-        self._access = access
-        self._cancelled = cancelled
-        self._held = ExitStack()
-        self._found: list[Node] = []
-        self._needs: Mapping[str, float] = {}
-        self._late: LateNodes | None = None  # A local Ray has only one node.
-        self._probe: Probe | None = None
+    cluster: RayCluster
+    access: Sequence[Access]
+    cancelled: Callable[[], bool]
+    _held: ExitStack = field(default_factory=ExitStack)
+    _found: list[Node] = field(default_factory=list)
+    _needs: Mapping[str, float] = field(default_factory=dict)
+    _late: LateNodes | None = None  # A local Ray has only one node.
+    _probe: Probe | None = None
+
+    def __post_init__(self) -> None:
+        self.is_elastic = not self.cluster.is_local
 
     def __enter__(self) -> "RayRunner":
-        self._tasks: RayTaskRunner[Any] = self._held.enter_context(ray_runner(self._cluster))
+        self._tasks: RayTaskRunner[Any] = self._held.enter_context(ray_runner(self.cluster))
         self._found = nodes()
         return self
 
@@ -74,16 +72,16 @@ class RayRunner(ShardRunner):
     @property
     def cores(self) -> Cores:
         """The cores of the cluster's nodes, and how many shards the nodes can run at a time."""
-        return cores_for(self._cluster, self._found)
+        return cores_for(self.cluster, self._found)
 
     def prepare(self, num_workers: int, probe: Probe) -> None:
         """Check that each node of a cluster can run a shard. A local Ray is not checked."""
-        self._needs = shard_needs(self._cluster, self._found, num_workers)
-        self._living = LivingNodes(self._cluster)
-        if not self._cluster.is_local:
+        self._needs = shard_needs(self.cluster, self._found, num_workers)
+        self._living = LivingNodes(self.cluster)
+        if not self.cluster.is_local:
             self._probe = probe
-            probes = NodeProbes(probe, self._access)
-            probe_cluster(probes, self._found, self._needs, self._cancelled)
+            probes = NodeProbes(probe, self.access)
+            probe_cluster(probes, self._found, self._needs, self.cancelled)
             self._late = LateNodes(probes, self._found)
 
     def slots(self) -> int | None:
@@ -100,7 +98,7 @@ class RayRunner(ShardRunner):
         """Submit a shard to Ray, with the resources that it needs."""
         excluded = self._late.excluded if self._late else ()
         options = remote_options_of(self._needs, excluded)
-        parameters = {"shard": shard, "access": self._access, "probe": self._probe}
+        parameters = {"shard": shard, "access": self.access, "probe": self._probe}
         with self._lost_connection_is_lost_head(), remote_options(**options):
             future: ShardFuture = self._tasks.submit(run_ray_shard, parameters)
             return future
@@ -136,7 +134,7 @@ class RayRunner(ShardRunner):
         try:
             yield
         except LOST_CONNECTION as error:
-            raise RunError(lost_head_message(self._cluster)) from error
+            raise RunError(lost_head_message(self.cluster)) from error
 
 
 def _reference_of(future: ShardFuture) -> Any:

@@ -6,7 +6,7 @@ alone in its shard. That input is recorded as crashed once its retries are used 
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
@@ -26,6 +26,7 @@ _NO_NODE_SECONDS = 300.0
 _NO_NODE = f"No node of the Ray cluster could run a shard for {_NO_NODE_SECONDS / 60:.0f} min."
 
 
+@dataclass
 class LossPolicy:
     """Counts the losses of one run and resubmits what the lost shards have not finished.
 
@@ -39,17 +40,14 @@ class LossPolicy:
         losses: The number of lost shard processes.
     """
 
-    def __init__(
-        self, runner: ShardRunner, queue: ShardQueue, rebalancer: Rebalancer, losses_allowed: int
-    ) -> None:
-        self.losses = 0
-        self._runner = runner
-        self._queue = queue
-        self._rebalancer = rebalancer
-        self._losses_allowed = losses_allowed
-        self._known_nodes: frozenset[str] = frozenset()
-        self._missing_since: dict[str, float] = {}
-        self._no_node_since: float | None = None
+    runner: ShardRunner
+    queue: ShardQueue
+    rebalancer: Rebalancer
+    losses_allowed: int
+    losses: int = 0
+    _known_nodes: frozenset[str] = frozenset()
+    _missing_since: dict[str, float] = field(default_factory=dict)
+    _no_node_since: float | None = None
 
     def handle_loss(self, submitted: SubmittedShard, reason: str) -> None:
         """Record that a shard lost its process, and resubmit its unfinished inputs.
@@ -63,23 +61,23 @@ class LossPolicy:
             StoreError: The dataset cannot be read or written.
         """
         shard = submitted.shard
-        self._queue.record_end(submitted, Crashed(message=reason))
+        self.queue.record_end(submitted, Crashed(message=reason))
         logger = get_run_logger()
         logger.error("%s ended early: %s", shard.title, reason)
-        if self._runner.is_lost(reason):
-            self._add_ended_early(self._runner.lost_message)
-            self._queue.waiting.clear()
+        if self.runner.is_lost(reason):
+            self._add_ended_early(self.runner.lost_message)
+            self.queue.waiting.clear()
             return
         self.losses += 1
-        if self.losses > self._losses_allowed:
+        if self.losses > self.losses_allowed:
             self._add_ended_early(
-                f"{shard.title} lost its process ({reason}). After {self._losses_allowed} losses "
+                f"{shard.title} lost its process ({reason}). After {self.losses_allowed} losses "
                 "in one run, lost shards are not submitted again."
             )
             return
         for again in _remaining(shard, reason):
             logger.info("submitted again: %s", again.title)
-            self._queue.waiting.append(again)
+            self.queue.waiting.append(again)
 
     def resubmit(self, submitted: SubmittedShard, state: State[Any]) -> None:
         """Submit a shard that has not begun as a new task run. This is not counted as a loss.
@@ -88,9 +86,9 @@ class LossPolicy:
             submitted: The shard, which is no longer among the running ones.
             state: How its task run ended.
         """
-        self._queue.record_end(submitted, state)
+        self.queue.record_end(submitted, state)
         shard = submitted.shard
-        self._queue.waiting.append(replace(shard, attempt=shard.attempt + 1, left=shard.inputs))
+        self.queue.waiting.append(replace(shard, attempt=shard.attempt + 1, left=shard.inputs))
 
     def fail_lost_nodes(self, now: float) -> None:
         """End the task runs of nodes that have been missing for too long.
@@ -106,10 +104,10 @@ class LossPolicy:
             StoreError: The dataset cannot be read or written.
         """
         for node in self._find_lost_nodes(now):
-            for task_run, (shard, _) in list(self._queue.running.items()):
+            for task_run, (shard, _) in list(self.queue.running.items()):
                 begun_on = place_of(shard)
                 if begun_on == node:
-                    self.handle_loss(self._rebalancer.remove(task_run), "its node was lost")
+                    self.handle_loss(self.rebalancer.remove(task_run), "its node was lost")
                 elif begun_on is None:
                     self._move(task_run)
 
@@ -131,19 +129,19 @@ class LossPolicy:
             get_run_logger().warning(
                 "no node of the Ray cluster can run a shard now. Waiting for a node."
             )
-        is_elastic = self._runner.is_elastic
+        is_elastic = self.runner.is_elastic
         if now - self._no_node_since < (_NO_NODE_SECONDS if is_elastic else _LOST_NODE_SECONDS):
             return False
-        self._add_ended_early(_NO_NODE if is_elastic else self._runner.lost_message)
-        for future in self._queue.futures:
-            self._runner.kill(future)
+        self._add_ended_early(_NO_NODE if is_elastic else self.runner.lost_message)
+        for future in self.queue.futures:
+            self.runner.kill(future)
         return True
 
     def _find_lost_nodes(self, now: float) -> list[str]:
         """Return the nodes that have been missing for too long. Each node is returned once."""
-        missing = self._known_nodes - self._runner.nodes
-        self._known_nodes |= self._runner.nodes
-        for node in self._runner.nodes:
+        missing = self._known_nodes - self.runner.nodes
+        self._known_nodes |= self.runner.nodes
+        for node in self.runner.nodes:
             self._missing_since.pop(node, None)
         # A node that has just disappeared is left to Ray, which usually reports the reason.
         lost = [
@@ -159,13 +157,13 @@ class LossPolicy:
 
         Ray may have requested a worker from the lost node, and would wait for the response.
         """
-        submitted = self._rebalancer.remove(task_run)
-        self._runner.kill(submitted.future)
+        submitted = self.rebalancer.remove(task_run)
+        self.runner.kill(submitted.future)
         self.resubmit(submitted, Crashed(message="a node was lost before the shard began"))
 
     def _add_ended_early(self, reason: str) -> None:
-        if reason not in self._queue.ended_early:
-            self._queue.ended_early.append(reason)
+        if reason not in self.queue.ended_early:
+            self.queue.ended_early.append(reason)
 
 
 def _remaining(shard: Shard, reason: str) -> list[Shard]:

@@ -1,7 +1,7 @@
 """Moves inputs from a slow shard to idle nodes, before the slow shard begins them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import itemgetter
 from uuid import UUID
@@ -17,6 +17,7 @@ _IDLE_SECONDS = 5.0
 _NEVER = float("inf")
 
 
+@dataclass
 class Rebalancer:
     """Splits the largest running shard when nodes are idle at the end of a run.
 
@@ -29,14 +30,13 @@ class Rebalancer:
             workers may have begun one.
     """
 
-    def __init__(self, runner: ShardRunner, queue: ShardQueue, workers: int) -> None:
-        self._runner = runner
-        self._queue = queue
-        self._workers = workers
-        # The task run whose split was requested, until its shard responds.
-        self._requested: UUID | None = None
-        self._already_split: set[UUID] = set()
-        self._next_split = _NEVER
+    runner: ShardRunner
+    queue: ShardQueue
+    workers: int
+    # The task run whose split was requested, until its shard responds.
+    _requested: UUID | None = None
+    _already_split: set[UUID] = field(default_factory=set)
+    _next_split: float = _NEVER
 
     def rebalance(self, slots: int, now: float) -> None:
         """Request a split if nodes are idle, or collect the inputs of a requested one.
@@ -49,10 +49,10 @@ class Rebalancer:
             LedgerError: The ledger has a damaged part.
             StoreError: The dataset cannot be read or written.
         """
-        running = self._queue.running
+        running = self.queue.running
         if self._requested is not None:
             self._collect()
-        elif self._queue.waiting or not 0 < len(running) < slots:
+        elif self.queue.waiting or not 0 < len(running) < slots:
             self._next_split = _NEVER
         elif self._next_split == _NEVER:
             # The running shards may end before the nodes have been idle for long.
@@ -77,16 +77,16 @@ class Rebalancer:
             self._collect()
             # A shard that has ended does not respond. Its other inputs are done or lost.
             self._requested = None
-        return self._queue.running.pop(task_run)
+        return self.queue.running.pop(task_run)
 
     def _request_split(self) -> None:
-        candidates = [key for key in self._queue.running if key not in self._already_split]
+        candidates = [key for key in self.queue.running if key not in self._already_split]
         if not candidates:
             return
-        rows = unfinished([self._queue.running[task_run].shard for task_run in candidates])
+        rows = unfinished([self.queue.running[task_run].shard for task_run in candidates])
         most, task_run = max(zip(map(len, rows), candidates, strict=True), key=itemgetter(0))
-        if most > self._workers:
-            ask_to_split(self._queue.running[task_run].shard)
+        if most > self.workers:
+            ask_to_split(self.queue.running[task_run].shard)
             self._requested = task_run
             self._already_split.add(task_run)
 
@@ -95,21 +95,21 @@ class Rebalancer:
         task_run = self._requested
         if task_run is None:
             return
-        shard, future = self._queue.running[task_run]
+        shard, future = self.queue.running[task_run]
         answer = split(shard)
         if answer is None:
             return
         kept, rest = answer
-        self._queue.running[task_run] = SubmittedShard(kept, future)
+        self.queue.running[task_run] = SubmittedShard(kept, future)
         self._requested = None
         if rest is None:
             return
-        idle = max(1, (self._runner.slots() or 0) - len(self._queue.running))
+        idle = max(1, (self.runner.slots() or 0) - len(self.queue.running))
         get_run_logger().info(
             "%s: %d inputs are split off for idle nodes", shard.title, rest.inputs
         )
         # The extra part is for the node that finishes its shard next.
-        self._queue.waiting += divide(rest, min(rest.inputs, idle + 1))
+        self.queue.waiting += divide(rest, min(rest.inputs, idle + 1))
 
 
 def divide(shard: Shard, parts: int) -> Sequence[Shard]:

@@ -6,6 +6,7 @@ inputs to nodes that would be idle.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Crashed
@@ -27,6 +28,7 @@ _KILL_REPORT_SECONDS = 2.0
 _IN_FLIGHT_PER_SLOT = 2
 
 
+@dataclass(kw_only=True)
 class ShardScheduler:
     """Runs the shards of one run, with a bounded number of task runs at a time.
 
@@ -42,24 +44,20 @@ class ShardScheduler:
         queue: The waiting and running shards, and how the task runs have ended.
     """
 
-    def __init__(
-        self,
-        *,
-        runner: ShardRunner,
-        workers: int,
-        on_tick: Callable[[], bool],
-        cancelled: Callable[[], bool],
-        losses_allowed: int,
-    ) -> None:
-        self._runner = runner
-        self._on_tick = on_tick
-        self._cancelled = cancelled
-        self.queue = ShardQueue()
-        self._rebalancer = Rebalancer(runner, self.queue, workers)
-        self._loss_policy = LossPolicy(runner, self.queue, self._rebalancer, losses_allowed)
-        self._stopped = False
-        self._cancelled_since: float | None = None
-        self._killed = False
+    runner: ShardRunner
+    workers: int
+    on_tick: Callable[[], bool]
+    cancelled: Callable[[], bool]
+    losses_allowed: int
+    queue: ShardQueue = field(default_factory=ShardQueue)
+    _stopped: bool = False
+    _cancelled_since: float | None = None
+    _killed: bool = False
+
+    def __post_init__(self) -> None:
+        runner, queue = self.runner, self.queue
+        self._rebalancer = Rebalancer(runner, queue, self.workers)
+        self._loss_policy = LossPolicy(runner, queue, self._rebalancer, self.losses_allowed)
 
     @property
     def losses(self) -> int:
@@ -93,10 +91,10 @@ class ShardScheduler:
         """
         running = self.queue.futures
         for future in running:
-            self._runner.kill(future)
+            self.runner.kill(future)
         deadline = time.monotonic() + seconds
         while running and time.monotonic() < deadline:
-            ended = self._runner.wait(running, _WAIT_SECONDS)
+            ended = self.runner.wait(running, _WAIT_SECONDS)
             running = [future for future in running if future not in ended]
 
     def _run(self, shards: Sequence[Shard]) -> None:
@@ -107,24 +105,24 @@ class ShardScheduler:
             if time.monotonic() >= next_tick:
                 next_tick = time.monotonic() + _TICK_SECONDS
                 self._tick()
-            if self._cancelled() and self._end_cancelled():
+            if self.cancelled() and self._end_cancelled():
                 break
             if self._stopped:
                 queue.waiting.clear()
             while self._may_submit():
                 shard = queue.waiting.pop()
-                future = self._runner.submit(shard)
+                future = self.runner.submit(shard)
                 queue.running[future.task_run_id] = SubmittedShard(shard, future)
             if not queue.running and not queue.waiting:
                 break
             self._wait()
 
     def _tick(self) -> None:
-        slots = self._runner.slots()
+        slots = self.runner.slots()
         self._loss_policy.fail_lost_nodes(time.monotonic())
         self._stopped = (
             self._stopped
-            or self._on_tick()
+            or self.on_tick()
             or self._loss_policy.end_without_nodes(slots, time.monotonic())
         )
         if not self._stopped and slots is not None:
@@ -134,7 +132,7 @@ class ShardScheduler:
         if not self.queue.waiting:
             return False
         # The count must be current: a submission to a cluster that just lost its head blocks.
-        slots = self._runner.slots()
+        slots = self.runner.slots()
         return slots is not None and len(self.queue.running) < max(1, slots) * _IN_FLIGHT_PER_SLOT
 
     def _wait(self) -> None:
@@ -142,7 +140,7 @@ class ShardScheduler:
         if not self.queue.running:
             time.sleep(_WAIT_SECONDS)
             return
-        for future in self._runner.wait(self.queue.futures, _WAIT_SECONDS):
+        for future in self.runner.wait(self.queue.futures, _WAIT_SECONDS):
             self._collect(self._rebalancer.remove(future.task_run_id))
 
     def _collect(self, submitted: SubmittedShard) -> None:
@@ -152,11 +150,11 @@ class ShardScheduler:
         reason = (state.message or "its process ended").strip().partition("\n")[0]
         if not state.is_final():
             state = Crashed(message=reason)
-        if self._cancelled():
+        if self.cancelled():
             ended = state if state.is_completed() else Cancelled(message=reason)
             self.queue.record_end(submitted, ended)
             return
-        if self._runner.leave_out(state):
+        if self.runner.leave_out(state):
             self._loss_policy.resubmit(submitted, state)
             return
         if state.is_crashed():
@@ -181,7 +179,7 @@ class ShardScheduler:
         if seconds > _GRACE_SECONDS and not self._killed:
             self._killed = True
             for future in self.queue.futures:
-                self._runner.kill(future)
+                self.runner.kill(future)
         if seconds <= _GRACE_SECONDS + _KILL_REPORT_SECONDS:
             return False
         for submitted in self.queue.running.values():
