@@ -48,7 +48,7 @@ def records_of(**outcomes):
 
 def test_inputs_below_a_raised_limit_are_executed():
     records = records_of(a="timeout", b="timeout", c="ok")
-    plan = make_plan(manifest_of("a", "b", "c"), records, "s", below_limits=pa.array(["a"]))
+    plan = make_plan(manifest_of("a", "b", "c"), records, "s", below_limits=["a"])
     assert reasons(plan) == {"a": "limit"}
     assert (plan.counts["limit"], plan.counts["quarantined"]) == (1, 1)
 

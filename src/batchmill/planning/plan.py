@@ -2,8 +2,9 @@
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,9 +96,9 @@ def make_plan(
     *,
     record_rows: pa.Array | None = None,
     takes_rows: bool = False,
-    released: Mapping[str, int] | None = None,
-    changes: FileChanges | None = None,
-    below_limits: pa.Array | None = None,
+    released: Mapping[str, int] = MappingProxyType({}),
+    changes: FileChanges = FileChanges(),
+    below_limits: Sequence[str] = (),
     forced_after: int | None = None,
     adopted_steps: Collection[str] = (),
 ) -> Plan:
@@ -122,7 +123,6 @@ def make_plan(
     Returns:
         The plan.
     """
-    changes = changes or FileChanges()
     inputs = manifest.inputs
     record_rows = find_records(records, inputs) if record_rows is None else record_rows
     done = records.take(record_rows)
@@ -131,12 +131,9 @@ def make_plan(
     compared = _compare(
         manifest, done, record_rows, recorded_step, step_identity, changes, takes_rows=takes_rows
     )
-    is_released = _is_released(inputs["input"], done["run"], released or {})
+    is_released = _is_released(inputs["input"], done["run"], released)
     is_damaged = pc.is_in(inputs["input"], value_set=pa.array(sorted(changes.damaged), pa.string()))
-    is_below_limit = pc.is_in(
-        inputs["input"],
-        value_set=pa.array([], pa.string()) if below_limits is None else below_limits,
-    )
+    is_below_limit = pc.is_in(inputs["input"], value_set=pa.array(below_limits, pa.string()))
     is_unreadable = _is_unreadable(manifest, done)
     reason = pc.if_else(
         is_unreadable,
