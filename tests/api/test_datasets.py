@@ -68,16 +68,21 @@ def test_a_step_is_tried_on_one_file(words, tmp_path):
     )
     assert outcome.kind == "ok"
     assert [row["part"] for row in outcome.rows] == ["si", "mp", "le"]
-    assert repr(outcome).startswith("a.txt: ok in 0.")
-    assert repr(outcome).endswith(" s, 3 rows, 0 files")
+    first, *rows = repr(outcome).splitlines()
+    assert first.startswith("a.txt: ok in 0.")
+    assert first.endswith(" s, 3 rows, 0 files")
+    assert rows == [f"  {row}" for row in outcome.rows]
+    outcome = batchmill.try_one(words / "a.txt", "batchmill.steps.words:split")
+    assert repr(outcome).splitlines()[3:] == [f"  {outcome.rows[2]}", "  ..."]
     with pytest.raises(batchmill.OptionError, match="no such file"):
         batchmill.try_one(tmp_path / "nosuch", "batchmill.steps.words:split")
 
 
-def test_a_failed_trial_prints_its_reason(words, monkeypatch):
+def test_a_failed_trial_prints_its_traceback(words, monkeypatch):
     monkeypatch.chdir(SUPPORT)
     outcome = batchmill.try_one(words / "b.txt", "steps_under_test:fails_on_b")
     assert repr(outcome).startswith("b.txt: failed in 0.")
-    assert repr(outcome).endswith(" s: ValueError: bad header")
+    assert repr(outcome).endswith(f" s\n{outcome.traceback.rstrip()}")
+    assert repr(outcome).endswith("\nValueError: bad header\nand more")
     assert (outcome.kind, outcome.rows, outcome.files) == ("failed", [], [])
     assert "fails_on_b" in outcome.traceback

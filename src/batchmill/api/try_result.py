@@ -8,6 +8,8 @@ from typing import Any
 from batchmill.outcome import Outcome, WrittenFile, one_line
 from batchmill.sizes import counted
 
+_SHOWN_ROWS, _SHOWN_CHARACTERS = 3, 200
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TryResult:
@@ -38,8 +40,12 @@ class TryResult:
     def __repr__(self) -> str:
         text = f"{self.input}: {self.kind} in {self.seconds:.3f} s"
         if self.kind != "ok":
-            return f"{text}: {one_line(self.error, self.message)}"
-        return f"{text}, {counted(len(self.rows), 'row')}, {counted(len(self.files), 'file')}"
+            reason = self.traceback.rstrip() or one_line(self.error, self.message)
+            return f"{text}\n{reason}"
+        counts = f"{counted(len(self.rows), 'row')}, {counted(len(self.files), 'file')}"
+        shown = [f"  {row}"[:_SHOWN_CHARACTERS] for row in self.rows[:_SHOWN_ROWS]]
+        more = ["  ..."] if len(self.rows) > _SHOWN_ROWS else []
+        return "\n".join([f"{text}, {counts}", *shown, *more])
 
 
 def try_result(outcome: Outcome) -> TryResult:
