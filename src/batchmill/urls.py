@@ -137,7 +137,7 @@ def url_fault(url: str) -> str:
         )
     if _URL.match(rest.partition("::")[2]):
         return "is a chain of URLs. Give the URL of the file itself."
-    if rest.startswith("/") and scheme != "memory":
+    if rest[:1] in ("", "/") and scheme != "memory":
         return "names no bucket or host. Add it after ://."
     return control_fault(url)
 

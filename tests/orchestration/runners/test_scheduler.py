@@ -79,9 +79,10 @@ def test_an_input_that_kills_its_process_is_found_and_the_others_finish(
 
 
 def test_the_reason_why_a_shard_failed_is_kept(make_runner):
-    scheduler = scheduler_of(make_runner(lambda shard: Failed(message="no room\ndetails")))
+    message = "Task run encountered an exception StoreError: no room\ndetails"
+    scheduler = scheduler_of(make_runner(lambda shard: Failed(message=message)))
     scheduler.run(shards_of(1))
-    assert scheduler.queue.ended_early == ["shard 0/1, 1 inputs ended early: no room"]
+    assert scheduler.queue.ended_early == ["shard 0/1, 1 inputs ended early: StoreError: no room"]
     assert types_of(scheduler) == ["FAILED"]
 
 

@@ -148,6 +148,7 @@ class ShardScheduler:
         future.wait()  # Before this call, the state of the future is outdated.
         state = future.state
         reason = (state.message or "its process ended").strip().partition("\n")[0]
+        reason = reason.removeprefix("Task run encountered an exception ")
         if not state.is_final():
             state = Crashed(message=reason)
         if self.cancelled():
