@@ -119,7 +119,8 @@ def test_all_commands_number_the_groups_alike(run, capsys):
 def test_the_message_shows_at_most_three_groups(run):
     names = ("one", "two", "three", "four", "five")
     run({f"a.{name}": "bad" for name in names} | {"b.one": "bad 2"})
-    message = failure_message(summarise(open_ledger("out"), 1), "out")
+    message = failure_message(summarise(open_ledger("out"), 1), "my out")
+    assert message.endswith("batchmill failures 'my out' --group 1")
     assert "group 1: 2 inputs: failed: ValueError: bad header at byte" in message
     assert "a.one, b.one (3 bytes to 5 bytes)" in message
     assert message.count("Try it: batchmill try ") == 3

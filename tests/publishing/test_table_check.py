@@ -89,7 +89,8 @@ def test_a_broken_expectation_of_the_first_run_publishes_nothing(job):
     assert {path.name for path in job.dataset.iterdir()} == {".batchmill", "files"}
     found = list(verify(job.ledger))
     assert {one.kind for one in found} == {"unpublished"}
-    assert advice("d", found, repaired=False) == "Why nothing was published: batchmill status d"
+    why = "Why nothing was published: batchmill status 'my data'"
+    assert advice("my data", found, repaired=False) == why
     assert run(job) == ""
 
 

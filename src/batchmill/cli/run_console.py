@@ -3,6 +3,7 @@
 import sys
 from contextlib import AbstractContextManager, ExitStack, redirect_stdout
 from dataclasses import replace
+from shlex import quote
 
 from batchmill.cli.console import console, print_json
 from batchmill.cli.plan import MEANINGS, partition_lines, partitions_as_json
@@ -142,5 +143,5 @@ def _show(ended: EndedRun) -> None:
     if duplicates:
         out.print(
             "Inputs with the same content are in different partitions (contents: "
-            f"{duplicates:,}). To list them: batchmill verify {dataset}"
+            f"{duplicates:,}). To list them: batchmill verify {quote(dataset)}"
         )

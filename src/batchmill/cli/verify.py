@@ -1,6 +1,7 @@
 """`batchmill verify`: compare a dataset's files with its ledger."""
 
 from collections import Counter
+from shlex import quote
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -79,7 +80,7 @@ def _show(dataset: str, found: list[Difference], version: str, *, repaired: bool
     if version:
         out.print(
             "A run can write only the files of the last version again. To compare that one: "
-            f"batchmill verify {dataset}"
+            f"batchmill verify {quote(dataset)}"
         )
     else:
         out.print(advice(dataset, found, repaired=repaired))

@@ -1,6 +1,7 @@
 """Select the failed inputs of a dataset by name, outcome and group."""
 
 from collections.abc import Sequence
+from shlex import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,13 +45,13 @@ def failure_table(
     if wrong:
         raise OptionError(
             f"--group {wrong[0]}: {dataset} has {counted(len(known), 'group')} of failed inputs. "
-            f"List them: batchmill status {dataset}"
+            f"List them: batchmill status {quote(dataset)}"
         )
     missing = sorted(set(inputs) - set(failed["input"].to_pylist()))
     if missing:
         raise OptionError(
             f"{missing[0]}: is not one of the failed inputs of {dataset}. List them: "
-            f"batchmill failures {dataset}"
+            f"batchmill failures {quote(dataset)}"
         )
     if inputs:
         names = pa.array(list(inputs), pa.string())

@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pyarrow as pa
@@ -175,7 +176,7 @@ def _record(ledger: Ledger, dataset: str, name: str) -> Mapping[str, Any]:
     if not found:
         raise OptionError(
             f"{name}: {dataset} has no outcome of this input. List the failed inputs: "
-            f"batchmill failures {dataset}"
+            f"batchmill failures {quote(dataset)}"
         )
     return found[0]
 

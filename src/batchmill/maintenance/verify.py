@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import PurePosixPath
+from shlex import quote
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -248,6 +249,7 @@ def advice(dataset: str, differences: Sequence[Difference], *, repaired: bool) -
         differences: The differences that were found. At least one is no warning.
         repaired: They were repaired.
     """
+    dataset = quote(dataset)
     kinds = {one.kind for one in differences if not one.is_warning}
     sentences = []
     if any(one.is_repairable for one in differences):

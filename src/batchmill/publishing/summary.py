@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from shlex import quote
 from typing import Any, NamedTuple
 
 import pyarrow.compute as pc
@@ -193,6 +194,7 @@ def failure_message(
         policy: If it does not accept the run, the last line says so.
         shown_groups: The number of groups to show.
     """
+    dataset = quote(dataset)
     lines = [summary.sentence(), *filter(None, [summary.unpublished])]
     lines += group_lines(summary.groups, shown_groups)
     kept = [name for name, why in summary.failures if why == _RESULT_STAYS]

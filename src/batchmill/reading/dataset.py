@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import Any, NoReturn
 
 import pandas as pd
@@ -103,7 +104,7 @@ def open_dataset(
     if not len(samples.table):
         raise OptionError(
             f"{dataset}: has no sample to open. Check the selection, and list its failed inputs: "
-            f"batchmill failures {dataset}"
+            f"batchmill failures {quote(dataset)}"
         )
     places = samples.table["place"].combine_chunks()
     names = [] if callable(load) or isinstance(load, str) else one_of_each_suffix(places)

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable
+from shlex import quote
 
 from prefect.artifacts import MarkdownArtifact, ProgressArtifact, TableArtifact
 from prefect.events import emit_event
@@ -88,7 +89,7 @@ class RunReporter:
             key=artifact_key("failures", self._dataset),
             table=rows,
             description=f"{progress.failed:,} not ok in run {self._run}{cut}. "
-            f"For whole names and tracebacks: `batchmill failures {self._dataset}`",
+            f"For whole names and tracebacks: `batchmill failures {quote(self._dataset)}`",
         )
         return self._failures.show(artifact, json.dumps(rows))
 

@@ -1,6 +1,7 @@
 """The summary page of a run in the Prefect UI, as Markdown."""
 
 from collections.abc import Iterator, Sequence
+from shlex import quote
 
 from batchmill.outcome import described
 from batchmill.publishing.failure_groups import FailureGroup
@@ -60,7 +61,7 @@ def _failures(facts: Facts) -> Iterator[str]:
         yield f"\n```\n{facts.groups[0].command}\n```"
     yield "\nFix the step or the inputs, and start the run again. It executes what changed."
     yield "If nothing has to change, first mark the failed inputs for the next run:"
-    yield f"\n```\nbatchmill retry {facts.dataset}\n```"
+    yield f"\n```\nbatchmill retry {quote(facts.dataset)}\n```"
 
 
 def _group(group: FailureGroup) -> str:
