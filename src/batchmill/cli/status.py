@@ -76,7 +76,7 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
         again = counted(requested, "input")
         out.print(f"The next run executes {again} again, because a retry or a repair requested it.")
     elif summary.failed > summary.results_kept and not (who or summary.counts.get("quarantined")):
-        retry = f"batchmill retry {quote(dataset)}"
+        retry = f"batchmill retry {quote(str(dataset))}"
         out.print(f"To execute the failed inputs again: {retry}, and then the same run.")
     if contents.outputs:
         out.print(f"{counted(contents.outputs, 'output file')}, {readable_size(contents.bytes)}")
