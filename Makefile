@@ -191,6 +191,7 @@ bench-full: setup ## Measure everything, compare with other tools, and write doc
 	$(BIN)/python -m benchmarks.many_runs
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.reading
+	$(BIN)/python -m benchmarks.bucket_start
 	$(BIN)/python -m benchmarks.export
 	$(BIN)/python -m benchmarks.inference --rounds 3
 	$(BIN)/python -m benchmarks.compare --full

@@ -42,7 +42,7 @@ _START_SECONDS = 30
 # SeaweedFS uses the port of each service plus this number for gRPC.
 _GRPC = 10_000
 _MEMORY_BYTES = 256 * 2**20
-_CREDENTIALS = {
+CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "benchmark",
     "AWS_SECRET_ACCESS_KEY": "benchmark",
     "AWS_DEFAULT_REGION": "us-east-1",
@@ -271,7 +271,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    os.environ |= _CREDENTIALS
+    os.environ |= CREDENTIALS
     print(describe())
     with (
         tempfile.TemporaryDirectory(prefix="batchmill-benchmark-") as folder,
