@@ -75,14 +75,16 @@ def test_only_prefects_log_is_hidden_during_a_run(screen):
     assert "detail" not in screen.getvalue()
 
 
-def test_a_warning_is_shown_on_the_command_line_too(screen):
+def test_only_a_warning_of_batchmill_is_shown_on_the_command_line(screen):
     consoles = [one for one in logging.getLogger().handlers if hasattr(one, "console")]
     (console,) = (one for one in consoles if one.console.file is screen)
     console.setLevel(logging.CRITICAL)
     with log_level(verbose=False):
         log()
-    assert "of a user" in screen.getvalue()
+        logging.getLogger("batchmill.x").warning("of batchmill")
+    assert "of batchmill" in screen.getvalue()
     assert "of prefect" not in screen.getvalue()
+    assert "of a user" not in screen.getvalue()
     assert console.level == logging.CRITICAL
 
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from prefect.context import FlowRunContext
 from prefect.logging.handlers import PrefectConsoleHandler
@@ -15,21 +15,35 @@ def log_level(*, verbose: bool) -> Iterator[None]:
     The log of a run in a user's own flow stays visible, because the user chose Prefect.
     """
     own = logging.getLogger("batchmill")
-    before = own.level
-    if verbose:
-        own.setLevel(logging.DEBUG)
-    hidden = [] if verbose or FlowRunContext.get() else [(one, one.level) for one in _consoles()]
-    for console, level in hidden:
-        console.addFilter(_is_not_of_prefect)
-        # On the command line, the level is CRITICAL. A warning of batchmill is for the user.
-        console.setLevel(min(level, logging.WARNING))
+    with ExitStack() as hidden:
+        if verbose:
+            hidden.callback(own.setLevel, own.level)
+            own.setLevel(logging.DEBUG)
+        elif FlowRunContext.get() is None:
+            for console in _consoles():
+                hidden.enter_context(_quiet(console))
+        yield
+
+
+@contextmanager
+def _quiet(console: logging.Handler) -> Iterator[None]:
+    """Hide Prefect's log during the block, and show batchmill's warnings.
+
+    On the command line, the level is CRITICAL. A warning of batchmill is for the user.
+    """
+    level = console.level
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        name = record.name.partition(".")[0]
+        return name == "batchmill" or (name != "prefect" and record.levelno >= level)
+
+    console.addFilter(is_shown)
+    console.setLevel(min(level, logging.WARNING))
     try:
         yield
     finally:
-        own.setLevel(before)
-        for console, level in hidden:
-            console.removeFilter(_is_not_of_prefect)
-            console.setLevel(level)
+        console.removeFilter(is_shown)
+        console.setLevel(level)
 
 
 def _consoles() -> list[logging.Handler]:
@@ -39,7 +53,3 @@ def _consoles() -> list[logging.Handler]:
         for handler in logging.getLogger().handlers
         if isinstance(handler, PrefectConsoleHandler)
     ]
-
-
-def _is_not_of_prefect(record: logging.LogRecord) -> bool:
-    return record.name.partition(".")[0] != "prefect"
