@@ -82,7 +82,7 @@ def test_many_runs_remove_a_version_that_is_open_and_the_reader_reports_it(out, 
 
 
 def test_each_sample_of_a_reader_belongs_to_the_version_that_it_opened(out, words):
-    for version in range(2, 22):
+    for version in range(2, 12):
         opened = open_dataset(out, columns=["version"])
         run_again(words, out, version)
         assert versions(opened) == {(version - 1, version - 1)}
