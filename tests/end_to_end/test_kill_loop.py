@@ -52,7 +52,7 @@ def write_atomic(store, name, writer):
     with target.open("wb", buffering=0) as file:
         data = whole.getvalue()
         file.write(data[: len(data) // 2])
-        time.sleep(0.5)
+        time.sleep(0.5)  # So that one of the kills falls between the halves.
         file.write(data[len(data) // 2 :])
 LocalStore.write_atomic = write_atomic
 """
