@@ -48,8 +48,10 @@ def wait_for_file(path):
         time.sleep(0.05)
 
 
-def _hoard_and_wait():
+def _hoard_and_wait(log=""):
     hoard = b"x" * HOARD_BYTES
+    if log:
+        Path(f"{log}.hoarder").write_text(str(os.getpid()))
     _hang()
     return len(hoard)
 
@@ -268,7 +270,7 @@ def step(source: Path, *, log: str):
     if kind in POISONS:
         return POISONS[kind][0]()
     if kind == "hoard":
-        return {"bytes": _hoard_and_wait()}
+        return {"bytes": _hoard_and_wait(log)}
     if kind == "wait":
         wait_for_file(f"{log}.go")
     if kind == "fork_and_wait":

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jobs import run_job
 from live import wait_for
-from poison import FILE_POISONS, HOARD_BYTES, POISONS, kind_of
+from poison import FILE_POISONS, POISONS, kind_of
 
 from batchmill.errors import WorkerError
 from batchmill.options.failure_policy import FailurePolicy
@@ -357,14 +357,15 @@ def test_when_memory_runs_low_the_largest_worker_is_killed(tmp_path, monkeypatch
     low = Headroom(available=100 * 2**20, total=16 * 2**30)
     plenty = Headroom(available=8 * 2**30, total=16 * 2**30)
     answers = []
-    (tmp_path / "log").touch()
+    log, hoarder = tmp_path / "log", tmp_path / "log.hoarder"
+    log.touch()
+    hoarder.touch()
 
     def room():
-        # The machine is short of memory as long as the greedy worker holds this amount, and another
-        # worker is busy. That one waits until the greedy worker is killed.
-        greedy = max(map(resident_bytes, descendants(os.getpid())), default=0)
-        is_busy = "wait" in (tmp_path / "log").read_text()
-        is_low = is_busy and greedy > resident_bytes(os.getpid()) + HOARD_BYTES // 2
+        # The machine is short of memory as long as the greedy worker lives, and another worker is
+        # busy. That one waits until the greedy worker is killed.
+        is_alive = resident_bytes(int(hoarder.read_text() or 0)) > 0
+        is_low = is_alive and "wait" in log.read_text()
         if low in answers and not is_low:
             (tmp_path / "log.go").touch()
         answers.append(low if is_low else plenty)
