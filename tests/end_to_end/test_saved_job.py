@@ -29,8 +29,12 @@ def options_for(s3):
     }
 
 
+def files_in(s3):
+    return fsspec.filesystem("s3", use_listings_cache=False, **options_for(s3))
+
+
 def contents_of(bucket, s3):
-    files = fsspec.filesystem("s3", use_listings_cache=False, **options_for(s3))
+    files = files_in(s3)
     return {name: files.cat_file(name) for name in files.find(bucket)}
 
 
@@ -81,6 +85,8 @@ def saved(prefect_server, s3, bucket, tmp_path_factory):
 
 @pytest.mark.usefixtures("saved")
 def test_a_saved_job_runs_and_its_secrets_stay_secret(shell, bucket, s3, api, tmp_path):
+    if files_in(s3).exists(f"{bucket}/datasets"):  # The commands of the page make it, too.
+        files_in(s3).rm(f"{bucket}/datasets", recursive=True)
     done = shell.batchmill("run", "--job", "clips")  # Only the block has credentials.
     assert done.returncode == 0, done.stderr
     assert "4 inputs: 4 ok (4 executed" in done.stdout
