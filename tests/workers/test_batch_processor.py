@@ -7,7 +7,7 @@ import pytest
 from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.workers.batch_processor import BatchProcessor
 from batchmill.workers.batches import Batch, BatchCallbacks
-from batchmill.workers.control import DrainFlag, Stop
+from batchmill.workers.control import SharedFlag, Stop
 from batchmill.workers.input_queue import InputQueue
 from batchmill.workers.watchdog import BatchMonitor
 
@@ -48,7 +48,7 @@ def test_outcomes_are_delivered_without_a_time_limit(make_processor):
         limited["deliver"] = processor.monitor.at is not None
 
     processor = make_processor(process, resolve)
-    processor.process(FIRST, DrainFlag())
+    processor.process(FIRST, SharedFlag())
     assert limited == {"process": True, "deliver": False}
 
 
@@ -67,7 +67,7 @@ def test_files_are_stored_while_the_next_batch_is_processed(make_processor):
 
     processor = make_processor(process, lambda outcomes: resolved.extend(outcomes), store)
     for batch in (FIRST, SECOND):
-        processor.process(batch, DrainFlag())
+        processor.process(batch, SharedFlag())
     processor.finish()
     assert resolved == [(index, OK) for index in range(4)]
 
@@ -77,6 +77,6 @@ def test_an_error_while_files_are_stored_ends_the_shard(make_processor):
         raise OSError("no space")
 
     processor = make_processor(lambda batch: [UNSTORED] * 2, list, fail)
-    processor.process(FIRST, DrainFlag())
+    processor.process(FIRST, SharedFlag())
     with pytest.raises(OSError, match="no space"):
-        processor.process(SECOND, DrainFlag())
+        processor.process(SECOND, SharedFlag())

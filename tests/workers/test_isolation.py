@@ -23,7 +23,7 @@ from batchmill.errors import WorkerError
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import Outcome
 from batchmill.workers import IsolatedExecutor, Limits, Stop, input_queue
-from batchmill.workers.control import DrainFlag, StopIndex
+from batchmill.workers.control import SharedFlag, StopIndex
 from batchmill.workers.dataloader import SKIPPED, GuardedInputs
 from batchmill.workers.memory import Headroom, resident_bytes
 from batchmill.workers.private_api import LoaderIterator
@@ -564,7 +564,7 @@ def test_a_worker_may_die_while_work_is_assigned(monkeypatch):
 def test_a_worker_checks_the_drain_flag_again_before_it_begins_an_input(monkeypatch):
     """The process that set the flag saw an idle worker, and will kill it."""
 
-    class LateDrain(DrainFlag):
+    class LateDrain(SharedFlag):
         checks = 0
 
         def is_set(self):

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from live import wait_for
 
-from batchmill.workers.control import DrainFlag, Stop
+from batchmill.workers.control import SharedFlag, Stop
 from batchmill.workers.processes import ChildProcess, kill_tree
 from batchmill.workers.watchdog import BatchMonitor, Limits, Watchdog
 from batchmill.workers.worker_channel import WorkerChannel
@@ -71,7 +71,7 @@ def test_the_watchdog_neither_kills_nor_blames_a_dead_worker(stranger):
     """Its id now belongs to another process, and its last input exceeds the timeout."""
     channel, child, ended = WorkerChannel(), ChildProcess(stranger.pid), Stop()
     channel.begin(0)
-    drain = DrainFlag()
+    drain = SharedFlag()
     limits = Limits(timeout_seconds=0.0, memory_bytes=1)
     watchdog = Watchdog([channel], [child], limits, drain, ended, lambda _: None, BatchMonitor())
     checks = []

@@ -14,7 +14,7 @@ from batchmill.workers.batches import (
     BrokenDeviceError,
     free_device_memory,
 )
-from batchmill.workers.control import DrainFlag, Stop
+from batchmill.workers.control import SharedFlag, Stop
 from batchmill.workers.input_queue import InputQueue
 from batchmill.workers.processes import children
 from batchmill.workers.watchdog import BatchMonitor
@@ -37,7 +37,7 @@ class BatchProcessor:
     _has_succeeded: bool = False
     _storing: Future[None] | None = None
 
-    def process(self, batch: Batch, drain: DrainFlag) -> None:
+    def process(self, batch: Batch, drain: SharedFlag) -> None:
         """Process a batch. If the batch fails, schedule its inputs again in smaller batches.
 
         Remote files of a batch are stored while the next one is processed. `drain` is set to stop
@@ -79,7 +79,7 @@ class BatchProcessor:
     def _store(self, indices: Sequence[int], outcomes: Sequence[Outcome | UnstoredOutcome]) -> None:
         self.resolve(zip(indices, self.callbacks.store(outcomes), strict=True))
 
-    def _divide(self, batch: Batch, drain: DrainFlag, *, out_of_memory: bool) -> None:
+    def _divide(self, batch: Batch, drain: SharedFlag, *, out_of_memory: bool) -> None:
         half = max(1, len(batch.indices) // 2)
         if out_of_memory:
             # Batches that are already loaded have the same size. Their inputs must also be loaded

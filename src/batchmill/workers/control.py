@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from multiprocessing.context import ForkContext
 
 from batchmill.workers.worker_channel import anonymous_file
 
@@ -35,19 +36,32 @@ class StartBarrier:
         os.close(self._reader)
 
 
-class DrainFlag:
-    """Makes all workers finish their current input and begin no other input."""
+class SharedFlag:
+    """A flag that a shard's process and all its workers see. It is set once, and has no lock."""
 
     def __init__(self) -> None:
         self._flag = mmap.mmap(-1, 1)
 
     def set(self) -> None:
-        """Set the flag for all workers."""
+        """Set the flag for all processes."""
         self._flag[0] = 1
 
     def is_set(self) -> bool:
         """Return whether the flag is set."""
         return self._flag[0] == 1
+
+
+class WorkerContext(ForkContext):
+    """Creates what a DataLoader shares with its workers. A worker may die at any moment.
+
+    An event of multiprocessing has a lock, for those that wait for it. If a worker died while it
+    held the lock, all others would wait for it for ever. torch never waits for its event: it sets
+    the event at the end, and workers look at it between batches. One shared byte does that.
+    """
+
+    def Event(self) -> SharedFlag:  # type: ignore[override]  # noqa: N802
+        """Return an event without a lock, and without `wait`."""
+        return SharedFlag()
 
 
 class StopIndex:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.workers.batches import Batch, IndexedSample, Sample, gather_batch
-from batchmill.workers.control import DrainFlag, SharedBatches, StopIndex
+from batchmill.workers.control import SharedBatches, SharedFlag, StopIndex, WorkerContext
 from batchmill.workers.pipeline import TransferPipeline
 from batchmill.workers.private_api import (
     LoaderIterator,
@@ -40,7 +40,7 @@ class GuardedInputs:
     """
 
     run: Callable[[int], Outcome | UnstoredOutcome | Sample]
-    drain: DrainFlag
+    drain: SharedFlag
     stop_index: StopIndex
     pipeline: TransferPipeline | None = None
     batches: SharedBatches | None = None
@@ -155,7 +155,7 @@ def iterating(
                 in_order=False,
                 # Measured in a Ray worker: the first item arrives after 0.1 s with fork, and after
                 # 1 to 2 s with other start methods.
-                multiprocessing_context="fork",
+                multiprocessing_context=WorkerContext(),
                 worker_init_fn=begin,
             )
             with without_torch_sigchld_handler():

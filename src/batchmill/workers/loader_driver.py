@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.workers.batch_processor import BatchProcessor
 from batchmill.workers.batches import Sample
-from batchmill.workers.control import DrainFlag, SharedBatches, StartBarrier, Stop, StopIndex
+from batchmill.workers.control import SharedBatches, SharedFlag, StartBarrier, Stop, StopIndex
 from batchmill.workers.dataloader import (
     BATCHES_PER_WORKER,
     Collate,
@@ -58,7 +58,7 @@ class LoaderDriver:
     processor: BatchProcessor | None
     weights: NDArray[np.int64] | None
     sockets: Path | None
-    _drain: DrainFlag = field(default_factory=DrainFlag)
+    _drain: SharedFlag = field(default_factory=SharedFlag)
     _barrier: StartBarrier = field(default_factory=StartBarrier)
     _worker_died: bool = False
 
@@ -92,7 +92,6 @@ class LoaderDriver:
             except BaseException:  # The run was cancelled, or `deliver` failed.
                 for worker in workers:
                     worker.kill_tree()
-                batches.abandon()
                 raise
             finally:
                 self._end_workers(batches, processes, workers, watchdog)

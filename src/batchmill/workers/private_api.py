@@ -16,12 +16,11 @@ for 30 variables and 102 us for 200; comparing the dict takes 0.3 us and 1.9 us.
 Upstream: there is no issue. Remove this when `os.environb` is compared or copied in C.
 
 **`_MultiProcessingDataLoaderIter`** (`LoaderIterator`) with `_workers`, `_try_get_data`,
-`_shutdown_workers`, `_shutdown`, `_index_queues`, `_worker_pids_set` and
-`signal_handling._remove_worker_pids`. The engine needs the workers' processes. It must stop waiting
-as soon as a worker dies. It must end a DataLoader at a known point, also after it killed workers.
+`_shutdown_workers`, `_worker_result_queue` and the queue's `_writer`. The engine needs the workers'
+processes. It must stop waiting as soon as a worker dies. It must end a DataLoader at a known point,
+also after it killed workers.
 No public way: an iterator from `iter(loader)` offers only `__next__`. It shuts down when it is
-garbage collected, and a traceback can delay that. Shutdown may then wait forever for a lock that a
-killed worker held.
+garbage collected, and a traceback can delay that.
 Upstream: https://github.com/pytorch/pytorch/issues/64766 requests an explicit `close`. Remove this
 when `close` exists, and `__next__` raises a special error for a dead worker.
 
@@ -36,7 +35,9 @@ Upstream: there is no issue. Remove this when DataLoader has an option to instal
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,21 +68,10 @@ class LoaderIterator(_MultiProcessingDataLoaderIter):
         return self._workers
 
     def end(self) -> None:
-        """Shut down the workers. They must be idle."""
+        """Shut down the workers. They must be idle, or killed."""
         self._shutdown_workers()
-
-    def abandon(self) -> None:
-        """Release the queues of killed workers, without sending the workers a message.
-
-        torch's own shutdown would wait for a lock that a killed worker may hold.
-        """
-        self._shutdown = True
-        if self._worker_pids_set:
-            self._worker_pids_set = False
-            _torch_signals._remove_worker_pids(id(self))
-        for queue in self._index_queues:
-            queue.cancel_join_thread()
-            queue.close()
+        # A thread that still waits for the rest of a message then receives the end of the file.
+        self._worker_result_queue._writer.close()  # type: ignore[attr-defined]
 
     def on_child_exit(self, *_: object) -> None:
         """Stop waiting if a worker has died. This is the handler of SIGCHLD.
@@ -93,9 +83,35 @@ class LoaderIterator(_MultiProcessingDataLoaderIter):
             raise WorkerDiedError
 
     def _try_get_data(self, timeout: float = _RECEIVE_SECONDS) -> tuple[bool, Any]:
-        if not all(worker.is_alive() for worker in self.workers):
+        if not self._all_live():
             raise WorkerDiedError
+        if threading.current_thread() is not threading.main_thread():
+            return self._receive_in_thread(timeout)
         self._is_waiting = True
+        try:
+            return self._receive(timeout)
+        finally:
+            self._is_waiting = False
+
+    def _receive_in_thread(self, timeout: float) -> tuple[bool, Any]:
+        """Receive in a thread, because only the main thread can be interrupted while it waits."""
+        received: Future[tuple[bool, Any]] = Future()
+
+        def receive() -> None:
+            try:
+                received.set_result(self._receive(timeout))
+            except BaseException as error:  # noqa: BLE001  # It is raised in the waiting thread.
+                received.set_exception(error)
+
+        threading.Thread(target=receive, daemon=True).start()
+        while True:
+            lived = self._all_live()
+            if wait([received], _RECEIVE_SECONDS).done:
+                return received.result()
+            if not lived:
+                raise WorkerDiedError
+
+    def _receive(self, timeout: float) -> tuple[bool, Any]:
         try:
             received: tuple[bool, Any] = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
             return received
@@ -103,8 +119,9 @@ class LoaderIterator(_MultiProcessingDataLoaderIter):
             if "DataLoader worker" in str(error):
                 raise WorkerDiedError from error
             raise
-        finally:
-            self._is_waiting = False
+
+    def _all_live(self) -> bool:
+        return all(worker.is_alive() for worker in self.workers)
 
 
 @contextmanager

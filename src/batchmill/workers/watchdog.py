@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from batchmill.outcome import Outcome
-from batchmill.workers.control import DrainFlag, Stop
+from batchmill.workers.control import SharedFlag, Stop
 from batchmill.workers.memory import headroom
 from batchmill.workers.processes import ChildProcess
 from batchmill.workers.worker import DUMP_SIGNAL
@@ -102,7 +102,7 @@ class Watchdog:
     channels: Sequence[WorkerChannel]
     workers: Sequence[ChildProcess]
     limits: Limits
-    drain: DrainFlag
+    drain: SharedFlag
     stop_request: Stop
     receive: Callable[[Sequence[tuple[int, Outcome]]], None]
     batch_monitor: BatchMonitor
