@@ -4,7 +4,7 @@
     DATASET/.batchmill/
       format.json                  {"ledger": 4}
       parts/RUN-ATTEMPT-N.parquet  outcomes; never changed after they are written
-      parts/upkeep-RUN-ID.parquet  rewritten records: changed times, pruned inputs, merged parts
+      parts/upkeep-RUN-N.parquet   rewritten records: changed times, pruned inputs, merged parts
       runs/RUN/plan.arrow          the inputs that a run executes
       runs/RUN/plan.json           the settings of the run, and the hashes of plan.arrow
       runs/RUN/summary.json        how the run ended, with a hash

@@ -218,14 +218,18 @@ class Ledger:
     def rewrite_records(self, run: int, records: pa.Table) -> None:
         """Write records of earlier runs again, with changes or in fewer parts.
 
-        A record with the same `run` and `attempt` as before replaces the earlier one.
+        A record with the same `run` and `attempt` as before replaces the earlier one. The parts of
+        a run have numbers, so that the last one wins.
 
         Args:
             run: The number of the run that rewrites them.
             records: The records, with all columns of `PART_SCHEMA`.
         """
-        name = f"{PARTS}/{UPKEEP}{run:06d}-{uuid.uuid4().hex[:12]}"
-        write_part(self.store, name, records.select(PART_SCHEMA.names).cast(PART_SCHEMA))
+        begin = f"{UPKEEP}{run:06d}-"
+        numbers = [re.match(rf"{begin}([0-9]{{3}})-", name) for name in self.part_names()]
+        number = max((1 + int(found[1]) for found in numbers if found), default=0)
+        part = records.select(PART_SCHEMA.names).cast(PART_SCHEMA)
+        write_part(self.store, f"{PARTS}/{begin}{number:03d}", part)
 
     def delete_parts(self, names: Iterable[str]) -> None:
         """Delete parts whose records are in another part."""

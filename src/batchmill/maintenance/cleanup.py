@@ -1,10 +1,8 @@
 """Removes old files and records from a dataset. Only the holder of its lease may do that."""
 
-import time
 from collections.abc import Set
 from functools import reduce
 from operator import or_
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,15 +15,12 @@ from batchmill.ledger.parts import (
     PRUNED,
     current_records,
     file_names,
-    has_result,
     packed_paths,
     winning_records,
 )
 from batchmill.ledger.versions import records_of
 from batchmill.maintenance.pack_upkeep import cut_packs, rewrite_packs, unused_packs
 from batchmill.maintenance.verify import named_files, unreferenced
-from batchmill.planning.change_detection import TIMES
-from batchmill.planning.plan import Plan
 from batchmill.storage import Store, in_threads
 from batchmill.storage.addresses import parse_address
 
@@ -52,98 +47,6 @@ def remove_incomplete(store: Store) -> None:
     for name in list(store.leftovers()):
         if not name.startswith(LEASES):  # Other runs may be trying to take the lease.
             store.delete(name)
-
-
-def record_unchanged(ledger: Ledger, run: int, plan: Plan, inputs: pa.Table, step: str) -> None:
-    """Record the new TIMES of inputs whose content is unchanged, and the step of adopted inputs.
-
-    Without this, the next run would read or execute these inputs again.
-
-    Args:
-        ledger: The ledger.
-        run: The number of the run.
-        plan: The run's plan.
-        inputs: The inputs of the manifest.
-        step: The identity of the run's step.
-    """
-    chunks = [*plan.touched.chunks, *plan.adopted.chunks]
-    names = pa.chunked_array(chunks, pa.string())
-    if len(names) == 0:
-        return
-    records = ledger.records()
-    records = records.filter(pc.is_in(records["input"], value_set=names))
-    is_adopted = pc.is_in(records["input"], value_set=plan.adopted)
-    place = pc.index_in(records["input"], value_set=inputs["input"])
-    ledger.rewrite_records(
-        run,
-        _with(
-            records,
-            step=pc.if_else(is_adopted, step, records["step"]),
-            **{name: inputs[name].take(place) for name in TIMES},
-        ),
-    )
-
-
-def keep_results(ledger: Ledger, run: int) -> bool:
-    """Keep the last good results of inputs that are not ok in a run.
-
-    Their records get the rows and outputs of the earlier result. If the file of an input is
-    missing, its earlier `ok` record is written again: a file that was moved away during a run must
-    not change its outcome.
-
-    Args:
-        ledger: The ledger.
-        run: The number of the run.
-
-    Returns:
-        True if results were kept.
-    """
-    records = ledger.all_records(["result_run"])
-    bad = _results_to_keep(records, run)[0]["input"]
-    if not len(bad):
-        return False
-    records = ledger.all_records(PART_SCHEMA.names)
-    records = records.select(PART_SCHEMA.names).filter(pc.is_in(records["input"], value_set=bad))
-    now, before = _results_to_keep(records, run)
-    is_missing = pc.and_(pc.equal(now["outcome"], "missing"), pc.equal(before["outcome"], "ok"))
-    # Within a run, an `ok` record wins. The step was not started in this run.
-    again = before.filter(is_missing)
-    again = _with(again, run=run, attempts=0)
-    source = pc.if_else(pc.is_valid(before["result_run"]), before["result_run"], before["run"])
-    failed = _with(now, rows=before["rows"], outputs=before["outputs"], result_run=source)
-    failed = failed.filter(pc.invert(is_missing))
-    ledger.rewrite_records(run, pa.concat_tables([again, failed]))
-    return True
-
-
-def _results_to_keep(records: pa.Table, run: int) -> tuple[pa.Table, pa.Table]:
-    """Return the records of a run without a result, and the earlier records with their results."""
-    now = current_records(records.filter(pc.equal(records["run"], run)))
-    now = now.filter(pc.invert(has_result(now)))
-    before = current_records(records.filter(pc.less(records["run"], run)))
-    before = before.filter(has_result(before))
-    place = pc.index_in(now["input"], value_set=before["input"])
-    return now.filter(pc.is_valid(place)), before.take(place.drop_null())
-
-
-def _with(records: pa.Table, **columns: Any) -> pa.Table:
-    """Return records with other values in some columns: a column, or one value for all rows."""
-    for name, values in columns.items():
-        place = records.schema.get_field_index(name)
-        kind = records.schema.field(name).type
-        if not isinstance(values, pa.ChunkedArray):
-            values = pa.repeat(pa.scalar(values, kind), len(records))
-        records = records.set_column(place, name, values.cast(kind))
-    return records
-
-
-def drop_kept_results(ledger: Ledger, run: int) -> None:
-    """Remove the earlier results of inputs that are not ok. `sweep` removes the files."""
-    records = ledger.records()
-    kept = records.filter(pc.is_valid(records["result_run"]))
-    if len(kept):
-        empty = _with(kept, rows="[]", outputs=[], result_run=None, run=run, attempts=0)
-        ledger.rewrite_records(run, empty)
 
 
 def sweep(ledger: Ledger, run: int, kept: int, *, always: bool = False) -> None:
@@ -201,16 +104,6 @@ def _remove_unrecorded(store: Store, executed: pa.Table, named: Set[str]) -> Non
         if name not in folders and name.partition(".")[0] in odd
     ]
     in_threads(store.remove, left, store.threads)
-
-
-def remove_withdrawn(ledger: Ledger, run: int, withdrawn: pa.Table) -> None:
-    """Remove the results of inputs that the manifest no longer lists. `sweep` removes the files."""
-    if len(withdrawn) == 0:
-        return
-    records = ledger.records()
-    records = records.filter(pc.is_in(records["input"], value_set=withdrawn["input"]))
-    pruned = _with(records, outcome=PRUNED, rows="[]", outputs=[], finished_at=time.time(), run=run)
-    ledger.rewrite_records(run, pruned)
 
 
 def compact(ledger: Ledger, run: int, many: int = MANY_PARTS) -> None:

@@ -14,16 +14,13 @@ from batchmill.ledger.lease import Lease, Wait, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import (
     compact,
-    drop_kept_results,
     forget_released,
     forget_runs,
-    keep_results,
-    record_unchanged,
     remove_incomplete,
     remove_orphans,
-    remove_withdrawn,
     sweep,
 )
+from batchmill.maintenance.upkeep import Upkeep
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.partitions.record import forget_earlier, write_assignment
 from batchmill.planning.batching import Batching, Cores, Layout, plan_shards
@@ -136,22 +133,18 @@ class Run:
         adoption = prepared.adoption(self.number)
         if adoption:
             self.ledger.adoptions.record(adoption)
-        record_unchanged(
-            self.ledger,
-            self.number,
-            prepared.plan,
-            prepared.manifest.inputs,
-            prepared.step.identity,
-        )
+        upkeep = Upkeep(self.ledger, self.number)
+        upkeep.record_unchanged(prepared.plan, prepared.manifest.inputs, prepared.step.identity)
         if self.pending:
-            keep_results(self.ledger, self.number)
+            upkeep.keep_results()
             if not is_url(self.ledger.store.url):
                 # A step can write beside its folder: to `out/../../x`.
                 self.ledger.store.remove(STAGING)
         if prune_failed:
-            drop_kept_results(self.ledger, self.number)
+            upkeep.drop_kept_results()
         if prune:
-            remove_withdrawn(self.ledger, self.number, self.prepared.plan.withdrawn)
+            upkeep.remove_withdrawn(prepared.plan.withdrawn)
+        upkeep.write()
         forget_released(self.ledger)
         # An idle run leaves the parts as they are, so that its tables stay up to date. A killed run
         # may have left many.
@@ -227,7 +220,7 @@ def open_run(prepared: Prepared, *, wait: Wait | None = None) -> Iterator[Run]:
     is_new = ledger.create()
     with lease(ledger, wait=wait, is_new=is_new) as held:
         if not held.clean:
-            keep_results(ledger, max(ledger.runs(), default=0))
+            _keep_results(ledger, max(ledger.runs(), default=0))
             remove_orphans(ledger)
         elif is_new:
             remove_incomplete(ledger.store)  # A run may have been killed while it made the dataset.
@@ -236,3 +229,14 @@ def open_run(prepared: Prepared, *, wait: Wait | None = None) -> Iterator[Run]:
             prepared = plan_again(prepared, always=held.has_waited)
             number = 1 + last.result()
         yield Run(prepared=prepared, number=number, lease=held)
+
+
+def _keep_results(ledger: Ledger, run: int) -> None:
+    """Keep the results that a killed run has not kept. A run with a summary has done it.
+
+    Such a run may also have removed earlier results on request, and deleted their files.
+    """
+    if run and ledger.read_summary(run) is None:
+        upkeep = Upkeep(ledger, run)
+        upkeep.keep_results()
+        upkeep.write()

@@ -1,0 +1,139 @@
+"""The upkeep of a run: what its end changes in records of earlier runs."""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import (
+    PART_SCHEMA,
+    PRUNED,
+    RECORDS_SCHEMA,
+    current_records,
+    has_result,
+)
+from batchmill.planning.change_detection import TIMES
+from batchmill.planning.plan import Plan
+
+
+class Upkeep:
+    """Collects the changes of one run, and writes them as one part.
+
+    Each method sees the changes of the methods that were called before. They raise LedgerError and
+    StoreError.
+
+    Args:
+        ledger: The ledger.
+        run: The number of the run.
+    """
+
+    def __init__(self, ledger: Ledger, run: int) -> None:
+        self._ledger = ledger
+        self._run = run
+        self._changes: list[pa.Table] = []
+
+    def write(self) -> None:
+        """Write the changes. Without changes, nothing is written."""
+        if self._changes:
+            self._ledger.rewrite_records(self._run, pa.concat_tables(self._changes))
+            self._changes = []
+
+    def record_unchanged(self, plan: Plan, inputs: pa.Table, step: str) -> None:
+        """Record the new TIMES of unchanged inputs, and the step of adopted inputs.
+
+        Without this, the next run would read or execute these inputs again.
+
+        Args:
+            plan: The run's plan.
+            inputs: The inputs of the manifest.
+            step: The identity of the run's step.
+        """
+        chunks = [*plan.touched.chunks, *plan.adopted.chunks]
+        names = pa.chunked_array(chunks, pa.string())
+        if len(names) == 0:
+            return
+        records = self._current()
+        records = records.filter(pc.is_in(records["input"], value_set=names))
+        is_adopted = pc.is_in(records["input"], value_set=plan.adopted)
+        place = pc.index_in(records["input"], value_set=inputs["input"])
+        times = {name: inputs[name].take(place) for name in TIMES}
+        self._change(records, step=pc.if_else(is_adopted, step, records["step"]), **times)
+
+    def keep_results(self) -> None:
+        """Keep the last good results of inputs that are not ok in this run.
+
+        Their records get the rows and outputs of the earlier result. If the file of an input is
+        missing, its earlier `ok` record is written again: a file that was moved away during a run
+        must not change its outcome.
+        """
+        bad = _results_to_keep(self._all(["result_run"]), self._run)[0]["input"]
+        if not len(bad):
+            return
+        records = self._all(PART_SCHEMA.names)
+        records = records.filter(pc.is_in(records["input"], value_set=bad))
+        now, before = _results_to_keep(records, self._run)
+        is_missing = pc.and_(pc.equal(now["outcome"], "missing"), pc.equal(before["outcome"], "ok"))
+        source = pc.if_else(pc.is_valid(before["result_run"]), before["result_run"], before["run"])
+        failed = _with(now, rows=before["rows"], outputs=before["outputs"], result_run=source)
+        self._change(failed.filter(pc.invert(is_missing)))
+        # Within a run, an `ok` record wins. The step was not started in this run.
+        self._change(before.filter(is_missing), run=self._run, attempts=0)
+
+    def drop_kept_results(self) -> None:
+        """Remove the earlier results of inputs that are not ok. `sweep` removes the files."""
+        records = self._current()
+        kept = records.filter(pc.is_valid(records["result_run"]))
+        self._change(kept, rows="[]", outputs=[], result_run=None, run=self._run, attempts=0)
+
+    def remove_withdrawn(self, withdrawn: pa.Table) -> None:
+        """Remove the results of inputs that the manifest no longer lists.
+
+        `sweep` removes the files.
+        """
+        if len(withdrawn) == 0:
+            return
+        records = self._current()
+        records = records.filter(pc.is_in(records["input"], value_set=withdrawn["input"]))
+        self._change(
+            records, outcome=PRUNED, rows="[]", outputs=[], finished_at=time.time(), run=self._run
+        )
+
+    def _change(self, records: pa.Table, **columns: Any) -> None:
+        """Add records with other values in some columns."""
+        if len(records):
+            changed = _with(records, **columns).select(PART_SCHEMA.names)
+            self._changes.append(changed.cast(RECORDS_SCHEMA))
+
+    def _current(self) -> pa.Table:
+        """Return the winning record of each input."""
+        return current_records(self._all(PART_SCHEMA.names))
+
+    def _all(self, columns: Iterable[str]) -> pa.Table:
+        """Return some columns of all records. The changes of this run are the last ones."""
+        records = self._ledger.all_records(columns)
+        changes = [table.select(records.column_names) for table in self._changes]
+        return pa.concat_tables([records, *changes], promote_options="permissive")
+
+
+def _results_to_keep(records: pa.Table, run: int) -> tuple[pa.Table, pa.Table]:
+    """Return the records of a run without a result, and the earlier records with their results."""
+    now = current_records(records.filter(pc.equal(records["run"], run)))
+    now = now.filter(pc.invert(has_result(now)))
+    before = current_records(records.filter(pc.less(records["run"], run)))
+    before = before.filter(has_result(before))
+    place = pc.index_in(now["input"], value_set=before["input"])
+    return now.filter(pc.is_valid(place)), before.take(place.drop_null())
+
+
+def _with(records: pa.Table, **columns: Any) -> pa.Table:
+    """Return records with other values in some columns: a column, or one value for all rows."""
+    for name, values in columns.items():
+        place = records.schema.get_field_index(name)
+        kind = records.schema.field(name).type
+        if not isinstance(values, pa.ChunkedArray):
+            values = pa.repeat(pa.scalar(values, kind), len(records))
+        records = records.set_column(place, name, values.cast(kind))
+    return records
