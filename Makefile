@@ -69,10 +69,8 @@ demo-cluster: setup ## Run the demo on a Ray cluster with two nodes on this mach
 		rows = pd.read_parquet('$(DEMO)-cluster/metadata.parquet'); \
 		print(rows.groupby(['node', 'source']).size().rename('clips').to_string())"
 
-# SHARE=1/2 runs one half of the end-to-end and system tests.
-SHARE ?= 1/1
 test: setup ## Run all tests except the system tests; needs only Python and pip
-	$(BIN)/python -m pytest -m 'not system' -n $(WORKERS) --dist worksteal --share $(SHARE)
+	$(BIN)/python -m pytest -m 'not system' -n $(WORKERS) --dist worksteal
 
 test-fast: setup ## Run the fast tests, which start no server and no command
 	$(BIN)/python -m pytest -m 'not end_to_end and not slow and not system' -n $(WORKERS) --dist worksteal
@@ -90,8 +88,7 @@ $(VENV)/$(AZURITE): | $(INSTALLED)
 # tests/conftest.py groups the tests, by file or for one Ray cluster.
 test-system: azurite ## Run the tests that need root, Chromium, Postgres, Azurite or network namespaces
 	$(BIN)/python tests/support/system_packages.py
-	$(BIN)/python -m pytest tests/system tests/docs/test_site.py tests/storage tests/runs -m system -n 2 --dist loadgroup \
-		--share $(SHARE)
+	$(BIN)/python -m pytest tests/system tests/docs/test_site.py tests/storage tests/runs -m system -n 2 --dist loadgroup
 
 # All parts together are what --long adds, except the tests marked `soak`, which take an hour each.
 PART ?= 1/1
@@ -147,9 +144,10 @@ release-check: setup ## Build wheel and sdist in dist/, check both, run the demo
 		--step batchmill.steps.audio:split --param seconds=2 --output demo
 	@echo; echo "The release check passed. Upload these files:"; ls dist/*
 
-soak: setup ## Kill a run's processes 300 times and compare the datasets; an hour
+soak: setup ## Kill a run's processes 300 times, and play 3,000 sequences of commands; hours
 	BATCHMILL_KILLS=300 $(BIN)/python -m pytest tests/end_to_end/test_kill_loop.py \
 		-k do_not_change -rP --long
+	BATCHMILL_SEQUENCES=300 $(BIN)/python -m pytest tests/runs/test_all_commands.py -n $(WORKERS)
 
 check: lint types docs test ## Run lint, types, docs and test
 

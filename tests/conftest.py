@@ -67,11 +67,6 @@ def pytest_addoption(parser):
     parser.addoption(
         "--part", metavar="K/N", help="run only part K of N of the tests that --long adds"
     )
-    parser.addoption(
-        "--share",
-        metavar="K/N",
-        help="of the end-to-end and system tests, run only share K of N",
-    )
 
 
 def pytest_configure(config):
@@ -111,30 +106,20 @@ def pytest_collection_modifyitems(config, items):
         if is_outside or SERVICES & set(getattr(item, "fixturenames", ())):
             item.add_marker("end_to_end")
     if config.option.part:
-        kept = part_of_long(items, *parse_part("--part", config.option.part))
+        kept = part_of_long(items, *parse_part(config.option.part))
     elif config.option.long:
         return
     else:
         kept = {item for item in items if not item.get_closest_marker("long")}
-    if config.option.share:
-        number, count = parse_part("--share", config.option.share)
-        costly = [item for item in items if item in kept and is_costly(item)]
-        costly.sort(key=lambda item: item.nodeid)
-        kept = kept.difference(costly).union(costly[number - 1 :: count])
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 
 
-def is_costly(item):
-    """Return whether a test starts servers, commands, browsers or clusters."""
-    return any(map(item.get_closest_marker, ("end_to_end", "system")))
-
-
-def parse_part(option, text):
+def parse_part(text):
     """Return the numbers K and N of a part K/N."""
     number, slash, count = text.partition("/")
     if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise pytest.UsageError(f"{option} {text}: expected K/N, for example 3/6.")
+        raise pytest.UsageError(f"--part {text}: expected K/N, for example 3/6.")
     return int(number), int(count)
 
 

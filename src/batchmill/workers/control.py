@@ -54,9 +54,9 @@ class SharedFlag:
 class WorkerContext(ForkContext):
     """Creates what a DataLoader shares with its workers. A worker may die at any moment.
 
-    An event of multiprocessing has a lock, for those that wait for it. If a worker died while it
-    held the lock, all others would wait for it for ever. torch never waits for its event: it sets
-    the event at the end, and workers look at it between batches. One shared byte does that.
+    An event of multiprocessing has a lock, which only `wait` needs. If a worker died while it held
+    the lock, all other processes would wait forever. torch never waits for its event: it sets the
+    event at the end, and workers read it between batches. One shared byte is enough.
     """
 
     def Event(self) -> SharedFlag:  # type: ignore[override]  # noqa: N802
