@@ -72,6 +72,17 @@ def test_a_small_change_writes_few_shards(tmp_path, to, shuffle):
     assert files_of(out) == files_of(undisturbed)
 
 
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_changed_row_is_exported_though_its_file_is_the_same(tmp_path, to):
+    scores, out = [5] * 24, tmp_path / "x"
+    export(animals(tmp_path / "d", score=scores), out, to)
+    scores[11] = 6
+    changed = animals(tmp_path / "e", score=scores)
+    assert export(changed, out, to).written == 1
+    export(changed, tmp_path / "undisturbed", to)
+    assert files_of(out) == files_of(tmp_path / "undisturbed")
+
+
 def test_shards_that_only_move_are_copied(tmp_path):
     """Without the first samples, each shard has a lower number. Then they return."""
     dataset, out = animals(tmp_path / "d", 120, number=list(range(120))), tmp_path / "x"

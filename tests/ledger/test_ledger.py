@@ -65,6 +65,14 @@ def test_a_later_failure_in_the_same_run_does_not_replace_ok(ledger):
     assert outcomes(ledger) == {"a": "failed"}
 
 
+def test_a_later_attempt_that_fails_does_not_replace_ok(ledger):
+    """Its node counted as lost, but the earlier attempt succeeded in the end."""
+    ledger.commit("000001-a-00000", [record("a", "failed", attempt=2)])
+    ledger.commit("000001-b-00000", [record("a", "ok", attempt=1)])
+    ledger.commit("000001-c-00000", [record("a", "crashed", attempt=3)])
+    assert outcomes(ledger) == {"a": "ok"}
+
+
 def test_the_error_names_a_damaged_part(ledger, tmp_path, seed):
     """Any flipped bit, and any missing byte, is damage."""
     ledger.commit("000001-a-00000", [record("a")])
