@@ -307,6 +307,21 @@ def test_a_lease_is_acquired_if_the_answer_of_the_store_is_lost(poor_store, monk
         assert poor_store.names(FOLDER)[-1:] == ["000001.json"]
 
 
+def test_a_lease_that_came_too_late_is_removed_if_the_answer_is_lost(poor_store, monkeypatch):
+    """A holder that had ended is active again. Otherwise, its lease would seem to be replaced."""
+    lease_of_another_machine(Ledger(poor_store), age=0.0, number=1, ended=True)
+    create = poor_store.create
+
+    def create_late(*file):
+        lease_of_another_machine(Ledger(open_store(poor_store.url)), age=0.0, number=1)
+        return create(*file) and create(*file)
+
+    monkeypatch.setattr(poor_store, "create", create_late)
+    with pytest.raises(LedgerError, match="process 4711"), lease(Ledger(poor_store)):
+        pass
+    assert poor_store.names(FOLDER) == ["000001.json"]
+
+
 def test_a_lease_whose_creation_failed_does_not_block_the_next_one(poor_store, monkeypatch):
     create = poor_store.create
 
