@@ -9,6 +9,7 @@ import kit_steps
 import numpy as np
 import pytest
 import soundfile
+from live import clean_environment
 
 from batchmill.testing import check_step
 
@@ -170,7 +171,7 @@ def test_a_users_pytest_needs_no_plugin_of_batchmill(tmp_path):
     )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", "."],
-        cwd=tmp_path, capture_output=True, text=True,
+        cwd=tmp_path, capture_output=True, text=True, env=clean_environment(tmp_path / "home"),
     )  # fmt: skip
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "AssertionError: step place, 1 sample: 1 fault" in done.stdout
