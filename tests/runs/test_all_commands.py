@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import threading
 from functools import partial
@@ -130,6 +131,8 @@ class Sequence:
     def write_step(self):
         text = STEP.format(code=self.model.code, remark=self.remark)
         (self.folder / "letters.py").write_text(text)
+        # Python compares the size of a file, and its time in whole seconds.
+        shutil.rmtree(self.folder / "__pycache__", ignore_errors=True)
 
     # Commands
 
