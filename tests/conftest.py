@@ -31,6 +31,8 @@ from batchmill.storage.scratch import lock_scratch_folder
 
 # Fixtures that start servers or run the installed command.
 SERVICES = {"prefect_server", "s3", "google_storage", "shell", "bare_shell"}
+# After this many seconds a long version counts as hanging.
+LONG_SECONDS = 900
 WORDS = {"a.txt": "simple", "b.txt": "scaleable", "c.txt": "preprocessing", "d.txt": "pytorch"}
 
 
@@ -97,6 +99,9 @@ def pytest_collection_modifyitems(config, items):
     """Mark tests by folder and fixtures; deselect the long versions unless `--long` is given."""
     here = Path(__file__).parent
     for item in items:
+        if config.option.long and is_long_version(item):
+            is_soak = item.get_closest_marker("soak")
+            item.add_marker(pytest.mark.timeout(0 if is_soak else LONG_SECONDS))
         if item.path.is_relative_to(here / "system"):
             item.add_marker("system")
             # The tests with Ray clusters share one cluster, so they run in one process.
@@ -123,6 +128,11 @@ def parse_part(text):
     return int(number), int(count)
 
 
+def is_long_version(item):
+    """Return whether `--long` adds this test, or gives it more to do."""
+    return item.get_closest_marker("long") or "is_long" in getattr(item, "fixturenames", ())
+
+
 def part_of_long(items, number, count):
     """Return part `number` of `count` of the tests that have a long version.
 
@@ -130,10 +140,7 @@ def part_of_long(items, number, count):
     marked `soak` are in no part.
     """
     added = [
-        item
-        for item in items
-        if (item.get_closest_marker("long") or "is_long" in item.fixturenames)
-        and not item.get_closest_marker("soak")
+        item for item in items if is_long_version(item) and not item.get_closest_marker("soak")
     ]
     return set(sorted(added, key=lambda item: item.nodeid)[number - 1 :: count])
 

@@ -9,6 +9,7 @@ import pytest
 from comparison import contents, faults
 from jobs import job_of, run_job
 
+import batchmill
 from batchmill import ManifestError
 from batchmill.ledger.open import open_ledger
 from batchmill.options.failure_policy import FailurePolicy
@@ -62,10 +63,15 @@ def test_an_ok_result_stays_if_its_input_cannot_be_found(tmp_path):
         assert summary.accepted(FailurePolicy(known_failures="ok"))
         message = failure_message(summary, str(dataset), FailurePolicy())
         assert "batchmill retry" not in message, "no request to retry is needed"
-        assert "0.txt: missing: its file cannot be found, so its earlier result stays" in message
+        reason = f"{tmp_path}/0.txt: no such file. Its earlier result stays in the dataset."
+        assert f"0.txt: missing: FileNotFoundError: {reason}" in message
+        assert failed_inputs(dataset) == {"0.txt": "missing"}
+        assert batchmill.retry(dataset) == [], "its file is all that it needs"
         assert "delete their rows from the manifest, and add --prune" in message
     os.rename(tmp_path / "away", tmp_path / "0.txt")
     assert prepare(job_of(manifest, SPLIT, dataset)).plan.counts["unchanged"] == 4
+    run_job(manifest, SPLIT, dataset)
+    assert failed_inputs(dataset) == {}
 
 
 def test_a_result_whose_input_cannot_be_found_is_removed_with_its_row(tmp_path):
@@ -100,7 +106,9 @@ def test_a_result_stays_if_its_input_vanishes_during_a_run(tmp_path, seen):
         summary = run_job(manifest, SPLIT, dataset, before=away, seen=seen)
         assert summary.outcomes == {"ok": 3, "missing": 1}
         assert (summary.executed, summary.results_kept) == (0, 1)
-        assert summary.failures[0][1].startswith("missing: its file cannot be found")
+        reason = f"{tmp_path}/0.txt: no such file. Create the file, or remove it from the manifest."
+        stays = "Its earlier result stays in the dataset."
+        assert summary.failures == (("0.txt", f"missing: FileNotFoundError: {reason} {stays}"),)
     if seen is not None:
         assert open_ledger(str(dataset)).records(run=2)["outcome"].to_pylist() == ["missing"]
         run_job(manifest, SPLIT, dataset)
@@ -108,6 +116,31 @@ def test_a_result_stays_if_its_input_vanishes_during_a_run(tmp_path, seen):
     assert faults(dataset) == []
     os.rename(tmp_path / "away", tmp_path / "0.txt")
     assert run_job(manifest, SPLIT, dataset).executed == 1
+
+
+def test_a_withdrawn_input_is_no_failed_input(tmp_path):
+    manifest, dataset = write_manifest(tmp_path, 1, 4), tmp_path / "out"
+    run_job(manifest, SPLIT, dataset)
+    assert failed_inputs(dataset) == {"0.txt": "missing"}
+    rows = manifest.read_text()
+    manifest.write_text(rows.replace("0.txt\n", ""))
+    run_job(manifest, SPLIT, dataset)
+    assert failed_inputs(dataset) == {}
+    manifest.write_text(rows)
+    run_job(manifest, SPLIT, dataset)
+    assert failed_inputs(dataset) == {"0.txt": "missing"}
+
+
+def failed_inputs(dataset):
+    """Return the failed inputs with their outcomes, as the call, the table and the result say."""
+    found = [
+        batchmill.failures(dataset),
+        pd.read_csv(dataset / "failures.csv"),
+        batchmill.status(dataset).outcomes.query("outcome != 'ok'"),
+    ]
+    first, *others = [dict(zip(table["input"], table["outcome"], strict=True)) for table in found]
+    assert others == [first, first]
+    return first
 
 
 def write_manifest(folder, missing, total):

@@ -189,7 +189,7 @@ def test_the_steps_values_override_the_manifest(ledger, tmp_path):
 
 def test_only_inputs_of_the_manifest_are_in_the_tables(ledger, tmp_path):
     """A file that is too young for this manifest is not withdrawn."""
-    commit(ledger, "000001-a-0", a='[{"n":1}]', z='[{"n":2}]', b='[{"n":3}]', c="no", y="no")
+    commit(ledger, "000001-a-0", a='[{"n":1}]', z='[{"n":2}]', b='[{"n":3}]', y="no")
     publish(ledger, replace(manifest_of(["z", "y"]), too_young=pa.array(["a"])))
     assert table(tmp_path) == {"input": ["z", "a"], "n": [2, 1]}
     assert pd.read_csv(tmp_path / "failures.csv")["input"].tolist() == ["y"]

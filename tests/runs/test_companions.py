@@ -7,6 +7,7 @@ import pytest
 from jobs import job_of, run_job
 from object_store import upload
 
+import batchmill
 from batchmill import ManifestError, StepError
 from batchmill.execution.single_input import run_single_input
 from batchmill.ledger.ledger import Ledger
@@ -90,6 +91,18 @@ def test_a_changed_companion_executes_its_inputs(folder):
 
     (folder / "note.txt").write_text("else")
     assert set(run(folder)) == {"a.txt", "b.txt", "c.txt"}
+
+
+def test_a_missing_companion_is_named_although_the_result_stays(folder):
+    run(folder)
+    before = table(folder)
+    os.unlink(folder / "a_mask.txt")
+    assert run(folder) == {}
+    (failure,) = batchmill.failures(folder / "out").to_dict("records")
+    assert (failure["input"], failure["outcome"]) == ("a.txt", "missing")
+    assert f"{folder}/a_mask.txt: no such file." in failure["message"]
+    assert failure["message"].endswith("Its earlier result stays in the dataset.")
+    assert table(folder).equals(before)
 
 
 def job(folder):

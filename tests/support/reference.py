@@ -66,12 +66,12 @@ class Reference:
 
         Args:
             published: The numbers of the versions that the run has published. It must if rows have
-                changed. It may if the manifest has changed, or if inputs were executed, because
-                their files may be at another place now. A run that was killed after that may have
-                published one, too.
+                changed. It may if failures or the manifest have changed, or if inputs were
+                executed, because their files may be at another place now. A run that was killed
+                after that may have published one, too.
             force: As on the command line, and so are the following ones.
         """
-        before = self.table()
+        before, failed_before = self.table(), self.failures()
         executed = sum([self._run_input(name, force, accept) for name in self.listed])
         is_other_manifest = self.listed != self.last_manifest
         if prune_failed:
@@ -86,7 +86,8 @@ class Reference:
         if self.table() != before or not self.versions:
             assert published, "the rows have changed, but there is no new version"
         elif published:
-            assert executed or is_other_manifest, "there is a new version without a change"
+            has_changed = executed or is_other_manifest or self.failures() != failed_before
+            assert has_changed, "there is a new version without a change"
         self.versions |= dict.fromkeys(published, self.table())
         stay = {*list(self.versions)[-1 - keep_versions :], *self.names.values()}
         self.versions = {n: rows for n, rows in self.versions.items() if n in stay}
@@ -108,26 +109,28 @@ class Reference:
         return True
 
     def retry(self):
-        """Request a retry of all failed inputs."""
-        self.due |= set(self.failures())
+        """Request a retry of all failed inputs. Return their names.
+
+        An input whose file is away keeps its earlier result, and its file is all that it needs.
+        """
+        chosen = {name for name in self.failures() if self.records[name].outcome != "ok"}
+        self.due |= chosen
+        return chosen
 
     def counts(self):
         """Return the number of inputs of the last manifest for each outcome."""
-        found = []
-        for name in self.last_manifest:
-            outcome = self.records[name].outcome
-            found.append("missing" if outcome == "ok" and name in self.away else outcome)
+        found = list(self.outcomes().values())
         return {kind: found.count(kind) for kind in set(found)}
 
     def outcomes(self):
-        """Return the recorded outcome of each input, also of those that are not listed now.
-
-        An input whose file is away keeps the outcome of its earlier result.
-        """
-        return {name: record.outcome for name, record in self.records.items()}
+        """Return the outcome of each input of the last manifest."""
+        return {
+            name: "missing" if name in self.away else self.records[name].outcome
+            for name in self.last_manifest
+        }
 
     def failures(self):
-        """Return the recorded outcome of each input that is not ok."""
+        """Return the outcome of each input of the last manifest that is not ok."""
         return {name: kind for name, kind in self.outcomes().items() if kind != "ok"}
 
     def table(self):

@@ -63,8 +63,13 @@ def run_in(place, run):
         return run()
     found = []
     thread = threading.Thread(target=lambda: found.append(run()), daemon=True)
-    thread.start()
-    wait_for(lambda: not thread.is_alive(), "the end of the shard", 60)
+    # A DataLoader of another test may have installed torch's handler. It raises in the main thread.
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        thread.start()
+        wait_for(lambda: not thread.is_alive(), "the end of the shard", 60)
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
     return found[0]
 
 

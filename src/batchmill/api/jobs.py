@@ -15,6 +15,7 @@ from batchmill.jobs.failed_inputs import failure_table
 from batchmill.jobs.run_job import JobRequest, PlannedRun, plan_run, run_job
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import last_run, open_ledger
+from batchmill.ledger.parts import listed_records
 from batchmill.manifest import ManifestLike
 from batchmill.options.job_settings import JobSettings
 from batchmill.options.model_options import ModelOptions
@@ -79,8 +80,8 @@ class RunResult:
     def outcomes(self) -> pd.DataFrame:
         """One row per input: outcome, attempts, seconds of the last attempt, error, message."""
         with access_to(self.access):
-            records = self._ledger.records(_OUTCOME_COLUMNS).select(list(_OUTCOME_COLUMNS))
-        table: pd.DataFrame = records.sort_by("input").to_pandas()
+            records = listed_records(self._ledger.records([*_OUTCOME_COLUMNS, "absence"]))
+        table: pd.DataFrame = records.select(list(_OUTCOME_COLUMNS)).sort_by("input").to_pandas()
         return table
 
     @property

@@ -33,6 +33,4 @@ def retry(
     elif chosen:
         console().print(f"The next run executes {counted(len(chosen), 'input')} again.")
     else:
-        console().print(
-            "No failed input matches." if any((inputs, kind, group)) else "No input has failed."
-        )
+        console().print("There is no failed input to execute again.")

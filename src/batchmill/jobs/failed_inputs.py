@@ -76,8 +76,11 @@ def release_failures(
     """
     ledger = open_ledger(dataset)
     check_free(ledger)
-    table = failure_table(ledger, dataset, inputs, kinds, groups)
-    chosen: list[str] = table["input"].to_pylist()
+    failed = failure_table(ledger, dataset, inputs, kinds, groups)["input"]
+    records = ledger.records(["input", "outcome"])
+    # An input with an earlier result is executed when its file is there again and has changed.
+    missing = records["input"].filter(pc.equal(records["outcome"], "ok"))
+    chosen: list[str] = failed.filter(pc.invert(pc.is_in(failed, value_set=missing))).to_pylist()
     if chosen:
         ledger.release(chosen)
     return chosen

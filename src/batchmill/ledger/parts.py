@@ -7,7 +7,7 @@ detected.
 
 import io
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,11 @@ from batchmill.storage import Store
 VERSION = 4
 # The outcome of an input that the manifest no longer lists and that was removed on request.
 PRUNED = "pruned"
+# The absence of an input that the last manifest does not list.
+WITHDRAWN = "withdrawn"
+# The absence of an input with an earlier result whose file cannot be found. It is its outcome, too.
+MISSING = "missing"
+_RESULT_STAYS = "Its earlier result stays in the dataset."
 _OK = "ok"
 # Matches a path with a NUL, or with a part that is empty, "." or "..".
 _LEADS_OUT = r"(^|/)\.{0,2}(/|$)|\x00"
@@ -68,6 +73,9 @@ PART_SCHEMA = pa.schema(
         ("result_run", pa.int32()),
         # The digest of the input's companions; null without any.
         ("companions", pa.string()),
+        # WITHDRAWN or MISSING; null for an input that is there. Parts of older versions have no
+        # such column.
+        ("absence", pa.string()),
     ],
     metadata={"batchmill.ledger": str(VERSION)},
 )
@@ -108,7 +116,7 @@ def as_part(records: Sequence[tuple[Outcome, Origin]]) -> pa.Table:
     fields = dict(zip(Outcome._fields, zip(*outcomes, strict=True), strict=True))
     fields |= dict(zip(Origin._fields, zip(*origins, strict=True), strict=True))
     fields["outcome"] = fields.pop("kind")
-    fields["result_run"] = (None,) * len(outcomes)
+    fields["result_run"] = fields["absence"] = (None,) * len(outcomes)
     columns = [pa.array(fields[field.name], field.type) for field in PART_SCHEMA]
     return pa.Table.from_arrays(columns, schema=PART_SCHEMA)
 
@@ -235,6 +243,27 @@ def current_records(records: pa.Table) -> pa.Table:
     """
     winners = winning_records(records)
     return winners.filter(pc.not_equal(winners["outcome"], PRUNED))
+
+
+def listed_records(records: pa.Table) -> pa.Table:
+    """Return the records of the inputs that the manifest of the last run lists.
+
+    An input whose file cannot be found is `missing`, although its record has an earlier result.
+
+    Args:
+        records: The winning records, with the column `absence`.
+    """
+    records = records.filter(pc.not_equal(records["absence"].fill_null(""), WITHDRAWN))
+    is_missing = pc.equal(records["absence"], MISSING).fill_null(False)
+    now: dict[str, Any] = {"outcome": MISSING, "error": "FileNotFoundError", "size": -1}
+    if "message" in records.column_names:
+        stays, space = (pa.scalar(text, pa.large_string()) for text in (_RESULT_STAYS, " "))
+        now["message"] = pc.binary_join_element_wise(records["message"], stays, space)
+    for place, name in enumerate(records.column_names):
+        if name in now:
+            column = pc.if_else(is_missing, now[name], records[name])
+            records = records.set_column(place, name, column)
+    return records
 
 
 def has_result(records: pa.Table) -> pa.ChunkedArray:

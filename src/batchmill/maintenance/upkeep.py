@@ -9,14 +9,17 @@ import pyarrow.compute as pc
 
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import (
+    MISSING,
     PART_SCHEMA,
     PRUNED,
     RECORDS_SCHEMA,
     current_records,
     has_result,
 )
+from batchmill.manifest import Manifest
 from batchmill.planning.change_detection import TIMES
 from batchmill.planning.plan import Plan
+from batchmill.urls import join, shown_url
 
 
 class Upkeep:
@@ -41,26 +44,45 @@ class Upkeep:
             self._ledger.rewrite_records(self._run, pa.concat_tables(self._changes))
             self._changes = []
 
-    def record_unchanged(self, plan: Plan, inputs: pa.Table, step: str) -> None:
-        """Record the new TIMES of unchanged inputs, and the step of adopted inputs.
+    def record_planned(self, plan: Plan, manifest: Manifest, step: str) -> None:
+        """Record which inputs are withdrawn or missing, and what makes others unchanged.
 
-        Without this, the next run would read or execute these inputs again.
+        That is the new TIMES of touched inputs, and the step of adopted inputs. Without it, the
+        next run would read or execute these inputs again.
 
         Args:
             plan: The run's plan.
-            inputs: The inputs of the manifest.
+            manifest: The run's manifest.
             step: The identity of the run's step.
         """
+        self._record_absences(plan.absences, manifest)
         chunks = [*plan.touched.chunks, *plan.adopted.chunks]
         names = pa.chunked_array(chunks, pa.string())
         if len(names) == 0:
             return
+        inputs = manifest.inputs
         records = self._current()
         records = records.filter(pc.is_in(records["input"], value_set=names))
         is_adopted = pc.is_in(records["input"], value_set=plan.adopted)
         place = pc.index_in(records["input"], value_set=inputs["input"])
         times = {name: inputs[name].take(place) for name in TIMES}
         self._change(records, step=pc.if_else(is_adopted, step, records["step"]), **times)
+
+    def _record_absences(self, absences: pa.Table, manifest: Manifest) -> None:
+        if len(absences) == 0:
+            return
+        records = self._current()
+        records = records.filter(pc.is_in(records["input"], value_set=absences["input"]))
+        place = pc.index_in(records["input"], value_set=absences["input"])
+        missing = absences["input"].filter(pc.equal(absences["absence"], MISSING))
+        places = [join(manifest.root, file) for file in manifest.missing_files(missing)]
+        reasons = [f"{shown_url(place)}: no such file." for place in places]
+        # An `ok` record has a message only while its file is missing.
+        before = pc.if_else(pc.equal(records["outcome"], "ok"), "", records["message"])
+        now = pa.array(reasons, pa.large_string())
+        now = now.take(pc.index_in(records["input"], value_set=missing))
+        message = pc.coalesce(now, before)
+        self._change(records, absence=absences["absence"].take(place), message=message)
 
     def keep_results(self) -> None:
         """Keep the last good results of inputs that are not ok in this run.
@@ -80,7 +102,14 @@ class Upkeep:
         failed = _with(now, rows=before["rows"], outputs=before["outputs"], result_run=source)
         self._change(failed.filter(pc.invert(is_missing)))
         # Within a run, an `ok` record wins. The step was not started in this run.
-        self._change(before.filter(is_missing), run=self._run, attempts=0)
+        message = now.filter(is_missing)["message"]
+        self._change(
+            before.filter(is_missing),
+            run=self._run,
+            attempts=0,
+            absence=MISSING,
+            message=message,
+        )
 
     def drop_kept_results(self) -> None:
         """Remove the earlier results of inputs that are not ok. `sweep` removes the files."""

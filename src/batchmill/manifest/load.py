@@ -73,13 +73,15 @@ class Manifest:
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def missing_file(self, name: str) -> str:
-        """Return the name of the file that a missing input lacks: a companion's, or its own."""
-        row = pc.index(self.inputs["input"], name).as_py()
+    def missing_files(self, names: pa.ChunkedArray) -> list[str]:
+        """Return the file that each missing input lacks: a companion, or the input itself."""
+        row = pc.index_in(names, value_set=self.inputs["input"])
+        found = names
         for table in self.companions.values():
-            if table["size"][row].as_py() == MISSING_SIZE:
-                return str(table["input"][row].as_py())
-        return name
+            is_missing = pc.equal(table["size"], MISSING_SIZE).fill_null(False)
+            found = pc.if_else(is_missing.take(row), table["input"].take(row), found)
+        files: list[str] = found.to_pylist()
+        return files
 
     def manifest_rows(self) -> list[dict[str, Any]]:
         """Return the other columns of each input as plain values."""

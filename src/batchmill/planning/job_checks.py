@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.digests import digest
@@ -44,7 +45,8 @@ def check_missing(job: Job, manifest: Manifest, plan: Plan) -> None:
     names += plan.unreadable.to_pylist()
     if 2 * len(names) <= len(manifest):
         return
-    first = shown_url(join(manifest.root, manifest.missing_file(names[0])))
+    (file,) = manifest.missing_files(pa.chunked_array([names[:1]]))
+    first = shown_url(join(manifest.root, file))
     # A table may come from Windows.
     remedy = (
         "Write / instead of \\ in the manifest."

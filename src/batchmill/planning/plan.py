@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchmill.ledger.parts import MISSING, WITHDRAWN
 from batchmill.manifest import Manifest
 from batchmill.manifest.file_stats import MISSING_SIZE
 from batchmill.planning.change_detection import FileChanges, has_other_size, has_other_time
@@ -39,6 +40,7 @@ PLANNED_COLUMNS = (
     "carried",
     "step",
     "run",
+    "absence",
 )
 
 
@@ -55,6 +57,8 @@ class Plan:
             them for the present code.
         unreadable: Inputs whose file cannot be looked up, although they have an `ok` result. They
             are not executed, so the result stays.
+        absences: `input` and `absence` of the records whose absence has changed since the last run:
+            `withdrawn`, `missing` for unreadable inputs, null for those that are there again.
         counts: The number of inputs by reason, and the numbers of quarantined, unchanged and
             withdrawn inputs. If there are unreadable or adopted inputs, also their numbers.
         resolved: The number of inputs that are not pending, by recorded outcome. Unreadable inputs
@@ -69,6 +73,7 @@ class Plan:
     touched: pa.Array
     adopted: pa.Array
     unreadable: pa.Array
+    absences: pa.Table
     counts: Mapping[str, int]
     resolved: Mapping[str, int]
     stale_steps: Mapping[str, int]
@@ -147,7 +152,7 @@ def make_plan(
     withdrawn = _withdrawn(records, record_rows, manifest)
     has_other_step = _differ(done["step"], step_identity)
     counted = _count(reason)
-    resolved = pc.if_else(is_unreadable, "missing", done["outcome"])
+    resolved = pc.if_else(is_unreadable, MISSING, done["outcome"])
     inputs = inputs.append_column("position", pa.array(np.arange(len(inputs))))
     return Plan(
         pending=inputs.append_column("reason", reason).filter(is_pending),
@@ -155,6 +160,7 @@ def make_plan(
         touched=inputs["input"].filter(pc.and_(compared.is_touched, is_done)),
         adopted=inputs["input"].filter(is_adopted),
         unreadable=inputs["input"].filter(is_unreadable),
+        absences=_absences(inputs["input"], done, is_unreadable, withdrawn),
         counts={
             **{name: counted[name] for name in (*REASONS, "quarantined", "unchanged")},
             "withdrawn": len(withdrawn),
@@ -260,6 +266,21 @@ def _withdrawn(known: pa.Table, record_rows: pa.Array, manifest: Manifest) -> pa
     unlisted = known.filter(~is_listed)
     # A file that was left out because it is too young still exists.
     return unlisted.filter(pc.invert(pc.is_in(unlisted["input"], value_set=manifest.too_young)))
+
+
+def _absences(
+    names: pa.ChunkedArray, done: pa.Table, is_unreadable: pa.ChunkedArray, withdrawn: pa.Table
+) -> pa.Table:
+    """Return `input` and `absence` of the records whose absence has changed."""
+    absence = pc.if_else(is_unreadable, MISSING, pa.scalar(None, pa.string()))
+    listed = pa.table([names, absence, done["absence"]], ["input", "absence", "before"])
+    unlisted = pa.table(
+        [withdrawn["input"], pa.repeat(WITHDRAWN, len(withdrawn)), withdrawn["absence"]],
+        ["input", "absence", "before"],
+    )
+    both = pa.concat_tables([listed, unlisted])
+    has_changed = pc.not_equal(both["absence"].fill_null(""), both["before"].fill_null(""))
+    return both.filter(has_changed).select(["input", "absence"])
 
 
 def _count(values: pa.Array | pa.ChunkedArray) -> Counter[str]:

@@ -54,7 +54,6 @@ class RunSpec:
         token: The token of the run's lease.
         partitioning: How the inputs are divided. None without partitions.
         partitions: The number of inputs by partition. Empty without partitions.
-        unreadable: The first inputs whose file cannot be looked up, and whose result stays.
         confinement: The rights of the step. None if the step is not confined.
         source_dataset: The dataset that is the manifest. Empty for other manifests.
         source_version: The number of its version. 0 without one.
@@ -82,7 +81,6 @@ class RunSpec:
     token: str = ""
     partitioning: Partitioning | None = None
     partitions: Mapping[str, int] = field(default_factory=dict)
-    unreadable: Sequence[str] = ()
     confinement: Confinement | None = None
     source_dataset: str = ""
     source_version: int = 0
@@ -129,7 +127,6 @@ def write_run_plan(
         token=token,
         partitioning=job.partitioning,
         partitions=partitions_of(prepared),
-        unreadable=plan.unreadable.slice(0, SHOWN_NAMES).to_pylist(),
         confinement=job.confinement,
         source_dataset=manifest.dataset,
         source_version=manifest.version,

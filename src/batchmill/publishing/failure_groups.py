@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import listed_records
 from batchmill.outcome import one_line
 from batchmill.planning.run_spec import RunSpec
 from batchmill.security.redaction import without_secrets
@@ -157,7 +158,7 @@ class _Members:
 
 
 def read_failures(ledger: Ledger, spec: RunSpec | None = None) -> Failures:
-    """Read the inputs that are not ok, and group them.
+    """Read the inputs of the last manifest that are not ok, and group them.
 
     Equal records have equal numbers of groups, in every process.
 
@@ -165,7 +166,7 @@ def read_failures(ledger: Ledger, spec: RunSpec | None = None) -> Failures:
         ledger: The dataset's ledger.
         spec: The settings of the last run, for the commands. None: the groups have no commands.
     """
-    records = ledger.records({*_COLUMNS, *_USED})
+    records = listed_records(ledger.records({*_COLUMNS, *_USED, "absence"}))
     records = records.filter(pc.not_equal(records["outcome"], "ok")).sort_by("input")
     found: dict[_Key, _Members] = {}
     indices = np.array([_add(record, found) for record in _dicts(records)], np.int64)

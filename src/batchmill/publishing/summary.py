@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow.compute as pc
 
 from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import MISSING
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import KINDS, one_line
 from batchmill.planning.plan import UNREADABLE
@@ -26,7 +27,6 @@ from batchmill.sizes import counted, list_counts
 RUN_AGAIN = "Run the same command again to execute the pending inputs."
 # The groups at the end of a run.
 SHOWN_GROUPS = 3
-_RESULT_STAYS = "missing: its file cannot be found, so its earlier result stays in the dataset"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Summary:
         pending: The number of inputs without an outcome.
         executed: The number of inputs whose step was started in this run.
         counts: The number of inputs by reason in the run's plan.
-        failures: The first few inputs that are not ok, with their reasons.
+        failures: The first few failed inputs of the dataset, with their reasons.
         groups: The failed inputs of the dataset by their cause, the largest group first.
         results_kept: The number of inputs without a file whose earlier result stays.
         partitions: The number of inputs by partition; empty without partitions.
@@ -111,22 +111,15 @@ def summarise(ledger: Ledger, run: int, found: Failures | None = None) -> Summar
     with ThreadPoolExecutor(ledger.store.threads) as pool:
         summary = pool.submit(ledger.read_summary, run)
         plan = pool.submit(PlanFile(ledger, run).rows)
-        records = ledger.records(["input", "outcome", "attempts", "error", "message"], run=run)
+        records = ledger.records(["input", "outcome", "attempts", "absence"], run=run)
         ended, planned = summary.result() or {}, plan.result()["input"]
     # A run also records inputs that it did not plan, if it removes their earlier results.
     records = records.filter(pc.is_in(records["input"], value_set=planned))
     outcomes = Counter(records["outcome"].to_pylist())
     outcomes.update(spec.resolved)
-    failures = [
-        (record["input"], f"{record['outcome']}: {one_line(record['error'], record['message'])}")
-        for record in records.sort_by("input").to_pylist()
-        if record["outcome"] != "ok"
-    ]
-    # The step was not started for these results: they are of an earlier run.
-    is_kept = pc.and_(pc.equal(records["outcome"], "ok"), pc.equal(records["attempts"], 0))
-    vanished = records["input"].filter(is_kept).to_pylist()
-    outcomes.update(ok=-len(vanished), missing=len(vanished))
-    failures += [(name, _RESULT_STAYS) for name in (*vanished, *spec.unreadable)]
+    # Their results are of an earlier run.
+    vanished = records["absence"].to_pylist().count(MISSING)
+    outcomes.update(ok=-vanished, missing=vanished)
     if found is None and sum(outcomes.values()) > outcomes["ok"]:
         found = read_failures(ledger, spec)
     return Summary(
@@ -137,9 +130,12 @@ def summarise(ledger: Ledger, run: int, found: Failures | None = None) -> Summar
         pending=len(planned) - (pc.sum(pc.is_in(planned, records["input"])).as_py() or 0),
         executed=pc.sum(pc.greater(records["attempts"], 0)).as_py() or 0,
         counts=spec.counts,
-        failures=tuple(failures[:SHOWN_NAMES]),
+        failures=tuple(
+            (one["input"], f"{one['outcome']}: {one_line(one['error'], one['message'])}")
+            for one in (found.table[:SHOWN_NAMES].to_pylist() if found else ())
+        ),
         groups=found.groups if found else (),
-        results_kept=len(vanished) + spec.counts.get(UNREADABLE, 0),
+        results_kept=vanished + spec.counts.get(UNREADABLE, 0),
         partitions=spec.partitions,
         unsampled=spec.unsampled,
         unpublished=ended.get("unpublished", ""),
@@ -197,10 +193,6 @@ def failure_message(
     dataset = quote(dataset)
     lines = [summary.sentence(), *filter(None, [summary.unpublished])]
     lines += group_lines(summary.groups, shown_groups)
-    kept = [name for name, why in summary.failures if why == _RESULT_STAYS]
-    lines += [f"  {name}: {_RESULT_STAYS}" for name in kept]
-    if summary.results_kept > len(kept):
-        lines.append(f"  ... and {summary.results_kept - len(kept):,} more such inputs")
     if summary.results_kept:
         lines.append(
             "Restore the missing files. To remove such results, delete their rows from the "

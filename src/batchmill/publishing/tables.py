@@ -146,9 +146,7 @@ def make_tables(
     if manifest.partition is not None:
         records = records.append_column(PARTITION_COLUMN, _assigned(ledger, records["input"]))
     metadata = metadata_table(records.filter(has_result(records)), manifest, declared or {})
-    failures = read_failures(ledger).table
-    is_listed = pc.is_in(failures["input"], value_set=manifest.inputs["input"])
-    return Tables(metadata, failures.filter(is_listed))
+    return Tables(metadata, read_failures(ledger).table)
 
 
 def write_tables(store: Store, tables: Tables) -> dict[str, PublishedTable]:

@@ -134,7 +134,7 @@ class Run:
         if adoption:
             self.ledger.adoptions.record(adoption)
         upkeep = Upkeep(self.ledger, self.number)
-        upkeep.record_unchanged(prepared.plan, prepared.manifest.inputs, prepared.step.identity)
+        upkeep.record_planned(prepared.plan, prepared.manifest, prepared.step.identity)
         if self.pending:
             upkeep.keep_results()
             if not is_url(self.ledger.store.url):
