@@ -31,7 +31,7 @@ from batchmill.storage.scratch import lock_scratch_folder
 
 # Fixtures that start servers or run the installed command.
 SERVICES = {"prefect_server", "s3", "google_storage", "shell", "bare_shell"}
-# After this many seconds a long version counts as hanging.
+# After this many seconds a long version or a system test counts as hanging.
 LONG_SECONDS = 900
 WORDS = {"a.txt": "simple", "b.txt": "scaleable", "c.txt": "preprocessing", "d.txt": "pytorch"}
 
@@ -104,6 +104,7 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.timeout(0 if is_soak else LONG_SECONDS))
         if item.path.is_relative_to(here / "system"):
             item.add_marker("system")
+            item.add_marker(pytest.mark.timeout(LONG_SECONDS))
             # The tests with Ray clusters share one cluster, so they run in one process.
             is_cluster = item.path.is_relative_to(here / "system" / "cluster")
             item.add_marker(pytest.mark.xdist_group("cluster" if is_cluster else item.path.stem))

@@ -185,6 +185,8 @@ def test_the_allowlist_also_limits_model_files(arrays, saved, tmp_path, monkeypa
         ({"model": "models:mean", "load": "models:nothing"}, "load models:nothing: cannot"),
         ({"model": "models:mean", "load": "adio"}, "is not a kind of file"),
         ({"model": "nowhere.pt2"}, "no such file"),
+        ({"model": "models:doubled"}, "to make the model, but missing a required argument: 'x'"),
+        ({"model": "models:mean", "weights": "w.pt"}, "the path of the weights to make the model"),
     ],
 )
 def test_missing_files_and_names_are_reported_before_the_run(arrays, tmp_path, options, message):
@@ -346,9 +348,11 @@ def test_a_given_model_or_what_makes_it_predicts(model, arrays):
     assert step.version_files == {}
 
 
-def test_a_model_that_cannot_be_called_is_rejected():
+def test_an_object_that_cannot_make_a_model_is_rejected():
     with pytest.raises(OptionError, match="of type int"):
         predict_with(3, files=False)
+    with pytest.raises(StepError, match="If it is the model itself, name a function that returns"):
+        predict_with(lambda batch: batch, files=False)
 
 
 @pytest.fixture

@@ -260,7 +260,8 @@ def infer(
     else:
         from batchmill.steps.predict import predict_with  # Imports torch.
 
-        step = predict_with(model, files=model_options.predictions == "files")
+        as_files = model_options.predictions == "files"
+        step = predict_with(model, files=as_files, weights=model_options.weights)
         work = {"step": step, "params": predict_params(model_options)}
     request = JobRequest(
         manifest=manifest,

@@ -1,5 +1,6 @@
 """Loads a model by a reference: an exported program, a TorchScript archive, or a factory."""
 
+import inspect
 import os
 from collections.abc import Callable
 from functools import lru_cache
@@ -151,6 +152,31 @@ def make_model(
             raise _too_large(reference, device, error) from error
     ready: Model = made
     return ready
+
+
+def check_factory(made: Any, reference: str, weights: str | None) -> None:
+    """Check that a function or class can be called to make a model, without a call.
+
+    Args:
+        made: As in `make_model`.
+        reference: As in `make_model`.
+        weights: As in `load_model`.
+
+    Raises:
+        StepError: It needs other arguments. It may be the model itself.
+    """
+    if isinstance(made, torch.nn.Module) or not callable(made):
+        return
+    try:
+        inspect.signature(made).bind(*([] if weights is None else [weights]))
+    except TypeError as error:
+        given = "no argument" if weights is None else "the path of the weights"
+        raise StepError(
+            f"model {reference}: is called with {given} to make the model, but {error}. If it is "
+            "the model itself, name a function that returns it: `def make(): return net`."
+        ) from error
+    except ValueError:
+        return  # Code in C may have no signature.
 
 
 def _too_large(model: str, device: torch.device, error: Exception) -> StepError:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import copy_context
 from uuid import UUID
 
@@ -14,14 +14,20 @@ from prefect.states import Cancelled
 
 from batchmill.orchestration.interrupts import Interrupts, interrupts
 from batchmill.orchestration.server.api import end_flow_run
+from batchmill.orchestration.server.client_settings import without_retries
 
 _ASK_SECONDS = 2.0
 
 
 class Cancellation:
-    """Detects that one flow run is cancelled."""
+    """Detects that one flow run is cancelled.
+
+    Attributes:
+        lost_contact: True if Prefect's server did not respond to a poll.
+    """
 
     def __init__(self, flow_run: UUID) -> None:
+        self.lost_contact = False
         self._flow_run = flow_run
         self._in_prefect = False
         self._over = threading.Event()
@@ -41,8 +47,8 @@ class Cancellation:
         The first signal requests the cancellation. The second signal ends the process in seconds.
         Only the main thread can handle signals, so another thread only polls the API.
         """
-        # The API is polled in a separate thread, because a request to a server that is down takes
-        # minutes.
+        # The API is polled in a separate thread, because a request to a server that is down may
+        # take minutes.
         asking = threading.Thread(
             target=copy_context().run, args=(self._ask,), name="cancellation", daemon=True
         )
@@ -77,12 +83,13 @@ class Cancellation:
 
     def _ask(self) -> None:
         while not self._over.wait(_ASK_SECONDS):
-            # An error of the API is not a cancellation, so the next poll retries.
-            with (
-                suppress(httpx.HTTPError, PrefectException),
-                get_client(sync_client=True) as client,
-            ):
-                state = client.read_flow_run(self._flow_run).state
-                if state and state.type in (StateType.CANCELLING, StateType.CANCELLED):
-                    self._in_prefect = True
-                    return
+            try:
+                with without_retries(), get_client(sync_client=True) as client:
+                    state = client.read_flow_run(self._flow_run).state
+            except (httpx.HTTPError, PrefectException):
+                # An error of the API is not a cancellation, so the next poll retries.
+                self.lost_contact = True
+                continue
+            if state and state.type in (StateType.CANCELLING, StateType.CANCELLED):
+                self._in_prefect = True
+                return

@@ -108,12 +108,14 @@ class FlowRunner(Runner):
 
     def _record_shards(self, scheduler: ShardScheduler) -> None:
         """Record in Prefect how the shards ended, before their processes end."""
-        if self.cluster is None and not self.cancellation.reason:
+        lost_contact = self.cancellation.lost_contact
+        if self.cluster is None and not self.cancellation.reason and not lost_contact:
             return  # The task runs are threads of this process, which reports their ends itself.
         this_run = UUID(flow_run.get_id())
         seconds = _CANCEL_RECORD_SECONDS if self.cancellation.reason else _RECORD_SECONDS
         wait_until_recorded(this_run, len(scheduler.queue.ends) + 1, seconds)
-        record_ends(this_run, run_local_shard, scheduler.queue.ends)
+        ends = scheduler.queue.ends
+        record_ends(this_run, run_local_shard, ends, after_outage=lost_contact)
 
 
 def _kill_shards(run: Run, scheduler: ShardScheduler) -> None:

@@ -84,7 +84,7 @@ def check_params(
     }
     for name, value in params.items():
         if name in named:
-            fault = _convert_into(checked, name, value, hints)
+            fault = _convert_into(checked, name, params, hints)
             faults += [fault] if fault else []
         elif takes_any_name and name not in filled:
             checked[name] = value
@@ -130,12 +130,15 @@ def _positional_only(signature: inspect.Signature) -> list[str]:
     ]
 
 
-def _convert_into(checked: dict[str, Any], name: str, value: Any, hints: Mapping[str, Any]) -> str:
-    """Add a converted value to `checked`, or return the fault."""
+def _convert_into(
+    checked: dict[str, Any], name: str, given: Mapping[str, Any], hints: Mapping[str, Any]
+) -> str:
+    """Add the converted value of a parameter to `checked`, or return the fault."""
     import pydantic
 
+    value = given[name]
     try:
-        checked[name] = _convert(hints[name], value) if name in hints else value
+        checked[name] = _convert(hints[name], value, given) if name in hints else value
     except pydantic.ValidationError as error:
         reason = error.errors()[0]["msg"]
         if type(value).__name__ == _type_name(hints[name]):
@@ -147,7 +150,7 @@ def _convert_into(checked: dict[str, Any], name: str, value: Any, hints: Mapping
     return ""
 
 
-def _convert(hint: Any, value: Any) -> Any:
+def _convert(hint: Any, value: Any, given: Mapping[str, Any]) -> Any:
     import pydantic
 
     # The value 5 on the command line is a JSON number, even if the step expects text.
@@ -157,7 +160,8 @@ def _convert(hint: Any, value: Any) -> Any:
     except pydantic.errors.PydanticUserError:
         # Pydantic models and dataclasses have their own settings.
         adapter = pydantic.TypeAdapter(hint)
-    return adapter.validate_python(value)
+    # A validator of the annotation sees the other parameters as its context.
+    return adapter.validate_python(value, context=given)
 
 
 def hints_of(target: Any) -> dict[str, Any]:

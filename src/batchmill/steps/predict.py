@@ -9,14 +9,20 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import AfterValidator
+from pydantic import AfterValidator, ValidationInfo
 from torch.utils._pytree import tree_map
 
 from batchmill.digests import digest
 from batchmill.errors import OptionError, StepError
 from batchmill.execution.batch_runner import ResultError, results_of
 from batchmill.inference.model_step import is_model_file
-from batchmill.inference.models import Model, choose_device, load_model, make_model
+from batchmill.inference.models import (
+    Model,
+    check_factory,
+    choose_device,
+    load_model,
+    make_model,
+)
 from batchmill.reading import pad_collate
 from batchmill.reading.files import choose_load, open_by_suffix
 from batchmill.security.allowlist import refused_models
@@ -59,9 +65,10 @@ def _own(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _check_model(reference: str | None) -> str | None:
+def _check_model(reference: str | None, info: ValidationInfo) -> str | None:
     if reference is not None:
-        resolve_reference(reference, "model")
+        weights = (info.context or {}).get("weights")
+        check_factory(resolve_reference(reference, "model"), reference, weights)
     return reference
 
 
@@ -343,15 +350,17 @@ class PredictArrays(Predict):
         return rows
 
 
-def predict_with(model: Any, *, files: bool) -> type[Predict]:
+def predict_with(model: Any, *, files: bool, weights: str | None = None) -> type[Predict]:
     """Return a step that runs a model which other processes cannot import.
 
     Args:
         model: A `torch.nn.Module`, or a function or class that creates a model.
         files: Write each prediction to a file of its own, as `PredictArrays` does.
+        weights: The saved weights that the function or class gets.
 
     Raises:
         OptionError: The model cannot be called.
+        StepError: The function or class needs other arguments.
     """
     if not callable(model):
         raise OptionError(
@@ -359,5 +368,6 @@ def predict_with(model: Any, *, files: bool) -> type[Predict]:
             "function or class that creates a model, or the path of a model file."
         )
     name = getattr(model, "__name__", type(model).__name__)
+    check_factory(model, name, weights)
     base = PredictArrays if files else Predict
     return type(name, (base,), {"given": (model,), "__module__": "__main__"})

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -21,6 +21,7 @@ from prefect.settings import (
     PREFECT_HOME,
     temporary_settings,
 )
+from prefect.states import Completed
 
 from batchmill.errors import ServiceError
 from batchmill.orchestration.server.client_settings import without_retries
@@ -137,10 +138,13 @@ def wait_until_recorded(flow_run: UUID, task_runs: int, seconds: float = _RECORD
 
 
 @contextmanager
-def _recording() -> Iterator[SyncPrefectClient]:
+def _recording(*, patient: bool = False) -> Iterator[SyncPrefectClient]:
     """Yield a client. An error of the server ends the block, and is logged in one line."""
     try:
-        with without_retries(), get_client(sync_client=True) as client:
+        with (
+            nullcontext() if patient else without_retries(),
+            get_client(sync_client=True) as client,
+        ):
             yield client
     except (httpx.HTTPError, PrefectException) as error:
         logger.warning("Prefect's history of this run is incomplete: %s", error)
@@ -169,10 +173,15 @@ def end_flow_run(flow_run: UUID, end: State[Any]) -> None:
             return
         if state is None or not state.is_final():
             client.set_flow_run_state(flow_run, end, force=True)
-        # Read all pages first, because a new state may change the order of the pages.
-        for run in list(_task_runs_of(client, flow_run)):
-            if run.state is None or not run.state.is_final():
-                client.set_task_run_state(run.id, end, force=True)
+        _end_task_runs(client, flow_run, end)
+
+
+def _end_task_runs(client: SyncPrefectClient, flow_run: UUID, end: State[Any]) -> None:
+    """Set the state of the task runs of a flow run that have no final one."""
+    # Read all pages first, because a new state may change the order of the pages.
+    for run in list(_task_runs_of(client, flow_run)):
+        if run.state is None or not run.state.is_final():
+            client.set_task_run_state(run.id, end, force=True)
 
 
 def _task_runs_of(client: SyncPrefectClient, flow_run: UUID) -> Iterator[TaskRun]:
@@ -193,7 +202,13 @@ class TaskRunEnd(NamedTuple):
     state: State[Any]
 
 
-def record_ends(flow_run: UUID, task: Task[..., Any], ends: Iterable[TaskRunEnd]) -> None:
+def record_ends(
+    flow_run: UUID,
+    task: Task[..., Any],
+    ends: Iterable[TaskRunEnd],
+    *,
+    after_outage: bool = False,
+) -> None:
     """Record in Prefect how task runs ended, if their own events are missing.
 
     A killed process does not send the event about its end. The events that it sent before may also
@@ -203,8 +218,10 @@ def record_ends(flow_run: UUID, task: Task[..., Any], ends: Iterable[TaskRunEnd]
         flow_run: The id of the flow run.
         task: The task of the task runs.
         ends: How each task run ended.
+        after_outage: The server did not respond during the run, so it may lack any event. Wait for
+            the server like Prefect's client, and record the end of the other task runs, too.
     """
-    with _recording() as client:
+    with _recording(patient=after_outage) as client:
         known = {run.id: run.state for run in _task_runs_of(client, flow_run)}
         for end in ends:
             try:
@@ -224,3 +241,6 @@ def record_ends(flow_run: UUID, task: Task[..., Any], ends: Iterable[TaskRunEnd]
             is_misnamed = recorded and recorded.is_crashed() and end.state.is_cancelled()
             if recorded is None or not recorded.is_final() or is_misnamed:
                 client.set_task_run_state(end.id, end.state, force=True)
+        if after_outage:
+            message = "Prefect's server did not respond when this task run ended."
+            _end_task_runs(client, flow_run, Completed(message=message))
