@@ -36,7 +36,8 @@ def test_recordings_in_a_bucket_become_clips_in_a_bucket(shell, api, s3, bucket,
     shell.environment |= {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1"}
     closed = shell.batchmill("status", f"{bucket}/clips")
     assert closed.returncode == 2
-    assert "Could not connect" in closed.stderr
+    assert "no server responds (Could not connect" in closed.stderr
+    assert "Check the network, and the server's address" in closed.stderr
     assert "Traceback" not in closed.stderr
     run, tasks = flow_run_of(api, f"{bucket}/clips")
     of_run = {"flow_run_id": {"any_": [run["id"]]}}

@@ -301,6 +301,7 @@ def test_an_error_of_a_full_disk_is_the_inputs_only_if_it_filled_the_disk(
     )
     outcome = run(dataset, source, step_of(no_space))
     assert (outcome.kind, outcome.error) == (kind, error)
+    assert (f"{dataset}/" in outcome.message) == (kind == "cancelled"), "the disk is named"
 
 
 def test_an_input_whose_files_fill_the_disk_is_failed(dataset, source, monkeypatch):

@@ -41,7 +41,7 @@ def pictures(tmp_path):
 
 
 def test_a_run_on_a_full_disk_stops_and_can_be_resumed(disk, pictures):
-    with pytest.raises(StoreError, match="No space left on device"):
+    with pytest.raises(StoreError, match=rf"{disk}\S*: No space left on device"):
         run_job(pictures, STEP, disk / "out", width=700, height=700, num_workers=1)
     ledger = Ledger(LocalStore(disk / "out"))
     assert set(ledger.records(["outcome"])["outcome"].to_pylist()) <= {"ok"}

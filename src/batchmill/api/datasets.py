@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
+from batchmill.api.python_terms import python_call
 from batchmill.api.try_result import TryResult, try_result
 from batchmill.errors import OptionError
 from batchmill.execution.single_input import run_single_input
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from batchmill.exporting.run_export import ExportResult
 
 
+@python_call
 def failures(
     dataset: str | os.PathLike[str],
     *inputs: str,
@@ -55,6 +57,7 @@ def failures(
     return frame
 
 
+@python_call
 def retry(
     dataset: str | os.PathLike[str],
     *inputs: str,
@@ -79,6 +82,7 @@ def retry(
     return release_failures(os.fspath(dataset), inputs, _names(kind), _numbers(group))
 
 
+@python_call
 def verify(
     dataset: str | os.PathLike[str],
     *,
@@ -107,6 +111,7 @@ def verify(
     return pd.DataFrame(found, columns=Difference._fields)
 
 
+@python_call
 def versions(dataset: str | os.PathLike[str]) -> pd.DataFrame:
     """Return the versions of a dataset that can be opened, in order.
 
@@ -126,6 +131,7 @@ def versions(dataset: str | os.PathLike[str]) -> pd.DataFrame:
     return frame
 
 
+@python_call
 def keep(
     dataset: str | os.PathLike[str],
     version: int | str | None = None,
@@ -154,6 +160,7 @@ def keep(
         keep_version(ledger, version, name)
 
 
+@python_call
 def diff(dataset: str | os.PathLike[str], before: int | str, after: int | str) -> VersionDiff:
     """Compare two versions of a dataset.
 
@@ -171,6 +178,7 @@ def diff(dataset: str | os.PathLike[str], before: int | str, after: int | str) -
     return compare_versions(open_ledger(os.fspath(dataset)), before, after)
 
 
+@python_call
 def metadata(dataset: str | os.PathLike[str], *, version: int | str | None = None) -> pd.DataFrame:
     """Return the metadata table of a dataset, one row per result.
 
@@ -189,6 +197,7 @@ def metadata(dataset: str | os.PathLike[str], *, version: int | str | None = Non
     return frame
 
 
+@python_call
 def export(
     dataset: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -243,6 +252,7 @@ def export(
     )
 
 
+@python_call
 def verify_export(out: str | os.PathLike[str]) -> pd.DataFrame:
     """Compare an export with its index. Reads every shard.
 
@@ -261,6 +271,7 @@ def verify_export(out: str | os.PathLike[str]) -> pd.DataFrame:
     return pd.DataFrame(found, columns=ExportDifference._fields)
 
 
+@python_call
 def try_one(
     input: str | os.PathLike[str],
     step: str | Callable[..., Any],

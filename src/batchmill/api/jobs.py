@@ -9,6 +9,7 @@ import pandas as pd
 
 from batchmill.api.keywords import InferKeywords, JobKeywords, with_options
 from batchmill.api.live_line import LiveLine
+from batchmill.api.python_terms import python_call
 from batchmill.errors import BatchmillError
 from batchmill.inference.model_step import predict_params
 from batchmill.jobs.failed_inputs import failure_table
@@ -172,6 +173,7 @@ class PlanResult:
 
 
 @with_options()
+@python_call
 def run(
     manifest: ManifestLike,
     step: Step,
@@ -223,6 +225,7 @@ def run(
 
 
 @with_options(ModelOptions)
+@python_call
 def infer(
     manifest: ManifestLike,
     model: Any,
@@ -276,6 +279,7 @@ def infer(
 
 
 @with_options()
+@python_call
 def plan(
     manifest: ManifestLike,
     step: Step,
@@ -314,6 +318,7 @@ def plan(
     return PlanResult(plan_run(request, cores))
 
 
+@python_call
 def status(dataset: Place) -> RunResult:
     """Return the counts and the tables of a dataset, after or during its last run.
 

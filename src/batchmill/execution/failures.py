@@ -5,6 +5,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -87,7 +88,7 @@ def failure_of(
         reported = not_ok(item, staging, kind, error.error, error.message, seconds)
         return reported._replace(traceback=error.traceback)
     if _disk_is_full(item, staging, error):
-        return not_ok(item, staging, "cancelled", "StoreError", NO_ROOM, seconds)
+        return not_ok(item, staging, "cancelled", "StoreError", _no_room(staging), seconds)
     if ours and isinstance(error, StoreError):
         is_general = error.passing or error.general or isinstance(error.__cause__, PermissionError)
         kind = "cancelled" if is_general else "failed"
@@ -116,8 +117,17 @@ def _disk_is_full(item: Input, staging: StagingArea, error: BaseException | None
 
 
 def _have_ample_room(staging: StagingArea) -> bool:
+    return not _full_folders(staging)
+
+
+def _full_folders(staging: StagingArea) -> list[Path]:
     folders = [folder for folder in (staging.folder, staging.fetched) if folder]
-    return all(has_room(folder, _AMPLE_BYTES) for folder in folders)
+    return [folder for folder in folders if not has_room(folder, _AMPLE_BYTES)]
+
+
+def _no_room(staging: StagingArea) -> str:
+    """Return a message that names the full disk by a folder on it."""
+    return f"{next(iter(_full_folders(staging)), staging.folder)}: {NO_ROOM}"
 
 
 def _remove_files(item: Input, staging: StagingArea) -> None:
@@ -158,7 +168,8 @@ def lost(item: Input, staging: StagingArea, end: "WorkerExit") -> Outcome:
     """Return the outcome of an input whose process died, and remove the input's files."""
     outcome = not_ok(item, staging, end.kind, end.error, end.message, end.seconds)
     if _disk_is_full(item, staging):
-        outcome = outcome._replace(kind="cancelled", error="StoreError", message=NO_ROOM)
+        message = _no_room(staging)
+        outcome = outcome._replace(kind="cancelled", error="StoreError", message=message)
     _remove_files(item, staging)
     if item.url:
         remove_folder(os.path.dirname(item.path))

@@ -31,6 +31,8 @@ _NO_ACCESS = {
     "ClientAuthenticationError",
     "DefaultCredentialsError",
 }
+# Errors of botocore and aiohttp: no server responds at the address.
+_NO_SERVER = {"EndpointConnectionError", "ConnectTimeoutError", "ClientConnectorError"}
 _EXPIRED = "ExpiredToken"
 # The statuses with which a store rejects the credentials, or an access with them.
 _DENIED = (401, 403)
@@ -153,6 +155,11 @@ def _reason(url: str, error: Exception) -> str:
         return (
             f"access denied ({text}). Get access rights, or set the store's credentials in the "
             "environment, a profile, or a saved dataset store."
+        )
+    if type(error).__name__ in _NO_SERVER:
+        return (
+            f"no server responds ({text}). Check the network, and the server's address, for "
+            "example in AWS_ENDPOINT_URL."
         )
     if isinstance(error, FileNotFoundError):
         return "there is no such file." if text in url else f"{text}."
