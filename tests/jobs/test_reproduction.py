@@ -141,3 +141,54 @@ def test_a_bundle_has_the_further_files_of_an_input(tmp_path, monkeypatch):
         [sys.executable, "other/run.py"], capture_output=True, text=True, timeout=120
     )
     assert "ValueError: amaskb" in ran.stdout, ran.stderr
+
+
+CONFIGURED = """
+import json
+from pathlib import Path
+LIMITS = Path(__file__).parent / "conf/limits.json"
+
+def step(source):
+    raise ValueError(f"{source.name} is above {json.loads(LIMITS.read_text())}")
+"""
+
+
+@pytest.mark.parametrize("package", ["", "configured"])
+def test_a_bundle_has_the_data_files_of_the_step(tmp_path, monkeypatch, package):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / package
+    (folder / "conf").mkdir(parents=True)
+    (folder / "conf" / "limits.json").write_text("7")
+    (folder / "conf" / "other.bin").write_bytes(bytes(11 * 2**20))
+    (folder / ".env").write_text("TOKEN=x")
+    (folder / "steps.py").write_text(CONFIGURED)
+    (tmp_path / "a.txt").write_text("a")
+    module = f"{package}.steps" if package else "steps"
+    (tmp_path / "m.csv").write_text("input\na.txt\n")
+    run_job("m.csv", f"{module}:step", "out", policy=FailurePolicy(retries=0))
+    write_reproduction("out", "a.txt", tmp_path / "b.zip")
+    with zipfile.ZipFile(tmp_path / "b.zip") as bundle:
+        bundle.extractall(tmp_path / "other")
+    step = tmp_path / "other" / "step" / package
+    names = {str(one.relative_to(step)) for one in step.rglob("*") if one.is_file()}
+    assert names == {"steps.py", "conf/limits.json"}
+    left_out = (
+        f"Left out: {package}/conf/other.bin (11.0 MiB)"
+        in (tmp_path / "other" / "README.txt").read_text()
+    )
+    assert left_out == bool(package)
+    assert "ValueError: a.txt is above 7" in run_bundle(tmp_path / "other", code=1)
+    (step / "conf" / "limits.json").unlink()
+    another = "Recorded: failed ValueError. Here: failed FileNotFoundError."
+    assert another in run_bundle(tmp_path / "other", code=2)
+    (step / "steps.py").unlink()
+    assert "The step does not start" in run_bundle(tmp_path / "other", code=2)
+
+
+def run_bundle(folder, code):
+    """Run an unpacked bundle. Return what it prints."""
+    ran = subprocess.run(
+        [sys.executable, "run.py"], cwd=folder, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == code, ran.stderr
+    return ran.stdout

@@ -1,5 +1,6 @@
 """Write a zip file with all that shows the error of one input on another machine."""
 
+import ast
 import json
 import os
 import platform
@@ -21,6 +22,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import last_run, open_ledger
 from batchmill.planning.run_spec import RunSpec, input_places, read_spec
 from batchmill.security.redaction import without_secrets
+from batchmill.sizes import readable_size
 from batchmill.step.code.files import is_users, source_file
 from batchmill.step.load import load_step
 from batchmill.storage import is_url, open_store, remote
@@ -39,17 +41,24 @@ import batchmill
 here = Path(__file__).resolve().parent
 sys.path.insert(0, str(here / "step"))
 job = json.loads((here / "job.json").read_text(encoding="utf-8"))
-outcome = batchmill.try_one(
-    here / "input" / job["file"],
-    job["step"],
-    params=job["params"],
-    row=job["row"],
-    input_kind=job["kind"],
-    files={column: here / "input" / name for column, name in job["files"].items()},
-)
+try:
+    outcome = batchmill.try_one(
+        here / "input" / job["file"],
+        job["step"],
+        params=job["params"],
+        row=job["row"],
+        input_kind=job["kind"],
+        files={column: here / "input" / name for column, name in job["files"].items()},
+    )
+except batchmill.BatchmillError as error:
+    print(f"The step does not start, unlike in the recorded run. {error}")
+    sys.exit(2)
 print(f"{job['file']}: {outcome.kind}")
 print(outcome.traceback or outcome)
-sys.exit(outcome.kind != "ok")
+shown, recorded = f"{outcome.kind} {outcome.error}".strip(), job["recorded"]
+if shown != recorded:
+    print(f"This is not the recorded outcome. Recorded: {recorded}. Here: {shown}. See README.txt.")
+sys.exit(0 if outcome.kind == "ok" else 1 if shown == recorded else 2)
 '''
 _README = """This file shows how one input of a batchmill dataset behaves.
 
@@ -58,17 +67,21 @@ To run the step on the input:
     pip install "batchmill=={version}"
     python run.py
 
-The exit code is 0 if the input is ok. There is no time or memory limit.
+The exit code is 0 if the input is ok, 1 for the recorded error, and 2 for another one. There is no
+time or memory limit.
 
 input/        the input, and its further files
-step/         the source of the step, and of your own modules that it imports
+step/         the source of the step and of your own modules that it imports; data files of their
+              packages, and files beside a module that it names in a text
 job.json      the step, its params and the row of the manifest
 outcome.txt   the recorded outcome, with its traceback and printed text
 versions.txt  the Python and the packages that this was made with
 
 Known credentials are replaced by ***. Files that params name are not included.
-Read all files before you share them.
+{left_out}Read all files before you share them.
 """
+# All data files of the step together.
+_DATA_BYTES = 10 * 2**20
 
 
 def write_reproduction(dataset: str, name: str, output: Path) -> None:
@@ -104,6 +117,7 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
     file = last_part(name)
     job = {"file": file, "step": spec.step, "params": spec.params, "row": row}
     job["kind"] = "folder" if spec.folders else "file"
+    job["recorded"] = f"{record['outcome']} {record['error']}".strip()
     names = {file: name} | {further[column]: files[column] for column in files}
     found = input_places(spec, pa.array([*names.values()], pa.string())).to_pylist()
     places: dict[str, str] = dict(zip(names, found, strict=True))
@@ -116,9 +130,10 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
             full = join(spec.root, names.get(target, place))
             raise OptionError(f"{full}: no such file. Restore the input first.")
     sources = dict(_step_sources(spec))
+    data_files, left_out = _limited(dict(_data_files(sources)))
     texts = {
         "run.py": _RUN,
-        "README.txt": _README.format(version=version("batchmill")),
+        "README.txt": _README.format(version=version("batchmill"), left_out=left_out),
         "job.json": json.dumps(job | {"files": further}, indent=2, ensure_ascii=False),
         "outcome.txt": _outcome_text(record),
         "versions.txt": "\n".join(_versions()) + "\n",
@@ -131,11 +146,9 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
         with zipfile.ZipFile(output, "x", zipfile.ZIP_DEFLATED) as bundle:
             for target, path in local.items():
                 bundle.write(path, f"input/{target}")
-            for target, source in sources.items():
-                data = Path(source).read_bytes()
-                if source.endswith(".py"):
-                    text = data.decode(errors="surrogateescape")
-                    data = without_secrets(text).encode(errors="surrogateescape")
+            for target, source in (data_files | sources).items():
+                text = Path(source).read_bytes().decode(errors="surrogateescape")
+                data = without_secrets(text).encode(errors="surrogateescape")
                 bundle.writestr(f"step/{target}", data)
             for target, text in texts.items():
                 bundle.writestr(target, without_secrets(text))
@@ -199,6 +212,47 @@ def _step_sources(spec: RunSpec) -> Iterator[tuple[str, str]]:
             package = source_file(".".join(parts[:count]))
             if package:
                 yield f"{'/'.join(parts[:count])}/__init__.py", package
+
+
+def _data_files(sources: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the path in the bundle and the file of each data file of the packed modules.
+
+    A package may read any file in its folder. Beside a module without a package are the user's
+    other files, so only those that it names are packed.
+    """
+    for target, source in sources.items():
+        folder, (place, _, _) = os.path.dirname(source), target.rpartition("/")
+        names = _files_in(folder) if place else [*filter(None, _texts_in(source))]
+        for name in names:
+            path = os.path.normpath(os.path.join(folder, name))
+            inside = path.startswith(folder + os.sep) and os.path.isfile(path)
+            is_hidden = any(part.startswith((".", "__pycache__")) for part in name.split("/"))
+            if inside and not is_hidden and not name.endswith((".py", ".pyc")):
+                yield f"{place}/{name}".lstrip("/"), path
+
+
+def _texts_in(source: str) -> set[str]:
+    """Return the texts in the code of a module that may be names of files."""
+    try:
+        tree = ast.parse(Path(source).read_bytes())
+    except (SyntaxError, ValueError):
+        return set()  # It is compiled.
+    found = (one.value for one in ast.walk(tree) if isinstance(one, ast.Constant))
+    return {text for text in found if isinstance(text, str) and "\0" not in text}
+
+
+def _limited(files: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """Return the smallest files, up to `_DATA_BYTES`, and a sentence about the others."""
+    sizes = {name: os.path.getsize(path) for name, path in files.items()}
+    chosen, total = {}, 0
+    for name in sorted(files, key=lambda name: (sizes[name], name)):
+        total += sizes[name]
+        if total <= _DATA_BYTES:
+            chosen[name] = files[name]
+    others = [f"{name} ({readable_size(sizes[name])})" for name in files if name not in chosen]
+    limit = readable_size(_DATA_BYTES)
+    why = f"Data files may have {limit} together. Left out: {', '.join(others)}.\n"
+    return chosen, why if others else ""
 
 
 def _outcome_text(record: Mapping[str, Any]) -> str:
