@@ -21,7 +21,7 @@ LATER = $(if $(QUIET),,--no-compile)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-cluster test test-fast test-lowest coverage azurite test-system test-long test-all system-packages \
-	soak release-check check lint format types types-source types-tests bench bench-full docs clean
+	mutants soak release-check check lint format types types-source types-tests bench bench-full docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -95,6 +95,17 @@ PART ?= 1/1
 test-long: azurite ## Run a part of what --long adds, such as PART=3/6; needs the packages of test-system
 	$(BIN)/python tests/support/system_packages.py
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --part $(PART)
+
+# It has a venv of its own, because its packages are of no use to the tests.
+COSMIC_RAY := cosmic-ray==8.7.0
+COUNT ?= 0
+mutants: $(VENV)/mutants/$(COSMIC_RAY) ## Change FILE in many ways, and print the changes that its fast tests do not notice
+	$(VENV)/mutants/bin/python tests/support/mutants.py --count $(COUNT) $(FILE) $(TESTS)
+
+$(VENV)/mutants/$(COSMIC_RAY): | $(INSTALLED)
+	$(BIN)/python -m venv $(VENV)/mutants
+	$(VENV)/mutants/bin/python -m pip install --quiet $(COSMIC_RAY)
+	touch $@
 
 # uv computes the versions, and pip installs them. TORCH=2.13.0 replaces the lowest torch, for example
 # by a CPU build that is at hand.
