@@ -112,7 +112,7 @@ def test_all_commands_number_the_groups_alike(run, capsys):
     shown = json.loads(capsys.readouterr().out)["groups"]
     assert [(one["number"], one["inputs"]) for one in shown] == [(1, 3), (2, 2)]
     assert batchmill.retry("out", group=[2]) == ["y.txt", "z.txt"]
-    with pytest.raises(OptionError, match=r"--group 3: out has 2 groups"):
+    with pytest.raises(OptionError, match=r"^group 3: out has 2 groups"):
         batchmill.failures("out", group=3)
 
 

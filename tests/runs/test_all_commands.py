@@ -5,42 +5,37 @@ import io
 import json
 import os
 import random
-import shutil
 import signal
+import subprocess
+import sys
+import tarfile
 import threading
+import zipfile
+from collections import Counter
 from functools import partial
 
 import pytest
 from comparison import contents, faults
 from crashing import CrashPoints, in_child
 from jobs import run_job
-from reference import Key, Record, Reference, Row
+from letter_inputs import STEPS, Inputs
+from reference import Key, Options, Record, Reference, Row
 
 import batchmill
 from batchmill import workers as isolation  # noqa: F401  # Children need not import it.
+from batchmill.jobs.reproduction import write_reproduction
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import examine
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.storage import open_store
 
-STEP = """
-CODE = {code}
-def step(source, out, *, factor):
-    text = source.read_text()
-    if text[:3] == "bad": raise ValueError(text)
-    if text[:3] == "die": __import__("os")._exit(3)
-    for i, letter in enumerate(text):
-        value = 10 * factor + CODE
-        (out / f"{{i}}.txt").write_text(letter * value)
-        yield {{"output": f"{{i}}.txt", "letter": letter, "value": value}}
-# {remark}
-"""
 # `make soak` plays more.
 PARTS = 10
-PER_PART = int(os.environ.get("BATCHMILL_SEQUENCES", "2"))
+PER_PART = int(os.environ.get("BATCHMILL_SEQUENCES", "3"))
 LENGTH = 12
 NAMES = [f"{letter}.txt" for letter in "abcdef"]
-TEXTS = ["", "x", "yz", "zyx", "bad", "bad luck", "die"]
+TEXTS = ["", "x", "yz", "zyx", "bad", "bad luck", "die", "flaky"]
+PARTITIONS = {"train", "val"}
 
 
 class Sequence:
@@ -50,11 +45,17 @@ class Sequence:
         self.folder = folder
         self.dataset = str(dataset)
         self.chance = random.Random(seed)
-        self.model = Reference()
-        self.log = [f"seed {seed!r}"]
+        kind = self.chance.choices(list(STEPS), [6, 2, 2])[0]
+        form = self.chance.choice(["file", "file", "pair", "folder"])
+        self.inputs = Inputs(folder, form if kind == "function" else "file", kind)
+        self.model = Reference(kind, retries=self.chance.randint(0, 1))
+        self.partition = self.chance.choice(["", "", "train=0.5,val=0.5"])
+        self.partitions = {}
+        self.log = [f"seed {seed!r}: {kind}, {self.inputs.form}, retries {self.model.retries}"]
+        self.log.append(f"partition {self.partition!r}")
         self.remark = 0
         self.last_run = 0
-        (folder / "in").mkdir(parents=True)
+        folder.mkdir()
         for name, text in zip(NAMES, ["x", "yz", "bad", "zyx"], strict=False):
             self.put(name, text)
         self.write_step()
@@ -73,7 +74,7 @@ class Sequence:
 
     def put(self, name, text):
         self.log.append(f"put {name} {text!r}")
-        (self.folder / "in" / name).write_text(text)
+        self.inputs.put(name, text)
         self.model.files[name] = text
         if name not in self.model.listed:
             self.model.listed.append(name)
@@ -84,8 +85,7 @@ class Sequence:
 
     def touch(self):
         name = self.chance.choice(sorted(self.model.files))
-        moment = self.chance.randint(1, 10**9)
-        os.utime(self.folder / "in" / name, (moment, moment))
+        self.inputs.touch(name, self.chance.randint(1, 10**9))
 
     def swap(self):
         """Exchange the files of two inputs. Their sizes may be the same."""
@@ -106,7 +106,7 @@ class Sequence:
         """Delete the file of an input, but not its row."""
         name = name or self.chance.choice(self.model.listed)
         self.log.append(f"delete {name}")
-        (self.folder / "in" / name).unlink(missing_ok=True)
+        self.inputs.lose(name, self.chance)
         self.model.files.pop(name, None)
         if not self.model.files:
             self.put(self.model.listed[0], "x")
@@ -121,6 +121,11 @@ class Sequence:
         self.model.code += 1
         self.write_step()
 
+    def edit_the_form(self):
+        """Change the code, but not its results."""
+        self.model.form = 1 - self.model.form
+        self.write_step()
+
     def edit_a_remark(self):
         self.remark += 1
         self.write_step()
@@ -129,46 +134,53 @@ class Sequence:
         self.model.factor += 1
 
     def write_step(self):
-        text = STEP.format(code=self.model.code, remark=self.remark)
-        (self.folder / "letters.py").write_text(text)
-        # Python compares the size of a file, and its time in whole seconds.
-        shutil.rmtree(self.folder / "__pycache__", ignore_errors=True)
+        self.inputs.write_step(code=self.model.code, form=self.model.form, remark=self.remark)
 
-    # Commands
+    # Runs
 
     def options(self):
         """Choose the options of a run."""
         chance = self.chance
-        return {
-            "force": chance.random() < 0.15,
-            "prune": chance.random() < 0.4,
-            "prune_failed": chance.random() < 0.2,
-            "keep_versions": chance.randint(0, 2),
-            "accept": False,
-            "pack": chance.random() < 0.5,
-        }
-
-    def accept_an_edit(self):
-        """Change only the code, and keep the results of the earlier code."""
-        if all(record.key.factor == self.model.factor for record in self.model.records.values()):
-            self.edit_the_step()
-            self.run(accept=True, force=False)
+        return Options(
+            force=chance.random() < 0.15,
+            prune=chance.random() < 0.4,
+            prune_failed=chance.random() < 0.2,
+            keep_versions=chance.randint(0, 2),
+            pack=chance.random() < 0.5,
+        )
 
     def run(self, **chosen):
-        options = self.options() | chosen
+        options = self.options()._replace(**chosen)
         self.log.append(f"run {options}")
-        assert in_child(partial(self.execute, **options)) == 0
-        self.finish(options)
+        self.inputs.clear_log()
+        assert in_child(partial(self.execute, options)) == 0
+        expected = self.finish(options)
+        executed = Counter(self.inputs.executed())
+        if self.model.kind == "function" and not expected.compared:
+            assert executed == self.model.attempts(expected.inputs)
+        # A batch that failed is executed again in parts.
+        assert set(executed) == expected.inputs | expected.compared
+
+    def run_a_sample(self):
+        self.run(sample=self.chance.randint(1, 4))
+
+    def run_with_an_expectation(self):
+        """The table may break the expectation. Then nothing is published."""
+        self.run(expect=10 * self.model.factor + self.model.code + self.chance.randint(-9, 1))
+
+    def run_after_an_edit(self):
+        """Change only the code. Keep the results of the earlier code, or compare with them."""
+        if all(record.key.factor == self.model.factor for record in self.model.records.values()):
+            self.chance.choice([self.edit_the_step, self.edit_the_form])()
+            way = self.chance.choice(["accept_change", "verify_change"])
+            self.run(force=False, **{way: True})
 
     def run_and_kill(self):
         """Kill a run at a random change of the dataset. The same command then ends."""
         options, at = self.options(), self.chance.randint(1, 90)
         self.log.append(f"run {options}, killed at change {at}")
         points = CrashPoints(self.dataset, at)
-        code = in_child(partial(self.execute, points=points, **options))
-        assert code in (0, -signal.SIGKILL)
-        assert in_child(partial(self.execute, **options)) == 0
-        self.finish(options)
+        self.run_again(options, partial(self.execute, options, points=points))
 
     def run_and_kill_at_a_moment(self):
         """Kill a run after a random time. The same command then ends."""
@@ -177,21 +189,33 @@ class Sequence:
 
         def execute():
             threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
-            self.execute(**options)
+            self.execute(options)
 
-        assert in_child(execute) in (0, -signal.SIGKILL)
-        assert in_child(partial(self.execute, **options)) == 0
+        self.run_again(options, execute)
+
+    def run_again(self, options, killed):
+        self.inputs.clear_log()
+        assert in_child(killed) in (0, -signal.SIGKILL)
+        self.inputs.clear_log()
+        assert in_child(partial(self.execute, options)) == 0
         self.finish(options)
 
     def damage(self):
         """Cut or delete an output that the step would make again in the same way, and run."""
         model, store = self.model, open_store(self.dataset)
-        now = {name: Key(model.files.get(name), model.factor, model.code) for name in model.listed}
+        now = {
+            name: Key(model.files.get(name), model.factor, model.code, model.form)
+            for name in model.listed
+        }
         whole = {name for name in now if model.records.get(name) == Record("ok", *[now[name]] * 2)}
+        if model.kind == "class" or not model.is_published:
+            return
         loose = [
             row
             for row in batchmill.metadata(self.dataset).to_dict("records")
-            if row["input"].removeprefix("in/") in whole and not isinstance(row.get("pack"), str)
+            if row["letter"]  # Otherwise the output is empty, and cannot be cut.
+            and row["input"].removeprefix("in/") in whole
+            and not isinstance(row.get("pack"), str)
         ]
         if loose:
             row = self.chance.choice(loose)
@@ -199,28 +223,48 @@ class Sequence:
             store.delete(row["output"])
             if self.chance.random() < 0.5:
                 store.write(row["output"], b"")
+            if self.chance.random() < 0.5:
+                self.log.append("verify --repair")
+                found = batchmill.verify(self.dataset, hash=True, repair=True)
+                assert row["output"] in set(found["path"])
             model.due.add(row["input"].removeprefix("in/"))
             self.run(pack=False)  # A pack would not restore the file for earlier versions.
 
-    def execute(self, *, points=None, force, prune, prune_failed, keep_versions, accept, pack):
+    def execute(self, options, *, points=None):
         os.chdir(self.folder)
-        rows = "".join(f"in/{name}\n" for name in self.model.listed)
-        (self.folder / "m.csv").write_text("input\n" + rows)
+        self.inputs.write_manifest(self.model.listed)
         if points:
             points.watch()
-        options = {"allow_missing": True, "accept_change": accept}
+        flags = {
+            "allow_missing": True,
+            "accept_change": options.accept_change,
+            "verify_change": 100 * options.verify_change,
+            "sample": options.sample,
+            **self.inputs.options,
+            **({"pack": "1MB"} if options.pack else {}),
+            **({"partition": self.partition} if self.partition else {}),
+        }
+        expect = [f"value < {options.expect}"] if options.expect else []
         run_job(
-            "m.csv", "letters:step", self.dataset, factor=self.model.factor, force=force,
-            prune=prune, prune_failed=prune_failed, keep_versions=keep_versions, num_workers=1,
-            cores=1, policy=FailurePolicy(retries=0),
-            options=options | ({"pack": "1MB"} if pack else {}),
+            "m.csv", "letters:step", self.dataset, factor=self.model.factor, force=options.force,
+            prune=options.prune, prune_failed=options.prune_failed,
+            keep_versions=options.keep_versions, num_workers=1, cores=1, batch_size=2,
+            policy=FailurePolicy(retries=self.model.retries, expect=expect), options=flags,
         )  # fmt: skip
 
     def finish(self, options):
-        numbers = [version.number for version in open_ledger(self.dataset).versions.read_all()]
-        last, self.last_run = self.last_run, open_ledger(self.dataset).runs()[-1]
-        del options["pack"]
-        self.model.run([number for number in numbers if number > last], **options)
+        """Let the model run, too. Return what the run must have executed."""
+        ledger = open_ledger(self.dataset)
+        numbers = [version.number for version in ledger.versions.read_all()]
+        last, self.last_run = self.last_run, ledger.runs()[-1]
+        recorded = ledger.records(["input"], run=self.last_run)["input"].to_pylist()
+        return self.model.run(
+            options,
+            [number for number in numbers if number > last],
+            {name.removeprefix("in/") for name in recorded},
+        )
+
+    # Other commands
 
     def retry(self):
         expected = {f"in/{name}" for name in self.model.retry()}
@@ -238,20 +282,60 @@ class Sequence:
             batchmill.keep(self.dataset, drop=name)
             del self.model.names[name]
 
+    def export(self):
+        """Each row becomes a sample with the content of its output."""
+        if self.model.kind == "class" or not self.model.shown:
+            return
+        out = self.folder / "export"
+        batchmill.export(self.dataset, out, to="webdataset", num_workers=1)
+        assert batchmill.verify_export(out).empty
+        found = []
+        for shard in sorted(out.glob("*.tar")):
+            with tarfile.open(shard) as archive:
+                names = [name for name in archive.getnames() if name.endswith(".txt")]
+                found += [archive.extractfile(name).read().decode() for name in names]
+        assert found == [row.output for row in self.model.shown]
+
+    def reproduce(self):
+        """The bundle of a failed input shows its error."""
+        failed = [n for n in self.model.failures() if self.model.files.get(n, "")[:3] == "bad"]
+        failed = [n for n in failed if self.model.records[n].key.content == self.model.files[n]]
+        if failed:
+            name, bundle = self.chance.choice(failed), self.folder / f"{len(self.log)}.zip"
+
+            def write():
+                os.chdir(self.folder)
+                write_reproduction(self.dataset, f"in/{name}", bundle)
+
+            assert in_child(write) == 0
+            unpacked = bundle.with_suffix("")
+            zipfile.ZipFile(bundle).extractall(unpacked)
+            ran = subprocess.run(
+                [sys.executable, "run.py"], cwd=unpacked, capture_output=True, text=True, timeout=60
+            )
+            assert ran.returncode == 1, ran.stdout + ran.stderr
+            assert f"ValueError: {self.model.files[name]}" in ran.stdout
+
     # Checks
 
     def compare(self):
         model, store = self.model, open_store(self.dataset)
         table = batchmill.metadata(self.dataset)
-        assert rows_of(table, partial(read_plainly, store)) == named(model.table())
+        assert rows_of(table, partial(read_plainly, store)) == named(model.shown)
+        self.compare_partitions(table)
         outcomes = {f"in/{name}": kind for name, kind in model.outcomes().items()}
         status = batchmill.status(self.dataset)
         assert outcome_column(status.outcomes) == outcomes
         assert {kind: n for kind, n in status.summary.outcomes.items() if n} == model.counts()
+        allowed = self.chance.randint(0, len(NAMES))
+        policy = FailurePolicy(max_failures=allowed)
+        failed = sum(count for kind, count in model.counts().items() if kind != "ok")
+        assert status.summary.has_few_failures(policy) == (failed <= allowed)
         found = outcome_column(batchmill.failures(self.dataset))
         assert found == {f"in/{name}": kind for name, kind in model.failures().items()}
         listed = csv.DictReader(io.StringIO(store.read("failures.csv").decode()))
-        assert {row["input"]: row["outcome"] for row in listed} == found
+        shown = {f"in/{name}": kind for name, kind in model.shown_failures.items()}
+        assert {row["input"]: row["outcome"] for row in listed} == shown
         ledger = open_ledger(self.dataset)
         assert [v.number for v in ledger.versions.read_all()] == list(model.versions)
         assert ledger.versions.names() == model.names
@@ -259,7 +343,22 @@ class Sequence:
             table = batchmill.metadata(self.dataset, version=number)
             assert rows_of(table, partial(read_plainly, store)) == named(rows), number
             assert examine(ledger, version=number, hash_files=True) == []
-        assert faults(self.dataset) == []
+        different = [one for one in faults(self.dataset) if not getattr(one, "is_warning", False)]
+        if not model.is_published:
+            different = [one for one in different if getattr(one, "kind", "") != "unpublished"]
+        assert different == [], different
+
+    def compare_partitions(self, table):
+        """An input keeps its partition for as long as it has a record."""
+        if self.partition:
+            found = dict(zip(table["input"], table["partition"], strict=True))
+            assert set(found.values()) <= PARTITIONS
+            known = {f"in/{name}" for name in self.model.records}
+            earlier = {name: where for name, where in self.partitions.items() if name in known}
+            assert found == found | {name: earlier[name] for name in found if name in earlier}
+            self.partitions = earlier | found
+        else:
+            assert "partition" not in table
 
     def compare_with_a_new_dataset(self):
         """The same inputs in an empty folder give the same bytes."""
@@ -273,21 +372,19 @@ class Sequence:
         self.run(force=True, prune=True, prune_failed=True, keep_versions=0)
         self.compare()
         updated, self.dataset = self.dataset, str(self.folder / "new")
-        assert in_child(partial(self.execute, **PLAIN)) == 0
-        expected = contents(self.dataset)
+        self.inputs.clear_log()
+        assert in_child(partial(self.execute, Options())) == 0
+        expected, found = contents(self.dataset), contents(updated)
+        skipped = set()
         if open_store(updated).names("packs"):  # Only this table has the addresses in packs.
-            del expected["metadata.parquet"]
-        assert contents(updated) == expected
+            skipped.add("metadata.parquet")
+        if self.partition:  # Inputs that came later were assigned later.
+            skipped |= {"metadata.parquet", "metadata.csv"}
+        assert {n: data for n, data in found.items() if n not in skipped} == {
+            n: data for n, data in expected.items() if n not in skipped
+        }
 
 
-PLAIN = {
-    "force": False,
-    "prune": False,
-    "prune_failed": False,
-    "keep_versions": 0,
-    "accept": False,
-    "pack": False,
-}
 COMMANDS = {
     Sequence.change_inputs: 4,
     Sequence.touch: 1,
@@ -296,16 +393,21 @@ COMMANDS = {
     Sequence.lose: 1,
     Sequence.list_again: 2,
     Sequence.edit_the_step: 1,
-    Sequence.edit_a_remark: 1,
+    Sequence.edit_the_form: 0.5,
+    Sequence.edit_a_remark: 0.5,
     Sequence.change_a_param: 1,
-    Sequence.accept_an_edit: 1,
-    Sequence.run: 8,
+    Sequence.run: 7,
+    Sequence.run_a_sample: 1,
+    Sequence.run_with_an_expectation: 1.5,
+    Sequence.run_after_an_edit: 2,
     Sequence.run_and_kill: 4,
     Sequence.run_and_kill_at_a_moment: 2,
     Sequence.damage: 1,
     Sequence.retry: 2,
     Sequence.keep: 2,
     Sequence.drop: 1,
+    Sequence.export: 0.5,
+    Sequence.reproduce: 0.2,
 }
 
 
@@ -324,7 +426,7 @@ def rows_of(table, read):
             row["input"],
             row["letter"],
             row["value"],
-            read(row["output"], row.get("pack")),
+            read(row["output"], row.get("pack")) if "output" in row else "",
             bool(row.get("stale", False)),
         )
         for row in table.to_dict("records")

@@ -509,3 +509,13 @@ def test_an_assignment_of_an_unknown_version_is_rejected(job):
         Exception, match=r"000001\.parquet: has version 2, but this batchmill supports"
     ):
         job.plan(**STRATIFIED)
+
+
+def test_an_old_table_has_no_leak(job):
+    """The run removed an input, but its table broke an expectation and was not published."""
+    job.run(**SHARES)
+    del job.rows[:2]
+    pd.DataFrame(job.rows).to_csv("m.csv", index=False)
+    policy = FailurePolicy(expect=["part > 1"])
+    run_job("m.csv", "dividing:step", "out", prune=True, policy=policy, options=SHARES)
+    assert {kind for kind, _ in job.found} == {"unpublished"}

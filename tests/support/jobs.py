@@ -9,6 +9,7 @@ from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.runs.execute import RunObserver, execute
 from batchmill.runs.runner import InThisProcess
+from batchmill.runs.verify_change import verify_change
 
 
 def job_of(manifest, step, output, *, params=None, **options):
@@ -58,10 +59,11 @@ def run_job(
     policy = policy or FailurePolicy()
     job = job_of(manifest, step, output, params=params, force=force, **(options or {}))
     job = replace(job, failures=policy)
+    execution = ExecutionOptions(batch_size=batch_size, num_workers=num_workers)
     ended = execute(
-        prepare(job),
+        verify_change(prepare(job), execution, policy),
         InThisProcess(cores=cores, on_outcome=seen.append if seen is not None else None),
-        execution=ExecutionOptions(batch_size=batch_size, num_workers=num_workers),
+        execution=execution,
         policy=policy,
         options=RunOptions(prune=prune, keep_versions=keep_versions, prune_failed=prune_failed),
         observer=Before(before),

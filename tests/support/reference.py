@@ -1,15 +1,20 @@
 """The contents that a dataset must have after each command, from the documentation alone."""
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 
 class Key(NamedTuple):
-    """The data that an outcome depends on. Without a file, there is no content."""
+    """The data that an outcome depends on. Without a file, there is no content.
+
+    `form` is the form of the code: another form is another code with the same results.
+    """
 
     content: str | None
     factor: int
     code: int
+    form: int
 
 
 @dataclass(frozen=True)
@@ -31,27 +36,44 @@ class Row(NamedTuple):
     stale: bool
 
 
-def step_rows(key):
-    """Return the rows of the step: a letter, a value, and the content of its file."""
-    value = 10 * key.factor + key.code
-    return [(letter, value, letter * value) for letter in key.content]
+class Options(NamedTuple):
+    """The options of a run, as on the command line. `expect` is the limit of all values."""
+
+    force: bool = False
+    prune: bool = False
+    prune_failed: bool = False
+    keep_versions: int = 1
+    accept_change: bool = False
+    verify_change: bool = False
+    sample: int = 0
+    expect: int = 0
+    pack: bool = False
 
 
-def outcome_of(content):
-    """Return how the step ends for an input."""
-    if content is None:
-        return "missing"
-    return {"bad": "failed", "die": "crashed"}.get(content[:3], "ok")
+class Ran(NamedTuple):
+    """What a run must have executed: the inputs, and the inputs that it only compared."""
+
+    inputs: set[str]
+    compared: set[str]
 
 
 @dataclass
 class Reference:
-    """The inputs of a job, and the dataset that its runs have made of them."""
+    """The inputs of a job, and the dataset that its runs have made of them.
 
+    Attributes:
+        kind: "function": a row and a file for each letter. "class": one row without a file.
+            "batch": one row and one file.
+        retries: The retries of an input.
+    """
+
+    kind: str = "function"
+    retries: int = 0
     files: dict[str, str] = field(default_factory=dict)
     listed: list[str] = field(default_factory=list)
     factor: int = 1
     code: int = 1
+    form: int = 0
     records: dict[str, Record] = field(default_factory=dict)
     # The inputs that the next run executes again: on request, or because an output was damaged.
     due: set[str] = field(default_factory=set)
@@ -60,53 +82,132 @@ class Reference:
     # The inputs of the last run, and those whose files did not exist then.
     last_manifest: list[str] = field(default_factory=list)
     away: set[str] = field(default_factory=set)
+    # The pending inputs outside of the last run's sample.
+    left: set[str] = field(default_factory=set)
+    # The tables that were published last, and whether anything has changed since.
+    shown: list[Row] = field(default_factory=list)
+    shown_failures: dict[str, str] = field(default_factory=dict)
+    has_changed: bool = True
+    is_published: bool = True
 
-    def run(self, published, *, force, prune, prune_failed, keep_versions, accept):
+    def run(self, options, published, recorded=None):
         """Run the job.
 
         Args:
+            options: The options of the run.
             published: The numbers of the versions that the run has published. It must if rows have
                 changed. It may if failures or the manifest have changed, or if inputs were
                 executed, because their files may be at another place now. A run that was killed
                 after that may have published one, too.
-            force: As on the command line, and so are the following ones.
+            recorded: The inputs with an outcome of this run. With a sample, they are a part of the
+                pending inputs.
+
+        Returns:
+            What the run must have executed.
         """
-        before, failed_before = self.table(), self.failures()
-        executed = sum([self._run_input(name, force, accept) for name in self.listed])
-        is_other_manifest = self.listed != self.last_manifest
-        if prune_failed:
+        compared = self._keep_results(options)
+        pending = {name for name in self.listed if self._is_pending(name, force=options.force)}
+        self.left = set()
+        if options.sample:
+            assert recorded is not None
+            assert recorded <= pending, "an input outside of the sample was executed"
+            assert len(recorded) == min(options.sample, len(pending))
+            self.left, pending = pending - recorded, recorded
+        for name in pending:
+            self._execute(name)
+        self.has_changed |= bool(pending) or self.listed != self.last_manifest
+        self._end(options)
+        self.is_published = not options.expect or all(
+            row.value < options.expect for row in self.table()
+        )
+        if self.is_published:
+            self._publish(published, options.keep_versions)
+        else:
+            assert not published, "the table breaks the expectation"
+        return Ran({name for name in pending if name in self.files}, compared)
+
+    def _key(self, name):
+        return Key(self.files.get(name), self.factor, self.code, self.form)
+
+    def _keep_results(self, options):
+        """Keep the results of earlier code, as the user demands. Return the compared inputs."""
+        kept = {
+            name
+            for name in self.listed
+            if (record := self.records.get(name))
+            and record.outcome == "ok"
+            and record.key[:2] == self._key(name)[:2]
+            and record.key != self._key(name)
+        }
+        compared: set[str] = set()
+        if options.verify_change:
+            compared = kept = kept - self.due
+            is_equal = all(
+                self.rows(self.records[name].result) == self.rows(self._key(name)) for name in kept
+            )
+            kept = kept if is_equal else set()
+        if options.accept_change or options.verify_change:
+            for name in kept:
+                self.records[name] = replace(self.records[name], key=self._key(name))
+        return compared
+
+    def _is_pending(self, name, *, force):
+        record, key = self.records.get(name), self._key(name)
+        if record and record.outcome == "ok" and key.content is None:
+            return False  # Its file may come back, so its result stays.
+        return record is None or record.key != key or force or name in self.due
+
+    def _execute(self, name):
+        key, record = self._key(name), self.records.get(name)
+        outcome = self.outcome_of(key.content)
+        earlier = record.result if record else None
+        self.records[name] = Record(outcome, key, key if outcome == "ok" else earlier)
+        self.due.discard(name)
+
+    def _end(self, options):
+        """Remove what the user wants to be removed."""
+        if options.prune_failed:
             for name, record in self.records.items():
                 if record.outcome != "ok":
                     self.records[name] = replace(record, result=None)
-        if prune:
-            self.records = {name: self.records[name] for name in self.listed}
+        if options.prune:
+            self.records = {n: record for n, record in self.records.items() if n in self.listed}
         self.last_manifest = list(self.listed)
         self.away = set(self.listed) - self.files.keys()
-        self.due.clear()
-        if self.table() != before or not self.versions:
+
+    def _publish(self, published, keep_versions):
+        has_new_failures = self.failures() != self.shown_failures
+        if self.table() != self.shown or not self.versions:
             assert published, "the rows have changed, but there is no new version"
         elif published:
-            has_changed = executed or is_other_manifest or self.failures() != failed_before
-            assert has_changed, "there is a new version without a change"
-        self.versions |= dict.fromkeys(published, self.table())
+            is_other = self.has_changed or has_new_failures
+            assert is_other, "there is a new version without a change"
+        self.shown, self.shown_failures, self.has_changed = self.table(), self.failures(), False
+        self.versions |= dict.fromkeys(published, self.shown)
         stay = {*list(self.versions)[-1 - keep_versions :], *self.names.values()}
         self.versions = {n: rows for n, rows in self.versions.items() if n in stay}
 
-    def _run_input(self, name, force, accept):
-        """Run one input. Return whether it was executed."""
-        key = Key(self.files.get(name), self.factor, self.code)
-        record = self.records.get(name)
-        if record and record.outcome == "ok" and key.content is None:
-            return False  # Its file may come back, so its result stays.
-        if record and accept and record.outcome == "ok" and record.key[:2] == key[:2]:
-            record = self.records[name] = replace(record, key=key)
-        is_same = record is not None and record.key == key
-        if is_same and not force and name not in self.due:
-            return False
-        outcome = outcome_of(key.content)
-        earlier = record.result if record else None
-        self.records[name] = Record(outcome, key, key if outcome == "ok" else earlier)
-        return True
+    def rows(self, key):
+        """Return the rows of the step: a letter, a value, and the content of its file."""
+        value = 10 * key.factor + key.code
+        if self.kind == "function":
+            return [(letter, value, letter * value) for letter in key.content]
+        return [(key.content, value, key.content * value if self.kind == "batch" else "")]
+
+    def outcome_of(self, content):
+        """Return how the step ends for an input."""
+        if content is None:
+            return "missing"
+        if content == "flaky":
+            return "ok" if self.retries else "failed"
+        return {"bad": "failed", "die": "crashed"}.get(content[:3], "ok")
+
+    def attempts(self, names):
+        """Return how often a run executes inputs: flaky ones fail once, others always or never."""
+        often = self.retries + 1
+        return Counter(
+            {n: often if self.files[n][:3] in ("bad", "die", "fla") else 1 for n in names}
+        )
 
     def retry(self):
         """Request a retry of all failed inputs. Return their names.
@@ -118,15 +219,16 @@ class Reference:
         return chosen
 
     def counts(self):
-        """Return the number of inputs of the last manifest for each outcome."""
-        found = list(self.outcomes().values())
+        """Return the number of inputs for each outcome, without those outside of the sample."""
+        found = [kind for name, kind in self.outcomes().items() if name not in self.left]
         return {kind: found.count(kind) for kind in set(found)}
 
     def outcomes(self):
-        """Return the outcome of each input of the last manifest."""
+        """Return the outcome of each input of the last manifest that has one."""
         return {
             name: "missing" if name in self.away else self.records[name].outcome
             for name in self.last_manifest
+            if name in self.records
         }
 
     def failures(self):
@@ -139,5 +241,5 @@ class Reference:
             Row(name, letter, value, output, stale=record.outcome != "ok")
             for name in self.last_manifest
             if (record := self.records.get(name)) and record.result
-            for letter, value, output in step_rows(record.result)
+            for letter, value, output in self.rows(record.result)
         ]

@@ -115,7 +115,8 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
         yield Difference("changed", name, message=message)
     if damaged:
         return  # The partitions depend on the last plan and its summary.
-    leaks = list(find_leaks(ledger))
+    # An old table has the partitions of its own run.
+    leaks = [] if unpublished else list(find_leaks(ledger))
     for message in leaks:
         yield Difference("leak", METADATA, message=message)
     for finding in compare_with_source(ledger):
