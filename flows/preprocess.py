@@ -115,7 +115,6 @@ def preprocess(
                 policy=failures,
                 options=run,
                 observer=observer,
-                publisher=observer,
             )
         except SupersededError as error:
             return Completed(name="Skipped", message=str(error))

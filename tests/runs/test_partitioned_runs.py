@@ -19,8 +19,8 @@ from batchmill.options.failure_policy import FailurePolicy
 from batchmill.partitions.record import last_assignment
 from batchmill.planning.batching import Batching, Cores
 from batchmill.planning.prepare import prepare
-from batchmill.publishing.publisher import Publisher
 from batchmill.publishing.report import write_report
+from batchmill.runs.execute import RunObserver
 from batchmill.runs.run import open_run
 
 STEP = """
@@ -322,7 +322,7 @@ def test_a_run_that_ends_before_its_tables_is_completed_by_the_next(job, tmp_pat
     job.run(**STRATIFIED)
     job.add(10)
     with monkeypatch.context() as patch:
-        patch.setattr(Publisher, "write_tables", end)
+        patch.setattr(RunObserver, "write_tables", end)
         with pytest.raises(EndedError):
             job.run(**STRATIFIED)
     recorded = last_assignment(open_ledger("out")).by_group()
@@ -351,7 +351,7 @@ def test_an_assignment_that_was_never_published_does_not_count(job, monkeypatch)
     before = job.by_speaker
     job.add(3)
     with monkeypatch.context() as patch:
-        patch.setattr(Publisher, "write_tables", lambda *_: 1 / 0)
+        patch.setattr(RunObserver, "write_tables", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             job.run(**STRATIFIED | {"seed": 1})
     assert job.found == STALE

@@ -93,7 +93,7 @@ class Inputs:
             path.write_text(text if self.form == "file" else part)
 
     def lose(self, name, chance):
-        """Delete the files of an input. Of a pair, one is enough."""
+        """Delete the files of an input. One of a pair is enough."""
         paths = self._paths(name)
         for path in chance.sample(paths, chance.randint(1, len(paths))):
             path.unlink(missing_ok=True)

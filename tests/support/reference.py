@@ -51,7 +51,7 @@ class Options(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """What a run must have executed: the inputs, and the inputs that it only compared."""
+    """The inputs that a run must have executed, and those that it must have compared only."""
 
     inputs: set[str]
     compared: set[str]
@@ -103,7 +103,7 @@ class Reference:
                 pending inputs.
 
         Returns:
-            What the run must have executed.
+            The inputs that the run must have executed.
         """
         compared = self._keep_results(options)
         pending = {name for name in self.listed if self._is_pending(name, force=options.force)}

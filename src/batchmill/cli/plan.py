@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from cyclopts import Group, Parameter
-from rich.table import Table
 
 from batchmill.cli.console import console, print_json
 from batchmill.cli.options import (
@@ -57,9 +56,6 @@ def plan(
             help="Cores to plan for, for example those of a cluster. Default: this machine's.",
         ),
     ] = 0,
-    compare_batch_sizes: Annotated[
-        bool, Parameter(group=_THIS_PLAN, help="Also show how many cores each batch size can use.")
-    ] = False,
     json: Json = False,
 ) -> None:
     """Show what `batchmill run` would do, with which batch size, and why.
@@ -97,14 +93,6 @@ def plan(
             console().print(line)
         for line in planned.forecast.lines() if planned.forecast else ():
             console().print(line)
-        if compare_batch_sizes:
-            _show_batch_sizes(len(planned.prepared.plan.pending), planned.layout, planned.cores)
-
-
-def _batch_sizes(pending: int, chosen: int) -> list[int]:
-    """Return powers of two until one batch holds all inputs, and the chosen size."""
-    powers = [2**power for power in range((max(pending, 1) - 1).bit_length() + 1)]
-    return sorted({*powers, chosen})
 
 
 def _as_json(prepared: Prepared, layout: Layout, cores: int) -> dict[str, object]:
@@ -119,10 +107,6 @@ def _as_json(prepared: Prepared, layout: Layout, cores: int) -> dict[str, object
         "num_workers": layout.num_workers,
         "reasons": list(layout.reasons),
         "cores": cores,
-        "parallelism": [
-            {"batch_size": size, "cores": parallelism(pending, size)}
-            for size in _batch_sizes(pending, layout.batch_size)
-        ],
     }
 
 
@@ -209,14 +193,3 @@ def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
             f"batch_size {layout.batch_size} leaves {idle} of {cores} cores idle, because each "
             "batch runs on one core. A smaller batch size uses more cores."
         )
-
-
-def _show_batch_sizes(pending: int, layout: Layout, cores: int) -> None:
-    if not pending:
-        return
-    table = Table("batch_size", "usable cores", f"idle of {cores} cores")
-    for size in _batch_sizes(pending, layout.batch_size):
-        can_use = parallelism(pending, size)
-        mark = " <- this run" if size == layout.batch_size else ""
-        table.add_row(str(size), f"{can_use:,}", f"{max(0, cores - can_use)}{mark}")
-    console().print(table, soft_wrap=False)

@@ -19,7 +19,6 @@ from batchmill.orchestration.display.run_reporter import RunReporter
 from batchmill.orchestration.display.summary_text import final_message
 from batchmill.orchestration.server.api import end_flow_run
 from batchmill.planning.prepare import Prepared
-from batchmill.publishing.publisher import Publisher
 from batchmill.publishing.summary import Summary, failure_message
 from batchmill.runs.execute import RunEnd, RunObserver
 from batchmill.runs.progress import Progress
@@ -29,7 +28,7 @@ from batchmill.tasks.report import write_report
 
 
 @dataclass
-class FlowObserver(RunObserver, Publisher):
+class FlowObserver(RunObserver):
     """Shows one run as a flow run.
 
     Args:

@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 
 from batchmill.ledger.lease import Wait
+from batchmill.ledger.ledger import Ledger
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions, RunOptions
 from batchmill.planning.batching import Batching
 from batchmill.planning.prepare import Prepared
-from batchmill.publishing.publisher import Publisher
+from batchmill.publishing.publish import publish_changes
+from batchmill.publishing.report import write_report
 from batchmill.publishing.summary import Summary, summarise
 from batchmill.runs.run import Run, open_run
 from batchmill.runs.runner import Runner, ShardsEnd
@@ -15,7 +17,9 @@ from batchmill.runs.worker_number import resolve_workers
 
 
 class RunObserver:
-    """Receives the stages of a run. An error that a method raises ends the run.
+    """Receives the stages of a run, and writes its tables and its report in this process.
+
+    An error that a method raises ends the run.
 
     Attributes:
         wait: Wait while another run holds the dataset, with these actions. None: do not wait.
@@ -28,6 +32,18 @@ class RunObserver:
 
     def planned(self, run: Run) -> None:
         """The plan is written for the shards."""
+
+    def write_tables(self, prepared: Prepared) -> str:
+        """Write metadata.parquet, metadata.csv and failures.csv, unless they are up to date.
+
+        Returns:
+            Why nothing was published: the table breaks an expectation. Usually empty.
+        """
+        return publish_changes(prepared.ledger, prepared.manifest)
+
+    def write_report(self, ledger: Ledger, run: int, dataset: str) -> None:
+        """Write report.html for a run."""
+        write_report(ledger, run, dataset)
 
     def end(self, summary: Summary, *, is_cancelled: bool) -> None:
         """All inputs that the run could execute have an outcome, and the summary is recorded."""
@@ -56,7 +72,6 @@ def execute(
     policy: FailurePolicy = FailurePolicy(),
     options: RunOptions = RunOptions(),
     observer: RunObserver | None = None,
-    publisher: Publisher | None = None,
 ) -> RunEnd:
     """Execute the pending inputs of a job, and publish the dataset.
 
@@ -66,8 +81,7 @@ def execute(
         execution: How the inputs are divided into batches and shards.
         policy: How failed inputs are handled.
         options: The options of this run only.
-        observer: Receives the stages of the run.
-        publisher: Writes the tables and the report.
+        observer: Receives the stages of the run, and writes its tables and report.
 
     Returns:
         How the run ended. Too many failed inputs are not an error here.
@@ -76,13 +90,13 @@ def execute(
         LedgerError: Another run holds the lease, or has taken it.
         BatchmillError: Any error of `prepare`, of the runner and of the observer.
     """
-    observer, publisher = observer or RunObserver(), publisher or Publisher()
+    observer = observer or RunObserver()
     with open_run(prepared, wait=observer.wait) as run:
         observer.begin(run)
         if not run.pending:
             run.divide_nothing(policy)
             observer.planned(run)
-            return _publish(run, ShardsEnd(), options, observer, publisher)
+            return _publish(run, ShardsEnd(), options, observer)
         with runner:  # It ends its processes while the tables are written.
             chosen, reason = resolve_workers(execution, run.prepared, runner.cores.node)
             layout, shards = run.divide(Batching.from_options(chosen, reason), runner.cores, policy)
@@ -92,7 +106,7 @@ def execute(
                 summary = summarise(run.ledger, run.number)
                 observer.end(summary, is_cancelled=True)
                 return RunEnd(summary=summary, is_cancelled=True)
-            return _publish(run, ended, options, observer, publisher)
+            return _publish(run, ended, options, observer)
 
 
 def _publish(
@@ -100,12 +114,11 @@ def _publish(
     ended: ShardsEnd,
     options: RunOptions,
     observer: RunObserver,
-    publisher: Publisher,
 ) -> RunEnd:
     # A node that seemed lost may still commit an outcome. The next run publishes it.
     with run.ledger.store.alone():
         run.finalize(prune=options.prune, prune_failed=options.prune_failed)
-        unpublished = publisher.write_tables(run.prepared)
+        unpublished = observer.write_tables(run.prepared)
         is_stale = not unpublished and run.report_is_stale
         summary = run.end(
             lost=ended.lost,
@@ -114,6 +127,6 @@ def _publish(
             prune=options.prune,
         )
         if is_stale:
-            publisher.write_report(run.ledger, run.number, run.prepared.job.output)
+            observer.write_report(run.ledger, run.number, run.prepared.job.output)
     observer.end(summary, is_cancelled=False)
     return RunEnd(summary=summary, reasons=tuple(ended.reasons))
