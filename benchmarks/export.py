@@ -223,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run = partial(compare, folder=folder, samples=count, rounds=given.rounds)
         for to, write in (("webdataset", write_webdataset), ("huggingface", write_huggingface)):
             ours = {
-                f"batchmill, {source}, {workers} processes": partial(
+                f"batchmill, {source}, {workers} threads": partial(
                     export, folder, source=source, to=to, workers=workers
                 )
                 for source, workers in (("loose", 1), ("loose", 2), ("packed", 2))

@@ -8,7 +8,7 @@ BatchmillError
 ├── LedgerError      the dataset's ledger cannot be read or written
 ├── StoreError       a file, folder or URL cannot be read or written
 ├── ServiceError     the Prefect server or the Ray cluster cannot be started or reached
-├── WorkerError      worker processes keep dying between inputs, or one that exports died
+├── WorkerError      worker processes keep dying between inputs
 └── RunError         the run ended, but not every input is ok
     └── CancelledError   the run was cancelled
 ```
@@ -84,7 +84,7 @@ class ServiceError(BatchmillError):
 
 
 class WorkerError(BatchmillError):
-    """Worker processes of a shard keep dying between inputs, or a process that exports died."""
+    """Worker processes of a shard keep dying between inputs."""
 
 
 class RunError(BatchmillError):

@@ -168,7 +168,7 @@ def test_files_that_arrive_during_a_run_are_left_to_the_next_run(deployments, sh
     arrivals = Arrivals(
         deployments, shell, work / "in", work / "out", step="slow:step", params=params
     )
-    watcher = arrivals.watch("--poll", "--every", "1")
+    watcher = arrivals.watch("--every", "1")
     (work / "in" / "01.txt").write_text("1")
     wait_for(lambda: gated.executions(work, "out"), "the first execution", 120)
     (work / "in" / "02.txt").write_text("2")

@@ -1,7 +1,12 @@
 """Test that a killed export resumes to the same bytes, and that an update writes few shards."""
 
+import os
 import shutil
+import signal
+import sys
 import tempfile
+import threading
+import time
 
 import pytest
 from crashing import in_child
@@ -17,9 +22,14 @@ FORMATS = ["webdataset", "huggingface"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to", FORMATS)
-@pytest.mark.parametrize("earlier", [0, 8, 20])
-def test_a_killed_export_resumes_to_the_same_bytes(tmp_path, monkeypatch, sample, to, earlier):
-    """The export before the killed one had none, fewer or more samples."""
+@pytest.mark.parametrize(("earlier", "workers"), [(0, 1), (8, 1), (20, 1), (8, 2)])
+def test_a_killed_export_resumes_to_the_same_bytes(
+    tmp_path, monkeypatch, sample, to, earlier, workers
+):
+    """The export before the killed one had none, fewer or more samples.
+
+    With two workers, the number of steps varies: the export may end before it is killed.
+    """
     # The number of steps must not depend on scratch folders of other processes and on imports.
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
@@ -35,14 +45,15 @@ def test_a_killed_export_resumes_to_the_same_bytes(tmp_path, monkeypatch, sample
 
     def run(out, watched):
         watched.watch()
-        export(dataset, out, to)
+        export(dataset, out, to, num_workers=workers)
 
     assert in_child(lambda: run(undisturbed, points)) == 0
     wanted = files_of(undisturbed)
     assert not [name for name in wanted if ".part-" in name or "begun" in name]
+    ends = (-9,) if workers == 1 else (-9, 0)
     for at in sample(range(1, points.count + 1), SAMPLE):
         out = shutil.copytree(tmp_path / "before", tmp_path / f"at-{at}")
-        assert in_child(lambda out=out, at=at: run(out, EveryStep("", at))) == -9
+        assert in_child(lambda out=out, at=at: run(out, EveryStep("", at))) in ends
         export(dataset, out, to)
         assert files_of(out) == wanted, at
 
@@ -116,11 +127,13 @@ def test_shuffling_changes_the_order_and_nothing_else(tmp_path):
     assert len({len(shard) for shard in shards}) == 1
 
 
-def test_processes_write_the_same_bytes(tmp_path):
-    dataset = animals(tmp_path / "d")
-    export(dataset, tmp_path / "one")
-    export(dataset, tmp_path / "two", num_workers=2)
-    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+@pytest.mark.parametrize("to", FORMATS)
+def test_any_number_of_workers_writes_the_same_bytes(tmp_path, to):
+    dataset = animals(tmp_path / "d", 120)
+    export(dataset, tmp_path / "one", to)
+    for workers in (2, 7, None):
+        export(dataset, tmp_path / f"{workers}", to, num_workers=workers)
+        assert files_of(tmp_path / f"{workers}") == files_of(tmp_path / "one"), workers
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -130,6 +143,46 @@ def test_a_changed_output_is_not_exported(words, tmp_path, num_workers):
     changed.write_text("x" * changed.stat().st_size)
     with pytest.raises(StoreError, match=r"differs from what the run recorded.*verify --hash"):
         export(tmp_path / "d", tmp_path / "x", shard_size=1, num_workers=num_workers)
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "error"])
+@pytest.mark.parametrize("opening", [1, 2], ids=["digest", "write"])
+@pytest.mark.parametrize(("to", "workers"), [("webdataset", 1), ("huggingface", 3)])
+def test_a_stopped_export_ends_at_once_and_resumes(tmp_path, to, workers, opening, how):
+    """Ctrl-C comes when the file of a sample is opened, or the file is lost at that time."""
+    dataset, out = animals(tmp_path / "d", 180), tmp_path / "x"
+    options = {"num_workers": workers, "shard_size": 150_000}
+    export(dataset, tmp_path / "undisturbed", to, **options)
+    file, aside = dataset / "files" / "100.bin", tmp_path / "aside"
+    opened, after = [], []
+
+    def watch(event, arguments):
+        if event != "open" or not str(arguments[0]).endswith(".bin"):
+            return
+        opened.append(arguments[0])
+        if opened.count(str(file)) < opening:
+            return
+        if not after and how == "Ctrl-C":
+            os.kill(os.getpid(), signal.SIGINT)
+        elif not after:
+            file.rename(aside)
+        after.append(arguments[0])
+        time.sleep(0.3)  # The main thread gets time to stop the others.
+
+    def run():
+        sys.addaudithook(watch)
+        with pytest.raises(KeyboardInterrupt if how == "Ctrl-C" else StoreError):
+            export(dataset, out, to, **options)
+        for thread in {*threading.enumerate()} - {threading.main_thread()}:
+            thread.join()  # As Python does at the end. Ctrl-C can come while a thread starts.
+        assert 0 < len(after) < 10, len(after)
+
+    assert in_child(run) == 0
+    assert [name for name in files_of(out) if ".part-" in name] == []
+    if how == "error":
+        aside.rename(file)
+    export(dataset, out, to, **options)
+    assert files_of(out) == files_of(tmp_path / "undisturbed")
 
 
 def test_folders_with_other_files_are_refused(tmp_path):

@@ -225,7 +225,7 @@ def export(
         shuffle: The seed of a random order. None: the order of the table.
         version: The number or name of a version. None: the last one.
         stale: False to leave out earlier results of inputs that are not ok.
-        num_workers: The number of processes. None: one per core.
+        num_workers: The number of threads. None: one per core.
 
     Returns:
         The shards, and the number of samples.
@@ -233,7 +233,6 @@ def export(
     Raises:
         OptionError: An option cannot be used, no sample is left, or `out` contains other files.
         StoreError: A file is missing or damaged, or a shard cannot be written.
-        WorkerError: A process that wrote shards was killed.
     """
     from batchmill.exporting.run_export import export_dataset  # Imports torch.
 

@@ -37,7 +37,7 @@ def export(
         str, Parameter(help="The number or name of a version. Default: the last one.")
     ] = "",
     num_workers: Annotated[
-        int | None, Parameter(help="Number of processes. Default: one per core.")
+        int | None, Parameter(help="Number of threads. Default: one per core.")
     ] = None,
     verify: Annotated[
         Place, Parameter(help="Compare this export with its index. Write nothing.")

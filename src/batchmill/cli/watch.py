@@ -36,15 +36,8 @@ def watch(
     ] = WATCH_MIN_AGE,
     every: Annotated[
         float,
-        Parameter(help="Seconds between two listings. Used for a bucket, and with --poll."),
+        Parameter(help="Seconds between two listings. If a listing takes long, more seconds."),
     ] = 10,
-    poll: Annotated[
-        bool,
-        Parameter(
-            help="List the folder at regular intervals instead of using file-system events. Use "
-            "this for network file systems, which have no events.",
-        ),
-    ] = False,
     json: Json = False,
 ) -> None:
     """Watch a folder or bucket, and announce new files to Prefect, which runs a deployment.
@@ -67,4 +60,4 @@ def watch(
 
     check_server()
     target = watched(str(source), deployment=deployment, pattern=pattern, min_age=min_age)
-    WatchSession(target, every_seconds=every, poll=poll, as_json=json).run()
+    WatchSession(target, every_seconds=every, as_json=json).run()

@@ -10,13 +10,11 @@ from batchmill.cli.console import console
 from batchmill.errors import BatchmillError
 from batchmill.orchestration.arrivals.detection import FileVersion
 from batchmill.orchestration.arrivals.event import ARRIVED
-from batchmill.orchestration.arrivals.folder_watcher import FolderWatcher
 from batchmill.orchestration.arrivals.watch_target import WatchTarget, read_recorded_versions
 from batchmill.orchestration.arrivals.watching import SourceWatcher
 from batchmill.orchestration.resource_ids import resource_id
 from batchmill.outcome import visible
 from batchmill.sizes import counted, readable_size
-from batchmill.storage import is_url
 
 _SHOWN_NAMES = 3
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -25,15 +23,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class WatchSession:
     """Watches a source until Ctrl-C or SIGTERM, and prints what it announces."""
 
-    def __init__(
-        self, target: WatchTarget, *, every_seconds: float, poll: bool, as_json: bool
-    ) -> None:
+    def __init__(self, target: WatchTarget, *, every_seconds: float, as_json: bool) -> None:
         """Read the files that are already known. `run` starts to watch.
 
         Args:
             target: The source, and the deployment to run.
-            every_seconds: The pause between two listings without file-system events.
-            poll: True to use no file-system events.
+            every_seconds: The pause between two listings.
             as_json: True to print one JSON document per announcement.
         """
         self._target = target
@@ -41,8 +36,6 @@ class WatchSession:
         self._as_json = as_json
         # Announcements are the command's result. Everything else goes to stderr.
         self._out, self._messages = console(), console(stderr=True)
-        use_events = not poll and not is_url(target.source)
-        self._folder_watcher = FolderWatcher(target.source) if use_events else None
         known: dict[str, FileVersion] = {}
         self._unknown_reason = ""
         if target.deployment:
@@ -53,7 +46,6 @@ class WatchSession:
         self._watcher = SourceWatcher(
             target,
             every_seconds=every_seconds,
-            folder_watcher=self._folder_watcher,
             known=known,
             report=self._print_announcement,
             warn=self._warn,
@@ -81,8 +73,6 @@ class WatchSession:
         finally:
             for number, handler in previous_handlers.items():
                 signal.signal(number, handler)
-            if self._folder_watcher:
-                self._folder_watcher.close()
         self._messages.print(
             "Stopped watching. Files that are not announced yet are announced at the next start."
         )
@@ -94,9 +84,8 @@ class WatchSession:
 
     def _print_start(self) -> None:
         target = self._target
-        how = "by file-system events" if self._folder_watcher else f"every {self._every:g} s"
         self._messages.print(
-            f"Watching {target.source} {how}. Files are announced after "
+            f"Watching {target.source} every {self._every:g} s. Files are announced after "
             f"{target.min_age:g} s without a change. Press Ctrl-C to stop."
         )
         if self._unknown_reason:

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from batchmill.exporting.formats import find_format
 from batchmill.exporting.rows import ExportRows
-from batchmill.exporting.shard import ShardTask, as_stream
+from batchmill.exporting.shard import ShardTask
 from batchmill.exporting.sharding import shard_bounds
 
 _KINDS = {
@@ -57,8 +57,8 @@ def plan_shards(chosen: ExportRows, to: str, out: str, shard_bytes: int) -> Shar
             are_inputs=chosen.are_inputs,
             kind=kind,
             further={column: _kind_of(found) for column, found in suffixes.items()},
-            samples=as_stream(needed.slice(first, count)),
-            rows=as_stream(chosen.rows.slice(first, count)),
+            samples=needed.slice(first, count),
+            rows=chosen.rows.slice(first, count),
         )
 
     return ShardPlan([name for name, _, _ in ranges], task)

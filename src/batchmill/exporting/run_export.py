@@ -2,12 +2,12 @@
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-import pyarrow.compute as pc
+from threading import Event
+from typing import Any, TypeVar
 
 from batchmill.errors import OptionError, StoreError
 from batchmill.exporting.formats import find_format
@@ -25,6 +25,7 @@ from batchmill.exporting.rows import choose_rows
 from batchmill.exporting.shard import (
     FOLDER,
     ShardRecord,
+    ShardTask,
     digest_samples,
     read_record,
     read_samples,
@@ -32,7 +33,6 @@ from batchmill.exporting.shard import (
     write_record,
     write_shard,
 )
-from batchmill.exporting.worker_pool import Map, worker_pool
 from batchmill.layout import LEDGER_FOLDER
 from batchmill.ledger.json_file import read_sealed, sealed
 from batchmill.options.sizes import parse_size
@@ -43,7 +43,7 @@ from batchmill.storage.objects import unwritable
 from batchmill.urls import absolute
 
 SHARD_SIZE = "256M"
-_WORTH_A_WORKER = 32 * 2**20
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ def export_dataset(
         shard_size: The largest size of a shard, about: bytes, or a text such as "256M".
         version: The number or name of a version. None: the last one.
         stale: False to leave out earlier results of inputs that are not ok.
-        num_workers: The number of processes. None: one per core.
+        num_workers: The number of threads. None: one per core.
         progress: Called after each shard, with the number of finished shards and of all.
 
     Returns:
@@ -102,7 +102,6 @@ def export_dataset(
     Raises:
         OptionError: An option cannot be used, or `out` contains other files.
         StoreError: A file cannot be read or written.
-        WorkerError: A process was killed.
     """
     dataset, out = absolute(dataset), absolute(out)
     find_format(to)  # Raises for an unknown format.
@@ -119,15 +118,10 @@ def export_dataset(
         stale=stale,
     )
     plan = plan_shards(chosen, to, out, shard_bytes)
-    if num_workers is None:
-        # Starting processes takes longer than writing a few megabytes.
-        num_workers = min(
-            own_cores(), 1 + pc.sum(chosen.samples["size"]).as_py() // _WORTH_A_WORKER
-        )
-    workers = min(num_workers, len(plan.names))
+    workers = max(1, min(num_workers or own_cores(), len(plan.names)))
     try:
-        with _locked(store), worker_pool(workers) as each:
-            records, written = _write(store, to, plan, each, progress)
+        with _locked(store):
+            records, written = _write(store, to, plan, workers, progress)
             index = {
                 "version": VERSION,
                 "to": to,
@@ -172,11 +166,16 @@ def _open_out(dataset: str, out: str, to: str) -> Store:
 
 
 def _write(
-    store: Store, to: str, plan: ShardPlan, each: Map, progress: Callable[[int, int], None] | None
+    store: Store,
+    to: str,
+    plan: ShardPlan,
+    workers: int,
+    progress: Callable[[int, int], None] | None,
 ) -> tuple[dict[str, ShardRecord], int]:
     """Write the shards that are missing or changed. Return all records, and the number written."""
     names = plan.names
-    digests = dict(zip(names, each(digest_samples, map(plan.task, range(len(names)))), strict=True))
+    found = dict(_in_threads(digest_samples, map(plan.task, range(len(names))), workers))
+    digests = {name: found[name] for name in names}
     earlier = earlier_files(store)
     remove_leftovers(store, earlier | set(names))
     known = {name: record for name in earlier if (record := read_record(store, name))}
@@ -193,11 +192,29 @@ def _write(
         _move(store, digests, known)
     todo = missing()
     tasks = (plan.task(number)._replace(digest=digests[names[number]]) for number in todo)
-    for done, (number, record) in enumerate(zip(todo, each(write_shard, tasks), strict=True), 1):
-        known[names[number]] = record
+    for done, (name, record) in enumerate(_in_threads(write_shard, tasks, workers), 1):
+        known[name] = record
         if progress:
             progress(len(names) - len(todo) + done, len(names))
     return {name: known[name] for name in names}, len(todo)
+
+
+def _in_threads(
+    function: Callable[[ShardTask, Event], _Result], tasks: Iterable[ShardTask], workers: int
+) -> Iterator[tuple[str, _Result]]:
+    """Call a function with each task, and yield the shard's name and the result when it returns.
+
+    After an error or Ctrl-C, the event is set: the threads stop before their next sample.
+    """
+    stop = Event()
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            begun = {pool.submit(function, task, stop): task.name for task in tasks}
+            for future in as_completed(begun):
+                yield begun[future], future.result()
+        finally:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _move(store: Store, digests: Mapping[str, str], known: dict[str, ShardRecord]) -> None:

@@ -1,9 +1,10 @@
-"""Write one shard of an export and its record. Other processes import this module."""
+"""Write one shard of an export and its record."""
 
 import base64
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
+from threading import Event
 from typing import BinaryIO, NamedTuple
 
 import orjson
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from batchmill.errors import StoreError
+from batchmill.errors import CancelledError, StoreError
 from batchmill.exporting.formats import FurtherFile, ShardContent, find_format
 from batchmill.exporting.outputs import OutputFile, read_outputs
 from batchmill.storage import Store, open_store
@@ -24,7 +25,7 @@ _KEY = b"batchmill.shard"
 
 
 class ShardTask(NamedTuple):
-    """The samples of one shard, and its file. Processes exchange it.
+    """The samples of one shard, and its file.
 
     Attributes:
         to: The name of the format.
@@ -34,8 +35,8 @@ class ShardTask(NamedTuple):
         are_inputs: True if these files are the inputs.
         kind: The kind of all files: "image", "audio" or "file".
         further: The kind of the further files by column.
-        samples: The columns key, suffix, place, content and further, as an Arrow stream.
-        rows: The published rows, as an Arrow stream.
+        samples: The columns key, suffix, place, content and further.
+        rows: The published rows.
         digest: The digest of the samples, if it is known.
     """
 
@@ -46,8 +47,8 @@ class ShardTask(NamedTuple):
     are_inputs: bool
     kind: str
     further: Mapping[str, str]
-    samples: bytes
-    rows: bytes
+    samples: pa.Table
+    rows: pa.Table
     digest: str = ""
 
 
@@ -67,28 +68,21 @@ class ShardRecord(NamedTuple):
     content: str
 
 
-def as_stream(table: pa.Table) -> bytes:
-    """Return a table as an Arrow stream. A slice becomes as small as its rows."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
-
-
-def digest_samples(task: ShardTask) -> str:
+def digest_samples(task: ShardTask, stop: Event) -> str:
     """Return the digest of all that the bytes of a shard depend on.
 
     Raises:
+        CancelledError: `stop` was set.
         StoreError: A file without a recorded hash cannot be read.
         OptionError: An input may not be read here.
     """
-    samples, rows = _read_stream(task.samples), _read_stream(task.rows)
+    samples, rows = task.samples, task.rows
     state = xxhash.xxh3_128(f"{find_format(task.to).tag} {task.kind} {rows.schema}\n".encode())
     for column in ("key", "suffix"):
         state.update("\n".join(samples[column].to_pylist()).encode())
     further = _further_files(samples)
     for number, text in enumerate(_texts(rows)):
+        _check(stop)
         content = samples["content"][number].as_py()
         if not content:
             file = OutputFile(samples["place"][number].as_py(), "")
@@ -100,16 +94,17 @@ def digest_samples(task: ShardTask) -> str:
     return state.hexdigest()
 
 
-def write_shard(task: ShardTask) -> ShardRecord:
+def write_shard(task: ShardTask, stop: Event) -> ShardRecord:
     """Write a shard, then its record. An earlier record is removed first.
 
     So a record always describes the file beside it, even if this process is killed.
 
     Raises:
+        CancelledError: `stop` was set.
         StoreError: A file cannot be read, or the shard cannot be written.
         OptionError: An input may not be read here.
     """
-    samples, rows = _read_stream(task.samples), _read_stream(task.rows)
+    samples, rows = task.samples, task.rows
     places = zip(samples["place"].to_pylist(), samples["content"].to_pylist(), strict=True)
     further = _further_files(samples)
     files: list[OutputFile] = []
@@ -121,6 +116,7 @@ def write_shard(task: ShardTask) -> ShardRecord:
         hashes.clear()
         contents = read_outputs(files, task.root, are_inputs=task.are_inputs)
         for more in further:
+            _check(stop)
             found = list(islice(contents, 1 + len(more)))
             hashes.append(hash_bytes(b"".join(found) if more else found[0]))
             yield found
@@ -194,17 +190,17 @@ def read_samples(store: Store, name: str) -> pa.Table:
         raise StoreError(store.url_of(record_name(name)), "is damaged. Export again.") from error
 
 
+def _check(stop: Event) -> None:
+    if stop.is_set():
+        raise CancelledError("The export was stopped.")
+
+
 def _write_parquet(table: pa.Table, file: BinaryIO) -> None:
     pq.write_table(table, file, compression="zstd")
 
 
 def _further_files(samples: pa.Table) -> list[list[FurtherFile]]:
     return [[FurtherFile(**file) for file in files] for files in samples["further"].to_pylist()]
-
-
-def _read_stream(data: bytes) -> pa.Table:
-    with pa.ipc.open_stream(data) as reader:
-        return reader.read_all()
 
 
 def _texts(rows: pa.Table) -> Iterator[bytes]:

@@ -9,12 +9,9 @@ from typing import Any
 from batchmill.errors import BatchmillError, ServiceError
 from batchmill.orchestration.arrivals.detection import Arrivals, FileVersion
 from batchmill.orchestration.arrivals.event import announce, make_payload, retry_pauses
-from batchmill.orchestration.arrivals.folder_watcher import FolderWatcher
 from batchmill.orchestration.arrivals.watch_target import WatchTarget
 from batchmill.storage import is_url
 
-# File-system events can be lost, so the source is also listed at this interval.
-_LONGEST_PAUSE_SECONDS = 300.0
 _SHORTEST_PAUSE_SECONDS = 0.5
 # While files are incomplete, the source is listed this many times per `min_age`.
 _LISTINGS_PER_MIN_AGE = 8
@@ -30,8 +27,7 @@ class SourceWatcher:
 
     Args:
         target: The source, and the deployment to run.
-        every_seconds: The pause between two listings without file-system events.
-        folder_watcher: Reports file-system events. None: list at regular intervals.
+        every_seconds: The pause between two listings.
         known: Files that need no announcement.
         report: Called with the payload of each announcement.
         warn: Called once with each problem, and when the source can be read again.
@@ -39,12 +35,10 @@ class SourceWatcher:
 
     target: WatchTarget
     every_seconds: float
-    folder_watcher: FolderWatcher | None
     known: InitVar[Mapping[str, FileVersion]]
     report: Callable[[dict[str, Any]], None]
     warn: Callable[[str], None]
     _problems: dict[str, str] = field(default_factory=dict)
-    _listed_at: float = 0.0
     _listing_took: float = 0.0
     _pauses: Iterator[float] = field(default_factory=retry_pauses)
     _retry_at: float = 0.0
@@ -73,8 +67,6 @@ class SourceWatcher:
     def stop(self) -> None:
         """Make `run` return after its current action. A signal handler may call this."""
         self._stopped.set()
-        if self.folder_watcher:
-            self.folder_watcher.wake()
 
     def _announce_due_files(self) -> None:
         now = time.monotonic()
@@ -100,45 +92,21 @@ class SourceWatcher:
         except BatchmillError as error:
             if is_first:
                 raise
-            if self.folder_watcher:
-                # The folder may be renamed or mounted again. Then the old watch is useless.
-                self.folder_watcher.close()
             self._set_problem(_SOURCE, f"{error}\nWaiting until it can be read again.")
             return
         finally:
-            self._listed_at = time.monotonic()
-            self._listing_took = self._listed_at - started
+            self._listing_took = time.monotonic() - started
         if self._problems.pop(_SOURCE, None):
             self.warn(f"{self.target.source}: can be read again.")
         self._arrivals.update(files, started, wall)
 
     def _wait(self) -> None:
         """Wait until the source should be listed again."""
-        if self.folder_watcher is None or self._arrivals.waiting or self._problems:
-            pause = self.every_seconds
-            if self._arrivals.waiting:
-                pause = min(pause, self.target.min_age / _LISTINGS_PER_MIN_AGE)
-            self._stopped.wait(max(pause, self._shortest_pause()))
-        else:
-            self._wait_for_events(self.folder_watcher)
-
-    def _wait_for_events(self, folder_watcher: FolderWatcher) -> None:
-        while not folder_watcher.wait(self.every_seconds) and not folder_watcher.failure:
-            if time.monotonic() - self._listed_at > _LONGEST_PAUSE_SECONDS:
-                return
-        if folder_watcher.failure:
-            self.warn(
-                f"{self.target.source}: no file-system events ({folder_watcher.failure}). "
-                f"The folder is listed every {self.every_seconds:g} seconds instead."
-            )
-            folder_watcher.close()
-            self.folder_watcher = None
-            return
-        # More files usually follow the first one.
-        self._stopped.wait(self._shortest_pause())
-
-    def _shortest_pause(self) -> float:
-        return max(_SHORTEST_PAUSE_SECONDS, _PAUSE_PER_LISTING * self._listing_took)
+        pause = self.every_seconds
+        if self._arrivals.waiting:
+            pause = min(pause, self.target.min_age / _LISTINGS_PER_MIN_AGE)
+        shortest = max(_SHORTEST_PAUSE_SECONDS, _PAUSE_PER_LISTING * self._listing_took)
+        self._stopped.wait(max(pause, shortest))
 
     def _set_problem(self, about: str, text: str) -> None:
         """Record a problem, and warn about it unless the previous warning was the same."""
