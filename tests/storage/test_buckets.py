@@ -9,8 +9,10 @@ import threading
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 
 import fsspec
 import pandas as pd
@@ -28,10 +30,12 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_ledger
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
-from batchmill.storage import open_store, remote
+from batchmill.storage import obstore_s3, open_store, remote
 from batchmill.storage.scratch import lock_scratch_folder, scratch_folder
-from batchmill.storage.store import in_threads
 from batchmill.workers.landlock import is_supported
+
+# Each worker opens its own connections, and each core has a shard with its own workers.
+ONE_WORKER = {"num_workers": 1, "cores": 1}
 
 
 @pytest.fixture
@@ -50,8 +54,7 @@ def job(data, bucket):
     """Return a function that runs the job and returns the summary."""
 
     def run(manifest=f"{data}/m.csv", output=f"{bucket}/out", step=COPY, **options):
-        # Each worker opens its own connections, which takes half a second.
-        return run_job(manifest, step, output, **{"num_workers": 1} | options)
+        return run_job(manifest, step, output, **ONE_WORKER | options)
 
     return run
 
@@ -61,7 +64,7 @@ def executed(job, **options):
 
 
 def test_a_dataset_in_a_bucket_has_the_same_bytes_as_one_in_a_folder(job, inputs, bucket, tmp_path):
-    assert job().outcomes == {"ok": 10}
+    assert job(cores=2).outcomes == {"ok": 10}
     run_job(inputs / "m.csv", COPY, tmp_path / "out")
     assert contents(f"{bucket}/out") == contents(tmp_path / "out")
     assert faults(f"{bucket}/out") == []
@@ -113,16 +116,17 @@ def test_a_manifest_may_mix_urls_and_paths(inputs, data, bucket, tmp_path):
 
 def run_job_of(urls, folder):
     (folder / "urls.csv").write_text("input\n" + "".join(f"{url}\n" for url in urls))
-    return run_job(folder / "urls.csv", COPY, folder / "out")
+    return run_job(folder / "urls.csv", COPY, folder / "out", **ONE_WORKER)
 
 
 def test_changes_are_detected_in_a_store_without_etags(inputs, tmp_path):
     folder = f"memory://{tmp_path.name}"
     upload(inputs, folder)
-    assert run_job(f"{folder}/m.csv", COPY, tmp_path / "out").outcomes == {"ok": 10}
-    assert run_job(f"{folder}/m.csv", COPY, tmp_path / "out").executed == 0
+    run = partial(run_job, f"{folder}/m.csv", COPY, tmp_path / "out", **ONE_WORKER)
+    assert run().outcomes == {"ok": 10}
+    assert run().executed == 0
     open_store(folder).write("in/1.txt", b"CONTENT of in/1.txt")
-    assert run_job(f"{folder}/m.csv", COPY, tmp_path / "out").executed == 1
+    assert run().executed == 1
 
 
 @pytest.mark.parametrize("step", ["steps_under_test:Splitter", "steps_under_test:length"])
@@ -147,15 +151,14 @@ def test_a_prefix_and_a_pattern_list_files_outside_datasets(job, data, store):
 
 
 def test_many_inputs_of_one_folder_are_listed(data, monkeypatch):
-    files = fsspec.filesystem("s3")
-    urls = [f"{data}/many/{number:03d}" for number in range(300)]
-    for url in urls:
-        files.pipe_file(url, b"x" * 3)
+    monkeypatch.setattr(remote, "FEW", 20)
+    urls = [f"{data}/many/{number:03d}" for number in range(30)]
+    fsspec.filesystem("s3").pipe(dict.fromkeys(urls, b"x" * 3))
     alone = []
     stat = remote.stat
     monkeypatch.setattr(remote, "stat", lambda url: alone.append(url) or stat(url))
     seen = remote.stat_many([*urls, f"{data}/in/0.txt", f"{data}/many/none"])
-    assert [found and found.size for found in seen] == [3] * 300 + [19, None]
+    assert [found and found.size for found in seen] == [3] * 30 + [19, None]
     assert alone == [f"{data}/in/0.txt"]
 
 
@@ -271,7 +274,8 @@ def test_inputs_do_not_fail_when_the_store_becomes_unavailable(job, bucket, unst
     unsteady["mended"] = tmp_path / "mended"
     unsteady["chance"] = 0.0
     with pytest.raises(StoreError, match="the line is down"):
-        job(before=lambda: unsteady.update(dies_after=unsteady["calls"] + 20), num_workers=1)
+        # With one shard, 20 requests would be nearly the whole run.
+        job(before=lambda: unsteady.update(dies_after=unsteady["calls"] + 20), cores=2)
     unsteady["mended"].touch()
     summary = job()
     assert summary.outcomes == {"ok": 10}
@@ -358,7 +362,7 @@ def test_a_key_is_not_used_as_a_local_path_or_another_url(data, store, bucket, t
     keys = ["0.txt", f"/{secret}".replace("//", "/"), "https://host/p.txt", "/x.txt"]
     for key in keys:
         fsspec.filesystem("s3").pipe_file(f"{data}/odd/{key}", b"in the bucket")
-    run_job(f"{data}/odd", COPY, f"{bucket}/out")
+    run_job(f"{data}/odd", COPY, f"{bucket}/out", **ONE_WORKER)
     out = open_store(f"{bucket}/out")
     found = {out.read(name) for name in out.files("files")}
     assert found == {b"in the bucket"}
@@ -370,7 +374,7 @@ def test_inputs_of_a_manifest_below_two_slashes_are_found(data, bucket):
     files.pipe_file(f"{data}/x//m.csv", b"input\na.txt\n")
     files.pipe_file(f"{data}/x//a.txt", b"right")
     files.pipe_file(f"{data}/x/a.txt", b"wrong")
-    run_job(f"{data}/x//m.csv", COPY, f"{bucket}/out")
+    run_job(f"{data}/x//m.csv", COPY, f"{bucket}/out", **ONE_WORKER)
     out = open_store(f"{bucket}/out")
     assert [out.read(name) for name in out.files("files")] == [b"right"]
 
@@ -509,8 +513,9 @@ def counting_web(folder, **options):
         yield f"http://127.0.0.1:{server.server_port}", seen
 
 
-def test_each_of_many_inputs_on_a_web_server_is_one_request(inputs):
+def test_each_of_many_inputs_on_a_web_server_is_one_request(inputs, monkeypatch):
     """The page of a folder on a web server has no sizes, and may not list all files."""
+    monkeypatch.setattr(remote, "FEW", 20)
     for number in range(remote.FEW + 1):
         (inputs / f"{number}.txt").write_text("three")
     with counting_web(inputs) as (url, seen):
@@ -576,6 +581,7 @@ class First:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_pauses")
 def test_each_connection_is_cut_once_and_nothing_is_lost(job, bucket, proxied):
     """Bodies of inputs, of the ledger and of the tables are shorter than announced, once each."""
     cut = First(lambda request: Reply(cut=0.5) if request.method == "GET" else None)
@@ -586,6 +592,7 @@ def test_each_connection_is_cut_once_and_nothing_is_lost(job, bucket, proxied):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_pauses")
 def test_a_store_that_is_overloaded_again_and_again_loses_nothing(job, bucket, proxied):
     def refuse(request):
         is_ours = any(part in request.path for part in ("/data/in/", "/files/", "/parts/"))
@@ -622,6 +629,8 @@ def test_a_slow_response_does_not_delay_the_fetches_of_other_inputs(job, proxied
 @pytest.mark.slow
 def test_an_input_that_stays_incomplete_is_pending_and_named(job, proxied, monkeypatch):
     monkeypatch.setattr("batchmill.storage.retries.retry_remote.pauses", ())
+    # obstore resumes the fetch until this time is over.
+    monkeypatch.setattr(obstore_s3, "_RETRY_TIME", timedelta(seconds=1))
     cut = Reply(cut=0.0)
 
     def shorten(request):
@@ -669,9 +678,21 @@ def credentials(request, tmp_path, monkeypatch):
     return write
 
 
-# S3 of Amazon answers with 400. Other servers may answer with 403.
-@pytest.mark.parametrize("status", [400, 403])
-@pytest.mark.parametrize("kind", ["input", "output", "ledger"])
+def cases_of_expiry():
+    """Return all combinations. Those without the mark `long` have each pair of two values."""
+    # S3 of Amazon answers with 400. Other servers may answer with 403.
+    values = (["file", "process"], ["input", "output", "ledger"], [400, 403])
+    cases = []
+    for source, kind, status in product(*values):
+        is_kept = ((source == "file") == (status == 400)) != (kind == "output")
+        cases.append(pytest.param(source, kind, status, marks=() if is_kept else pytest.mark.long))
+    return cases
+
+
+@pytest.mark.usefixtures("short_pauses")
+@pytest.mark.parametrize(
+    ("credentials", "kind", "status"), cases_of_expiry(), indirect=["credentials"]
+)
 def test_credentials_that_expire_during_a_run_are_read_again(
     job, bucket, proxied, credentials, kind, status
 ):
@@ -735,10 +756,22 @@ def test_a_read_and_the_listing_of_an_empty_folder_are_one_request_each(bucket, 
         assert [request.method for request in proxy.requests] == ["GET"] * 5
 
 
-def test_a_folder_of_more_than_a_thousand_files_is_listed_completely(bucket):
-    names = [f"{number:04d}" for number in range(1001)]
-    in_threads(lambda name: remote.write(f"{bucket}/in/{name}", b""), names, 8)
+def test_a_folder_whose_listing_has_several_pages_is_listed_completely(bucket, monkeypatch):
+    """A store lists at most a thousand files in one answer. Here these are ten."""
+    import s3fs
+
+    call, pages = s3fs.S3FileSystem.call_s3, []
+
+    def shorten(self, method, *arguments, **options):
+        assert method == "list_objects_v2"
+        pages.append(call(self, method, *arguments, **options, MaxKeys=10))
+        return pages[-1]
+
+    names = [f"{number:02d}" for number in range(21)]
+    fsspec.filesystem("s3").pipe({f"{bucket}/in/{name}": b"" for name in names})
+    monkeypatch.setattr(s3fs.S3FileSystem, "call_s3", shorten)
     assert remote.names(f"{bucket}/in") == names
+    assert [page["KeyCount"] for page in pages] == [10, 10, 1]
 
 
 def test_files_of_batches_are_stored_after_a_store_that_rejected_one(inputs, proxied, bucket):
@@ -752,6 +785,6 @@ def test_files_of_batches_are_stored_after_a_store_that_rejected_one(inputs, pro
 
     job = (str(inputs / "m.csv"), "batch_steps:Files", f"{bucket}/out")
     with proxied(reject_the_first), pytest.raises(StoreError, match="access denied"):
-        run_job(*job, batch_size=2)
-    assert run_job(*job, batch_size=2).outcomes == {"ok": 10}
+        run_job(*job, batch_size=2, **ONE_WORKER)
+    assert run_job(*job, batch_size=2, **ONE_WORKER).outcomes == {"ok": 10}
     assert not faults(f"{bucket}/out")

@@ -1,6 +1,5 @@
 """Creates outcomes that are not ok, from an exception or from the death of a process."""
 
-import errno
 import os
 import time
 import traceback
@@ -15,6 +14,7 @@ from batchmill.execution.staging import CONFINED_FOLDERS, Input, StagingArea
 from batchmill.outcome import Kind, Outcome
 from batchmill.security.redaction import without_secrets
 from batchmill.storage import NO_ROOM
+from batchmill.storage.faults import FULL
 from batchmill.storage.local import has_room, remove_folder
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _is_no_room(error: BaseException | None) -> bool:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in FULL:
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -2,7 +2,6 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from batchmill.errors import OptionError
 from batchmill.layout import LEDGER_FOLDER
@@ -41,7 +40,8 @@ def open_output(output: str) -> Ledger:
             raise OptionError(f"--output {output}: is a file. Name a folder.")
         found = names.result()
     else:
-        _check_folder(output)
+        if os.path.isfile(output):
+            raise OptionError(f"--output {output}: is a file. Name a folder.")
         found = ledger.store.names("")
     _check_not_inside(output)
     if any(name != LEDGER_FOLDER for name in found):
@@ -75,20 +75,6 @@ def _check_not_inside(output: str) -> None:
                 "files of its own runs. Name another folder."
             )
         above = parent(above)
-
-
-def _check_folder(output: str) -> None:
-    folder = Path(output)
-    if folder.exists() and not folder.is_dir():
-        raise OptionError(f"--output {output}: is a file. Name a folder.")
-    nearest = folder
-    while not nearest.exists():
-        nearest = nearest.parent
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise OptionError(
-            f"--output {output}: {nearest} cannot be written to. "
-            "Change the permissions, or name another folder."
-        )
 
 
 def open_ledger(dataset: str) -> Ledger:

@@ -7,7 +7,8 @@ from batchmill.storage.store import NO_ROOM
 
 # Errors of a busy or remote file system. A retry may succeed.
 _PASSING = {errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR}
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+# The errors of a full disk.
+FULL = {errno.ENOSPC, errno.EDQUOT}
 _NO_RIGHT = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
@@ -23,7 +24,7 @@ def store_fault(place: str, error: OSError) -> StoreError:
         str(error.filename or place) if is_link else place,
         _reason(error),
         passing=error.errno in _PASSING,
-        general=is_link or error.errno in _NO_ROOM or error.errno in _NO_RIGHT,
+        general=is_link or error.errno in FULL or error.errno in _NO_RIGHT,
     )
 
 
@@ -34,7 +35,7 @@ def _reason(error: OSError) -> str:
             "is a link. A dataset contains no links, because they can lead outside. "
             "Replace the link with a copy of its target."
         )
-    if error.errno in _NO_ROOM:
+    if error.errno in FULL:
         return NO_ROOM
     if error.errno in _NO_RIGHT:
         return f"{text}. Change the permissions, or choose another folder."

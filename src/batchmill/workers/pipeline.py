@@ -6,7 +6,6 @@ fault. Inputs whose files were being stored have no outcome in the journal, so t
 again.
 """
 
-import errno
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batchmill.outcome import Outcome, UnstoredOutcome
+from batchmill.storage.faults import FULL
 from batchmill.workers.control import SharedBatches
 from batchmill.workers.worker_channel import WorkerChannel
 
@@ -25,7 +25,6 @@ MAX_TRANSFERS = 32
 MAX_BYTES = 64 * 2**20
 # Some web servers do not send sizes.
 _USUAL_BYTES = MAX_BYTES // MAX_TRANSFERS
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass
@@ -139,7 +138,7 @@ class _FetchAhead:
         try:
             return future.result() if future else self.pipeline.fetch(index)
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if error.errno not in FULL:
                 raise
         # The files fetched ahead may fill the disk. Without them, there may be enough room.
         self._clear()
