@@ -1,9 +1,9 @@
 """Write a zip file with all that shows the error of one input on another machine."""
 
-import ast
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -80,6 +80,7 @@ versions.txt  the Python and the packages that this was made with
 Known credentials are replaced by ***. Files that params name are not included.
 {left_out}Read all files before you share them.
 """
+_QUOTED = re.compile(r"""["']([^"'\n\0]+)["']""")
 # All data files of the step together.
 _DATA_BYTES = 10 * 2**20
 
@@ -222,23 +223,14 @@ def _data_files(sources: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """
     for target, source in sources.items():
         folder, (place, _, _) = os.path.dirname(source), target.rpartition("/")
-        names = _files_in(folder) if place else [*filter(None, _texts_in(source))]
+        code = Path(source).read_text(errors="ignore")
+        names = _files_in(folder) if place else set(_QUOTED.findall(code))
         for name in names:
             path = os.path.normpath(os.path.join(folder, name))
             inside = path.startswith(folder + os.sep) and os.path.isfile(path)
             is_hidden = any(part.startswith((".", "__pycache__")) for part in name.split("/"))
             if inside and not is_hidden and not name.endswith((".py", ".pyc")):
                 yield f"{place}/{name}".lstrip("/"), path
-
-
-def _texts_in(source: str) -> set[str]:
-    """Return the texts in the code of a module that may be names of files."""
-    try:
-        tree = ast.parse(Path(source).read_bytes())
-    except (SyntaxError, ValueError):
-        return set()  # It is compiled.
-    found = (one.value for one in ast.walk(tree) if isinstance(one, ast.Constant))
-    return {text for text in found if isinstance(text, str) and "\0" not in text}
 
 
 def _limited(files: Mapping[str, str]) -> tuple[dict[str, str], str]:
