@@ -31,7 +31,7 @@ from batchmill.storage import open_store
 
 # `make soak` plays more.
 PARTS = 10
-PER_PART = int(os.environ.get("BATCHMILL_SEQUENCES", "2"))
+PER_PART = int(os.environ.get("BATCHMILL_SEQUENCES", "1"))
 LENGTH = 12
 NAMES = [f"{letter}.txt" for letter in "abcdef"]
 TEXTS = ["", "x", "yz", "zyx", "bad", "bad luck", "die", "flaky"]
