@@ -105,9 +105,10 @@ class Sequence:
     def lose(self, name=None):
         """Delete the file of an input, but not its row."""
         name = name or self.chance.choice(self.model.listed)
-        self.log.append(f"delete {name}")
-        self.inputs.lose(name, self.chance)
-        self.model.files.pop(name, None)
+        if name in self.model.files:  # The loss of the other file of a pair is another change.
+            self.log.append(f"delete {name}")
+            self.inputs.lose(name, self.chance)
+            del self.model.files[name]
         if not self.model.files:
             self.put(self.model.listed[0], "x")
 

@@ -110,7 +110,7 @@ class Reference:
         self.left = set()
         if options.sample:
             assert recorded is not None
-            assert recorded <= pending, "an input outside of the sample was executed"
+            assert recorded <= pending, f"{recorded - pending} need not be executed"
             assert len(recorded) == min(options.sample, len(pending))
             self.left, pending = pending - recorded, recorded
         for name in pending:
