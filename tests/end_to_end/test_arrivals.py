@@ -33,7 +33,7 @@ def deployments(prefect_server, s3, tmp_path_factory):
     (folder / "slow.py").write_text(gated.STEP)
     environment = clean_environment(folder / "home") | {
         "PREFECT_API_URL": prefect_server,
-        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
         "PYTHONPATH": str(folder),
     }
     with shell_in(folder, environment | s3) as shell:
@@ -95,20 +95,23 @@ class Arrivals:
 
 
 def test_many_files_cause_one_run_and_a_new_watcher_replaces_a_killed_one(arrivals, work):
-    first = arrivals.watch()
-    names = [f"{number}.txt" for number in range(500)]
+    first = arrivals.watch("--every", "1")
+    names = [f"many/{number}.txt" for number in range(100)]
+    (work / "many").mkdir()
     for name in names:
-        (work / "in" / name).write_text("x")
+        (work / name).write_text("x")
+    # All files arrive at once. Otherwise a listing could find only some of them.
+    (work / "many").rename(work / "in" / "many")
     (announced,) = first.wait(1)
     arrivals.completed(1)
-    assert (announced["count"], announced["bytes"], len(announced["first"])) == (500, 500, 20)
+    assert (announced["count"], announced["bytes"], len(announced["first"])) == (100, 100, 20)
     assert arrivals.letters() == dict.fromkeys(names, "x")
     assert len(first.announced()) == 1
     first.process.kill()
     first.process.wait()
 
     (work / "in" / "meanwhile.txt").write_text("b")
-    second = arrivals.watch()
+    second = arrivals.watch("--every", "1")
     (announced,) = second.wait(1)
     assert announced["first"] == ["meanwhile.txt"]
     arrivals.completed(2)

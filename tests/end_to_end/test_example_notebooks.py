@@ -9,9 +9,12 @@ import shutil
 
 import nbformat
 import pytest
+from jupyter_client.manager import AsyncKernelManager
+from jupyter_core.utils import run_sync
 from kernel import kernel_environment
-from live import ROOT
+from live import ROOT, clean_environment, shell_in
 from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
 
 FOLDER = ROOT / "examples" / "notebooks"
 NOTEBOOKS = sorted(path.name for path in FOLDER.glob("*.ipynb"))
@@ -44,20 +47,53 @@ def kinds_of_outputs(made):
     ]
 
 
-@pytest.fixture
-def executed(shell, work, tmp_path, monkeypatch):
-    """Return a function that executes a notebook in a copy of the examples."""
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory):
+    """Return a copy of the examples that the notebooks use."""
+    work = tmp_path_factory.mktemp("examples")
     for name in ("notebooks", "words", "images", "training"):
         shutil.copytree(ROOT / "examples" / name, work / name)
-    environment = shell.environment | kernel_environment(tmp_path)
-    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", environment["JUPYTER_RUNTIME_DIR"])
+    return work
+
+
+@pytest.fixture(scope="module")
+def kernel(prefect_server, examples, tmp_path_factory):
+    """Yield the manager of a kernel that executes one notebook after another.
+
+    A kernel for each notebook would import Prefect and torch again, which takes seconds.
+    """
+    home = tmp_path_factory.mktemp("home")
+    environment = clean_environment(home) | {"PREFECT_API_URL": prefect_server}
+    file = str(home / "connection.json")
+    with shell_in(examples / "notebooks", environment | kernel_environment(home)) as shell:
+        manager = AsyncKernelManager(kernel_name="python3", connection_file=file)
+        run_sync(manager.start_kernel)(env=shell.environment, cwd=str(shell.folder))
+        try:
+            yield manager
+        finally:
+            run_sync(manager.shutdown_kernel)()
+
+
+def execute(made, kernel):
+    """Execute the cells of a notebook."""
+    client = NotebookClient(made, km=kernel, timeout=180)
+    try:
+        client.execute()
+    finally:
+        client.kc.stop_channels()
+
+
+@pytest.fixture
+def executed(kernel, examples):
+    """Return a function that executes a notebook in a copy of the examples."""
 
     def executed(name):
-        made = nbformat.read(work / "notebooks" / name, as_version=4)
-        resources = {"metadata": {"path": str(work / "notebooks")}}
-        NotebookClient(made, timeout=180, resources=resources).execute(env=environment)
+        # A notebook must not use the names of another one.
+        execute(new_notebook(cells=[new_code_cell("%reset -f")]), kernel)
+        made = nbformat.read(examples / "notebooks" / name, as_version=4)
+        execute(made, kernel)
         if os.environ.get("BATCHMILL_NOTEBOOKS") == "save":
-            (FOLDER / name).write_text(normalised(nbformat.writes(made), work))
+            (FOLDER / name).write_text(normalised(nbformat.writes(made), examples))
         saved = nbformat.read(FOLDER / name, as_version=4)
         assert kinds_of_outputs(made) == kinds_of_outputs(saved)
         return [output for cell in made.cells for output in cell.get("outputs", [])]

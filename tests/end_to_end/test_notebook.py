@@ -1,12 +1,11 @@
 """Functions of notebook cells are steps, in a real kernel."""
 
 import signal
+from contextlib import ExitStack, contextmanager
 
-import nbformat
 import pytest
-from kernel import kernel_environment, kernel_in
-from live import wait_for
-from nbclient import NotebookClient
+from kernel import kernel_in
+from live import clean_environment, shell_in, wait_for
 
 CELLS = (
     "import batchmill\nFACTOR = 2",
@@ -18,48 +17,66 @@ CELLS = (
 MISTAKE = "batchmill.run('nosuch', count, 'counted')"
 
 
+@pytest.fixture(scope="module")
+def kernels(prefect_server, tmp_path_factory):
+    """Two kernels, in which all tests of a user with a Prefect server execute their cells."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(new_kernel(prefect_server, tmp_path_factory)) for _ in range(2)]
+
+
+@contextmanager
+def new_kernel(server, folders):
+    folder = folders.mktemp("kernel")
+    environment = clean_environment(folder / "home") | {"PREFECT_API_URL": server}
+    with shell_in(folder, environment) as shell, kernel_in(shell, folder) as kernel:
+        # No process exists before the first run.
+        started = "import batchmill, psutil\nprint(psutil.Process().children())"
+        assert kernel.execute(started) == ["[]\n"]
+        yield kernel
+
+
 @pytest.fixture
-def notebook(shell, work, words, tmp_path, monkeypatch):
-    """Return a function that executes cells in a new kernel, and returns the outputs of each."""
+def two_kernels(kernels, work, words):
+    """Return both kernels, without names of other tests, in a folder with four words."""
     words.rename(work / "words")
     (work / "words" / "manifest.csv").unlink()
-    environment = shell.environment | kernel_environment(tmp_path)
-    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", environment["JUPYTER_RUNTIME_DIR"])
+    for kernel in kernels:
+        assert kernel.execute(f"%reset -f\n%cd -q {work}") == []
+    return kernels
 
-    def execute(*cells):
-        made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
-        client = NotebookClient(
-            made, timeout=180, allow_errors=True, resources={"metadata": {"path": str(work)}}
-        )
-        client.execute(env=environment)
-        return [cell.outputs for cell in made.cells]
 
-    return execute
+@pytest.fixture
+def kernel(two_kernels):
+    """Return one of the kernels."""
+    return two_kernels[0]
+
+
+def outputs_of(kernel, *cells):
+    """Execute cells, and return the outputs of each."""
+    return [kernel.shown(kernel.start(text)) for text in cells]
 
 
 def printed(outputs):
     """Return the texts that cells printed, without progress lines."""
-    texts = [[_text(output) for output in of_cell if not is_line(output)] for of_cell in outputs]
+    texts = [[output.text for output in of_cell if not is_line(output)] for of_cell in outputs]
     assert not any("Warning" in text for of_cell in texts for text in of_cell)
     return texts
 
 
 def is_line(output):
     """Return whether an output is a progress line."""
-    return output["output_type"] == "display_data"
+    return output.kind == "display_data"
 
 
-def _text(output):
-    return "\n".join(output["traceback"]) if output["output_type"] == "error" else output["text"]
-
-
-def test_a_cells_function_is_a_step_and_the_same_cells_execute_nothing_again(notebook):
-    assert printed(notebook(*CELLS))[3:] == [["4 {'ok': 4}\n"], ["[12, 18, 26, 14]\n"]]
-    # In a new kernel, with a remark, another layout and another order of the cells.
+def test_a_cells_function_is_a_step_and_the_same_cells_execute_nothing_again(two_kernels):
+    one, other = two_kernels
+    shown = printed(outputs_of(one, *CELLS))
+    assert shown == [[], [], [], ["4 {'ok': 4}\n"], ["[12, 18, 26, 14]\n"]]
+    # In another kernel, with a remark, another layout and another order of the cells.
     again = [CELLS[0], CELLS[2], f"# A remark.\n{CELLS[1]}", CELLS[3]]
-    assert printed(notebook(*again))[3] == ["0 {'ok': 4}\n"]
+    assert printed(outputs_of(other, *again))[3] == ["0 {'ok': 4}\n"]
     changed = [CELLS[0].replace("2", "3"), *CELLS[1:]]
-    assert printed(notebook(*changed))[3:] == [["4 {'ok': 4}\n"], ["[18, 27, 39, 21]\n"]]
+    assert printed(outputs_of(other, *changed))[3:] == [["4 {'ok': 4}\n"], ["[18, 27, 39, 21]\n"]]
 
 
 ARRAYS = (
@@ -81,16 +98,18 @@ PREDICT = (
 )
 
 
-def test_a_cells_model_predicts_and_only_other_weights_execute_again(notebook):
+def test_a_cells_model_predicts_and_only_other_weights_execute_again(two_kernels):
+    one, another = two_kernels
     cells = [ARRAYS, NET, "net = Net()", PREDICT.format("net")]
-    assert printed(notebook(*cells))[3] == ["3 [0.0, 8.0, 16.0]\n"]
-    *_, again, other = printed(notebook(*cells, "net.scale.data += 1\n" + PREDICT.format("net")))
+    assert printed(outputs_of(one, *cells))[3] == ["3 [0.0, 8.0, 16.0]\n"]
+    changed = "net.scale.data += 1\n" + PREDICT.format("net")
+    *_, again, other = printed(outputs_of(another, *cells, changed))
     assert again == ["0 [0.0, 8.0, 16.0]\n"]
     assert other == ["3 [0.0, 12.0, 24.0]\n"]
 
 
-def test_a_mistake_is_one_readable_line(notebook):
-    ((shown,),) = printed(notebook(*CELLS[:3], MISTAKE))[3:]
+def test_a_mistake_is_one_readable_line(kernel):
+    ((shown,),) = printed(outputs_of(kernel, *CELLS[:3], MISTAKE))[3:]
     assert shown.startswith("ManifestError: ")
     assert "no such file or folder" in shown
     assert len(shown.splitlines()) == 1
@@ -103,18 +122,18 @@ REJECTED = (
 )
 
 
-def test_a_failed_run_says_what_to_do_as_in_a_script(notebook):
-    (shown,) = printed(notebook(CELLS[0], FAILING, REJECTED))[2]
+def test_a_failed_run_says_what_to_do_as_in_a_script(kernel):
+    (shown,) = printed(outputs_of(kernel, CELLS[0], FAILING, REJECTED))[2]
     assert "Fix the cause, run: batchmill retry " in shown
 
 
 @pytest.mark.parametrize("cluster", [None, pytest.param("local", marks=pytest.mark.long)])
-def test_a_run_shows_one_line_and_no_log(notebook, cluster):
+def test_a_run_shows_one_line_and_no_log(kernel, cluster):
     run = f"result = batchmill.run('words', count, 'counted', cluster={cluster!r})"
-    (_, _, _, outputs) = notebook(*CELLS[:3], run)
+    (_, _, _, outputs) = outputs_of(kernel, *CELLS[:3], run)
     (line,) = outputs
     assert is_line(line)
-    assert line["data"]["text/plain"].startswith("4/4 inputs, 0 failed, ")
+    assert line.text.startswith("4/4 inputs, 0 failed, ")
 
 
 # `parents` are the processes of the shards, and `ready` are those that exist between two runs.
@@ -134,23 +153,24 @@ def ready():
 """
 
 
-def test_the_next_run_in_a_kernel_finds_a_process_that_has_started(notebook):
+def test_the_next_run_in_a_kernel_finds_a_process_that_has_started(kernel):
     cells = [
         PROCESSES,
-        "assert not ready()\nparents(1)\nfirst = ready()",
+        "parents(1)\nfirst = ready()",
         "assert len(first) == 1\nassert parents(2) == first",
         # A process that has inherited other variables is replaced.
         "second = ready()\nassert second and second != first\nos.environ['SIZE'] = 'large'",
         "assert parents(3).isdisjoint(second)\nassert ready().isdisjoint(second)",
-        "print('as expected')",
+        "del os.environ['SIZE']",
     ]
-    assert printed(notebook(*cells))[-1] == ["as expected\n"]
+    assert printed(outputs_of(kernel, *cells)) == [[]] * len(cells)
 
 
 @pytest.mark.long
-def test_a_verbose_run_shows_the_log_of_prefect(notebook):
-    shown = notebook(*CELLS[:3], "batchmill.run('words', count, 'counted', verbose=True)")[3]
-    assert any("Beginning flow run" in str(output) for output in shown)
+def test_a_verbose_run_shows_the_log_of_prefect(kernel):
+    verbose = "batchmill.run('words', count, 'counted', verbose=True)"
+    shown = outputs_of(kernel, *CELLS[:3], verbose)[3]
+    assert any("Beginning flow run" in output.text for output in shown)
 
 
 # The last input waits until the file `go` exists.
@@ -164,30 +184,28 @@ def step(source):
         time.sleep(0.05)
     return {"length": len(source.read_text())}
 """
-RUN = "batchmill.run('words/manifest.csv', step, 'out', num_workers=1)"
+RUN = "batchmill.run('words', step, 'out', num_workers=1)"
 
 
 def stopped_runs(work):
     return len([*work.glob("out/.batchmill/runs/*/stop")])
 
 
-def test_an_interrupt_cancels_a_run_and_the_kernel_continues(shell, work, words, tmp_path):
-    words.rename(work / "words")
-    with kernel_in(shell, tmp_path) as kernel:
-        assert kernel.execute(WAITING) == []
-        # At the second interrupt, a command would end its process. A kernel has other work.
-        for interrupts in (1, 2):
-            cell = kernel.start(RUN)
-            wait_for((work / "waits").exists, "the last input", 120)
+def test_an_interrupt_cancels_a_run_and_the_kernel_continues(kernel, work):
+    assert kernel.execute(WAITING) == []
+    # At the second interrupt, a command would end its process. A kernel has other work.
+    for interrupts in (1, 2):
+        cell = kernel.start(RUN)
+        wait_for((work / "waits").exists, "the last input", 120)
+        kernel.interrupt()
+        if interrupts == 2:
+            # A signal that arrives together with another one would have no effect.
+            wait_for(lambda: stopped_runs(work) == 2, "the effect of the first interrupt")
             kernel.interrupt()
-            if interrupts == 2:
-                # A signal that arrives together with another one would have no effect.
-                wait_for(lambda: stopped_runs(work) == 2, "the effect of the first interrupt")
-                kernel.interrupt()
-            assert kernel.outputs(cell)[-1].startswith("CancelledError: Cancelled by ")
-            (work / "waits").unlink()
-        (work / "go").touch()
-        assert kernel.execute(RUN)[-1].startswith("4 inputs: 4 ok, 1 executed\n")
+        assert kernel.outputs(cell)[-1].startswith("CancelledError: Cancelled by ")
+        (work / "waits").unlink()
+    (work / "go").touch()
+    assert kernel.execute(RUN)[-1].startswith("4 inputs: 4 ok, 1 executed\n")
 
 
 # Appends to `started` for each process of a Prefect server that the kernel starts.
@@ -201,11 +219,13 @@ sys.addaudithook(count_servers)
 """
 
 
-@pytest.mark.parametrize("is_killed", [False, True])
+# In test_embedded_server.py, a temporary server ends with a killed command in the same way.
+@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_one_server_serves_all_runs_of_a_kernel_and_ends_with_it(
     is_killed, bare_shell, work, words, tmp_path
 ):
     words.rename(work / "words")
+    (work / "words" / "manifest.csv").unlink()
     (work / "go").touch()
     with kernel_in(bare_shell, tmp_path) as kernel:
         kernel.execute(WAITING)

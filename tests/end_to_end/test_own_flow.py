@@ -54,10 +54,10 @@ print(json.dumps(found))
 """
 
 
-def test_a_run_reports_metrics_to_the_provider_of_the_program(bare_shell, words, work):
+def test_a_run_reports_metrics_to_the_provider_of_the_program(shell, words, work):
     words.rename(work / "words")
     (work / "words" / "manifest.csv").unlink()
-    done = bare_shell.python(WITH_METRICS)
+    done = shell.python(WITH_METRICS)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["batchmill.inputs"] == found["batchmill.input.duration"] == 4

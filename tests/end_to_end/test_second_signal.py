@@ -109,7 +109,10 @@ def test_a_second_ctrl_c_ends_the_run_and_marks_it_as_cancelled(shell, api, work
     check_next_run(shell)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+# tests/orchestration/test_interrupts.py sends both signals to this process.
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_one_signal_ends_a_run_that_waits_for_another(shell, api, work, scratch, number):
     ledger = Ledger(LocalStore(work / "out"))
     ledger.create()

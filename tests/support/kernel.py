@@ -3,10 +3,45 @@
 import queue
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from jupyter_client.manager import KernelManager
 
 SECONDS = 180
+
+
+class Output(NamedTuple):
+    """An output of a cell: its kind, as in the file of a notebook, and its text."""
+
+    kind: str
+    text: str
+
+
+class Shown:
+    """The outputs of a cell, from the kernel's messages."""
+
+    def __init__(self):
+        self.outputs = []
+        # The positions of the outputs that the kernel may update.
+        self._displays = {}
+
+    def add(self, kind, content):
+        """Add the output of a message. A message without an output changes nothing."""
+        if kind == "stream":
+            # What a cell prints may arrive in several pieces.
+            is_more = self.outputs and self.outputs[-1].kind == kind
+            before = self.outputs.pop().text if is_more else ""
+            self.outputs.append(Output(kind, before + content["text"]))
+        elif kind == "error":
+            self.outputs.append(Output(kind, "\n".join(content["traceback"])))
+        elif kind in ("display_data", "execute_result"):
+            name = content.get("transient", {}).get("display_id")
+            self._displays[name] = len(self.outputs)
+            self.outputs.append(Output(kind, content["data"]["text/plain"]))
+        elif kind == "update_display_data":
+            position = self._displays[content["transient"]["display_id"]]
+            text = content["data"]["text/plain"]
+            self.outputs[position] = self.outputs[position]._replace(text=text)
 
 
 class Kernel:
@@ -20,22 +55,21 @@ class Kernel:
         """Start to execute a cell, and return its id."""
         return self._client.execute(code)
 
-    def outputs(self, cell):
-        """Wait for the end of a cell. Return the texts of its outputs, without updates."""
-        shown = []
+    def shown(self, cell):
+        """Wait for the end of a cell. Return its outputs as a notebook shows them at the end."""
+        shown = Shown()
         while True:
             message = self._message()
             kind, content = message["msg_type"], message["content"]
             if message["parent_header"].get("msg_id") != cell:
                 continue
             if kind == "status" and content["execution_state"] == "idle":
-                return shown
-            if kind == "stream":
-                shown.append(content["text"])
-            elif kind == "error":
-                shown.append("\n".join(content["traceback"]))
-            elif kind in ("display_data", "execute_result"):
-                shown.append(content["data"]["text/plain"])
+                return shown.outputs
+            shown.add(kind, content)
+
+    def outputs(self, cell):
+        """Wait for the end of a cell. Return the texts of its outputs."""
+        return [output.text for output in self.shown(cell)]
 
     def execute(self, code):
         """Execute a cell, and return the texts of its outputs."""

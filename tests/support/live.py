@@ -45,7 +45,8 @@ def wait_for(condition, what, seconds=60):
 @contextmanager
 def serving(server):
     """Run a server of the standard library in a thread until the block ends."""
-    thread = threading.Thread(target=server.serve_forever)
+    # `shutdown` waits for the end of a poll.
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
         yield server
