@@ -16,15 +16,16 @@ from batchmill import LedgerError
 
 pytestmark = pytest.mark.soak
 
-INPUTS = 120
+# The number of inputs, in the short version and in the long one.
+FEW_INPUTS, MANY_INPUTS = 80, 120
 # The number of kills in the long version, which also kills processes of Ray.
 MANY_KILLS = int(os.environ.get("BATCHMILL_KILLS", "40"))
 FEW_KILLS = 3
 STEP = """
-import time
-def step(source, out, *, log):
+import os, time
+def step(source, out, *, log, hurry):
     with open(log, "a") as file: file.write(source.name + "\\n")
-    time.sleep(0.1)
+    if not os.path.exists(hurry): time.sleep(0.1)
     word = source.read_text()
     for i in range(3):
         (out / f"{i}.txt").write_text(word * (i + 1))
@@ -80,17 +81,27 @@ def name_of(process):
 
 
 @pytest.fixture
-def job(work):
-    """Writes inputs and the step. Returns a function that makes the command of a run."""
+def count(is_long):
+    """Return the number of inputs."""
+    return MANY_INPUTS if is_long else FEW_INPUTS
+
+
+@pytest.fixture
+def job(work, count):
+    """Writes inputs and the step. Returns a function that makes the command of a run.
+
+    The step is slow until a file `hurry` exists.
+    """
     (work / "in").mkdir()
-    for number in range(INPUTS):
+    for number in range(count):
         (work / "in" / f"{number:03d}.txt").write_text(f"word {number}")
     (work / "triple.py").write_text(STEP)
 
     def command(output, log, step="triple:step", runner=()):
         return [
             *[sys.executable, "-m", "batchmill", "run", "in", "--step", step],
-            *["-o", output, "--param", f"log={work}/{log}", "--batch-size", "4", "--retries", "20"],
+            *["-o", output, "--param", f"log={work}/{log}", "--param", f"hurry={work}/hurry"],
+            *["--batch-size", "4", "--retries", "20"],
             *runner,
         ]
 
@@ -167,13 +178,12 @@ class KillLoop:
 
 @pytest.mark.parametrize("pack", ["", pytest.param("1MB", marks=pytest.mark.long)])
 def test_kills_do_not_change_the_dataset(
-    shell, work, job, runner, pack, is_long, seed, monkeypatch
+    shell, work, job, count, runner, pack, is_long, seed, monkeypatch
 ):
     monkeypatch.chdir(work)
-    undisturbed = run_job(
-        "in", "triple:step", "undisturbed", log=f"{work}/other-log", options={"pack": pack}
-    )
-    assert undisturbed.outcomes == {"ok": INPUTS}
+    params = {"log": f"{work}/other-log", "hurry": str(work)}
+    undisturbed = run_job("in", "triple:step", "undisturbed", options={"pack": pack}, **params)
+    assert undisturbed.outcomes == {"ok": count}
     victims = VICTIMS["ray" if runner else "local"]
     kills = MANY_KILLS if is_long else FEW_KILLS
     command = job("out", "log", runner=[*runner, *(["--pack", pack] if pack else [])])
@@ -182,10 +192,11 @@ def test_kills_do_not_change_the_dataset(
     while loop.kills < kills:
         loop.run(kills)
         assert loop.faults == []
-        if len(committed(work / "out")) == INPUTS:
+        if len(committed(work / "out")) == count:
             # All inputs are done, but some kills are left.
             expect_the_same(shell, work, command)
             loop.start_over()
+    (work / "hurry").touch()
     expect_the_same(shell, work, command)
     print(loop.killed)
     assert all(loop.killed.values()), loop.killed
@@ -206,13 +217,15 @@ def expect_the_same(shell, work, command):
         (WRITE_IN_PLACE, ["shard process", "driver"]),
     ],
 )
-def test_the_kill_loop_detects_a_broken_commit_protocol(shell, work, job, breakage, choice, seed):
+def test_the_kill_loop_detects_a_broken_commit_protocol(
+    shell, work, job, count, breakage, choice, seed
+):
     (work / "broken.py").write_text(breakage + STEP)
     loop = KillLoop(shell, work, job("out", "log", "broken:step"), choice, seed, pause=2.0)
     while not loop.faults and loop.kills < MANY_KILLS:
         # Only the next run shows the fault. On a slow machine, one run could use up all kills.
         loop.run(min(MANY_KILLS, loop.kills + 3))
-        if not loop.faults and len(committed(work / "out")) == INPUTS:
+        if not loop.faults and len(committed(work / "out")) == count:
             loop.run(MANY_KILLS)  # The next run shows missing outputs.
             if not loop.faults:
                 loop.start_over()

@@ -8,6 +8,9 @@ import pytest
 import soundfile
 from live import flow_run_of, wait_for
 
+import batchmill
+from batchmill import ManifestError, RunError, StepError
+
 SPLIT = "batchmill.steps.audio:split"
 
 
@@ -167,25 +170,20 @@ def test_run_in_python_takes_a_data_frame_and_a_function(shell, words, work):
     ]
 
 
-def test_run_in_python_raises_errors_before_and_after_execution(shell, words, work):
-    done = shell.python(
-        "import batchmill\n"
-        f"words = {str(words)!r}\n"
-        "split = 'batchmill.steps.words:split'\n"
-        "for manifest, step, params in (\n"
-        "    (words + '/nosuch.csv', split, {}), ([], split, {}),\n"
-        "    (words, 'nosuch:step', {}), (words, split, {'num_chars': 'x'}),\n"
-        "    (words + '/manifest.csv', split, {'num_chars': 2, 'overlap': 2}),\n"
-        "):\n"
-        "    try:\n"
-        "        batchmill.run(manifest, step, 'out', params=params)\n"
-        "    except batchmill.BatchmillError as error:\n"
-        "        import os; print(type(error).__name__, os.path.exists('out'))\n"
-    )
-    assert done.stdout.splitlines()[-5:] == [
-        "ManifestError False",
-        "ManifestError False",
-        "StepError False",
-        "StepError False",
-        "RunError True",
-    ]
+@pytest.mark.usefixtures("used_server")
+def test_run_in_python_raises_errors_before_and_after_execution(words, work, monkeypatch):
+    monkeypatch.chdir(work)
+    split = "batchmill.steps.words:split"
+    for manifest, step, params, error in (
+        (words / "nosuch.csv", split, {}, ManifestError),
+        ([], split, {}, ManifestError),
+        (words, "nosuch:step", {}, StepError),
+        (words, split, {"num_chars": "x"}, StepError),
+    ):
+        with pytest.raises(error) as caught:
+            batchmill.run(manifest, step, "out", params=params)
+        assert caught.type is error
+        assert not (work / "out").exists()
+    with pytest.raises(RunError):
+        batchmill.run(words / "manifest.csv", split, "out", params={"num_chars": 2, "overlap": 2})
+    assert (work / "out").exists()

@@ -11,6 +11,7 @@ import urllib.request
 
 import pytest
 from live import ask, free_ports, wait_for
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchmill.cli.main import main
 
@@ -91,8 +92,13 @@ def test_a_port_that_cannot_be_used_is_rejected(capsys):
             assert f"--port {port}: {expected}" in err
 
 
-def test_the_address_of_a_configured_server_is_printed(bare_shell):
-    bare_shell.environment["PREFECT_API_URL"] = "https://prefect.example.com/api"
-    done = bare_shell.batchmill("ui")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Prefect's UI: https://prefect.example.com (")
+def test_the_address_of_a_configured_server_is_printed(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with (
+        temporary_settings({PREFECT_API_URL: "https://prefect.example.com/api"}),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main(["ui"])
+    out, _ = capsys.readouterr()
+    assert ended.value.code == 0
+    assert out.startswith("Prefect's UI: https://prefect.example.com (")

@@ -102,6 +102,16 @@ class Sequence:
             self.lose(name)
             self.model.listed.remove(name)
 
+    def rename(self):
+        """Give a file, and its row in the manifest, a name that no input has."""
+        free = [name for name in NAMES if name not in self.model.listed]
+        if free:
+            name = self.chance.choice(sorted(self.model.files))
+            text = self.model.files[name]
+            self.lose(name)
+            self.model.listed.remove(name)
+            self.put(self.chance.choice(free), text)
+
     def lose(self, name=None):
         """Delete the file of an input, but not its row."""
         name = name or self.chance.choice(self.model.listed)
@@ -393,6 +403,7 @@ COMMANDS = {
     Sequence.withdraw: 2,
     Sequence.lose: 1,
     Sequence.list_again: 2,
+    Sequence.rename: 1,
     Sequence.edit_the_step: 1,
     Sequence.edit_the_form: 0.5,
     Sequence.edit_a_remark: 0.5,
