@@ -1,6 +1,8 @@
 """The end of a run changes records of earlier runs in one part, and its order is never random."""
 
+import os
 from collections import Counter
+from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
@@ -52,6 +54,43 @@ def test_all_changes_of_a_run_are_one_part(job):
         "in/00003.txt",
     }
     assert job.reasons() == {"unchanged": 2, "quarantined": 1}
+
+
+def test_each_state_of_an_input_is_recorded_once(job):
+    job.run()
+    job.path("00003.txt").write_bytes(b"\xff")
+    job.run()
+    missing = f"{job.path('00001.txt')}: no such file."
+    failed = states_of(job)[3]
+    assert failed[1]
+
+    def list_only(*names):
+        job.names = list(names)
+        job.list()
+
+    everything = tuple(job.names)
+    for change, second, last in (
+        (lambda: os.utime(job.path("00000.txt"), (1, 1)), (None, ""), failed),
+        (lambda: job.path("00001.txt").rename("away"), ("missing", missing), failed),
+        (lambda: list_only(*everything[:2]), ("missing", missing), ("withdrawn", failed[1])),
+        (lambda: Path("away").rename(job.path("00001.txt")), (None, ""), ("withdrawn", failed[1])),
+        (lambda: list_only(*everything), (None, ""), failed),
+    ):
+        change()
+        job.run()
+        assert states_of(job)[0] == (None, "")
+        assert (states_of(job)[1], states_of(job)[3]) == (second, last)
+        parts = job.ledger.part_names()
+        job.run()
+        assert job.ledger.part_names() == parts, "nothing has changed since"
+    times = job.ledger.records(["input", "mtime_ns"]).sort_by("input")["mtime_ns"]
+    assert times[0].as_py() == 10**9
+
+
+def states_of(job):
+    """Return the absence and the message of each input, in the order of their names."""
+    records = job.ledger.records(["input", "absence", "message"]).sort_by("input").to_pydict()
+    return list(zip(records["absence"], records["message"], strict=True))
 
 
 def test_the_last_part_that_a_run_wrote_wins(job):
