@@ -112,7 +112,7 @@ def test_an_input_that_kills_the_process_of_its_shard_is_identified(
     inputs(12)
     code, summary = shell.json(
         *["run", "in", "--step", "slow:deadly", "-o", "out", "--param", f"log={work}/log"],
-        *["--batch-size", "4", "--num-workers", "1", "--retries", "1", *runner],
+        *["--batch-size", "4", "--num-workers", "1", *runner],
     )
     assert (code, summary["outcomes"]) == (1, {"ok": 11, "crashed": 1})
     _, (failure,) = shell.json("failures", "out")

@@ -9,7 +9,7 @@ import soundfile
 from live import flow_run_of, wait_for
 
 import batchmill
-from batchmill import ManifestError, RunError, StepError
+from batchmill import ManifestError, StepError
 
 SPLIT = "batchmill.steps.audio:split"
 
@@ -136,7 +136,9 @@ def test_the_tables_do_not_depend_on_batch_size_and_workers(shell, recordings, w
     }
 
 
-def test_run_in_python_takes_a_data_frame_and_a_function(shell, words, work):
+def test_run_in_python_takes_a_data_frame_and_a_function_and_raises_an_error_at_the_end(
+    shell, words, work
+):
     (work / "mine.py").write_text(
         "def shout(source, out, row, *, mark='!'):\n"
         "    text = source.read_text().upper() + mark * row['times']\n"
@@ -156,6 +158,11 @@ def test_run_in_python_takes_a_data_frame_and_a_function(shell, words, work):
         "    print(result.metadata['shout'].tolist())\n"
         "print(result)\n"
         "print([sample.data for sample in batchmill.open_dataset('out')])\n"
+        "try:\n"
+        f"    batchmill.run({str(words / 'manifest.csv')!r}, 'batchmill.steps.words:split', 'bad',"
+        " params={'num_chars': 2, 'overlap': 2})\n"
+        "except batchmill.BatchmillError as error:\n"
+        "    import os; print(type(error).__name__, os.path.exists('bad'))\n"
     )
     assert done.returncode == 0, done.stderr
     assert {path.suffix for path in (work / "out" / "packs").iterdir()} == {".tar"}
@@ -167,11 +174,12 @@ def test_run_in_python_takes_a_data_frame_and_a_function(shell, words, work):
         "2 inputs: 2 ok, 0 executed",
         f"Dataset: {work}/out",
         "['SIMPLE?', 'PYTORCH??']",
+        "RunError True",
     ]
 
 
 @pytest.mark.usefixtures("used_server")
-def test_run_in_python_raises_errors_before_and_after_execution(words, work, monkeypatch):
+def test_run_in_python_raises_errors_before_execution(words, work, monkeypatch):
     monkeypatch.chdir(work)
     split = "batchmill.steps.words:split"
     for manifest, step, params, error in (
@@ -184,6 +192,3 @@ def test_run_in_python_raises_errors_before_and_after_execution(words, work, mon
             batchmill.run(manifest, step, "out", params=params)
         assert caught.type is error
         assert not (work / "out").exists()
-    with pytest.raises(RunError):
-        batchmill.run(words / "manifest.csv", split, "out", params={"num_chars": 2, "overlap": 2})
-    assert (work / "out").exists()

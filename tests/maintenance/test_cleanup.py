@@ -16,6 +16,7 @@ from s3_proxy import Reply
 from batchmill import open_dataset
 from batchmill.layout import PUBLISHED, RELEASED
 from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.versions import records_of
 from batchmill.maintenance.cleanup import KEPT_RUNS, compact, forget_runs, remove_orphans
 from batchmill.maintenance.verify import verify
 from batchmill.planning.prepare import prepare
@@ -50,6 +51,28 @@ def test_a_dataset_that_is_read_during_many_runs_stays_readable(job):
         job.run()
         forget_runs(job.ledger, number + 2, kept=1)
         assert opened[0].data
+
+
+def test_merged_parts_have_the_records_of_all_versions(job):
+    job.run()
+    for number in range(3):
+        job.path("00001.txt").write_text(f"version {number}")
+        os.utime(job.path("00000.txt"), (number, number))
+        job.run(keep_versions=9)
+    versions = [version.number for version in job.ledger.versions.read_all()]
+    before = [records_of_version(job.ledger, number) for number in versions]
+    compact(job.ledger, 4, many=2)
+    assert len(job.ledger.part_names()) == 1
+    assert [records_of_version(job.ledger, number) for number in versions] == before
+    # Each of the runs 2 to 4 has another record of the input that changed.
+    assert job.ledger.all_records(["input"]).num_rows == 3 + 3
+    assert job.run() == 0
+
+
+def records_of_version(ledger, number):
+    """Return the file, the run and the time of each input in a version."""
+    records = records_of(ledger.all_records(["input", "run", "mtime_ns", "outputs"]), number)
+    return records.select(["input", "run", "mtime_ns", "outputs"]).sort_by("input").to_pylist()
 
 
 def test_a_removed_input_does_not_come_back_when_its_records_are_merged(job):

@@ -25,6 +25,7 @@ import batchmill
 from batchmill import workers as isolation  # noqa: F401  # Children need not import it.
 from batchmill.jobs.reproduction import write_reproduction
 from batchmill.ledger.open import open_ledger
+from batchmill.maintenance.cleanup import compact, forget_runs
 from batchmill.maintenance.verify import examine
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.storage import open_store
@@ -293,6 +294,12 @@ class Sequence:
             batchmill.keep(self.dataset, drop=name)
             del self.model.names[name]
 
+    def tidy_the_ledger(self):
+        """Merge all parts, and forget earlier runs, as a run does after hundreds of others."""
+        ledger = open_ledger(self.dataset)
+        compact(ledger, self.last_run, many=self.chance.randint(1, 4))
+        forget_runs(ledger, self.last_run, kept=self.chance.randint(1, 3))
+
     def export(self):
         """Each row becomes a sample with the content of its output."""
         if self.model.kind == "class" or not self.model.shown:
@@ -418,6 +425,7 @@ COMMANDS = {
     Sequence.retry: 2,
     Sequence.keep: 2,
     Sequence.drop: 1,
+    Sequence.tidy_the_ledger: 1.5,
     Sequence.export: 0.5,
     Sequence.reproduce: 0.2,
 }

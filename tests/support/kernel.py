@@ -28,7 +28,7 @@ class Shown:
     def add(self, kind, content):
         """Add the output of a message. A message without an output changes nothing."""
         if kind == "stream":
-            # What a cell prints may arrive in several pieces.
+            # The text of a print may arrive in several pieces.
             is_more = self.outputs and self.outputs[-1].kind == kind
             before = self.outputs.pop().text if is_more else ""
             self.outputs.append(Output(kind, before + content["text"]))
