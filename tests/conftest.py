@@ -31,6 +31,8 @@ from batchmill.storage.scratch import lock_scratch_folder
 
 # Fixtures that start servers or run the installed command.
 SERVICES = {"prefect_server", "s3", "google_storage", "shell", "bare_shell"}
+# This program runs in a venv of its own, with other packages.
+collect_ignore = ["support/mutants.py"]
 # After this many seconds a long version or a system test counts as hanging.
 LONG_SECONDS = 900
 WORDS = {"a.txt": "simple", "b.txt": "scaleable", "c.txt": "preprocessing", "d.txt": "pytorch"}
