@@ -33,8 +33,9 @@ from batchmill.storage.scratch import lock_scratch_folder
 SERVICES = {"prefect_server", "s3", "google_storage", "shell", "bare_shell"}
 # This program runs in a venv of its own, with other packages.
 collect_ignore = ["support/mutants.py"]
-# After this many seconds a long version or a system test counts as hanging.
-LONG_SECONDS = 900
+# After this many seconds a test with servers or commands, a long version or a system test counts as
+# hanging.
+SERVER_SECONDS, LONG_SECONDS = 300, 900
 WORDS = {"a.txt": "simple", "b.txt": "scaleable", "c.txt": "preprocessing", "d.txt": "pytorch"}
 
 
@@ -101,18 +102,21 @@ def pytest_collection_modifyitems(config, items):
     """Mark tests by folder and fixtures; deselect the long versions unless `--long` is given."""
     here = Path(__file__).parent
     for item in items:
-        if config.option.long and is_long_version(item):
-            is_soak = item.get_closest_marker("soak")
-            item.add_marker(pytest.mark.timeout(0 if is_soak else LONG_SECONDS))
         if item.path.is_relative_to(here / "system"):
             item.add_marker("system")
-            item.add_marker(pytest.mark.timeout(LONG_SECONDS))
             # The tests with Ray clusters share one cluster, so they run in one process.
             is_cluster = item.path.is_relative_to(here / "system" / "cluster")
             item.add_marker(pytest.mark.xdist_group("cluster" if is_cluster else item.path.stem))
         is_outside = item.path.is_relative_to(here / "end_to_end")
         if is_outside or SERVICES & set(getattr(item, "fixturenames", ())):
             item.add_marker("end_to_end")
+        is_long = config.option.long and is_long_version(item)
+        if is_long and item.get_closest_marker("soak"):
+            item.add_marker(pytest.mark.timeout(0))
+        elif is_long or item.get_closest_marker("system"):
+            item.add_marker(pytest.mark.timeout(LONG_SECONDS))
+        elif item.get_closest_marker("end_to_end"):
+            item.add_marker(pytest.mark.timeout(SERVER_SECONDS))
     if config.option.part:
         kept = part_of_long(items, *parse_part(config.option.part))
     elif config.option.long:
