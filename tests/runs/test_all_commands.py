@@ -295,7 +295,12 @@ class Sequence:
             del self.model.names[name]
 
     def tidy_the_ledger(self):
-        """Merge all parts, and forget earlier runs, as a run does after hundreds of others."""
+        """Merge all parts, and forget earlier runs, as a run does after hundreds of others.
+
+        Merged parts do not name the files of runs that published nothing. Only `verify` finds them.
+        """
+        if not self.model.is_published:
+            return
         ledger = open_ledger(self.dataset)
         compact(ledger, self.last_run, many=self.chance.randint(1, 4))
         forget_runs(ledger, self.last_run, kept=self.chance.randint(1, 3))
