@@ -168,6 +168,10 @@ class Sequence:
         assert in_child(partial(self.execute, options)) == 0
         expected = self.finish(options)
         executed = Counter(self.inputs.executed())
+        for name in executed.keys() - expected.inputs:
+            # The content of an input that crashed is not recorded. So a new time executes it again.
+            if self.model.files[name][:3] == "die":
+                del executed[name]
         if self.model.kind == "function" and not expected.compared:
             assert executed == self.model.attempts(expected.inputs)
         # A batch that failed is executed again in parts.
