@@ -28,7 +28,7 @@ from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.cleanup import compact, forget_runs
 from batchmill.maintenance.verify import examine
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.storage import open_store
+from batchmill.storage import is_url, open_store
 
 # `make soak` plays more.
 PARTS = 10
@@ -172,7 +172,9 @@ class Sequence:
             # The content of an input that crashed is not recorded. So a new time executes it again.
             if self.model.files[name][:3] == "die":
                 del executed[name]
-        if self.model.kind == "function" and not expected.compared:
+        # A worker that dies loses the outputs that it has not uploaded to a bucket.
+        loses_outputs = is_url(self.dataset) and "die" in map(self.model.files.get, expected.inputs)
+        if self.model.kind == "function" and not expected.compared and not loses_outputs:
             assert executed == self.model.attempts(expected.inputs)
         # A batch that failed is executed again in parts.
         assert set(executed) == expected.inputs | expected.compared
@@ -485,7 +487,7 @@ def test_random_commands_in_a_folder(tmp_path, seed, part):
 
 
 def test_random_commands_in_a_bucket(tmp_path, bucket, seed):
-    for number in range(max(1, PER_PART // 2)):
+    for number in range(max(1, PER_PART // 10)):  # Each takes half a minute.
         play(tmp_path / str(number), f"{bucket}/out-{number}", f"{seed}-{number}")
 
 
