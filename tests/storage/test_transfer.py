@@ -39,8 +39,8 @@ def in_worker(function):
     """Call a function in a fork that may use obstore, as a DataLoader worker does."""
 
     def run():
-        # A run does this before it forks. Otherwise the garbage collector would close connections
-        # of the parent here, and wait a second for each.
+        # A run does this before it forks. Otherwise the garbage collector closes the parent's
+        # connections in the child. Each takes a second.
         gc.freeze()
         obstore_s3.use_obstore()
         function()

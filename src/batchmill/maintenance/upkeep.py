@@ -56,8 +56,7 @@ class Upkeep:
             step: The identity of the run's step.
         """
         self._record_absences(plan.absences, manifest)
-        chunks = [*plan.touched.chunks, *plan.adopted.chunks]
-        names = pa.chunked_array(chunks, pa.string())
+        names = pa.chunked_array([*plan.touched.chunks, *plan.adopted.chunks], pa.string())
         if len(names) == 0:
             return
         inputs = manifest.inputs

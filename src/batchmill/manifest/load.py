@@ -80,8 +80,7 @@ class Manifest:
         for table in self.companions.values():
             is_missing = pc.equal(table["size"], MISSING_SIZE).fill_null(False)
             found = pc.if_else(is_missing.take(row), table["input"].take(row), found)
-        files: list[str] = found.to_pylist()
-        return files
+        return [str(file) for file in found.to_pylist()]
 
     def manifest_rows(self) -> list[dict[str, Any]]:
         """Return the other columns of each input as plain values."""

@@ -109,12 +109,7 @@ def execute(
             return _publish(run, ended, options, observer)
 
 
-def _publish(
-    run: Run,
-    ended: ShardsEnd,
-    options: RunOptions,
-    observer: RunObserver,
-) -> RunEnd:
+def _publish(run: Run, ended: ShardsEnd, options: RunOptions, observer: RunObserver) -> RunEnd:
     # A node that seemed lost may still commit an outcome. The next run publishes it.
     with run.ledger.store.alone():
         run.finalize(prune=options.prune, prune_failed=options.prune_failed)
