@@ -8,6 +8,7 @@ from jobs import job_of
 from batchmill import OptionError, open_dataset
 from batchmill.errors import StepError
 from batchmill.jobs.idle_run import is_idle, run_idle
+from batchmill.maintenance.cleanup import compact
 from batchmill.maintenance.verify import advice, verify
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import RunOptions
@@ -73,13 +74,17 @@ def test_a_corrected_expectation_publishes_without_executing_anything(job):
     assert [version.number for version in job.ledger.versions.read_all()] == [1, 3]
 
 
-def test_files_that_no_version_names_are_removed_by_the_next_publication(job):
+@pytest.mark.parametrize("are_merged", [False, True])
+def test_a_run_removes_the_files_of_an_earlier_run_that_published_nothing(job, are_merged):
     run(job)
+    before = shown(job)
     for times in (2, 3):
-        assert run(job, "length < 10", times=times)
-    found = {(one.kind, one.path): one.message for one in verify(job.ledger, hash_files=True)}
-    assert found.pop(("unpublished", "metadata.parquet")) == "is of run 1: run 3 published nothing"
-    assert {kind for kind, _ in found} == {"unreferenced"}  # Run 3 has replaced those of run 2.
+        assert run(job, "length < 10", times=times, keep_versions=0)
+        if are_merged:
+            compact(job.ledger, times, many=1)
+        found = {one.path: one.message for one in verify(job.ledger, hash_files=True)}
+        assert found == {"metadata.parquet": f"is of run 1: run {times} published nothing"}
+        assert shown(job) == before
     assert run(job, times=3) == ""
     assert list(verify(job.ledger, hash_files=True)) == []
 

@@ -49,24 +49,25 @@ def remove_incomplete(store: Store) -> None:
             store.delete(name)
 
 
-def sweep(ledger: Ledger, run: int, kept: int, *, always: bool = False) -> None:
+def sweep(ledger: Ledger, run: int, kept: int | None) -> None:
     """Remove old versions, and the files that no version names any more, at the end of a run.
 
     Args:
         ledger: The ledger.
-        run: The number of the run. Its tables are published.
+        run: The number of the run.
         kept: The number of versions to keep before the last one. Versions with a name always stay.
-        always: Search for files even if the run has changed no record.
+            None: all versions stay.
     """
     store, versions = ledger.store, [version.number for version in ledger.versions.read_all()]
-    stay = {*versions[-1 - kept :], *ledger.versions.names().values()}
+    newest = versions if kept is None else versions[-1 - kept :]
+    stay = {*newest, *ledger.versions.names().values()}
     dropped = [number for number in versions if number not in stay]
-    if not dropped and not always and ledger.last_recorded_run() != run:
+    if not dropped and ledger.last_recorded_run() != run:
         return
     records = ledger.all_records(["input_id", "attempts", "outputs"])
     now = current_records(records)
     named = _names(now)
-    for number in stay.intersection(versions[:-1]):
+    for number in stay.intersection(versions) - {run}:
         named |= _names(records_of(records, number))
     # Files of results since the previous version that did not win, and of removed versions.
     before = max((number for number in versions if number < run), default=0)
@@ -109,7 +110,8 @@ def _remove_unrecorded(store: Store, executed: pa.Table, named: Set[str]) -> Non
 def compact(ledger: Ledger, run: int, many: int = MANY_PARTS) -> None:
     """Merge all parts of the ledger into one, if there are at least `many`.
 
-    The records that no version needs are removed.
+    The records that no version needs are removed. The later ones stay, so that `sweep` finds their
+    files.
     """
     names = ledger.part_names()
     if len(names) < many:
@@ -119,6 +121,7 @@ def compact(ledger: Ledger, run: int, many: int = MANY_PARTS) -> None:
     # A record of a removed input must stay as long as an earlier record of the same input stays.
     stay = [winning_records(records)]
     stay += [winning_records(records.filter(pc.less_equal(records["run"], n))) for n in versions]
+    stay.append(records.filter(pc.greater(records["run"], max(versions, default=0))))
     merged = _distinct(pa.concat_tables(stay))
     ledger.rewrite_records(run, merged.filter(_is_needed(merged)))
     ledger.delete_parts(names)

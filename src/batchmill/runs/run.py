@@ -190,10 +190,8 @@ class Run:
         seconds = round(time.time() - self._begun, 3)
         more = {"seconds": seconds, "pruned": prune}
         self.ledger.write_summary(self.number, summary.as_json() | more)
-        if not unpublished:  # Otherwise the last version needs the files of earlier results.
-            # A run that published nothing has removed nothing.
-            always = "unpublished" in self._previous
-            sweep(self.ledger, self.number, keep_versions, always=always)
+        # A run that publishes nothing removes no version, also not one that is too old.
+        sweep(self.ledger, self.number, None if unpublished else keep_versions)
         with ThreadPoolExecutor(1) as pool:
             forgotten = pool.submit(forget_earlier, self.ledger)
             forget_runs(self.ledger, self.number)

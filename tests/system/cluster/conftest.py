@@ -8,7 +8,7 @@ from live import ask, clean_environment, prefect_server_in, shell_in
 from ray_cluster import network_namespace, ray_cluster
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def own_network():
     """Run the tests, servers and clusters in a network namespace of their own.
 
@@ -20,7 +20,7 @@ def own_network():
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ray_environment(tmp_path_factory):
     """The environment of the cluster's machines and of its users."""
     home = tmp_path_factory.mktemp("home")
@@ -30,7 +30,7 @@ def ray_environment(tmp_path_factory):
     return clean_environment(home / "prefect") | {"HOME": str(home)} | ray
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(ray_environment):
     """A cluster whose head runs no shards."""
     with ray_cluster(ray_environment) as cluster:
@@ -38,7 +38,7 @@ def cluster(ray_environment):
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(cluster, tmp_path_factory):
     """The URL of the API of a Prefect server on the cluster's network."""
     with prefect_server_in(tmp_path_factory.mktemp("server"), cluster.network.address) as url:
@@ -79,7 +79,7 @@ def inputs(work):
     make_inputs(work)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def undisturbed(server, ray_environment, tmp_path_factory):
     """The dataset of a run on this machine, without Ray and without faults."""
     folder = tmp_path_factory.mktemp("undisturbed")
