@@ -56,10 +56,13 @@ def sweep(ledger: Ledger, run: int, kept: int | None) -> None:
         ledger: The ledger.
         run: The number of the run.
         kept: The number of versions to keep before the last one. Versions with a name always stay.
-            None: all versions stay.
+            None: the run has published nothing, and all versions stay.
     """
     store, versions = ledger.store, [version.number for version in ledger.versions.read_all()]
-    newest = versions if kept is None else versions[-1 - kept :]
+    # The last version has the tables of this run, if it has published them.
+    earlier, newest = versions[:-1], versions[-1 - (kept or 0) :]
+    if kept is None:
+        earlier = newest = versions
     stay = {*newest, *ledger.versions.names().values()}
     dropped = [number for number in versions if number not in stay]
     if not dropped and ledger.last_recorded_run() != run:
@@ -67,7 +70,7 @@ def sweep(ledger: Ledger, run: int, kept: int | None) -> None:
     records = ledger.all_records(["input_id", "attempts", "outputs"])
     now = current_records(records)
     named = _names(now)
-    for number in stay.intersection(versions) - {run}:
+    for number in stay.intersection(earlier):
         named |= _names(records_of(records, number))
     # Files of results since the previous version that did not win, and of removed versions.
     before = max((number for number in versions if number < run), default=0)
