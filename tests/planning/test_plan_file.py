@@ -24,7 +24,9 @@ def plan(tmp_path):
         ledger.create()
         plan = PlanFile(ledger, 1)
         rows = pa.table({"input": pa.array([f"{n}.wav" for n in range(inputs)], pa.string())})
-        plan.write({"step": "a:b", "root": "/tmp/\udcff"}, rows)
+        starts = range(0, inputs or 1, ROWS_PER_STREAM)
+        streams = [rows.slice(start, ROWS_PER_STREAM) for start in starts]
+        plan.write({"step": "a:b", "root": "/tmp/\udcff"}, lambda: streams)
         return plan
 
     return write

@@ -160,7 +160,7 @@ def test_no_worker_takes_a_batch_ahead_that_an_idle_worker_could_execute(job):
 def test_a_worker_finishes_its_uploads_when_another_worker_dies(job):
     def die(index):
         if index == 0:
-            wait_for(lambda: len(job.notes("step")) > 1, "a step of the other worker", PATIENCE)
+            wait_for(lambda: job.notes("waited"), "an upload of the other worker", PATIENCE)
             job.mark("dying")
             os._exit(7)
 

@@ -3,8 +3,9 @@
 import json
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -27,12 +28,13 @@ from batchmill.ledger.adoptions import Adoptions
 from batchmill.ledger.json_file import read_json, read_sealed, sealed
 from batchmill.ledger.parts import (
     PART_SCHEMA,
-    RECORDS_SCHEMA,
     VERSION,
     Origin,
     as_part,
+    as_records,
     current_records,
     read_part,
+    records_schema,
     write_part,
 )
 from batchmill.ledger.published_record import read_published_record
@@ -41,6 +43,12 @@ from batchmill.ledger.step_descriptions import StepDescriptions
 from batchmill.ledger.versions import Versions
 from batchmill.outcome import Outcome
 from batchmill.storage import Store, if_exists, in_threads, read_once
+from batchmill.storage.large_tables import SLICE_ROWS, collected
+
+# It limits the memory. A bucket answers this number of requests at a time.
+_PARTS_AT_A_TIME = 64
+# The records that are written to one part, which is read as a whole.
+_ROWS_PER_PART = 8 * SLICE_ROWS
 
 
 class Ledger:
@@ -228,8 +236,10 @@ class Ledger:
         begin = f"{UPKEEP}{run:06d}-"
         numbers = [re.match(rf"{begin}([0-9]{{3}})-", name) for name in self.part_names()]
         number = max((1 + int(found[1]) for found in numbers if found), default=0)
-        part = records.select(PART_SCHEMA.names).cast(PART_SCHEMA)
-        write_part(self.store, f"{PARTS}/{begin}{number:03d}", part)
+        for start in range(0, len(records) or 1, _ROWS_PER_PART):
+            part = records.slice(start, _ROWS_PER_PART).select(PART_SCHEMA.names).cast(PART_SCHEMA)
+            write_part(self.store, f"{PARTS}/{begin}{number:03d}", part)
+            number += 1
 
     def delete_parts(self, names: Iterable[str]) -> None:
         """Delete parts whose records are in another part."""
@@ -286,35 +296,31 @@ class Ledger:
         Raises:
             LedgerError: A part is damaged or foreign.
         """
-        needed = sorted({*columns, "input", "outcome", "run", "attempt"})
-        tables = list(self._read_parts(run, needed))
-        empty = pa.schema([RECORDS_SCHEMA.field(name) for name in needed]).empty_table()
-        return pa.concat_tables([empty, *tables], promote_options="permissive")
-
-    def _names_in(self, *folders: str) -> list[list[str]]:
-        """Return the names in several folders. In a bucket, they are listed at the same time."""
-        return in_threads(self.store.names, folders, self.store.threads)
-
-    def _read_parts(self, run: int | None, columns: Sequence[str]) -> list[pa.Table]:
+        schema = records_schema({*columns, "input", "outcome", "run", "attempt"})
         while True:
             names = self.part_names()
-            own = names if run is None else _parts_of(names, run)
-            upkeep = [name for name in names if name.startswith(UPKEEP)]
             try:
-                if run is None:
-                    return self._read(own, columns)
-                tables = self._read(upkeep, columns)
-                return [
-                    *self._read(own, columns),
-                    *(table.filter(pc.equal(table["run"], run)) for table in tables),
-                ]
+                return collected(self._read(names, schema, run), schema)
             except (LedgerError, StoreError):
                 # A concurrent run may have just merged the parts and deleted them.
                 if set(names) <= set(self.part_names()):
                     raise
 
-    def _read(self, names: Sequence[str], columns: Sequence[str]) -> list[pa.Table]:
-        return in_threads(lambda name: self.read_part(name, columns), names, self.store.threads)
+    def _names_in(self, *folders: str) -> list[list[str]]:
+        """Return the names in several folders. In a bucket, they are listed at the same time."""
+        return in_threads(self.store.names, folders, self.store.threads)
+
+    def _read(self, names: Sequence[str], schema: pa.Schema, run: int | None) -> Iterator[pa.Table]:
+        """Yield the records of parts, or only those of a run. Some parts are read at a time."""
+        if run is not None:
+            upkeep = (name for name in names if name.startswith(UPKEEP))
+            names = [*_parts_of(names, run), *upkeep]
+        read = partial(self.read_part, columns=schema.names)
+        for start in range(0, len(names), _PARTS_AT_A_TIME):
+            some = names[start : start + _PARTS_AT_A_TIME]
+            for part in in_threads(read, some, self.store.threads):
+                table = as_records(part, schema)
+                yield table if run is None else table.filter(pc.equal(table["run"], run))
 
 
 def _parts_of(names: Iterable[str], run: int) -> list[str]:

@@ -6,7 +6,7 @@ detected.
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,8 @@ from batchmill.errors import LedgerError
 from batchmill.layout import FILES, PACKS
 from batchmill.outcome import Outcome
 from batchmill.storage import Store
+from batchmill.storage.large_tables import Column, select
+from batchmill.storage.name_search import repeated, rows_of
 
 VERSION = 4
 # The outcome of an input that the manifest no longer lists and that was removed on request.
@@ -87,6 +89,22 @@ RECORDS_SCHEMA = pa.schema(
     field.with_type(pa.large_string()) if field.name in _LONG_TEXTS else field
     for field in PART_SCHEMA
 )
+
+
+def records_schema(columns: Container[str]) -> pa.Schema:
+    """Return the schema of some columns of the records of several parts."""
+    return pa.schema([field for field in RECORDS_SCHEMA if field.name in columns])
+
+
+def as_records(part: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a part with the columns of a schema. A part of an older version has fewer."""
+    columns = [
+        part[field.name].cast(field.type)
+        if field.name in part.column_names
+        else pa.nulls(len(part), field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
 
 
 class Origin(NamedTuple):
@@ -242,7 +260,13 @@ def current_records(records: pa.Table) -> pa.Table:
         records: Records of any number of parts.
     """
     winners = winning_records(records)
-    return winners.filter(pc.not_equal(winners["outcome"], PRUNED))
+    stays = pc.not_equal(winners["outcome"], PRUNED)
+    return winners if pc.all(stays).as_py() else select(winners, stays)
+
+
+def with_inputs(records: pa.Table, names: Column) -> pa.Table:
+    """Return the records of some inputs."""
+    return select(records, rows_of(records["input"], names).is_valid())
 
 
 def listed_records(records: pa.Table) -> pa.Table:
@@ -281,12 +305,16 @@ def winning_records(records: pa.Table) -> pa.Table:
     Args:
         records: Records of any number of parts.
     """
-    if len(records["input"].unique()) == len(records):
+    rows, numbers = repeated(records["input"])
+    if not len(rows):
         return records
-    keys = records.select(["input", "run"]).to_pandas()
-    keys["good"] = records["outcome"].to_pandas().isin([_OK, PRUNED])
-    keys["attempt"] = records["attempt"].fill_null(0).to_pandas()
-    ordered = keys.sort_values(["run", "good", "attempt"], kind="stable")
-    wins = np.zeros(len(records), bool)
-    wins[ordered.drop_duplicates("input", keep="last").index] = True
-    return records.filter(pa.array(wins))
+    found = records.select(["outcome", "run", "attempt"]).take(pa.array(rows))
+    is_good = pc.is_in(found["outcome"], value_set=pa.array([_OK, PRUNED]))
+    attempts, runs = found["attempt"].fill_null(0).to_numpy(), found["run"].to_numpy()
+    # The last key is the most important one.
+    order = np.lexsort((rows, attempts, np.asarray(is_good), runs, numbers))
+    is_last = np.append(np.diff(numbers[order]) != 0, True)
+    wins = np.ones(len(records), bool)
+    wins[rows] = False
+    wins[rows[order[is_last]]] = True
+    return select(records, wins)

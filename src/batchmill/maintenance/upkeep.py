@@ -15,10 +15,13 @@ from batchmill.ledger.parts import (
     RECORDS_SCHEMA,
     current_records,
     has_result,
+    with_inputs,
 )
 from batchmill.manifest import Manifest
 from batchmill.planning.change_detection import TIMES
 from batchmill.planning.plan import Plan
+from batchmill.storage.large_tables import select, take
+from batchmill.storage.name_search import rows_of
 from batchmill.urls import join, shown_url
 
 
@@ -60,26 +63,24 @@ class Upkeep:
         if len(names) == 0:
             return
         inputs = manifest.inputs
-        records = self._current()
-        records = records.filter(pc.is_in(records["input"], value_set=names))
-        is_adopted = pc.is_in(records["input"], value_set=plan.adopted)
-        place = pc.index_in(records["input"], value_set=inputs["input"])
+        records = with_inputs(self._current(), names)
+        is_adopted = rows_of(records["input"], plan.adopted).is_valid()
+        place = rows_of(records["input"], inputs["input"])
         times = {name: inputs[name].take(place) for name in TIMES}
         self._change(records, step=pc.if_else(is_adopted, step, records["step"]), **times)
 
     def _record_absences(self, absences: pa.Table, manifest: Manifest) -> None:
         if len(absences) == 0:
             return
-        records = self._current()
-        records = records.filter(pc.is_in(records["input"], value_set=absences["input"]))
-        place = pc.index_in(records["input"], value_set=absences["input"])
+        records = with_inputs(self._current(), absences["input"])
+        place = rows_of(records["input"], absences["input"])
         missing = absences["input"].filter(pc.equal(absences["absence"], MISSING))
         places = [join(manifest.root, file) for file in manifest.missing_files(missing)]
         reasons = [f"{shown_url(place)}: no such file." for place in places]
         # An `ok` record has a message only while its file is missing.
         before = pc.if_else(pc.equal(records["outcome"], "ok"), "", records["message"])
         now = pa.array(reasons, pa.large_string())
-        now = now.take(pc.index_in(records["input"], value_set=missing))
+        now = now.take(rows_of(records["input"], missing))
         message = pc.coalesce(now, before)
         self._change(records, absence=absences["absence"].take(place), message=message)
 
@@ -93,8 +94,7 @@ class Upkeep:
         bad = _results_to_keep(self._all(["result_run"]), self._run)[0]["input"]
         if not len(bad):
             return
-        records = self._all(PART_SCHEMA.names)
-        records = records.filter(pc.is_in(records["input"], value_set=bad))
+        records = with_inputs(self._all(PART_SCHEMA.names), bad)
         now, before = _results_to_keep(records, self._run)
         is_missing = pc.and_(pc.equal(now["outcome"], "missing"), pc.equal(before["outcome"], "ok"))
         source = pc.if_else(pc.is_valid(before["result_run"]), before["result_run"], before["run"])
@@ -123,8 +123,7 @@ class Upkeep:
         """
         if len(withdrawn) == 0:
             return
-        records = self._current()
-        records = records.filter(pc.is_in(records["input"], value_set=withdrawn["input"]))
+        records = with_inputs(self._current(), withdrawn["input"])
         self._change(
             records, outcome=PRUNED, rows="[]", outputs=[], finished_at=time.time(), run=self._run
         )
@@ -148,12 +147,12 @@ class Upkeep:
 
 def _results_to_keep(records: pa.Table, run: int) -> tuple[pa.Table, pa.Table]:
     """Return the records of a run without a result, and the earlier records with their results."""
-    now = current_records(records.filter(pc.equal(records["run"], run)))
-    now = now.filter(pc.invert(has_result(now)))
-    before = current_records(records.filter(pc.less(records["run"], run)))
-    before = before.filter(has_result(before))
-    place = pc.index_in(now["input"], value_set=before["input"])
-    return now.filter(pc.is_valid(place)), before.take(place.drop_null())
+    now = current_records(select(records, pc.equal(records["run"], run)))
+    now = select(now, pc.invert(has_result(now)))
+    before = current_records(select(records, pc.less(records["run"], run)))
+    before = select(before, has_result(before))
+    place = rows_of(now["input"], before["input"])
+    return select(now, pc.is_valid(place)), take(before, place.drop_null())
 
 
 def _with(records: pa.Table, **columns: Any) -> pa.Table:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from batchmill.security.allowlist import refused_inputs, restricts_inputs
 from batchmill.sizes import counted
 from batchmill.storage import is_url
 from batchmill.storage.fingerprints import joint_digest
+from batchmill.storage.large_tables import SLICE_ROWS
 from batchmill.urls import join, shown_url, url_fault, without_file_scheme
 
 # A run writes these columns to the table that it publishes.
@@ -72,6 +73,24 @@ class Manifest:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def slices(self) -> Iterator[tuple[int, "Manifest"]]:
+        """Yield the inputs, some at a time: the first one's row, and a manifest without groups."""
+        for start in range(0, len(self), SLICE_ROWS):
+            yield (
+                start,
+                replace(
+                    self,
+                    inputs=self.inputs.slice(start, SLICE_ROWS),
+                    manifest_columns=self.manifest_columns.slice(start, SLICE_ROWS),
+                    companions={
+                        name: table.slice(start, SLICE_ROWS)
+                        for name, table in self.companions.items()
+                    },
+                    groups=None,
+                    partition=None,
+                ),
+            )
 
     def missing_files(self, names: pa.ChunkedArray) -> list[str]:
         """Return the file that each missing input lacks: a companion, or the input itself."""

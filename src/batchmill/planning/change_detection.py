@@ -15,6 +15,7 @@ from batchmill.storage import Store, in_threads, is_url, open_store, remote
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.fingerprints import SeenFile, content_of, joint_content
 from batchmill.storage.folder_files import files_in, folder_fingerprint
+from batchmill.storage.large_tables import take
 from batchmill.urls import join
 
 # The columns that show without reading a file that it may have changed. A program that copies or
@@ -65,11 +66,23 @@ def detect_changes(
     Raises:
         StoreError: The store cannot be read.
     """
-    inputs = manifest.inputs
-    # Inputs recorded with another step are executed again in any case.
-    is_ours = pc.is_in(records["step"], value_set=pa.array(sorted(identities), pa.string()))
-    is_ours = is_ours.combine_chunks().take(record_rows).fill_null(False)
-    recorded, current = records.take(record_rows.filter(is_ours)), inputs.filter(is_ours)
+    contents: dict[str, str] = {}
+    damaged: set[str] = set()
+    for start, part in manifest.slices():
+        done = take(records, record_rows.slice(start, len(part)))
+        # Inputs recorded with another step are executed again in any case.
+        is_ours = pc.is_in(done["step"], value_set=pa.array(sorted(identities), pa.string()))
+        recorded, current = done.filter(is_ours), part.inputs.filter(is_ours)
+        contents |= _read_unclear(part, recorded, current, folders=folders)
+        ok = recorded.filter(pc.equal(recorded["outcome"], "ok"))
+        damaged.update(_find_damaged(ok, store))
+    return FileChanges(contents=contents, damaged=frozenset(damaged))
+
+
+def _read_unclear(
+    manifest: Manifest, recorded: pa.Table, current: pa.Table, *, folders: bool
+) -> dict[str, str]:
+    """Return the content of each input that its size and times do not show to be unchanged."""
     has_unknown_time = pc.equal(current["mtime_ns"], remote.UNKNOWN_TIME)
     is_unclear = pc.and_(
         pc.invert(has_other_size(recorded, current)),
@@ -79,17 +92,13 @@ def detect_changes(
     is_unclear = pc.and_(is_unclear, pc.not_equal(recorded["content"], "").fill_null(True))
     unclear = current.filter(is_unclear)
     names = unclear["input"].to_pylist()
-    place = pc.index_in(unclear["input"], value_set=inputs["input"])
+    place = pc.index_in(unclear["input"], value_set=manifest.inputs["input"])
     tables = {name: table.take(place) for name, table in manifest.companions.items()}
     companions = companion_rows(tables, len(unclear))
     files = list(zip(names, unclear["etag"].to_pylist(), companions, strict=True))
     read = partial(_read_contents, manifest.root, folders=folders)
     contents = in_threads(lambda one: read(*one), files, _THREADS)
-    ok = recorded.filter(pc.equal(recorded["outcome"], "ok"))
-    return FileChanges(
-        contents=dict(zip(names, contents, strict=True)),
-        damaged=frozenset(_find_damaged(ok, store)),
-    )
+    return dict(zip(names, contents, strict=True))
 
 
 def has_other_size(recorded: pa.Table, current: pa.Table) -> pa.ChunkedArray:

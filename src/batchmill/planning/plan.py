@@ -1,9 +1,9 @@
 """Decide what a run has to do: manifest + ledger + step -> plan. Pure: it touches no file."""
 
 import json
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,6 +15,8 @@ from batchmill.ledger.parts import MISSING, WITHDRAWN
 from batchmill.manifest import Manifest
 from batchmill.manifest.file_stats import MISSING_SIZE
 from batchmill.planning.change_detection import FileChanges, has_other_size, has_other_time
+from batchmill.storage.large_tables import collected, count_values, select, take
+from batchmill.storage.name_search import rows_of
 from batchmill.storage.remote import UNKNOWN_TIME
 from batchmill.urls import is_web, join
 
@@ -86,6 +88,18 @@ class Plan:
         return names
 
 
+# What a run does with an input, and what is known of its record.
+_DECISIONS = pa.schema(
+    [
+        ("reason", pa.string()),
+        ("is_touched", pa.bool_()),
+        ("outcome", pa.string()),
+        ("step", pa.string()),
+        ("absence", pa.string()),
+    ]
+)
+
+
 class _Comparison(NamedTuple):
     """One mask per kind of difference between an input and its record."""
 
@@ -128,47 +142,95 @@ def make_plan(
     Returns:
         The plan.
     """
+    names = manifest.inputs["input"]
+    record_rows = find_records(records, manifest.inputs) if record_rows is None else record_rows
+    decide = partial(
+        _decide,
+        step_identity=step_identity,
+        takes_rows=takes_rows,
+        released=released,
+        changes=changes,
+        below_limits=pa.array(below_limits, pa.string()),
+        forced_after=forced_after,
+        adopted_steps=adopted_steps,
+    )
+    decided = collected(
+        (
+            decide(part, take(records, record_rows.slice(start, len(part))))
+            for start, part in manifest.slices()
+        ),
+        _DECISIONS,
+    )
+    reason = decided["reason"]
+    is_unreadable, is_adopted = pc.equal(reason, UNREADABLE), pc.equal(reason, ADOPTED)
+    is_pending = pc.is_in(reason, value_set=pa.array(REASONS))
+    is_done = pc.invert(is_pending)
+    is_touched = pc.and_(decided["is_touched"], is_done)
+    withdrawn = _withdrawn(records, record_rows, manifest)
+    has_other_step = _differ(decided["step"], step_identity)
+    counted = count_values(reason)
+    resolved = pc.if_else(is_unreadable, MISSING, decided["outcome"])
+    planned = manifest.inputs.append_column("position", pa.array(np.arange(len(manifest))))
+    return Plan(
+        pending=select(planned.append_column("reason", reason), is_pending),
+        withdrawn=withdrawn.select(["input", "input_id"]),
+        touched=_chosen(names, is_touched),
+        adopted=_chosen(names, is_adopted),
+        unreadable=_chosen(names, is_unreadable),
+        absences=_absences(names, decided["absence"], is_unreadable, withdrawn),
+        counts={
+            **{name: counted[name] for name in (*REASONS, "quarantined", "unchanged")},
+            "withdrawn": len(withdrawn),
+            **{name: counted[name] for name in (UNREADABLE, ADOPTED) if counted[name]},
+        },
+        resolved=dict(count_values(resolved.filter(is_done))),
+        stale_steps=dict(count_values(decided["step"].filter(has_other_step)).most_common()),
+    )
+
+
+def _decide(
+    manifest: Manifest,
+    done: pa.Table,
+    *,
+    step_identity: str,
+    takes_rows: bool,
+    released: Mapping[str, int],
+    changes: FileChanges,
+    below_limits: pa.Array,
+    forced_after: int | None,
+    adopted_steps: Collection[str],
+) -> pa.Table:
+    """Return what a run does with some inputs, and what it must know of their records.
+
+    Args:
+        manifest: A part of the manifest.
+        done: The record of each of its inputs, null without one.
+        step_identity: With all others: the arguments of `make_plan`.
+        takes_rows: See `make_plan`.
+        released: See `make_plan`.
+        changes: See `make_plan`.
+        below_limits: See `make_plan`.
+        forced_after: See `make_plan`.
+        adopted_steps: See `make_plan`.
+    """
     inputs = manifest.inputs
-    record_rows = find_records(records, inputs) if record_rows is None else record_rows
-    done = records.take(record_rows)
     is_adopted = _is_adopted(done, adopted_steps)
     recorded_step = pc.if_else(is_adopted, step_identity, done["step"])
     compared = _compare(
-        manifest, done, record_rows, recorded_step, step_identity, changes, takes_rows=takes_rows
+        manifest, done, recorded_step, step_identity, changes, takes_rows=takes_rows
     )
     is_released = _is_released(inputs["input"], done["run"], released)
     is_damaged = pc.is_in(inputs["input"], value_set=pa.array(sorted(changes.damaged), pa.string()))
-    is_below_limit = pc.is_in(inputs["input"], value_set=pa.array(below_limits, pa.string()))
+    is_below_limit = pc.is_in(inputs["input"], value_set=below_limits)
     is_unreadable = _is_unreadable(manifest, done)
     reason = pc.if_else(
         is_unreadable,
         UNREADABLE,
         _reasons(compared, done, is_damaged, is_released, is_below_limit, forced_after),
     )
-    is_adopted = pc.and_(is_adopted, pc.equal(reason, "unchanged"))
-    reason = pc.if_else(is_adopted, ADOPTED, reason)
-    is_pending = pc.is_in(reason, value_set=pa.array(REASONS))
-    is_done = pc.invert(is_pending)
-    withdrawn = _withdrawn(records, record_rows, manifest)
-    has_other_step = _differ(done["step"], step_identity)
-    counted = _count(reason)
-    resolved = pc.if_else(is_unreadable, MISSING, done["outcome"])
-    inputs = inputs.append_column("position", pa.array(np.arange(len(inputs))))
-    return Plan(
-        pending=inputs.append_column("reason", reason).filter(is_pending),
-        withdrawn=withdrawn.select(["input", "input_id"]),
-        touched=inputs["input"].filter(pc.and_(compared.is_touched, is_done)),
-        adopted=inputs["input"].filter(is_adopted),
-        unreadable=inputs["input"].filter(is_unreadable),
-        absences=_absences(inputs["input"], done, is_unreadable, withdrawn),
-        counts={
-            **{name: counted[name] for name in (*REASONS, "quarantined", "unchanged")},
-            "withdrawn": len(withdrawn),
-            **{name: counted[name] for name in (UNREADABLE, ADOPTED) if counted[name]},
-        },
-        resolved=dict(_count(resolved.filter(is_done))),
-        stale_steps=dict(_count(done["step"].filter(has_other_step)).most_common()),
-    )
+    reason = pc.if_else(pc.and_(is_adopted, pc.equal(reason, "unchanged")), ADOPTED, reason)
+    columns = [reason, compared.is_touched, *(done[name] for name in _DECISIONS.names[2:])]
+    return pa.table(columns, schema=_DECISIONS)
 
 
 def _reasons(
@@ -214,7 +276,7 @@ def find_records(records: pa.Table, inputs: pa.Table) -> pa.Array:
     Returns:
         One row number per input, null for an input without a record.
     """
-    return pc.index_in(inputs["input"], value_set=records["input"]).combine_chunks()
+    return rows_of(inputs["input"], records["input"])
 
 
 def encode_manifest_columns(row: Mapping[str, Any]) -> str:
@@ -225,7 +287,6 @@ def encode_manifest_columns(row: Mapping[str, Any]) -> str:
 def _compare(
     manifest: Manifest,
     done: pa.Table,
-    record_rows: pa.Array,
     recorded_step: pa.ChunkedArray,
     step_identity: str,
     changes: FileChanges,
@@ -253,7 +314,7 @@ def _compare(
         )
         is_changed = pc.or_(is_changed, _differ(done["carried"], rows))
     return _Comparison(
-        is_new=pc.is_null(record_rows),
+        is_new=pc.is_null(done["input"]),
         is_touched=pc.and_(is_other_time, has_same_content),
         is_changed=is_changed,
     )
@@ -263,30 +324,31 @@ def _withdrawn(known: pa.Table, record_rows: pa.Array, manifest: Manifest) -> pa
     """Return the records of inputs that the manifest no longer lists."""
     is_listed = np.zeros(len(known), bool)
     is_listed[record_rows.drop_null().to_numpy()] = True
-    unlisted = known.filter(~is_listed)
+    unlisted = select(known, ~is_listed)
     # A file that was left out because it is too young still exists.
     return unlisted.filter(pc.invert(pc.is_in(unlisted["input"], value_set=manifest.too_young)))
 
 
 def _absences(
-    names: pa.ChunkedArray, done: pa.Table, is_unreadable: pa.ChunkedArray, withdrawn: pa.Table
+    names: pa.ChunkedArray,
+    before: pa.ChunkedArray,
+    is_unreadable: pa.ChunkedArray,
+    withdrawn: pa.Table,
 ) -> pa.Table:
     """Return `input` and `absence` of the records whose absence has changed."""
     absence = pc.if_else(is_unreadable, MISSING, pa.scalar(None, pa.string()))
-    listed = pa.table([names, absence, done["absence"]], ["input", "absence", "before"])
+    listed = pa.table([names, absence, before], ["input", "absence", "before"])
     unlisted = pa.table(
         [withdrawn["input"], pa.repeat(WITHDRAWN, len(withdrawn)), withdrawn["absence"]],
         ["input", "absence", "before"],
     )
     both = pa.concat_tables([listed, unlisted])
     has_changed = pc.not_equal(both["absence"].fill_null(""), both["before"].fill_null(""))
-    return both.filter(has_changed).select(["input", "absence"])
+    return select(both.select(["input", "absence"]), has_changed)
 
 
-def _count(values: pa.Array | pa.ChunkedArray) -> Counter[str]:
-    found = pc.value_counts(values)
-    names, counts = found.field("values").to_pylist(), found.field("counts").to_pylist()
-    return Counter(dict(zip(names, counts, strict=True)))
+def _chosen(names: pa.ChunkedArray, mask: pa.ChunkedArray) -> pa.ChunkedArray:
+    return select(pa.table([names], ["input"]), mask)["input"]
 
 
 def _content_hashes(names: pa.ChunkedArray, changes: FileChanges) -> pa.Array:

@@ -7,7 +7,7 @@ effect.
 """
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from batchmill.errors import LedgerError, StoreError
 from batchmill.layout import PLAN, PLAN_ROWS
 from batchmill.ledger.json_file import read_sealed, sealed
 from batchmill.ledger.ledger import Ledger
+from batchmill.storage.large_tables import collected
 
 ROWS_PER_STREAM = 4096
 _REMEDY = "Run the job again, which writes a new plan."
@@ -43,28 +44,33 @@ class PlanFile:
         self.rows_name = f"{ledger.run_folder(run)}/{PLAN_ROWS}"
         self._run = run
 
-    def write(self, settings: Mapping[str, Any], rows: pa.Table) -> None:
+    def write(self, settings: Mapping[str, Any], tables: Callable[[], Iterable[pa.Table]]) -> None:
         """Write the plan.
 
         Args:
             settings: JSON values.
-            rows: One row per input to execute.
+            tables: Returns tables with one row per input to execute: at least one, and all but the
+                last with ROWS_PER_STREAM rows. Called again if the store tries again.
 
         Raises:
             StoreError: The dataset cannot be written.
         """
         streams: list[tuple[int, str]] = []
+        rows = 0
 
         def write_rows(file: BinaryIO) -> None:
-            streams.clear()  # The store may retry.
-            for start in range(0, len(rows) or 1, ROWS_PER_STREAM):
-                data = _stream(rows.slice(start, ROWS_PER_STREAM))
+            nonlocal rows
+            streams.clear()
+            rows = 0
+            for table in tables():
+                data = _stream(table)
                 file.write(data)
                 streams.append((len(data), xxh3_64_hexdigest(data)))
+                rows += len(table)
 
         self.ledger.store.write_atomic(self.rows_name, write_rows)
         # The settings are written last. A plan without settings does not exist.
-        content = {"settings": dict(settings), "rows": len(rows), "streams": streams}
+        content = {"settings": dict(settings), "rows": rows, "streams": streams}
         self.ledger.unchanging.write(self.settings_name, sealed(content))
 
     def settings(self) -> dict[str, Any]:
@@ -84,6 +90,11 @@ class PlanFile:
         return pa.concat_tables(tables).slice(
             start - first * ROWS_PER_STREAM, None if stop is None else stop - start
         )
+
+    def names(self) -> pa.ChunkedArray:
+        """Return the names of all inputs."""
+        schema = pa.schema([("input", pa.string())])
+        return collected((table.select(["input"]) for table in self.streams()), schema)["input"]
 
     def streams(self, first: int = 0, end: int | None = None) -> Iterator[pa.Table]:
         """Yield the tables of the streams `first` up to `end`. Each is read when it is needed."""

@@ -15,13 +15,14 @@ from batchmill.digests import input_id
 from batchmill.layout import PACKS
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import addresses_of
+from batchmill.manifest import Manifest
 from batchmill.manifest.companions import companion_rows
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import Outcome
 from batchmill.partitions.partitioning import Partitioning, count_partitions
 from batchmill.planning.batching import Layout
 from batchmill.planning.confinement import Confinement
-from batchmill.planning.plan_file import PlanFile
+from batchmill.planning.plan_file import ROWS_PER_STREAM, PlanFile
 from batchmill.planning.prepare import Prepared
 from batchmill.storage import open_store
 from batchmill.storage.addresses import parse_address
@@ -138,8 +139,18 @@ def write_run_plan(
         folders=job.inputs.input_kind == "folder",
         declared=prepared.step.declared.columns if prepared.step.declared else {},
     )
+    settings = asdict(spec) | {"policy": spec.policy.model_dump()}
     order = pa.array(layout.order)
-    pending = plan.pending.take(order)
+
+    def streams() -> Iterator[pa.Table]:
+        for start in range(0, len(order) or 1, ROWS_PER_STREAM):
+            yield _planned_rows(plan.pending.take(order[start : start + ROWS_PER_STREAM]), manifest)
+
+    PlanFile(ledger, run).write(settings, streams)
+
+
+def _planned_rows(pending: pa.Table, manifest: Manifest) -> pa.Table:
+    """Return what the shards need to know about some inputs."""
     positions = pending.column("position")
     names = pending.column("input").to_pylist()
     table = pending.select(["position", "input", "size", "mtime_ns", "etag"])
@@ -158,8 +169,7 @@ def write_run_plan(
         table = table.append_column(
             _CARRIED, pa.StructArray.from_arrays(arrays, carried.column_names)
         )
-    settings = asdict(spec) | {"policy": spec.policy.model_dump()}
-    PlanFile(ledger, run).write(settings, table.replace_schema_metadata())
+    return table.replace_schema_metadata()
 
 
 def partitions_of(prepared: Prepared) -> dict[str, int]:

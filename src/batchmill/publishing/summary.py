@@ -1,6 +1,5 @@
 """The summary of a run, computed only from its plan and the ledger."""
 
-from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow.compute as pc
 
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.parts import MISSING
+from batchmill.ledger.parts import MISSING, with_inputs
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import KINDS, one_line
 from batchmill.planning.plan import UNREADABLE
@@ -23,6 +22,8 @@ from batchmill.publishing.failure_groups import (
     read_failures,
 )
 from batchmill.sizes import counted, list_counts
+from batchmill.storage.large_tables import count_values
+from batchmill.storage.name_search import rows_of
 
 RUN_AGAIN = "Run the same command again to execute the pending inputs."
 # The groups at the end of a run.
@@ -110,15 +111,15 @@ def summarise(ledger: Ledger, run: int, found: Failures | None = None) -> Summar
     spec = read_spec(ledger, run)
     with ThreadPoolExecutor(ledger.store.threads) as pool:
         summary = pool.submit(ledger.read_summary, run)
-        plan = pool.submit(PlanFile(ledger, run).rows)
+        names = pool.submit(PlanFile(ledger, run).names)
         records = ledger.records(["input", "outcome", "attempts", "absence"], run=run)
-        ended, planned = summary.result() or {}, plan.result()["input"]
+        ended, planned = summary.result() or {}, names.result()
     # A run also records inputs that it did not plan, if it removes their earlier results.
-    records = records.filter(pc.is_in(records["input"], value_set=planned))
-    outcomes = Counter(records["outcome"].to_pylist())
+    records = with_inputs(records, planned)
+    outcomes = count_values(records["outcome"])
     outcomes.update(spec.resolved)
     # Their results are of an earlier run.
-    vanished = records["absence"].to_pylist().count(MISSING)
+    vanished = count_values(records["absence"])[MISSING]
     outcomes.update(ok=-vanished, missing=vanished)
     if found is None and sum(outcomes.values()) > outcomes["ok"]:
         found = read_failures(ledger, spec)
@@ -127,7 +128,7 @@ def summarise(ledger: Ledger, run: int, found: Failures | None = None) -> Summar
         inputs=spec.inputs,
         outcomes={kind: outcomes[kind] for kind in KINDS if outcomes[kind]},
         # Compare names, not numbers: each planned input must have a record under its name.
-        pending=len(planned) - (pc.sum(pc.is_in(planned, records["input"])).as_py() or 0),
+        pending=rows_of(planned, records["input"]).null_count,
         executed=pc.sum(pc.greater(records["attempts"], 0)).as_py() or 0,
         counts=spec.counts,
         failures=tuple(

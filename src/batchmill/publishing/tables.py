@@ -31,6 +31,8 @@ from batchmill.publishing.declared_columns import as_vectors, declared_array
 from batchmill.publishing.failure_groups import read_failures
 from batchmill.storage import Store, in_threads
 from batchmill.storage.fingerprints import HashingFile
+from batchmill.storage.large_tables import kept, take
+from batchmill.storage.name_search import rows_of
 
 # The rows of this number of inputs, and about this size of text, are Python objects at a time. It
 # limits the memory.
@@ -87,6 +89,37 @@ class _Chunk(NamedTuple):
     files: dict[str, pa.Array]
     kinds: dict[str, dict[str, str]]
 
+    @classmethod
+    def mapped(cls, chunks: Iterable["_Chunk"]) -> list["_Chunk"]:
+        """Return chunks that are mapped if they are large together."""
+        outlines: list[_Chunk] = []
+
+        def tables() -> Iterator[pa.Table]:
+            for chunk in chunks:
+                arrays = [chunk.more, chunk.stale, *chunk.columns.values(), *chunk.files.values()]
+                none = pa.nulls(0)
+                outlines.append(
+                    chunk._replace(
+                        columns=dict.fromkeys(chunk.columns, none),
+                        files=dict.fromkeys(chunk.files, none),
+                        more=none,
+                        stale=none,
+                    )
+                )
+                yield pa.table(arrays, [str(number) for number in range(len(arrays))])
+
+        return [
+            chunk._with([column.chunk(0) for column in table.columns])
+            for table, chunk in zip(kept(tables()), outlines, strict=True)
+        ]
+
+    def _with(self, arrays: Sequence[pa.Array]) -> "_Chunk":
+        """Return the chunk with other arrays, in the order in which `mapped` keeps them."""
+        more, stale, *others = arrays
+        columns = dict(zip(self.columns, others, strict=False))
+        files = dict(zip(self.files, others[len(columns) :], strict=True))
+        return self._replace(more=more, stale=stale, columns=columns, files=files)
+
     def only(self, names: Container[str]) -> "_Chunk":
         """Return the chunk without other columns. It limits the memory."""
         columns = {name: self.columns[name] for name in self.columns if name in names}
@@ -137,16 +170,26 @@ def make_tables(
         The tables by name.
     """
     records = ledger.records(["input", "outcome", "rows", "outputs", "result_run"])
-    position = pc.index_in(records["input"], value_set=manifest.inputs["input"])
+    position = rows_of(records["input"], manifest.inputs["input"])
     # A file that is too young is no withdrawn input. It has no other columns.
     is_young = pc.is_in(records["input"], value_set=manifest.too_young)
     records = records.append_column("position", position)
-    records = records.filter(pc.or_(pc.is_valid(position), is_young))
-    records = records.sort_by([("position", "ascending"), ("input", "ascending")])
+    is_shown = pc.and_(pc.or_(pc.is_valid(position), is_young), has_result(records))
+    records = take(records, _in_order(records, np.flatnonzero(np.asarray(is_shown))))
     if manifest.partition is not None:
         records = records.append_column(PARTITION_COLUMN, _assigned(ledger, records["input"]))
-    metadata = metadata_table(records.filter(has_result(records)), manifest, declared or {})
+    metadata = metadata_table(records, manifest, declared or {})
     return Tables(metadata, read_failures(ledger).table)
+
+
+def _in_order(records: pa.Table, rows: np.ndarray) -> pa.Array:
+    """Sort rows by position. Those without one are at the end, sorted by input."""
+    position = records["position"].fill_null(-1).to_numpy()[rows]
+    young = rows[position < 0]
+    names = records["input"].take(pa.array(young))
+    young = young[pc.sort_indices(names).to_numpy()]
+    listed = rows[position >= 0]
+    return pa.array(np.append(listed[np.argsort(position[position >= 0])], young))
 
 
 def write_tables(store: Store, tables: Tables) -> dict[str, PublishedTable]:
@@ -169,7 +212,7 @@ def _assigned(ledger: Ledger, names: pa.ChunkedArray) -> pa.ChunkedArray:
     last = last_assignment(ledger)
     if last is None:
         return pa.chunked_array([pa.nulls(len(names), pa.string())])
-    return last.rows[PARTITION_COLUMN].take(pc.index_in(names, value_set=last.rows["input"]))
+    return last.rows[PARTITION_COLUMN].take(rows_of(names, last.rows["input"]))
 
 
 def _write(
@@ -199,7 +242,7 @@ def metadata_table(records: pa.Table, manifest: Manifest, declared: Mapping[str,
     """
     keys = _StepKeys(["output", *manifest.manifest_columns.column_names])
     parts = list(_parts(records))
-    chunks = [_chunk(part, manifest, keys, declared) for part in parts]
+    chunks = _Chunk.mapped(_chunk(part, manifest, keys, declared) for part in parts)
     _warn_of_mixed_types(chunks)
     found = [name for chunk in chunks for name in chunk.columns]
     names = dict.fromkeys(["input", *(["output"] if "output" in found else [])])
@@ -214,7 +257,7 @@ def metadata_table(records: pa.Table, manifest: Manifest, declared: Mapping[str,
     mixed = frozenset(name for name, column in columns.items() if column is None)
     if mixed:
         # A typed chunk no longer has the text of a value: 1 and 1.0 are equal floats.
-        texts = [_chunk(part, manifest, keys, {}, mixed).only(mixed) for part in parts]
+        texts = _Chunk.mapped(_chunk(part, manifest, keys, {}, mixed).only(mixed) for part in parts)
         columns |= {name: _joined(_arrays(name, texts), pa.string()) for name in mixed}
     more = pa.chunked_array([chunk.more for chunk in chunks], pa.string())
     if more.null_count < len(more):

@@ -1,0 +1,122 @@
+"""Tables that may be larger than the memory.
+
+A large table is mapped from a temporary file without a name. The kernel keeps as much of it in
+memory as there is room, and removes it when the process ends, also when it is killed.
+"""
+
+import mmap
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from batchmill.errors import StoreError
+
+# A table above this size is mapped from a file.
+MAPPED_BYTES = 256 * 2**20
+# The number of rows that are copied to the memory at a time.
+SLICE_ROWS = 65_536
+
+Column: TypeAlias = pa.Array | pa.ChunkedArray
+
+
+def collected(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
+    """Return the rows of several tables as one table, which is mapped if it is large.
+
+    Args:
+        tables: The tables. Each is needed only until the next one.
+        schema: The schema of all of them.
+
+    Raises:
+        StoreError: The temporary folder is full.
+    """
+    return pa.concat_tables([schema.empty_table(), *kept(tables)])
+
+
+def kept(tables: Iterable[pa.Table]) -> list[pa.Table]:
+    """Return tables with any schemas. They are mapped if they are large together.
+
+    Raises:
+        StoreError: The temporary folder is full.
+    """
+    found: list[pa.Table] = []
+    size, rest = 0, iter(tables)
+    for table in rest:
+        found.append(table)
+        size += table.nbytes
+        if size > MAPPED_BYTES:
+            return _mapped(found, rest)
+    return found
+
+
+def _mapped(first: list[pa.Table], rest: Iterable[pa.Table]) -> list[pa.Table]:
+    ends = [0]
+    with _naming_the_folder(), tempfile.TemporaryFile() as file:
+
+        def write(table: pa.Table) -> None:
+            with pa.ipc.new_stream(file, table.schema) as writer:
+                writer.write_table(table)
+            ends.append(file.tell())
+
+        while first:
+            write(first.pop(0))
+        for table in rest:
+            write(table)
+        file.flush()
+        content = pa.py_buffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+    parts = [content.slice(start, end - start) for start, end in pairwise(ends)]
+    return [pa.ipc.open_stream(part).read_all() for part in parts]
+
+
+@contextmanager
+def _naming_the_folder() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            tempfile.gettempdir(),
+            f"{os.strerror(error.errno or 0)}. Large tables need this temporary folder. Set TMPDIR "
+            "to another folder.",
+            general=True,
+        ) from error
+
+
+def slices(table: pa.Table) -> Iterator[pa.Table]:
+    """Yield the rows of a table, some at a time."""
+    for start in range(0, len(table), SLICE_ROWS):
+        yield table.slice(start, SLICE_ROWS)
+
+
+def select(table: pa.Table, mask: Column | np.ndarray) -> pa.Table:
+    """Return the rows for which a mask is true. A large result is mapped."""
+    chosen = pa.array(mask) if isinstance(mask, np.ndarray) else mask
+    parts = (
+        part.filter(chosen.slice(number * SLICE_ROWS, SLICE_ROWS))
+        for number, part in enumerate(slices(table))
+    )
+    return collected(parts, table.schema)
+
+
+def take(table: pa.Table, rows: pa.Array) -> pa.Table:
+    """Return some rows of a table, in this order. A large result is mapped.
+
+    Args:
+        table: The table.
+        rows: The numbers of the rows. Null gives a row of nulls.
+    """
+    parts = (table.take(rows.slice(start, SLICE_ROWS)) for start in range(0, len(rows), SLICE_ROWS))
+    return collected(parts, table.schema)
+
+
+def count_values(column: Column) -> Counter[Any]:
+    """Return how often each value occurs, also null."""
+    found = pc.value_counts(column)
+    names, counts = found.field("values").to_pylist(), found.field("counts").to_pylist()
+    return Counter(dict(zip(names, counts, strict=True)))

@@ -1,0 +1,110 @@
+"""Search for names in columns of millions of names, by their hashes.
+
+pyarrow's own functions make a table of all names in memory, of 100 bytes for each.
+"""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from xxhash import xxh3_64_intdigest
+
+from batchmill.storage.large_tables import SLICE_ROWS, Column
+
+
+def rows_of(names: Column, values: Column) -> pa.Array:
+    """Return for each name the first row of `values` that is equal; null if none is.
+
+    It is `pyarrow.compute.index_in` with a sixth of the memory: it compares hashes, and then the
+    names that they lead to.
+    """
+    hashes = _hashes(values)
+    order = np.argsort(hashes, kind="stable")
+    hashes = hashes[order]
+    rows = np.full(len(names), -1, np.int64)
+    unclear: list[int] = []
+    for start in range(0, len(names) if len(values) else 0, SLICE_ROWS):
+        part = names.slice(start, SLICE_ROWS)
+        wanted = _hashes(part)
+        place = np.minimum(_search(hashes, wanted), len(hashes) - 1)
+        found = np.flatnonzero(hashes[place] == wanted)
+        row = order[place[found]]
+        is_equal = pc.equal(values.take(pa.array(row)), part.take(pa.array(found)))
+        is_equal = np.asarray(is_equal.fill_null(False))
+        rows[start + found[is_equal]] = row[is_equal]
+        unclear += (start + found[~is_equal]).tolist()
+    if unclear:  # Different names have the same hash.
+        _search_exactly(names, values, np.array(unclear), rows)
+    return pa.array(rows, mask=rows < 0)
+
+
+def _search(hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return where each of some hashes is in a sorted array. Sorted hashes are found faster."""
+    order = np.argsort(wanted)
+    place = np.empty(len(wanted), np.int64)
+    place[order] = np.searchsorted(hashes, wanted[order])
+    return place
+
+
+def _search_exactly(names: Column, values: Column, unclear: np.ndarray, rows: np.ndarray) -> None:
+    few = names.take(pa.array(unclear))
+    texts = few.combine_chunks() if isinstance(few, pa.ChunkedArray) else few
+    which = pc.index_in(values, value_set=texts)
+    found = np.flatnonzero(np.asarray(which.is_valid()))
+    first: dict[int, int] = {}
+    for name, row in zip(which.drop_null().to_pylist(), found.tolist(), strict=True):
+        first.setdefault(name, row)
+    for name, text in enumerate(pc.index_in(texts, value_set=texts).to_pylist()):
+        rows[unclear[name]] = first.get(text, -1)
+
+
+def repeated(names: Column) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows whose name occurs more than once, and a number for each.
+
+    Rows with the same name have the same number. They are next to each other, in their order.
+    """
+    hashes = _hashes(names)
+    order = np.argsort(hashes, kind="stable")
+    hashes = hashes[order]
+    is_same = hashes[1:] == hashes[:-1]
+    none = np.zeros(min(len(hashes), 1), bool)
+    is_repeated = np.append(none, is_same) | np.append(is_same, none)
+    rows, hashes = order[is_repeated], hashes[is_repeated]
+    numbers = np.cumsum(np.append(none[: len(rows)], hashes[1:] != hashes[:-1]))
+    unclear = numbers[1:][(numbers[1:] == numbers[:-1]) & ~_equal_to_the_one_before(names, rows)]
+    if len(unclear):  # Different names have the same hash.
+        return _numbered_exactly(names, rows, numbers, np.isin(numbers, unclear))
+    return rows, numbers
+
+
+def _equal_to_the_one_before(names: Column, rows: np.ndarray) -> np.ndarray:
+    """Return for each row but the first whether its name is that of the row before it."""
+    found = [np.zeros(0, bool)]
+    for start in range(0, len(rows) - 1, SLICE_ROWS):
+        texts = names.take(pa.array(rows[start : start + SLICE_ROWS + 1]))
+        found.append(np.asarray(pc.equal(texts[1:], texts[:-1]).fill_null(False)))
+    return np.concatenate(found)
+
+
+def _numbered_exactly(
+    names: Column, rows: np.ndarray, numbers: np.ndarray, is_unclear: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    texts = names.take(pa.array(rows[is_unclear])).to_pylist()
+    exact = pd.factorize(pd.Series(texts, dtype=object), use_na_sentinel=False)[0]
+    numbers = numbers.copy()
+    numbers[is_unclear] = exact + len(numbers) + 1  # No other row has these numbers.
+    counts: Any = pd.Series(numbers).groupby(numbers).transform("size").to_numpy()
+    rows, numbers = rows[counts > 1], numbers[counts > 1]
+    order = np.lexsort((rows, numbers))
+    return rows[order], numbers[order]
+
+
+def _hashes(names: Column) -> np.ndarray:
+    """Return a hash of each name; 0 for null."""
+    found = np.zeros(len(names), np.uint64)
+    for start in range(0, len(names), SLICE_ROWS):
+        texts = names.slice(start, SLICE_ROWS).cast(pa.large_binary()).fill_null(b"").to_pylist()
+        found[start : start + len(texts)] = [*map(xxh3_64_intdigest, texts)]
+    return found

@@ -1,0 +1,63 @@
+"""Tables above a size are mapped from files, and have the same rows."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from batchmill.errors import StoreError
+from batchmill.storage import large_tables
+from batchmill.storage.large_tables import collected, select, slices, take
+
+ROWS = 1000
+TABLE = pa.table(
+    {"name": [f"n{number}" for number in range(ROWS)], "size": [*range(ROWS - 1), None]}
+)
+
+
+@pytest.fixture(params=["small", "large"])
+def sizes(request, monkeypatch):
+    """Tables of ten rows are copied at a time, and large tables are mapped."""
+    monkeypatch.setattr(large_tables, "SLICE_ROWS", 10)
+    if request.param == "large":
+        monkeypatch.setattr(large_tables, "MAPPED_BYTES", 500)
+
+
+@pytest.mark.usefixtures("sizes")
+def test_a_collected_table_has_all_rows_in_their_order():
+    assert collected(slices(TABLE), TABLE.schema).equals(TABLE)
+    assert collected([], TABLE.schema).equals(TABLE.schema.empty_table())
+    assert collected([TABLE.slice(3, 5)], TABLE.schema).equals(TABLE.slice(3, 5))
+
+
+@pytest.mark.usefixtures("sizes")
+@pytest.mark.parametrize("share", [0, 0.3, 1])
+def test_rows_are_selected_as_by_arrow(share):
+    mask = np.random.default_rng(3).random(ROWS) < share
+    assert select(TABLE, mask).equals(TABLE.filter(pa.array(mask)))
+    assert select(TABLE, pa.chunked_array([mask[:7], mask[7:]])).equals(
+        TABLE.filter(pa.array(mask))
+    )
+
+
+@pytest.mark.usefixtures("sizes")
+def test_rows_are_taken_as_by_arrow():
+    rows = pa.array([*np.random.default_rng(3).integers(0, ROWS, 2 * ROWS), None])
+    assert take(TABLE, rows).equals(TABLE.take(rows))
+
+
+@pytest.mark.usefixtures("sizes")
+def test_a_large_table_takes_no_memory_and_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(large_tables.tempfile, "tempdir", str(tmp_path))
+    before = pa.total_allocated_bytes()
+    found = collected(slices(TABLE), TABLE.schema)
+    is_mapped = large_tables.MAPPED_BYTES == 500
+    assert (pa.total_allocated_bytes() - before < 1000) == is_mapped or not is_mapped
+    assert found.equals(TABLE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_temporary_folder_is_named(monkeypatch):
+    monkeypatch.setattr(large_tables, "MAPPED_BYTES", 500)
+    monkeypatch.setattr(large_tables.tempfile, "tempdir", "/nowhere")
+    with pytest.raises(StoreError, match=r"/nowhere: No such file.* Set TMPDIR"):
+        collected([TABLE], TABLE.schema)
