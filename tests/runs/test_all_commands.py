@@ -12,6 +12,7 @@ import tarfile
 import threading
 import zipfile
 from collections import Counter
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -20,6 +21,7 @@ from crashing import CrashPoints, in_child
 from jobs import run_job
 from letter_inputs import STEPS, Inputs
 from reference import Key, Options, Record, Reference, Row
+from small_tables import small_tables
 
 import batchmill
 from batchmill import workers as isolation  # noqa: F401  # Children need not import it.
@@ -485,10 +487,14 @@ def test_random_commands_in_a_bucket(tmp_path, bucket, seed):
 
 
 def play(folder, dataset, seed):
-    """Play one sequence. An error names its seed and its commands."""
+    """Play one sequence. An error names its seed and its commands.
+
+    In half of the sequences, all tables are in files, as those of many inputs.
+    """
     sequence = Sequence(folder, dataset, seed)
     try:
-        sequence.play(LENGTH)
+        with small_tables() if sequence.chance.random() < 0.5 else nullcontext():
+            sequence.play(LENGTH)
     except BaseException as error:
         error.add_note("\n".join(sequence.log))
         raise

@@ -17,6 +17,7 @@ from batchmill.layout import KEPT, VERSIONS
 from batchmill.ledger.json_file import read_sealed, sealed
 from batchmill.ledger.parts import current_records
 from batchmill.storage import Store, if_exists, read_once
+from batchmill.storage.large_tables import select
 
 _NAME = re.compile("[A-Za-z][A-Za-z0-9._-]*")
 
@@ -159,7 +160,7 @@ def records_of(records: pa.Table, number: int) -> pa.Table:
         records: All records, with the columns that `current_records` needs.
         number: The number of the version.
     """
-    return current_records(records.filter(pc.less_equal(records["run"], number)))
+    return current_records(select(records, pc.less_equal(records["run"], number)))
 
 
 def _listed(names: Mapping[str, int]) -> str:

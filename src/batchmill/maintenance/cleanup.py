@@ -4,6 +4,7 @@ from collections.abc import Set
 from functools import reduce
 from operator import or_
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,6 +24,8 @@ from batchmill.maintenance.pack_upkeep import cut_packs, rewrite_packs, unused_p
 from batchmill.maintenance.verify import named_files, unreferenced
 from batchmill.storage import Store, in_threads
 from batchmill.storage.addresses import parse_address
+from batchmill.storage.large_tables import select
+from batchmill.storage.name_search import repeated
 
 # Reading a part takes a millisecond, so a dataset with this number opens in half a second.
 MANY_PARTS = 500
@@ -123,24 +126,31 @@ def compact(ledger: Ledger, run: int, many: int = MANY_PARTS) -> None:
     versions = [version.number for version in ledger.versions.read_all()]
     # A record of a removed input must stay as long as an earlier record of the same input stays.
     stay = [winning_records(records)]
-    stay += [winning_records(records.filter(pc.less_equal(records["run"], n))) for n in versions]
-    stay.append(records.filter(pc.greater(records["run"], max(versions, default=0))))
+    stay += [
+        winning_records(select(records, pc.less_equal(records["run"], number)))
+        for number in versions
+    ]
+    stay.append(select(records, pc.greater(records["run"], max(versions, default=0))))
     merged = _distinct(pa.concat_tables(stay))
-    ledger.rewrite_records(run, merged.filter(_is_needed(merged)))
+    ledger.rewrite_records(run, select(merged, _is_needed(merged)))
     ledger.delete_parts(names)
 
 
 def _distinct(records: pa.Table) -> pa.Table:
-    """Return records without repetitions."""
-    keys = records.select(["input", "run", "attempt"]).to_pandas()
-    return records.filter(pa.array(~keys.duplicated()))
+    """Return records without repetitions: the first one of each input, run and attempt."""
+    rows, numbers = repeated(records["input"])
+    keys = records.select(["run", "attempt"]).take(pa.array(rows))
+    frame = keys.to_pandas().assign(input=numbers)
+    is_first = np.ones(len(records), bool)
+    is_first[rows[frame.duplicated()]] = False
+    return select(records, is_first)
 
 
-def _is_needed(records: pa.Table) -> pa.Array:
+def _is_needed(records: pa.Table) -> np.ndarray:
     """Return which records are not the only record of a removed input."""
-    frame = records.select(["input", "outcome"]).to_pandas()
-    is_alone = ~frame["input"].duplicated(keep=False)
-    return pa.array(~(is_alone & (frame["outcome"] == PRUNED)))
+    is_needed = np.asarray(pc.not_equal(records["outcome"], PRUNED))
+    is_needed[repeated(records["input"])[0]] = True
+    return is_needed
 
 
 def forget_released(ledger: Ledger) -> None:

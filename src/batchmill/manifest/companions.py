@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.cells import is_missing
-from batchmill.manifest.file_stats import COLUMNS, MISSING_SIZE, stat_files
+from batchmill.manifest.file_stats import FILES, MISSING_SIZE, stat_files
 from batchmill.manifest.inputs import find_escapes, resolve_names
 from batchmill.manifest.source import Source
 from batchmill.security.allowlist import refused_inputs, restricts_inputs
@@ -98,7 +98,7 @@ def companion_rows(
     columns = [
         [
             SeenFile(*row) if row[0] is not None else None
-            for row in zip(*(table[name].to_pylist() for name in COLUMNS), strict=True)
+            for row in zip(*(table[name].to_pylist() for name in FILES.names), strict=True)
         ]
         for table in companions.values()
     ]

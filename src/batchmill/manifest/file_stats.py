@@ -18,7 +18,15 @@ MISSING_SIZE = -1
 _NO_FOLDER = Fingerprint(MISSING_SIZE, 0, "")
 
 # The columns of the tables of files.
-COLUMNS = ["input", "size", "mtime_ns", "etag", "ctime_ns"]
+FILES = pa.schema(
+    [
+        ("input", pa.string()),
+        ("size", pa.int64()),
+        ("mtime_ns", pa.int64()),
+        ("etag", pa.string()),
+        ("ctime_ns", pa.int64()),
+    ]
+)
 
 # The number of names that are Python objects at a time. It limits the memory.
 _CHUNK = 65_536
@@ -40,7 +48,7 @@ def stat_files(
     changed = pa.array(changes, mask=sizes == MISSING_SIZE)
     if not (seen or is_remote.any()):
         etags = pa.nulls(len(names), pa.string())
-        return pa.table([names, sizes, times, etags, changed], COLUMNS)
+        return pa.table([names, sizes, times, etags, changed], schema=FILES)
     places = {
         index: join(root, names[index].as_py())
         for index in np.flatnonzero(is_remote).tolist()
@@ -56,7 +64,7 @@ def stat_files(
         if what is not None:
             sizes[index], times[index], found_etags[index] = what
     etags = pa.array(found_etags, pa.string())
-    return pa.table([names, sizes, times, etags, changed], COLUMNS)
+    return pa.table([names, sizes, times, etags, changed], schema=FILES)
 
 
 def stat_folders(
@@ -78,7 +86,7 @@ def stat_folders(
             pa.nulls(len(names), pa.string()),
             pa.nulls(len(names), pa.int64()),
         ],
-        COLUMNS,
+        schema=FILES,
     )
     return table, [state.companions for state in states]
 

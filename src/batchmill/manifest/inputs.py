@@ -5,7 +5,7 @@ manifest may have millions of rows.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,9 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.cells import is_missing
-from batchmill.manifest.file_stats import stat_files, stat_folders
+from batchmill.manifest.file_stats import FILES, stat_files, stat_folders
 from batchmill.manifest.source import Source
 from batchmill.storage import is_url
+from batchmill.storage.large_tables import SLICE_ROWS, collected
+from batchmill.storage.name_search import repeated
 from batchmill.urls import (
     control_fault,
     is_web,
@@ -67,18 +69,32 @@ def check_inputs(
     """
     faults: dict[int, str] = {}
     values = source.frame[column]
-    is_listing = source.form == "listing"
-    names, places = resolve_names(values, root, faults, confined=confined, may_be_blank=is_listing)
-    _find_duplicates(places, values, source, faults)
-    if confined and not is_url(root):
-        find_escapes(names, root, faults)
     digests: list[str | None] = []
-    if folders:
-        table, digests = stat_folders(names, root, faults)
-    else:
-        table = stat_files(names, root, faults, source.seen)
+
+    def tables() -> Iterator[pa.Table]:
+        for start in range(0, len(values), SLICE_ROWS):
+            own: dict[int, str] = {}
+            names, places = resolve_names(
+                values.iloc[start : start + SLICE_ROWS],
+                root,
+                own,
+                confined=confined,
+                may_be_blank=source.form == "listing",
+            )
+            if confined and not is_url(root):
+                find_escapes(names, root, own)
+            if folders:
+                table, some = stat_folders(names, root, own)
+                digests.extend(some)
+            else:
+                table = stat_files(names, root, own, source.seen)
+            faults.update((start + row, text) for row, text in own.items())
+            yield table.append_column("place", places)
+
+    checked = collected(tables(), FILES.append(pa.field("place", pa.string())))
+    _find_duplicates(checked["place"], values, source, faults)
     found = [f"{source.places[index]}: {text}" for index, text in sorted(faults.items())]
-    return CheckedInputs(table=table, faults=found, folders=digests)
+    return CheckedInputs(table=checked.drop_columns("place"), faults=found, folders=digests)
 
 
 def resolve_names(
@@ -122,7 +138,8 @@ def resolve_names(
 
 def _suspects(values: pd.Series) -> Iterable[int]:
     """Return the rows of values that may not be paths: those that are not ASCII text."""
-    if not isinstance(values.dtype, pd.StringDtype):
+    kind = getattr(values.dtype, "pyarrow_dtype", None)
+    if kind != pa.string() and not isinstance(values.dtype, pd.StringDtype):
         cells = enumerate(values)
         return [i for i, cell in cells if not isinstance(cell, str) or not cell.isascii()]
     plain = pc.string_is_ascii(pa.array(values, from_pandas=True)).fill_null(False)
@@ -191,18 +208,14 @@ def _outside(value: str, root: str, how: str = "") -> str:
 
 
 def _find_duplicates(
-    places: pa.StringArray, values: pd.Series, source: Source, faults: dict[int, str]
+    places: pa.ChunkedArray, values: pd.Series, source: Source, faults: dict[int, str]
 ) -> None:
-    if len(places.unique()) == len(places):
-        return
-    series = places.to_pandas()
-    repeated = series.duplicated(keep=False) & series.notna()
-    first: dict[str, int] = {}
-    for index in np.flatnonzero(repeated.to_numpy()).tolist():
-        earlier = first.setdefault(series.iloc[index], index)
-        if earlier != index:
+    first: dict[int, int] = {}
+    for row, number in zip(*map(np.ndarray.tolist, repeated(places)), strict=True):
+        earlier = first.setdefault(number, row)
+        if earlier != row and places[row].is_valid:
             line = source.places[earlier]
-            faults[index] = f"{values.iloc[index]!r} is already listed on {line}. Delete one."
+            faults[row] = f"{values.iloc[row]!r} is already listed on {line}. Delete one."
 
 
 def find_escapes(names: pa.StringArray, root: str, faults: dict[int, str]) -> None:

@@ -3,17 +3,19 @@
 import errno
 import glob
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path, PurePosixPath
 
 import pandas as pd
+import pyarrow as pa
 
 from batchmill.layout import FORMAT, LEDGER_FOLDER, METADATA
 from batchmill.manifest.dataset import read_dataset
 from batchmill.manifest.source import Source, fits, numbered
 from batchmill.storage import is_url, remote
 from batchmill.storage.escaped_names import escape_name
+from batchmill.storage.large_tables import collected_texts
 from batchmill.storage.remote import FileStat
 from batchmill.urls import parent
 
@@ -35,7 +37,7 @@ def read_folder(path: Path, pattern: str) -> Source:
         table = path / METADATA
         content = table.read_bytes() if table.exists() else None
         return read_dataset(os.path.abspath(path), pattern, content)
-    names = sorted(name for name in _files_below(path) if fits(name, pattern))
+    names = (name for name in _files_below(path) if fits(name, pattern))
     nothing = f"no file in it matches {pattern!r}"
     return _listed(str(path), os.path.abspath(path), _escaped(names), nothing)
 
@@ -197,34 +199,38 @@ def _in_dataset(folder: str) -> bool:
     return parent != folder and _in_dataset(parent)
 
 
-def _escaped(names: list[str]) -> list[str]:
+def _escaped(names: Iterable[str]) -> Iterator[str]:
     """Escape names that are not UTF-8. Such a file is an input whose outcome is `missing`."""
-    return [name if name.isascii() else escape_name(name) for name in names]
+    return (name if name.isascii() else escape_name(name) for name in names)
 
 
 def _listed(
     name: str,
     folder: str,
-    names: list[str],
+    names: Iterable[str],
     nothing: str,
     seen: Mapping[str, FileStat] | None = None,
 ) -> Source:
+    column = collected_texts(names)
     return Source(
         name=name,
         form="listing",
         seen=seen or {},
-        frame=pd.DataFrame({"input": pd.Series(names, dtype=object)}),
+        frame=pd.DataFrame({"input": pd.Series(column, dtype=pd.ArrowDtype(pa.string()))}),
         folder=folder,
-        locate=numbered("file", len(names)),
-        faults=[] if names else [f"{nothing}. Check the path, or give another pattern."],
+        locate=numbered("file", len(column)),
+        faults=[] if len(column) else [f"{nothing}. Check the path, or give another pattern."],
     )
 
 
 def _files_below(folder: Path) -> Iterator[str]:
-    """Yield the relative paths of files, without hidden files and datasets."""
+    """Yield the relative paths of files in sorted order, without hidden files and datasets."""
     stack = [""]
     while stack:
         relative = stack.pop()
+        if relative and not relative.endswith("/"):
+            yield relative
+            continue
         try:
             with os.scandir(folder / relative) as entries:
                 found = [entry for entry in entries if not entry.name.startswith(".")]
@@ -232,13 +238,16 @@ def _files_below(folder: Path) -> Iterator[str]:
             if not relative:
                 raise
             continue  # The folder was removed or renamed after it was listed.
+        names = []
         for entry in found:
             name = f"{relative}{entry.name}"
             if entry.is_dir(follow_symlinks=False):
                 if not os.path.isdir(os.path.join(entry.path, LEDGER_FOLDER)):
-                    stack.append(f"{name}/")
+                    names.append(f"{name}/")
             elif _is_input(entry):
-                yield name
+                names.append(name)
+        # With the slash, a folder has the place of its files.
+        stack += sorted(names, reverse=True)
 
 
 def _is_input(entry: os.DirEntry[str]) -> bool:

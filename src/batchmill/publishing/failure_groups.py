@@ -25,6 +25,7 @@ from batchmill.planning.run_spec import RunSpec
 from batchmill.security.redaction import without_secrets
 from batchmill.sizes import counted, readable_size
 from batchmill.storage.addresses import parse_address
+from batchmill.storage.large_tables import select
 from batchmill.urls import join, last_part
 
 _COLUMNS = (
@@ -166,7 +167,10 @@ def read_failures(ledger: Ledger, spec: RunSpec | None = None) -> Failures:
         ledger: The dataset's ledger.
         spec: The settings of the last run, for the commands. None: the groups have no commands.
     """
-    records = listed_records(ledger.records({*_COLUMNS, *_USED, "absence"}))
+    records = ledger.records({*_COLUMNS, *_USED, "absence"})
+    # Most records are those of inputs that are ok.
+    is_odd = pc.or_(pc.not_equal(records["outcome"], "ok"), pc.is_valid(records["absence"]))
+    records = listed_records(select(records, is_odd))
     records = records.filter(pc.not_equal(records["outcome"], "ok")).sort_by("input")
     found: dict[_Key, _Members] = {}
     indices = np.array([_add(record, found) for record in _dicts(records)], np.int64)

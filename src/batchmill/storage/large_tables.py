@@ -10,7 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from batchmill.errors import StoreError
 
 # A table above this size is mapped from a file.
-MAPPED_BYTES = 256 * 2**20
+MAPPED_BYTES = 64 * 2**20
 # The number of rows that are copied to the memory at a time.
 SLICE_ROWS = 65_536
 
@@ -38,6 +38,13 @@ def collected(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
         StoreError: The temporary folder is full.
     """
     return pa.concat_tables([schema.empty_table(), *kept(tables)])
+
+
+def collected_texts(texts: Iterable[str]) -> pa.ChunkedArray:
+    """Return texts as a column, which is mapped if it is large."""
+    schema, rest = pa.schema([("text", pa.string())]), iter(texts)
+    parts = iter(lambda: [*islice(rest, SLICE_ROWS)], [])
+    return collected((pa.table([part], schema=schema) for part in parts), schema)["text"]
 
 
 def kept(tables: Iterable[pa.Table]) -> list[pa.Table]:

@@ -15,7 +15,7 @@ from batchmill.storage.large_tables import SLICE_ROWS, Column
 
 
 def rows_of(names: Column, values: Column) -> pa.Array:
-    """Return for each name the first row of `values` that is equal; null if none is.
+    """Return the first row of `values` with each name; null for a name that is not there.
 
     It is `pyarrow.compute.index_in` with a sixth of the memory: it compares hashes, and then the
     names that they lead to.

@@ -1,0 +1,63 @@
+"""The memory of a plan does not grow with the columns of its tables."""
+
+import pyarrow as pa
+import pytest
+from small_tables import small_tables
+
+from batchmill.ledger.parts import PART_SCHEMA
+from batchmill.manifest import Manifest
+from batchmill.planning.plan import PLANNED_COLUMNS, find_records, make_plan
+from batchmill.storage.large_tables import collected
+
+ROWS = 20_000
+NAME = "a-folder-with-a-long-name/and-another-one/{}.wav"
+
+
+@pytest.fixture
+def pool():
+    """A pool of Arrow's memory that measures the peak of the test."""
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(before)
+    pa.set_memory_pool(pool)
+    yield pool
+    pa.set_memory_pool(before)
+
+
+def tables_of(count, state):
+    """A table of inputs and one of their records, both in files."""
+    for start in range(0, count, 1000):
+        names = [NAME.format(number) for number in range(start, min(count, start + 1000))]
+        same = {"input": names, "input_id": names, "outcome": "ok", "step": "s", "run": 1}
+        columns = {
+            field.name: same.get(field.name, 1 if pa.types.is_integer(field.type) else None)
+            for field in state
+        }
+        yield pa.table(
+            [
+                pa.array(column if isinstance(column, list) else [column] * len(names), field.type)
+                for column, field in zip(columns.values(), state, strict=True)
+            ],
+            schema=state,
+        )
+
+
+def plan_of(count, states):
+    inputs, records = (collected(tables_of(count, state), state) for state in states)
+    columns = pa.table({"label": pa.nulls(count, pa.string())})
+    manifest = Manifest(name="m", root="/", inputs=inputs, manifest_columns=columns)
+    return make_plan(manifest, records, "s", record_rows=find_records(records, inputs))
+
+
+def test_a_plan_keeps_few_bytes_of_each_input_in_memory(pool):
+    names = ["input", "size", "mtime_ns", "etag", "ctime_ns", "companions"]
+    states = [
+        pa.schema([PART_SCHEMA.field(name) for name in columns])
+        for columns in (names, PLANNED_COLUMNS)
+    ]
+    with small_tables(rows=500):
+        peaks = []
+        for count in (ROWS, 3 * ROWS):
+            assert plan_of(count, states).counts["unchanged"] == count
+            peaks.append(pool.max_memory())
+    # Row numbers, masks and short texts. An input has about 300 bytes in both tables.
+    assert peaks[1] - peaks[0] < 80 * 2 * ROWS
