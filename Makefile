@@ -201,7 +201,7 @@ bench-full: setup ## Measure everything, compare with other tools, and write doc
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.unchanged
 	$(BIN)/python -m benchmarks.many_runs
-	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.reading
 	$(BIN)/python -m benchmarks.bucket_start
 	$(BIN)/python -m benchmarks.export

@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.memory import prefect_server
 from benchmarks.overhead import busy
+from benchmarks.scale import prefect_server
 
 BYTES, WAIT_SECONDS = 10_000, 0.05
 TAIL, TAIL_FACTOR = 50, 50

@@ -23,9 +23,9 @@ from typing import Any
 
 from ray.cluster_utils import Cluster
 
-from benchmarks.memory import prefect_server
 from benchmarks.overhead import Items, busy, engine_seconds, plain_seconds
 from benchmarks.peers.results import loop_seconds
+from benchmarks.scale import prefect_server
 
 BUSY_SECONDS, BUSY_INPUTS = 0.02, 1000
 SLEEP_SECONDS, INPUTS_PER_NODE, NODES = 0.05, 1000, 4

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import psutil
 
-from benchmarks.memory import prefect_server
+from benchmarks.scale import prefect_server
 
 IMPORTS = [sys.executable, "-c", "import torch, prefect"]
 POLL_SECONDS = 0.02

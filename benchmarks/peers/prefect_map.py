@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.memory import prefect_server
 from benchmarks.peers.command import Task, read_command, tell, write_table
+from benchmarks.scale import prefect_server
 
 
 def run(task: Task) -> float:

@@ -33,13 +33,11 @@ def tensors_as_lists(table: pa.Table) -> pa.Table:
     return table
 
 
-def _to_arrow_array(values: pd.Series) -> pa.Array:
+def _to_arrow_array(values: pd.Series) -> pa.Array | pa.ChunkedArray:
     try:
         column = pa.array(values, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return _to_text_array(values.tolist())
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_null(kind) or pa.types.is_primitive(kind):
         return column

@@ -4,6 +4,7 @@ A file that pandas cannot read, or would read with silent corrections, is read a
 by record, to find the line of each fault.
 """
 
+import codecs
 import csv
 import io
 import re
@@ -11,20 +12,23 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
 from batchmill.errors import ManifestError
 from batchmill.manifest.source import Source, duplicate_column_faults
+from batchmill.storage.large_tables import collected
 from batchmill.urls import parent
 
 _UTF_8_MARK = b"\xef\xbb\xbf"
+_DECODED_BYTES = 2**20
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 # The csv module rejects fields of more than 128 KiB by default.
 csv.field_size_limit(2**31 - 1)
 
+_BLANK = re.compile(rb"\s*")
 _BLANK_LINE = re.compile(rb"^[ \t\v\f]+\r?$", re.MULTILINE)
 
 # Only numbers that a numeric column can hold without loss. 007, +49 and account numbers are
@@ -50,7 +54,7 @@ def read_delimited(place: str, data: bytes, separator: str) -> Source:
     data = without_byte_order_mark(place, data)
     faults = encoding_faults(data)
     separator = _separator(data, separator)
-    if not data.strip():
+    if _BLANK.fullmatch(data):
         return Source(
             name=place,
             frame=pd.DataFrame(),
@@ -79,31 +83,40 @@ def type_columns(frame: pd.DataFrame, leave: Collection[str]) -> pd.DataFrame:
         leave: The names of the columns that stay text.
 
     Returns:
-        The same columns. A column with numbers that the conversion would change, such as `007`,
-        stays text.
+        The same columns, with types of Arrow. A column with numbers that the conversion would
+        change, such as `007`, stays text.
     """
     typed = {}
     for name in frame.columns:
-        column = frame[name]
-        if name not in leave and column.notna().any():
-            values = column.dropna()
-            if values.str.fullmatch(_INTEGER).all():
-                column = column.astype("Int64")
-            elif values.str.fullmatch(_NUMBER).all():
-                numbers = column.astype("Float64")
-                # 1.1 and 1.10 are the same number, but may be two version names.
-                if numbers.nunique() == values.nunique() and not _loses_digits(values):
-                    column = numbers
-            elif values.isin(["true", "false", "True", "False"]).all():
-                column = column.str.lower().map({"true": True, "false": False}).astype("boolean")
-        typed[name] = column
-    return pd.DataFrame(typed)
+        texts = pa.chunked_array(pa.table({"texts": frame[name]})["texts"]).cast(pa.string())
+        found = texts if name in leave else _typed(texts)
+        typed[name] = pd.Series(found, dtype=pd.ArrowDtype(found.type))
+    return pd.DataFrame(typed, index=frame.index)
 
 
-def _loses_digits(values: pd.Series) -> bool:
+def _typed(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    if texts.null_count == len(texts):
+        return texts
+    if _all_match(texts, _INTEGER):
+        return texts.cast(pa.int64())
+    if _all_match(texts, _NUMBER):
+        numbers = texts.cast(pa.float64())
+        # 1.1 and 1.10 are the same number, but may be two version names.
+        if pc.count_distinct(numbers) == pc.count_distinct(texts) and not _loses_digits(texts):
+            return numbers
+    elif _all_match(texts, "true|false|True|False"):
+        return pc.equal(pc.utf8_lower(texts), "true")
+    return texts
+
+
+def _all_match(texts: pa.ChunkedArray, pattern: str) -> bool:
+    return bool(pc.all(pc.match_substring_regex(texts, rf"\A(?:{pattern})\z")).as_py())
+
+
+def _loses_digits(texts: pa.ChunkedArray) -> bool:
     """Return whether a number is not what a float prints with the same number of digits."""
-    long = values[values.str.len() > sys.float_info.dig]
-    return not all(text == repr(float(text)) or _is_printed(text) for text in long.tolist())
+    long = texts.filter(pc.greater(pc.utf8_length(texts), sys.float_info.dig))
+    return not all(text == repr(float(text)) or _is_printed(text) for text in long.to_pylist())
 
 
 def _is_printed(text: str) -> bool:
@@ -125,7 +138,7 @@ def without_byte_order_mark(place: str, data: bytes) -> bytes:
 
 def _separator(data: bytes, separator: str) -> str:
     """Return the separator of the header. Excel writes semicolons in many countries."""
-    header = data.lstrip().partition(b"\n")[0].decode("utf-8", "replace")
+    header = next(filter(bytes.strip, io.BytesIO(data)), b"").decode("utf-8", "replace")
     if separator == "," and "," not in header:
         return next((sign for sign in ";\t" if sign in header), separator)
     return separator
@@ -147,9 +160,7 @@ def encoding_faults(data: bytes) -> list[str]:
             for number, line in enumerate(data.split(b"\n"), 1)
             if b"\0" in line
         ]
-    try:
-        data.decode()
-    except UnicodeDecodeError:
+    if not _is_utf_8(data):
         for number, line in enumerate(data.split(b"\n"), 1):
             try:
                 line.decode()
@@ -161,6 +172,18 @@ def encoding_faults(data: bytes) -> list[str]:
     return faults
 
 
+def _is_utf_8(data: bytes) -> bool:
+    """Return whether data is UTF-8. Some of it is decoded at a time, because text takes memory."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for start in range(0, len(data), _DECODED_BYTES):
+            decoder.decode(data[start : start + _DECODED_BYTES])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _read_fast(data: bytes, separator: str) -> pd.DataFrame | None:
     """Read with Arrow. Returns None if the file has to be read record by record."""
     # Arrow differs from the csv module in quotes, blank lines and lone carriage returns.
@@ -169,19 +192,21 @@ def _read_fast(data: bytes, separator: str) -> pd.DataFrame | None:
     header = next(_records(data, separator))[1]
     if len(set(header)) < len(header):
         return None
+    schema = pa.schema([(name, pa.string()) for name in header])
     try:
-        table = pcsv.read_csv(
-            io.BytesIO(data),
+        batches = pcsv.open_csv(
+            pa.BufferReader(data),
             parse_options=pcsv.ParseOptions(delimiter=separator, quote_char=False),
             convert_options=pcsv.ConvertOptions(
-                column_types=dict.fromkeys(header, pa.string()),
+                column_types=schema,
                 null_values=[""],  # "NA" and "None" are valid labels.
                 strings_can_be_null=True,
             ),
         )
+        table = collected((pa.Table.from_batches([batch]) for batch in batches), schema)
     except pa.ArrowInvalid:  # A record has too few or too many fields.
         return None
-    frame: pd.DataFrame = table.to_pandas(types_mapper=lambda _: pd.StringDtype(na_value=np.nan))
+    frame: pd.DataFrame = table.to_pandas(types_mapper=pd.ArrowDtype)
     return frame
 
 

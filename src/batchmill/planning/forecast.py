@@ -19,6 +19,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.run_control import Usage
 from batchmill.planning.sample import size_classes
 from batchmill.sizes import counted, duration, readable_size
+from batchmill.storage.large_tables import select
 
 # The quantile of the normal distribution for an interval of 90 %.
 _Z = 1.645
@@ -129,11 +130,11 @@ def make_forecast(
     # An `ok` record without an attempt is an earlier result, whose file is missing now.
     is_kept = pc.and_(pc.equal(records["attempts"], 0), pc.equal(records["outcome"], "ok"))
     is_own = pc.equal(records["step"], step_identity)
-    records = records.filter(pc.and_(is_own, pc.invert(is_kept)))
+    records = select(records, pc.and_(is_own, pc.invert(is_kept)))
     if not len(records):
         return None
     last = last_large_run(records["run"].to_numpy())
-    speed = _speed(records.filter(pc.equal(records["run"], last)))
+    speed = _speed(select(records, pc.equal(records["run"], last)))
     ended = ledger.read_summary(last)
     start_up = max(0.0, ended["seconds"] - speed.seconds) if ended else 0.0
     every = -(-len(records) // _RECORDS)
@@ -200,7 +201,7 @@ def _classes(sizes: NDArray[np.int64], records: pa.Table) -> _Classes:
         [
             records["seconds"].to_numpy(),
             (np.array(records["outcome"].to_pylist()) != "ok").astype(float),
-            np.array(written_bytes(records["outputs"]), float),
+            written_bytes(records["outputs"]).astype(float),
             np.array([len(json.loads(text)) for text in records["rows"].to_pylist()], float),
         ]
     )
@@ -269,11 +270,11 @@ def _limit(usage: Usage, speed: _Speed, *, is_remote: bool) -> str:
     return f"{where}: only {share}. More workers can help: --num-workers auto"
 
 
-def written_bytes(outputs: pa.ChunkedArray) -> list[int]:
+def written_bytes(outputs: pa.ChunkedArray) -> NDArray[np.int64]:
     """Return the bytes of the outputs of each record."""
-    written: list[int] = []
+    written = [np.zeros(0, np.int64)]
     for chunk in outputs.chunks:
         sizes = chunk.flatten().field("size").to_numpy()
         parents = pc.list_parent_indices(chunk).to_numpy()
-        written += np.bincount(parents, sizes, minlength=len(chunk)).astype(int).tolist()
-    return written
+        written.append(np.bincount(parents, sizes, minlength=len(chunk)).astype(np.int64))
+    return np.concatenate(written)

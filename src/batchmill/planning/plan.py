@@ -88,7 +88,7 @@ class Plan:
         return names
 
 
-# What a run does with an input, and what is known of its record.
+# The decision about an input, and the columns of its record that the plan counts.
 _DECISIONS = pa.schema(
     [
         ("reason", pa.string()),
@@ -200,7 +200,7 @@ def _decide(
     forced_after: int | None,
     adopted_steps: Collection[str],
 ) -> pa.Table:
-    """Return what a run does with some inputs, and what it must know of their records.
+    """Return the decisions about some inputs.
 
     Args:
         manifest: A part of the manifest.

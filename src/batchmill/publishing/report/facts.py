@@ -21,6 +21,7 @@ from batchmill.publishing.summary import (
     count_contents,
     summarise,
 )
+from batchmill.storage.large_tables import select
 from batchmill.urls import absolute
 
 SHOWN_FAILURES, SHOWN_RUNS, SHOWN_SLOWEST = 200, 20, 10
@@ -95,7 +96,8 @@ class Facts:
     def slowest(self) -> list[dict[str, Any]]:
         """Return the inputs that took longest, the longest first."""
         order = [("seconds", "descending"), ("input", "ascending")]
-        found: list[dict[str, Any]] = self.executed.sort_by(order)[:SHOWN_SLOWEST].to_pylist()
+        first = pc.select_k_unstable(self.executed, SHOWN_SLOWEST, order)
+        found: list[dict[str, Any]] = self.executed.take(first).to_pylist()
         return found
 
 
@@ -131,10 +133,10 @@ def gather(ledger: Ledger, run: int, dataset: str) -> Facts:
 def _last_executed(ledger: Ledger) -> tuple[pa.Table, int]:
     """Return the records of the last run that executed many inputs, and the number of the run."""
     records = ledger.records([*_RUN_COLUMNS, "outputs", "run"])
-    records = records.filter(pc.greater(records["attempts"], 0))
+    records = select(records, pc.greater(records["attempts"], 0))
     last = last_large_run(records["run"].to_numpy())
-    records = records.filter(pc.equal(records["run"], last))
+    records = select(records, pc.equal(records["run"], last))
     # A failed input may keep the outputs of an earlier run.
     is_ok = pc.equal(records["outcome"], "ok").cast(pa.int64())
-    written = pc.multiply(pa.array(written_bytes(records["outputs"]), pa.int64()), is_ok)
+    written = pc.multiply(pa.array(written_bytes(records["outputs"])), is_ok)
     return records.select(list(_RUN_COLUMNS)).append_column("written", written), last

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from batchmill.publishing.report.charts import Axis, Chart, Series
 from batchmill.publishing.report.facts import Facts
@@ -30,9 +31,9 @@ def figures(facts: Facts) -> Iterator[tuple[str, str]]:
         return
     seconds = np.maximum(_column(facts.executed, "seconds"), _LEAST_SECONDS)
     ends = _column(facts.executed, "finished_at") - facts.begun
-    ok = np.array(facts.executed["outcome"].to_pylist()) == "ok"
+    ok = np.asarray(pc.equal(facts.executed["outcome"], "ok"))
     sizes = _column(facts.executed, "size")
-    hosts = np.array(facts.executed["host"].to_pylist())
+    hosts = facts.executed["host"]
     yield "Finished inputs per second, over the time of the run", _throughput(ends, ok)
     yield "Inputs in progress at the same time, by node", _parallelism(ends, seconds, hosts)
     yield "Number of inputs by duration", _durations(seconds, ok)
@@ -51,11 +52,13 @@ def _throughput(ends: Any, ok: Any) -> str:
     return _stacked_bars("Throughput", _time_axis(ends), y, edges, rates)
 
 
-def _parallelism(ends: Any, seconds: Any, hosts: Any) -> str:
+def _parallelism(ends: Any, seconds: Any, column: pa.ChunkedArray) -> str:
     at = np.linspace(0.0, _whole(ends), 300)
-    names, counts = np.unique(hosts, return_counts=True)
-    first = names[np.argsort(-counts, kind="stable")]
-    groups = [(str(host)[:_NAME_LENGTH], hosts == host) for host in first[: len(_NODES) - 1]]
+    names = sorted(pc.unique(column).to_pylist())
+    hosts = np.asarray(pc.index_in(column, value_set=pa.array(names, pa.string())))
+    first = np.argsort(-np.bincount(hosts), kind="stable")
+    shown = first[: len(_NODES) - 1].tolist()
+    groups = [(names[host][:_NAME_LENGTH], hosts == host) for host in shown]
     if len(first) >= len(_NODES):
         rest = np.isin(hosts, first[len(_NODES) - 1 :])
         groups.append((f"{len(first) - len(_NODES) + 1} more nodes", rest))
