@@ -17,6 +17,7 @@ from batchmill.ledger.versions import Versions
 from batchmill.planning.run_spec import RunSpec, read_spec
 from batchmill.storage import Store, is_url, remote
 from batchmill.storage.fingerprints import hash_file
+from batchmill.storage.large_tables import SLICE_ROWS, collected
 from batchmill.storage.scratch import scratch_folder
 
 _REMOVED = (
@@ -137,7 +138,14 @@ def _read(
             added = TableMetadata.of(parquet.schema_arrow)
             needed = {*(columns or ()), *added.added}
             chosen = [name for name in names if columns is None or name in needed]
-            table = parquet.read(columns=chosen).replace_schema_metadata(None)
+            schema = pa.schema([parquet.schema_arrow.field(name) for name in chosen])
+            table = collected(
+                (
+                    pa.Table.from_batches([batch]).replace_schema_metadata(None)
+                    for batch in parquet.iter_batches(SLICE_ROWS, columns=chosen)
+                ),
+                schema,
+            )
         except (OSError, pa.ArrowException) as error:
             raise StoreError(
                 place, f"cannot be read ({error}). Run the same command again."
