@@ -229,6 +229,7 @@ def _deal(sizes: NDArray[np.int64], shards: int) -> tuple[NDArray[np.int64], tup
     block = max(1, -(-(len(order) - singly) // (shards * _DEALT_SINGLY)))
     starts = np.concatenate([np.arange(singly), np.arange(singly, len(order), block)])
     loads = np.add.reduceat(weights[order], starts).tolist()
+    del weights  # It may be large.
     lengths = np.diff(starts, append=len(order)).tolist()
     # No shard gets many more inputs than the others, even if its inputs are light.
     most = 2 * -(-len(order) // shards)
@@ -239,6 +240,6 @@ def _deal(sizes: NDArray[np.int64], shards: int) -> tuple[NDArray[np.int64], tup
         owners.append(shard)
         if held + length < most or not heap:
             heapq.heappush(heap, (has + load, held + length, shard))
-    shard_of = np.repeat(np.array(owners, np.int64), np.array(lengths, np.int64))
+    shard_of = np.repeat(np.array(owners, np.uint16), np.array(lengths, np.int64))
     counts = np.bincount(shard_of, minlength=shards)
     return order[np.argsort(shard_of, kind="stable")], (0, *np.cumsum(counts).tolist())

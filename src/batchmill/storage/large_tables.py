@@ -23,6 +23,7 @@ from batchmill.errors import StoreError
 MAPPED_BYTES = 64 * 2**20
 # The number of rows that are copied to the memory at a time.
 SLICE_ROWS = 65_536
+_ON_DISK = os.path.join(os.sep, "var", "tmp")
 
 Column: TypeAlias = pa.Array | pa.ChunkedArray
 
@@ -65,7 +66,8 @@ def kept(tables: Iterable[pa.Table]) -> list[pa.Table]:
 
 def _mapped(first: list[pa.Table], rest: Iterable[pa.Table]) -> list[pa.Table]:
     ends = [0]
-    with _naming_the_folder(), tempfile.TemporaryFile() as file:
+    folder = _folder()
+    with _naming(folder), tempfile.TemporaryFile(dir=folder) as file:
 
         def write(table: pa.Table) -> None:
             with pa.ipc.new_stream(file, table.schema) as writer:
@@ -82,13 +84,20 @@ def _mapped(first: list[pa.Table], rest: Iterable[pa.Table]) -> list[pa.Table]:
     return [pa.ipc.open_stream(part).read_all() for part in parts]
 
 
+def _folder() -> str:
+    """Return the folder of large files: `/var/tmp`, because `/tmp` is in memory on many systems."""
+    is_chosen = any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+    has_other = not is_chosen and os.access(_ON_DISK, os.W_OK)
+    return _ON_DISK if has_other else tempfile.gettempdir()
+
+
 @contextmanager
-def _naming_the_folder() -> Iterator[None]:
+def _naming(folder: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise StoreError(
-            tempfile.gettempdir(),
+            folder,
             f"{os.strerror(error.errno or 0)}. Large tables need this temporary folder. Set TMPDIR "
             "to another folder.",
             general=True,
