@@ -1,8 +1,10 @@
 """Packs of which little is used are written again, and each address still leads to its file."""
 
+import pytest
+
 from batchmill.layout import PACKS
 from batchmill.maintenance import pack_upkeep
-from batchmill.maintenance.pack_upkeep import rewrite_packs
+from batchmill.maintenance.pack_upkeep import rewrite_packs, unused_packs
 from batchmill.storage import LocalStore
 from batchmill.storage.addresses import Address
 from batchmill.storage.pack_writer import encode_member
@@ -34,3 +36,21 @@ def test_files_that_stay_where_they_are_keep_their_address(tmp_path, monkeypatch
         for address, path in used.items():
             assert fresh.read(address) == path.encode() * 40, kept
     assert len(store.names(PACKS)) >= 3
+
+
+@pytest.mark.parametrize(
+    ("kept", "is_rewritten"), [((1, 3, 5, 7), False), ((0, 1, 2), True), ((7,), True)]
+)
+def test_packs_are_joined_if_less_than_half_of_them_is_used(tmp_path, kept, is_rewritten):
+    store, used = LocalStore(tmp_path), {}
+    for number in range(2):
+        paths = [f"files/{number}{place}/x" for place in range(8)]
+        places = list(write_pack(store, f"{PACKS}/{number}.tar", paths).items())
+        used |= dict(places[place] for place in kept)
+    rewrite_packs(store, used)
+    assert all(LocalStore(tmp_path).read(at) == path.encode() * 40 for at, path in used.items())
+    names = store.names(PACKS)
+    assert (names == ["0.tar", "1.tar"]) != is_rewritten
+    assert len(names) == (3 if is_rewritten else 2), "one new pack, and the lists that lead to it"
+    assert unused_packs(store, used) == []
+    assert unused_packs(store, []) == [f"{PACKS}/{name}" for name in names]

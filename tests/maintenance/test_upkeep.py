@@ -116,6 +116,8 @@ def test_a_version_names_no_file_of_an_input_that_its_manifest_did_not_list(job,
     assert examine(job.ledger, version="v", hash_files=True) == []
     assert examine(job.ledger, hash_files=True) == []
     assert "in/00002.txt" not in job.ledger.records(["input"])["input"].to_pylist()
-    name = job.output("00003.txt") if not options else next((job.dataset / "packs").iterdir())
-    name.unlink()
+    # A pack may contain only the output of the input that is not listed.
+    files = (job.dataset / "packs").iterdir() if options else [job.output("00003.txt")]
+    for path in list(files):
+        path.unlink()
     assert {found.kind for found in examine(job.ledger, version="v")} == {"missing"}

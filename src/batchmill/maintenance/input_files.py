@@ -70,7 +70,7 @@ def copy_files(ledger: Ledger, files: Sequence[InputFile], folder: Path) -> None
                 shutil.copyfileobj(content, copy)
         except FileExistsError as error:
             raise OptionError(
-                f"{path}: exists already. Remove it, or name another folder."
+                f"{error.filename}: exists already. Remove it, or name another folder."
             ) from error
         except OSError as error:
             reason = os.strerror(error.errno or 0)

@@ -117,8 +117,8 @@ def _read_url(url: str, pattern: str, *, may_be_empty: bool, folders: bool) -> S
         content = if_exists(remote.read, url) if is_table else None
         if content:  # In Azure, a folder may be an empty file.
             return _read_file(url, lambda: content)
-        found = remote.find(url)
-        if not found:
+        found = remote.find_table(url)
+        if not len(found):
             other = _read_other_url(url, pattern, folders=folders)
             if other:
                 return other

@@ -86,6 +86,10 @@ def check_inputs(
             if folders:
                 table, some = stat_folders(names, root, own)
                 digests.extend(some)
+            elif source.files is not None:
+                found = source.files.slice(start, SLICE_ROWS)
+                seen = [found[name] for name in ("size", "mtime_ns", "etag")]
+                table = pa.table([names, *seen, pa.nulls(len(names), pa.int64())], schema=FILES)
             else:
                 table = stat_files(names, root, own, source.seen)
             faults.update((start + row, text) for row, text in own.items())

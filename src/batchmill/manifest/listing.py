@@ -3,20 +3,22 @@
 import errno
 import glob
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path, PurePosixPath
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from batchmill.layout import FORMAT, LEDGER_FOLDER, METADATA
 from batchmill.manifest.dataset import read_dataset
 from batchmill.manifest.source import Source, fits, numbered
 from batchmill.storage import is_url, remote
 from batchmill.storage.escaped_names import escape_name
-from batchmill.storage.large_tables import collected_texts
-from batchmill.storage.remote import FileStat
+from batchmill.storage.large_tables import collected_texts, select
+from batchmill.storage.remote import FOUND
 from batchmill.urls import parent
 
 
@@ -70,33 +72,35 @@ def read_sub_folders(path: Path, pattern: str) -> Source:
     return _listed(str(path), os.path.abspath(path), _escaped(names), nothing)
 
 
-def read_url_folders(url: str, pattern: str, found: Mapping[str, FileStat]) -> Source:
+def read_url_folders(url: str, pattern: str, found: pa.Table) -> Source:
     """List the folders directly below a URL, as `read_sub_folders` does. Raises StoreError.
 
     Args:
         url: The URL. If it is a dataset, its outputs are listed.
         pattern: The pattern that a folder's name must match.
-        found: All files below the URL, by relative name.
+        found: The result of `find_table`.
     """
     url = url.rstrip("/")
-    if FORMAT in found:
+    datasets = _datasets_in(found["name"])
+    if "" in datasets:
         return read_prefix(url, pattern, found)
-    names = sorted({name.partition("/")[0] for name in found if "/" in name})
+    within = found["name"].filter(pc.match_substring(found["name"], "/"))
+    tops = pc.unique(pc.replace_substring_regex(within, "/.*", "")).to_pylist()
     names = [
         name
-        for name in names
-        if not name.startswith(".") and f"{name}/{FORMAT}" not in found and fits(name, pattern)
+        for name in sorted(tops)
+        if not name.startswith(".") and name not in datasets and fits(name, pattern)
     ]
     return _listed(url, url, names, f"no folder below it matches {pattern!r}")
 
 
-def read_prefix(url: str, pattern: str, found: Mapping[str, FileStat]) -> Source:
+def read_prefix(url: str, pattern: str, found: pa.Table) -> Source:
     """List the files below a URL.
 
     Args:
         url: The bucket prefix. If it is a dataset, its outputs are listed.
         pattern: The pattern that a file's relative path or name must match.
-        found: All files below the URL, by relative name.
+        found: The result of `find_table`.
 
     Returns:
         One row per file, with what the store says about it.
@@ -105,15 +109,11 @@ def read_prefix(url: str, pattern: str, found: Mapping[str, FileStat]) -> Source
         StoreError: The store cannot be read.
     """
     url = url.rstrip("/")
-    inside = f"/{LEDGER_FOLDER}/"
-    datasets = {f"/{name}".partition(inside)[0] for name in found if inside in f"/{name}"}
+    datasets = _datasets_in(found["name"])
     if "" in datasets:
-        content = remote.read(f"{url}/{METADATA}") if METADATA in found else None
-        return read_dataset(url, pattern, content)
-    found = _visible(found, datasets)
-    seen = _unambiguous(url, {name: found[name] for name in found if fits(name, pattern)})
-    nothing = f"no file in it matches {pattern!r}"
-    return _listed(url, url, list(seen), nothing, seen)
+        has_table = pc.any(pc.equal(found["name"], METADATA)).as_py()
+        return read_dataset(url, pattern, remote.read(f"{url}/{METADATA}") if has_table else None)
+    return _listed_objects(url, url, found, pattern, datasets, f"no file in it matches {pattern!r}")
 
 
 def read_url_glob(pattern: str) -> Source:
@@ -130,32 +130,45 @@ def read_url_glob(pattern: str) -> Source:
     """
     folder = parent(pattern[: min(pattern.find(sign) % len(pattern) for sign in "*?[")])
     start = f"{folder}/"
-    seen = {url.removeprefix(start): found for url, found in remote.glob(pattern).items()}
-    above = {str(up).rstrip("/") for name in seen for up in PurePosixPath(f"/{name}").parents}
+    seen = [(url.removeprefix(start), *stat) for url, stat in remote.glob(pattern).items()]
+    above = {str(up).strip("/") for name, *_ in seen for up in PurePosixPath(f"/{name}").parents}
     tops = sorted(above)
-    marks = [f"{folder}{top}/{FORMAT}" for top in tops]
+    marks = [f"{start}{top}/{FORMAT}" if top else f"{start}{FORMAT}" for top in tops]
     datasets = {top for top, mark in zip(tops, remote.stat_many(marks), strict=True) if mark}
-    seen = _visible(seen, datasets)
-    seen = _unambiguous(folder, seen)
-    return _listed(pattern, folder, list(seen), "no file matches it", seen)
+    found = pa.Table.from_pylist([dict(zip(FOUND.names, row, strict=True)) for row in seen], FOUND)
+    return _listed_objects(pattern, folder, found, "*", datasets, "no file matches it")
 
 
-def _unambiguous(url: str, found: Mapping[str, FileStat]) -> dict[str, FileStat]:
-    """Use the full URL for each name that looks like a local path or another URL."""
+def _datasets_in(names: pa.ChunkedArray) -> set[str]:
+    """Return the folders of datasets, such as `a/b`; "" if the listed folder is one itself."""
+    inside = pc.match_substring_regex(names, rf"(^|/){re.escape(LEDGER_FOLDER)}/")
     return {
-        f"{url}/{name}" if name.startswith("/") or is_url(name) else name: seen
-        for name, seen in found.items()
+        f"/{name}".partition(f"/{LEDGER_FOLDER}/")[0][1:]
+        for name in names.filter(inside).to_pylist()
     }
 
 
-def _visible(found: Mapping[str, FileStat], datasets: Collection[str]) -> dict[str, FileStat]:
-    """Leave out hidden files, and files in a dataset. `datasets` holds paths such as `/a/b`."""
-
-    def is_hidden(name: str) -> bool:
-        above = [str(folder).rstrip("/") for folder in PurePosixPath(f"/{name}").parents]
-        return "/." in f"/{name}" or any(folder in datasets for folder in above)
-
-    return {name: seen for name, seen in found.items() if not is_hidden(name)}
+def _listed_objects(
+    name: str, url: str, found: pa.Table, pattern: str, datasets: Collection[str], nothing: str
+) -> Source:
+    """Return a listing of objects, without hidden ones and those in the folders of datasets."""
+    is_hidden = pc.match_substring_regex(found["name"], r"(^|/)\.")
+    for folder in datasets:
+        inside = pc.starts_with(found["name"], f"{folder}/" if folder else "")
+        is_hidden = pc.or_(is_hidden, inside)
+    if pattern != "*":
+        fitting = (fits(name.as_py(), pattern) for name in found["name"])
+        is_hidden = pc.or_(is_hidden, pc.invert(pa.array(fitting, pa.bool_())))
+    found = select(found, pc.invert(is_hidden))
+    # The full URL is the name of an object whose name looks like a local path or another URL.
+    names = found["name"]
+    may_be = pc.or_(pc.starts_with(names, "/"), pc.match_substring(names, "://"))
+    if pc.any(may_be).as_py():
+        names = collected_texts(
+            f"{url}/{name}" if name.startswith("/") or is_url(name) else name
+            for name in names.to_pylist()
+        )
+    return _source(name, url, names, nothing, found)
 
 
 def read_glob(pattern: str, *, folders: bool = False) -> Source:
@@ -209,13 +222,17 @@ def _listed(
     folder: str,
     names: Iterable[str],
     nothing: str,
-    seen: Mapping[str, FileStat] | None = None,
 ) -> Source:
-    column = collected_texts(names)
+    return _source(name, folder, collected_texts(names), nothing)
+
+
+def _source(
+    name: str, folder: str, column: pa.ChunkedArray, nothing: str, files: pa.Table | None = None
+) -> Source:
     return Source(
         name=name,
         form="listing",
-        seen=seen or {},
+        files=files,
         frame=pd.DataFrame({"input": pd.Series(column, dtype=pd.ArrowDtype(pa.string()))}),
         folder=folder,
         locate=numbered("file", len(column)),

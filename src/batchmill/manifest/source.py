@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 import pandas as pd
+import pyarrow as pa
 
 from batchmill.storage.remote import FileStat
 
@@ -29,8 +30,8 @@ class Source:
             a second time, so it is called only for a manifest with faults.
         faults: Faults that the reader found.
         version: The number of the version, if the form is a dataset. 0 if it has none.
-        seen: The known entries of files, by name. A listing has an entry of each file, a dataset
-            has entries of its outputs in packs.
+        seen: The known entries of files, by name: of the outputs of a dataset that are in packs.
+        files: The known entry of each row, with the columns of FOUND: of the objects of a listing.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Source:
     faults: list[str] = field(default_factory=list)
     version: int = 0
     seen: Mapping[str, FileStat] = field(default_factory=dict)
+    files: pa.Table | None = None
 
     @cached_property
     def places(self) -> Sequence[str]:

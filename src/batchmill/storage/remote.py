@@ -6,15 +6,18 @@ Nothing is cached, so changes by other processes are visible at once.
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import islice
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from batchmill.errors import StoreError
 from batchmill.storage import google_requests, s3_requests
 from batchmill.storage.connection import connected
 from batchmill.storage.fingerprints import hash_bytes, hash_file, recordable
 from batchmill.storage.google_requests import is_google
+from batchmill.storage.large_tables import SLICE_ROWS, collected, take
 from batchmill.storage.retries import retry_remote
 from batchmill.storage.s3_requests import is_s3
 from batchmill.storage.store import in_threads
@@ -47,6 +50,17 @@ class FileStat(NamedTuple):
     size: int
     mtime_ns: int
     etag: str | None
+
+
+# The columns of a listing of many files: their relative names, and the fields of FileStat.
+FOUND = pa.schema(
+    [
+        ("name", pa.string()),
+        ("size", pa.int64()),
+        ("mtime_ns", pa.int64()),
+        ("etag", pa.string()),
+    ]
+)
 
 
 def check_url(url: str) -> None:
@@ -105,8 +119,19 @@ def stat_many(urls: Sequence[str]) -> list[FileStat | None]:
 @retry_remote
 def find(url: str) -> dict[str, FileStat]:
     """Return all files below a URL, by relative name, in sorted order."""
-    found = _listed(url, _descendants)
-    return dict(sorted(_files_in(found).items()))
+    return dict(sorted(_files_in(url, _descendants)))
+
+
+@retry_remote
+def find_table(url: str) -> pa.Table:
+    """Return all files below a URL in sorted order, with the columns of FOUND."""
+    rest = _files_in(url, _descendants)
+    parts = iter(lambda: [(name, *seen) for name, seen in islice(rest, SLICE_ROWS)], [])
+    table = collected((pa.table([*zip(*part, strict=True)], schema=FOUND) for part in parts), FOUND)
+    names = table["name"]
+    if pc.all(pc.less(names[:-1], names[1:])).as_py() or len(names) < 2:
+        return table
+    return take(table, pc.sort_indices(names))
 
 
 @retry_remote
@@ -130,7 +155,7 @@ def names(url: str) -> list[str]:
     """Return the names in a folder in sorted order; empty if the folder does not exist."""
     found = _listed(url, _children)
     # Some stores have an empty object as a marker of the folder itself.
-    return sorted({name.rstrip("/") for name in found} - {""})
+    return sorted({name.rstrip("/") for name, _ in found} - {""})
 
 
 @retry_remote
@@ -291,30 +316,26 @@ def _whole(files: Any, path: str) -> bytes:
 @retry_remote
 def _list_folder(url: str) -> dict[str, FileStat]:
     """Return the files in a folder, by URL."""
-    found = _listed(url, _children)
-    return {f"{url}/{name}": seen for name, seen in _files_in(found).items()}
+    return {f"{url}/{name}": seen for name, seen in _files_in(url, _children)}
 
 
 def _listed(
     url: str, ask: Callable[[Any, str], Iterable[dict[str, Any]]]
-) -> dict[str, dict[str, Any]]:
-    """Return the entries of a listing, by relative name; empty if the folder does not exist."""
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the entries of a listing with their relative names; none if the folder is missing."""
     try:
         with connected(url) as (files, path):
-            found = list(ask(files, path))
+            start = path.rstrip("/") + "/"
+            for details in ask(files, path):
+                name = details["name"]
+                if name.startswith(start):
+                    yield name.removeprefix(start), details
     except StoreError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return {}
-        raise
-    start = path.rstrip("/") + "/"
-    return {
-        details["name"].removeprefix(start): details
-        for details in found
-        if details["name"].startswith(start)
-    }
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
 
 
-def _children(files: Any, path: str) -> list[dict[str, Any]]:
+def _children(files: Any, path: str) -> Iterable[dict[str, Any]]:
     """Return the files and folders in a folder. A thousand are one request."""
     if is_s3(files):
         return s3_requests.list_entries(files, path, "/")
@@ -331,12 +352,13 @@ def _descendants(files: Any, path: str) -> Iterable[dict[str, Any]]:
     return found.values() if isinstance(found, dict) else []
 
 
-def _files_in(found: dict[str, dict[str, Any]]) -> dict[str, FileStat]:
-    return {
-        name: _seen(details)
-        for name, details in found.items()
-        if details.get("type") == "file" and name and not name.endswith("/")
-    }
+def _files_in(
+    url: str, ask: Callable[[Any, str], Iterable[dict[str, Any]]]
+) -> Iterator[tuple[str, FileStat]]:
+    """Yield the files of a listing with their relative names."""
+    for name, details in _listed(url, ask):
+        if details.get("type") == "file" and name and not name.endswith("/"):
+            yield name, _seen(details)
 
 
 def _is_precondition_failed(error: OSError) -> bool:

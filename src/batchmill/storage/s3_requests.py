@@ -4,7 +4,7 @@ Each function is called with the file system of s3fs and a path in it. It raises
 """
 
 import errno
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from io import BytesIO
 from typing import Any
 
@@ -64,23 +64,20 @@ def small_file(files: Any, path: str) -> bytes:
     return data if len(data) < _FIRST_BYTES else b""
 
 
-def list_entries(files: Any, path: str, delimiter: str) -> list[dict[str, Any]]:
-    """Return the entries below a folder. A thousand are one request."""
+def list_entries(files: Any, path: str, delimiter: str) -> Iterator[dict[str, Any]]:
+    """Yield the entries below a folder. A thousand are one request."""
     # The listings of s3fs send up to three more requests if the folder is empty, and many are.
     bucket, key, _ = files.split_path(path.rstrip("/"))
     request = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", "Delimiter": delimiter}
-    found = []
     while True:
         answer = files.call_s3("list_objects_v2", **request, **files.req_kw)
-        found += [
-            {"name": f"{bucket}/{folder['Prefix'][:-1]}", "type": "directory"}
-            for folder in answer.get("CommonPrefixes", ())
-        ]
+        for folder in answer.get("CommonPrefixes", ()):
+            yield {"name": f"{bucket}/{folder['Prefix'][:-1]}", "type": "directory"}
         for file in answer.get("Contents", ()):
             details = {"name": f"{bucket}/{file['Key']}", "type": "file", "size": file["Size"]}
-            found.append({**file, **details})
+            yield {**file, **details}
         if not answer.get("IsTruncated"):
-            return found
+            return
         request["ContinuationToken"] = answer["NextContinuationToken"]
 
 

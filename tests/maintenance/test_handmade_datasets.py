@@ -1,0 +1,369 @@
+"""Maintenance keeps, removes and reports the right files of datasets that no run has written."""
+
+from dataclasses import asdict
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from batchmill import LedgerError, OptionError
+from batchmill.layout import LEASES, METADATA, PACKS, PUBLISHED, STAGING, TABLES
+from batchmill.ledger.json_file import sealed
+from batchmill.ledger.lease import lease
+from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import Origin
+from batchmill.ledger.published_record import PublishedRecord
+from batchmill.ledger.versions import Version
+from batchmill.maintenance.cleanup import compact, remove_orphans, sweep
+from batchmill.maintenance.input_files import copy_files, input_files
+from batchmill.maintenance.leakage import find_duplicates, find_leaks
+from batchmill.maintenance.verify import advice, examine
+from batchmill.options.failure_policy import FailurePolicy
+from batchmill.outcome import Outcome, WrittenFile
+from batchmill.partitions.assign import by_hash
+from batchmill.partitions.partitioning import Partitioning
+from batchmill.partitions.record import SCHEMA, Assignment, write_assignment
+from batchmill.planning.run_spec import RunSpec
+from batchmill.storage import LocalStore
+from batchmill.storage.addresses import Address
+from batchmill.storage.fingerprints import hash_bytes
+
+HALVES = Partitioning(shares={"train": 0.5, "test": 0.5})
+HASHED = by_hash(["group:x"], HALVES)[0]
+OTHER = "test" if HASHED == "train" else "train"
+LEFT = ".x.part-0123456789abcdef0123456789abcdef"
+RUN = ".batchmill/runs/000001"
+PLAN_FILES = [f"{RUN}/{name}" for name in ("plan.arrow", "plan.json", "summary.json")]
+
+
+class Dataset:
+    """Writes the files of a dataset one by one. Each output contains its own name."""
+
+    def __init__(self, folder):
+        self.store = LocalStore(folder)
+        self.ledger = Ledger(self.store)
+        self.ledger.create()
+        self._parts = count()
+
+    def record(self, run, name, *paths, kind="ok", attempts=1, attempt=1, packed=None, **seen):
+        """Commit an outcome. `packed` has the addresses of outputs that are in a pack."""
+        for path in paths:
+            self.store.write(path, path.encode())
+        places = dict.fromkeys(paths) | (packed or {})
+        outputs = [WrittenFile(p, len(p), hash_bytes(p.encode()), at) for p, at in places.items()]
+        more = {"outputs": tuple(outputs), **seen}
+        outcome = Outcome(name, name, kind, attempts, 0.5, 1.0, "host", **more)
+        part = f"{run:06d}-{next(self._parts):05d}"
+        self.ledger.commit(part, [(outcome, Origin("{}", "step", run, attempt))])
+
+    def pack(self, number, *paths):
+        """Write a pack in which each file takes 1,024 bytes. Return the address of each file."""
+        name, members = f"{PACKS}/{number}.tar", [path.encode().ljust(512) for path in paths]
+        self.store.write(name, b"".join(bytes(512) + member for member in members))
+        places = (Address(name, 512 + 1024 * n, len(path)) for n, path in enumerate(paths))
+        return {path: place.named(path) for path, place in zip(paths, places, strict=True)}
+
+    def publish(self, run, partitioning=None, **columns):
+        """Write the tables, their record, a version, and the end of a run."""
+        columns = columns or {"input": self.ledger.records(["input"])["input"]}
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table(columns), sink)
+        data = sink.getvalue().to_pybytes()
+        for name in TABLES:
+            self.store.write(name, data)
+        tables = {name: {"size": len(data), "content": hash_bytes(data)} for name in TABLES}
+        PublishedRecord(run=run, made_of="", tables=tables).write(self.store)
+        seen = {"created": 1.0, "rows": 1, "failed": 0, "step": "step", "table": hash_bytes(data)}
+        self.ledger.versions.add(Version(number=run, **seen), METADATA)
+        self.end(run, partitioning)
+
+    def end(self, run, partitioning=None, **summary):
+        """Write the plan and the summary of a run."""
+        more: dict[str, Any] = dict.fromkeys(("step", "search", "root", "identity"), "")
+        more |= {"counts": {}, "resolved": {}, "params": {}, "batch_size": 1, "num_workers": 1}
+        spec = RunSpec(run=run, policy=FailurePolicy(), partitioning=partitioning, **more)
+        settings = asdict(spec) | {"policy": spec.policy.model_dump()}
+        folder, plan = self.ledger.run_folder(run), {"settings": settings, "rows": 0, "streams": []}
+        self.store.write(f"{folder}/plan.arrow", b"no rows")
+        self.store.write(f"{folder}/plan.json", sealed(plan))
+        self.ledger.write_summary(run, summary)
+
+    def assign(self, *rows):
+        """Record for each row: its input, group and partition, and whether that was given."""
+        columns = dict(zip(SCHEMA.names, zip(*rows, strict=True), strict=True))
+        assignment = Assignment(partitioning=HALVES, rows=pa.table(columns, SCHEMA))
+        write_assignment(self.ledger, 1, assignment)
+
+    def paths(self):
+        return {str(path.relative_to(self.store.root)) for path in self.store.root.rglob("*")}
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    return Dataset(tmp_path / "out")
+
+
+@pytest.mark.parametrize("are_merged", [False, True])
+@pytest.mark.parametrize("run", [4, 5], ids=["last", "idle"])
+@pytest.mark.parametrize(
+    ("kept", "stay"), [(0, [1, 4]), (1, [1, 3, 4]), (9, [1, 2, 3, 4]), (None, [1, 2, 3, 4])]
+)
+def test_the_last_versions_and_those_with_a_name_stay(dataset, kept, stay, run, are_merged):
+    dataset.record(1, "b", "files/b.1/x")
+    for number in range(1, 5):
+        dataset.record(number, "a", f"files/a.{number}/x")
+        dataset.publish(number)
+    dataset.ledger.versions.keep("first", 1)
+    if are_merged:
+        compact(dataset.ledger, run, many=1)
+    sweep(dataset.ledger, run, kept)
+    assert [version.number for version in dataset.ledger.versions.read_all()] == stay
+    assert dataset.store.names("files") == [*(f"a.{number}" for number in stay), "b.1"]
+
+
+@pytest.mark.parametrize("are_merged", [False, True])
+def test_files_that_were_replaced_before_they_were_published_are_removed(dataset, are_merged):
+    dataset.record(1, "b", "files/b.1/x")
+    dataset.record(1, "a", "files/a.0/x")
+    for run, kept, stay in ((1, 1, ["a.1"]), (2, None, ["a.1", "a.2"]), (3, 1, ["a.1", "a.3"])):
+        dataset.record(run, "a", f"files/a.{run}/x", attempt=2)
+        if are_merged:
+            compact(dataset.ledger, run, many=1)
+        if kept is not None:
+            dataset.publish(run)
+        sweep(dataset.ledger, run, kept)
+        assert dataset.store.names("files") == [*stay, "b.1"]
+
+
+def test_the_files_of_a_removed_input_that_the_last_version_does_not_list_are_removed(dataset):
+    for name in "ab":
+        dataset.record(1, name, f"files/{name}.1/x")
+    dataset.publish(1, input=["a"])
+    dataset.record(2, "b", kind="pruned")
+    sweep(dataset.ledger, 2, 1)
+    assert dataset.store.names("files") == ["a.1"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "attempts", "left"), [("ok", 1, ["a.dead"]), ("ok", 2, []), ("crashed", 1, [])]
+)
+def test_a_run_removes_the_files_of_its_attempts_that_died(dataset, kind, attempts, left):
+    for name in "ab":
+        dataset.record(1, name, f"files/{name}.1/x")
+        dataset.store.write(f"files/{name}.dead/x", b"")
+    dataset.publish(1)
+    dataset.record(2, "a", "files/a.2/x", kind=kind, attempts=attempts)
+    dataset.publish(2)
+    sweep(dataset.ledger, 2, 1)
+    assert dataset.store.names("files") == ["a.1", "a.2", *left, "b.1", "b.dead"]
+
+
+@pytest.mark.parametrize(("kept", "packs"), [(0, 1), (1, 3)])
+def test_a_file_in_a_pack_stays_readable_while_a_version_names_it(dataset, kept, packs):
+    first = dataset.pack(1, *(f"files/{name}.1/x" for name in "bcda"))
+    second = dataset.pack(2, *(f"files/{name}.2/x" for name in "bcd"))
+    for run, places in enumerate((first, second), 1):
+        for path, address in places.items():
+            dataset.record(run, path[6], packed={path: address})
+        dataset.publish(run)
+    dataset.record(3, "a", "files/a.3/x")
+    dataset.publish(3)
+    sweep(dataset.ledger, 3, kept)
+    assert "1.tar" not in dataset.store.names(PACKS), "at most a quarter of it is used"
+    assert len(dataset.store.names(PACKS)) == packs
+    remove_orphans(dataset.ledger)
+    stay = second | ({"files/a.1/x": first["files/a.1/x"]} if kept else {})
+    for path, address in stay.items():
+        assert LocalStore(dataset.store.root).read(address) == path.encode()
+    assert len(dataset.store.names(PACKS)) == packs
+    assert examine(dataset.ledger, hash_files=True) == []
+
+
+def test_a_killed_run_leaves_only_recorded_files_and_what_others_may_be_writing(dataset):
+    places = dataset.pack(1, *(f"files/{name}.1/x" for name in "abc"))
+    # The last file in the pack was recorded first.
+    for path, address in reversed(places.items()):
+        dataset.record(1, path[6], packed={path: address})
+    dataset.record(1, "d", "files/d.1/x")
+    whole = dataset.store.read(f"{PACKS}/1.tar")
+    dataset.store.write(f"{PACKS}/1.tar", whole + b"incomplete")
+    dataset.pack(2, "files/e.1/x")
+    other = f"{LEASES}/{LEFT}"
+    for name in ("files/e.1/x", "files/d.1/y", f"{STAGING}/1/x", other, LEFT, f".batchmill/{LEFT}"):
+        dataset.store.write(name, b"")
+    remove_orphans(dataset.ledger)
+    assert dataset.store.read(f"{PACKS}/1.tar") == whole
+    assert dataset.store.names(PACKS) == ["1.tar"]
+    assert list(dataset.store.files("files")) == ["files/d.1/x"]
+    assert list(dataset.store.leftovers()) == [other]
+    assert not dataset.store.exists(STAGING)
+
+
+def test_merged_parts_lack_only_removed_inputs_that_no_version_has(dataset):
+    first = {"a": "ok", "b": "timeout", "c": "ok", "d": "failed"}
+    for run, kinds in enumerate((first, {"a": "pruned", "c": "pruned"}, {"c": "missing"}), 1):
+        for name, kind in kinds.items():
+            dataset.record(run, name, kind=kind)
+    dataset.publish(3)
+    parts = dataset.ledger.part_names()
+    compact(dataset.ledger, 3, many=8)
+    assert dataset.ledger.part_names() == parts, "there are only 7"
+    compact(dataset.ledger, 3, many=7)
+    assert len(dataset.ledger.part_names()) == 1
+    records = dataset.ledger.all_records([]).sort_by("input")
+    assert records["outcome"].to_pylist() == ["timeout", "missing", "failed"]
+
+
+GIVEN = [("a", "group:g", "train", True), ("b", "group:g", "train", True)]
+WRONG = [("a", "group:x", OTHER, False), ("b", "group:x", OTHER, False)]
+TORN = "group 'g' is in several partitions: b (test) and a (train)"
+
+
+@pytest.mark.parametrize(
+    ("published", "assigned", "expected"),
+    [
+        ({"a": "train", "b": "train"}, GIVEN, []),
+        ({"b": "test", "a": "train"}, GIVEN, [TORN, "b is in test, but was assigned to train"]),
+        ({"a": "train", "b": None}, GIVEN, ["b is in none, but was assigned to train"]),
+        ({"z": "test"}, GIVEN, ["z is in test, but was assigned to none"]),
+        ({"a": HASHED}, [("a", "group:x", HASHED, False)], []),
+        ({"a": OTHER}, [("a", "group:x", OTHER, True)], []),
+        ({"a": OTHER}, WRONG, [f"group 'x' was assigned to {OTHER}, but its hash gives {HASHED}"]),
+    ],
+)
+def test_each_leak_of_the_published_table_is_reported_once(dataset, published, assigned, expected):
+    columns = {"input": [*published] * 2, "partition": [*published.values()] * 2}
+    dataset.publish(1, HALVES, **columns)
+    assert "partitions is missing" in str(list(find_leaks(dataset.ledger)))
+    dataset.assign(*assigned, (None, "group:removed", OTHER, False))
+    assert list(find_leaks(dataset.ledger)) == expected
+    assert [(one.kind, one.message) for one in examine(dataset.ledger)] == [
+        ("leak", message) for message in expected
+    ]
+    dataset.store.write(METADATA, b"damaged")
+    assert "cannot be read: " in str(list(find_leaks(dataset.ledger)))
+    dataset.store.delete(METADATA)
+    assert list(find_leaks(dataset.ledger)) == [], "verify reports that the table is missing"
+    dataset.publish(1, HALVES)
+    assert list(find_leaks(dataset.ledger)) == ["has no column 'partition'"]
+    dataset.end(1)
+    assert list(find_leaks(dataset.ledger)) == [], "the run had no partitions"
+
+
+def test_only_inputs_with_the_same_known_content_are_duplicates(dataset):
+    rows = [
+        *(("d", "test", 1, "1"), ("c", "test", 1, "1"), ("b", "train", 1, "1")),
+        *(("empty", "train", 0, "2"), ("also empty", "test", 0, "2")),
+        *(("unread", "train", 1, ""), ("also unread", "test", 1, ""), ("alone", "test", 1, "3")),
+    ]
+    for name, _, size, content in rows:
+        dataset.record(1, name, size=size, content=content)
+    dataset.assign(*((name, f"input:{name}", place, True) for name, place, *_ in rows))
+    columns = {"input": [row[0] for row in rows], "partition": [row[1] for row in rows]}
+    dataset.publish(1, HALVES, **columns)
+    message = "b (train) and c (test) have the same content"
+    assert list(find_duplicates(dataset.ledger)) == [message]
+    assert [(one.kind, one.is_warning) for one in examine(dataset.ledger)] == [("duplicate", True)]
+
+
+def write(*names, data=b"x"):
+    return lambda dataset: [dataset.store.write(name, data) for name in names]
+
+
+def run_again(dataset, **summary):
+    dataset.record(2, "b")
+    dataset.end(2, **summary)
+
+
+OUTPUT = "files/a.1/x"
+STRAYS = ["notes", ".batchmill/odd", "packs/x", "files/a.1/b", "files/s"]
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "paths", "causes"),
+    [
+        (lambda dataset: None, "", [], []),
+        (lambda dataset: dataset.store.delete(METADATA), "missing", [METADATA], []),
+        (lambda dataset: dataset.store.remove(RUN), "missing", [RUN], []),
+        (lambda dataset: dataset.store.delete(OUTPUT), "missing", [OUTPUT], []),
+        (lambda dataset: run_again(dataset, unpublished="x"), "unpublished", [METADATA], []),
+        (run_again, "changed", [METADATA], []),
+        (write("failures.csv"), "changed", ["failures.csv"], []),
+        (write(PUBLISHED), "changed", [PUBLISHED], []),
+        (write(OUTPUT), "changed", [OUTPUT], []),
+        (write(OUTPUT, data=b"longer than before"), "changed", [OUTPUT], []),
+        (write(OUTPUT, data=b"other bytes"), "changed", [OUTPUT], []),
+        *((write(name), "changed", [name], PLAN_FILES) for name in PLAN_FILES[1:]),
+        (write("files/s/x/y", "files/s/z", *STRAYS[:4]), "unreferenced", STRAYS, STRAYS),
+    ],
+)
+def test_a_difference_is_reported_once_and_a_repair_removes_only_its_cause(
+    dataset, change, kind, paths, causes
+):
+    dataset.record(1, "a", OUTPUT)
+    dataset.publish(1)
+    change(dataset)
+    before = dataset.paths()
+    found = examine(dataset.ledger, hash_files=True)
+    assert [(one.kind, one.path) for one in found] == [(kind, path) for path in paths]
+    has_same_size = paths == [OUTPUT] and [*dataset.store.sizes(paths)] == [len(OUTPUT)]
+    assert examine(dataset.ledger) == ([] if has_same_size else found)
+    text = advice("out", found, repaired=False) if found else ""
+    assert ("--repair" in text) == (bool(causes) or paths == [OUTPUT])
+    assert ("Run the job again" in text) == (kind in ("missing", "changed"))
+    assert examine(dataset.ledger, hash_files=True, repair=True) == found
+    gone = {name for name in before if f"{name}/".startswith(tuple(causes))}
+    assert before - dataset.paths() == gone
+    assert list(dataset.ledger.released()) == (["a"] if paths == [OUTPUT] else [])
+
+
+def test_a_dataset_without_runs_has_no_differences_and_one_in_use_is_not_examined(dataset):
+    assert examine(dataset.ledger) == []
+    with lease(Ledger(dataset.store)), pytest.raises(LedgerError, match="another run is using it"):
+        examine(dataset.ledger)
+
+
+def test_a_version_is_compared_with_its_own_table_and_the_inputs_in_it(dataset):
+    for name in "abc":
+        dataset.record(1, name, f"files/{name}.1/x")
+    dataset.publish(1, input=["a", "b"])
+    dataset.record(2, "a", "files/a.2/x")
+    for name in ("a.2", "b.1", "c.1"):
+        dataset.store.delete(f"files/{name}/x")
+
+    def found():
+        return [(one.kind, one.path) for one in examine(dataset.ledger, version=1)]
+
+    table, lost = ".batchmill/versions/000001.parquet", ("missing", "files/b.1/x")
+    assert found() == [lost], "run 2 wrote a again, and the table of run 1 has no c"
+    dataset.store.write(table, b"damaged")
+    assert found() == [("changed", table), lost, ("missing", "files/c.1/x")]
+    dataset.store.delete(table)
+    assert found() == [("missing", table), lost, ("missing", "files/c.1/x")]
+    with pytest.raises(OptionError, match="cannot be combined"):
+        examine(dataset.ledger, version=1, repair=True)
+
+
+def test_files_are_found_in_each_version_and_copies_replace_nothing(dataset, tmp_path):
+    path, copied = "files/a.1/sub/y", tmp_path / "copies/sub/y"
+    dataset.record(1, "a", packed=dataset.pack(1, path, "files/a.1/sub/z"))
+    dataset.publish(1)
+    dataset.record(2, "a", "files/a.2/x")
+    assert input_files(dataset.ledger, "a") == [("x", "files/a.2/x", 11)]
+    found = input_files(dataset.ledger, "a", 1)
+    assert found[0] == ("sub/y", "packs/1.tar/512-15/y", 15)
+    assert input_files(dataset.ledger, path, 1) == found[:1]
+    with pytest.raises(OptionError, match="no such input or output"):
+        input_files(dataset.ledger, path)
+    copy_files(dataset.ledger, found, tmp_path / "copies")
+    assert copied.read_text() == path
+    assert copied.with_name("z").exists()
+    copied.write_text("mine")
+    for folder, message in (("copies", "exists already"), ("copies/sub/y/z", "Not a directory")):
+        with pytest.raises(OptionError, match=f"sub/y: {message}"):
+            copy_files(dataset.ledger, found, tmp_path / folder)
+    assert copied.read_text() == "mine"
+    with pytest.raises(OptionError, match=f"{copied}: exists already"):
+        copy_files(dataset.ledger, input_files(dataset.ledger, "a"), copied)
