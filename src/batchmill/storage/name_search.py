@@ -3,10 +3,7 @@
 pyarrow's own functions make a table of all names in memory, of 100 bytes for each.
 """
 
-from typing import Any
-
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_64_intdigest
@@ -92,17 +89,18 @@ def _numbered_exactly(
     names: Column, rows: np.ndarray, numbers: np.ndarray, is_unclear: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     texts = names.take(pa.array(rows[is_unclear])).to_pylist()
-    exact = pd.factorize(pd.Series(texts, dtype=object), use_na_sentinel=False)[0]
+    known: dict[str | None, int] = {}
+    exact = [known.setdefault(text, len(known)) for text in texts]
     numbers = numbers.copy()
-    numbers[is_unclear] = exact + len(numbers) + 1  # No other row has these numbers.
-    counts: Any = pd.Series(numbers).groupby(numbers).transform("size").to_numpy()
-    rows, numbers = rows[counts > 1], numbers[counts > 1]
+    numbers[is_unclear] = np.array(exact) + len(numbers)  # No other row has these numbers.
+    is_shared = np.bincount(numbers)[numbers] > 1
+    rows, numbers = rows[is_shared], numbers[is_shared]
     order = np.lexsort((rows, numbers))
     return rows[order], numbers[order]
 
 
 def _hashes(names: Column) -> np.ndarray:
-    """Return a hash of each name; 0 for null."""
+    """Return a hash of each name. Null has that of an empty name."""
     found = np.zeros(len(names), np.uint64)
     for start in range(0, len(names), SLICE_ROWS):
         texts = names.slice(start, SLICE_ROWS).cast(pa.large_binary()).fill_null(b"").to_pylist()
