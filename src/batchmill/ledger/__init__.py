@@ -28,6 +28,6 @@
       staging/                     outputs that are being written
     ```
 
-An input may have several records; `parts.winning_records` defines which one wins. An input whose
+An input may have several records; `parts.winning_rows` defines which one wins. An input whose
 winning record is `pruned` has been removed.
 """

@@ -45,10 +45,10 @@ from batchmill.outcome import Outcome
 from batchmill.storage import Store, if_exists, in_threads, read_once
 from batchmill.storage.large_tables import SLICE_ROWS, collected
 
-# It limits the memory. A bucket answers this number of requests at a time.
-_PARTS_AT_A_TIME = 64
 # The records that are written to one part, which is read as a whole.
-_ROWS_PER_PART = 8 * SLICE_ROWS
+_ROWS_PER_PART = 4 * SLICE_ROWS
+# About this number of records is in memory while parts are read.
+_ROWS_AT_A_TIME = 4 * SLICE_ROWS
 
 
 class Ledger:
@@ -311,15 +311,20 @@ class Ledger:
         return in_threads(self.store.names, folders, self.store.threads)
 
     def _read(self, names: Sequence[str], schema: pa.Schema, run: int | None) -> Iterator[pa.Table]:
-        """Yield the records of parts, or only those of a run. Some parts are read at a time."""
+        """Yield the records of parts, or only those of a run."""
         if run is not None:
             upkeep = (name for name in names if name.startswith(UPKEEP))
             names = [*_parts_of(names, run), *upkeep]
         read = partial(self.read_part, columns=schema.names)
-        for start in range(0, len(names), _PARTS_AT_A_TIME):
-            some = names[start : start + _PARTS_AT_A_TIME]
-            for part in in_threads(read, some, self.store.threads):
-                table = as_records(part, schema)
+        start, count, largest = 0, 1, 1
+        while start < len(names):
+            parts = in_threads(read, names[start : start + count], self.store.threads)
+            start += count
+            # The first parts show how many are read at the same time.
+            largest = max(largest, *map(len, parts))
+            count = max(1, min(self.store.threads, _ROWS_AT_A_TIME // largest))
+            while parts:
+                table = as_records(parts.pop(0), schema)
                 yield table if run is None else table.filter(pc.equal(table["run"], run))
 
 

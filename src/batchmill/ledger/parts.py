@@ -31,6 +31,8 @@ WITHDRAWN = "withdrawn"
 MISSING = "missing"
 _RESULT_STAYS = "Its earlier result stays in the dataset."
 _OK = "ok"
+# The columns that decide which record wins.
+KEYS = ["input", "outcome", "run", "attempt"]
 # Matches a path with a NUL, or with a part that is empty, "." or "..".
 _LEADS_OUT = r"(^|/)\.{0,2}(/|$)|\x00"
 
@@ -259,9 +261,9 @@ def current_records(records: pa.Table) -> pa.Table:
     Args:
         records: Records of any number of parts.
     """
-    winners = winning_records(records)
-    stays = pc.not_equal(winners["outcome"], PRUNED)
-    return winners if pc.all(stays).as_py() else select(winners, stays)
+    is_there = pc.not_equal(records["outcome"], PRUNED)
+    stays = winning_rows(records.select(KEYS)) & np.asarray(is_there)
+    return records if stays.all() else select(records, stays)
 
 
 def with_inputs(records: pa.Table, names: Column) -> pa.Table:
@@ -295,26 +297,26 @@ def has_result(records: pa.Table) -> pa.ChunkedArray:
     return pc.or_(pc.equal(records["outcome"], _OK), pc.is_valid(records["result_run"]))
 
 
-def winning_records(records: pa.Table) -> pa.Table:
-    """Return one record of each input.
+def winning_rows(records: pa.Table) -> np.ndarray:
+    """Return which records win: one of each input.
 
     The record of the latest run wins. Within a run, an `ok` or `pruned` record wins over others:
     the attempt on a node that was counted as lost may fail after another attempt has succeeded.
     Then the record of the latest attempt wins, then the last one in the table. No clock decides.
 
     Args:
-        records: Records of any number of parts.
+        records: Records of any number of parts, with the columns KEYS.
     """
     rows, numbers = repeated(records["input"])
+    wins = np.ones(len(records), bool)
     if not len(rows):
-        return records
+        return wins
     found = records.select(["outcome", "run", "attempt"]).take(pa.array(rows))
     is_good = pc.is_in(found["outcome"], value_set=pa.array([_OK, PRUNED]))
     attempts, runs = found["attempt"].fill_null(0).to_numpy(), found["run"].to_numpy()
     # The last key is the most important one.
     order = np.lexsort((rows, attempts, np.asarray(is_good), runs, numbers))
     is_last = np.append(np.diff(numbers[order]) != 0, True)
-    wins = np.ones(len(records), bool)
     wins[rows] = False
     wins[rows[order[is_last]]] = True
-    return select(records, wins)
+    return wins

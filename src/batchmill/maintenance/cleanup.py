@@ -12,19 +12,20 @@ from batchmill.layout import FILES, LEASES, RELEASED, STAGING
 from batchmill.ledger.json_file import read_json
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import (
+    KEYS,
     PART_SCHEMA,
     PRUNED,
     current_records,
     file_names,
     packed_paths,
-    winning_records,
+    winning_rows,
 )
 from batchmill.ledger.versions import records_of
 from batchmill.maintenance.pack_upkeep import cut_packs, rewrite_packs, unused_packs
 from batchmill.maintenance.verify import named_files, unreferenced
 from batchmill.storage import Store, in_threads
 from batchmill.storage.addresses import parse_address
-from batchmill.storage.large_tables import select
+from batchmill.storage.large_tables import select, take
 from batchmill.storage.name_search import repeated
 
 # Reading a part takes a millisecond, so a dataset with this number opens in half a second.
@@ -114,7 +115,7 @@ def _remove_unrecorded(store: Store, executed: pa.Table, named: Set[str]) -> Non
 
 
 def compact(ledger: Ledger, run: int, many: int = MANY_PARTS) -> None:
-    """Merge all parts of the ledger into one, if there are at least `many`.
+    """Merge all parts of the ledger into few, if there are at least `many`.
 
     The records that no version needs are removed. The later ones stay, so that `sweep` finds their
     files.
@@ -125,25 +126,28 @@ def compact(ledger: Ledger, run: int, many: int = MANY_PARTS) -> None:
     records = ledger.all_records(PART_SCHEMA.names)
     versions = [version.number for version in ledger.versions.read_all()]
     # A record of a removed input must stay as long as an earlier record of the same input stays.
-    stay = [winning_records(records)]
-    stay += [
-        winning_records(select(records, pc.less_equal(records["run"], number)))
-        for number in versions
-    ]
-    stay.append(select(records, pc.greater(records["run"], max(versions, default=0))))
-    merged = _distinct(pa.concat_tables(stay))
+    keys = records.select(KEYS)
+    runs = records["run"].to_numpy()
+    wins = winning_rows(keys)
+    for number in versions:
+        rows = np.flatnonzero(runs <= number)
+        wins[rows[winning_rows(take(keys, pa.array(rows)))]] = True
+    stays = _distinct(keys, wins) & (wins | (runs > max(versions, default=0)))
+    merged = select(records, stays)
     ledger.rewrite_records(run, select(merged, _is_needed(merged)))
     ledger.delete_parts(names)
 
 
-def _distinct(records: pa.Table) -> pa.Table:
-    """Return records without repetitions: the first one of each input, run and attempt."""
-    rows, numbers = repeated(records["input"])
-    keys = records.select(["run", "attempt"]).take(pa.array(rows))
-    frame = keys.to_pandas().assign(input=numbers)
-    is_first = np.ones(len(records), bool)
-    is_first[rows[frame.duplicated()]] = False
-    return select(records, is_first)
+def _distinct(keys: pa.Table, wins: np.ndarray) -> np.ndarray:
+    """Return which records are no repetitions: of each input, run and attempt the one that wins."""
+    rows, numbers = repeated(keys["input"])
+    frame = keys.select(["run", "attempt"]).take(pa.array(rows)).to_pandas()
+    # The last of equal ones stays.
+    frame = frame.assign(input=numbers, row=rows, wins=wins[rows]).sort_values(["wins", "row"])
+    is_distinct = np.ones(len(keys), bool)
+    is_repetition = frame.duplicated(["input", "run", "attempt"], keep="last")
+    is_distinct[frame["row"][is_repetition]] = False
+    return is_distinct
 
 
 def _is_needed(records: pa.Table) -> np.ndarray:

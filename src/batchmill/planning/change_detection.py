@@ -15,7 +15,6 @@ from batchmill.storage import Store, in_threads, is_url, open_store, remote
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.fingerprints import SeenFile, content_of, joint_content
 from batchmill.storage.folder_files import files_in, folder_fingerprint
-from batchmill.storage.large_tables import take
 from batchmill.urls import join
 
 # The columns that show without reading a file that it may have changed. A program that copies or
@@ -40,8 +39,7 @@ class FileChanges:
 
 def detect_changes(
     manifest: Manifest,
-    records: pa.Table,
-    record_rows: pa.Array,
+    done: pa.Table,
     identities: Collection[str],
     store: Store,
     *,
@@ -53,8 +51,7 @@ def detect_changes(
 
     Args:
         manifest: The checked manifest.
-        records: The ledger's records.
-        record_rows: The row of each input's record, null for an input without a record.
+        done: The record of each input, a row of nulls without one.
         identities: The step's identity, and those whose outcomes are adopted. Records of other
             steps are ignored.
         store: The dataset's store, which holds the outputs.
@@ -69,10 +66,10 @@ def detect_changes(
     contents: dict[str, str] = {}
     damaged: set[str] = set()
     for start, part in manifest.slices():
-        done = take(records, record_rows.slice(start, len(part)))
+        some = done.slice(start, len(part))
         # Inputs recorded with another step are executed again in any case.
-        is_ours = pc.is_in(done["step"], value_set=pa.array(sorted(identities), pa.string()))
-        recorded, current = done.filter(is_ours), part.inputs.filter(is_ours)
+        is_ours = pc.is_in(some["step"], value_set=pa.array(sorted(identities), pa.string()))
+        recorded, current = some.filter(is_ours), part.inputs.filter(is_ours)
         contents |= _read_unclear(part, recorded, current, folders=folders)
         ok = recorded.filter(pc.equal(recorded["outcome"], "ok"))
         damaged.update(_find_damaged(ok, store))

@@ -100,6 +100,18 @@ _DECISIONS = pa.schema(
 )
 
 
+class Matched(NamedTuple):
+    """The records of the inputs of a manifest, row for row.
+
+    Attributes:
+        rows: The row of each input's record in the ledger's records, null without one.
+        done: The records, rows of nulls for inputs without one.
+    """
+
+    rows: pa.Array
+    done: pa.Table
+
+
 class _Comparison(NamedTuple):
     """One mask per kind of difference between an input and its record."""
 
@@ -113,7 +125,7 @@ def make_plan(
     records: pa.Table,
     step_identity: str,
     *,
-    record_rows: pa.Array | None = None,
+    matched: Matched | None = None,
     takes_rows: bool = False,
     released: Mapping[str, int] = MappingProxyType({}),
     changes: FileChanges = FileChanges(),
@@ -127,7 +139,7 @@ def make_plan(
         manifest: The checked manifest.
         records: The ledger's records, with at least PLANNED_COLUMNS.
         step_identity: The identity of the step to run.
-        record_rows: The result of `find_records`, if it was already called.
+        matched: The result of `match_records`, if it was already called.
         takes_rows: True if the step receives the manifest's other columns. A change in them then
             re-runs the input.
         released: Inputs to retry. The value is the last run whose outcome is ignored. Other failed
@@ -143,7 +155,7 @@ def make_plan(
         The plan.
     """
     names = manifest.inputs["input"]
-    record_rows = find_records(records, manifest.inputs) if record_rows is None else record_rows
+    matched = matched or match_records(records, manifest.inputs)
     decide = partial(
         _decide,
         step_identity=step_identity,
@@ -155,10 +167,7 @@ def make_plan(
         adopted_steps=adopted_steps,
     )
     decided = collected(
-        (
-            decide(part, take(records, record_rows.slice(start, len(part))))
-            for start, part in manifest.slices()
-        ),
+        (decide(part, matched.done.slice(start, len(part))) for start, part in manifest.slices()),
         _DECISIONS,
     )
     reason = decided["reason"]
@@ -166,7 +175,7 @@ def make_plan(
     is_pending = pc.is_in(reason, value_set=pa.array(REASONS))
     is_done = pc.invert(is_pending)
     is_touched = pc.and_(decided["is_touched"], is_done)
-    withdrawn = _withdrawn(records, record_rows, manifest)
+    withdrawn = _withdrawn(records, matched.rows, manifest)
     has_other_step = _differ(decided["step"], step_identity)
     counted = count_values(reason)
     resolved = pc.if_else(is_unreadable, MISSING, decided["outcome"])
@@ -266,17 +275,16 @@ def _is_unreadable(manifest: Manifest, done: pa.Table) -> pa.ChunkedArray:
     return pc.is_in(names, value_set=pa.array(found, pa.string()))
 
 
-def find_records(records: pa.Table, inputs: pa.Table) -> pa.Array:
-    """Return the row of each input's record.
+def match_records(records: pa.Table, inputs: pa.Table) -> Matched:
+    """Find the record of each input.
 
     Args:
-        records: The ledger's records, with the column `input`.
+        records: The ledger's records.
         inputs: The manifest's inputs.
-
-    Returns:
-        One row number per input, null for an input without a record.
     """
-    return rows_of(inputs["input"], records["input"])
+    rows = rows_of(inputs["input"], records["input"])
+    # The parts of a plan follow the order of the manifest, so the records are sorted once.
+    return Matched(rows, take(records, rows))
 
 
 def encode_manifest_columns(row: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ from batchmill.planning.job_checks import (
     fitted,
 )
 from batchmill.planning.partition_assignment import Division, check_rows, divide_manifest
-from batchmill.planning.plan import PLANNED_COLUMNS, Plan, find_records, make_plan
+from batchmill.planning.plan import PLANNED_COLUMNS, Plan, make_plan, match_records
 from batchmill.planning.raised_limits import inputs_below_limits
 from batchmill.planning.sample import sampled
 from batchmill.security.allowlist import check_step
@@ -242,14 +242,13 @@ def _plan(
     released = listed.result()
     if not job.replace_step:
         check_same_step(job, records, ledger)
-    record_rows = find_records(records, manifest.inputs)
+    matched = match_records(records, manifest.inputs)
     adopted = accepted_steps(records, ledger, step) if job.accept_change else set[str]()
     if check and check.is_equal:
         adopted = set(check.steps)
     file_changes = detect_changes(
         manifest,
-        records,
-        record_rows,
+        matched.done,
         {step.identity, *adopted},
         ledger.store,
         folders=job.inputs.input_kind == "folder",
@@ -259,7 +258,7 @@ def _plan(
         manifest,
         records,
         step.identity,
-        record_rows=record_rows,
+        matched=matched,
         takes_rows=step.takes_rows,
         released=released,
         changes=file_changes,

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice, pairwise
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,9 @@ MAPPED_BYTES = 64 * 2**20
 # The number of rows that are copied to the memory at a time.
 SLICE_ROWS = 65_536
 _ON_DISK = os.path.join(os.sep, "var", "tmp")
+
+# The files of the tables of this process. After each new one, their pages leave its memory.
+_maps: WeakSet[mmap.mmap] = WeakSet()
 
 Column: TypeAlias = pa.Array | pa.ChunkedArray
 
@@ -79,7 +83,12 @@ def _mapped(first: list[pa.Table], rest: Iterable[pa.Table]) -> list[pa.Table]:
         for table in rest:
             write(table)
         file.flush()
-        content = pa.py_buffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+        for other in _maps:
+            other.madvise(mmap.MADV_DONTNEED)  # The pages stay in the cache of the kernel.
+        found = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    _maps.add(found)
+    pa.default_memory_pool().release_unused()
+    content = pa.py_buffer(found)
     parts = [content.slice(start, end - start) for start, end in pairwise(ends)]
     return [pa.ipc.open_stream(part).read_all() for part in parts]
 

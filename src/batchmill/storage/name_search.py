@@ -19,7 +19,7 @@ def rows_of(names: Column, values: Column) -> pa.Array:
     """
     hashes = _hashes(values)
     order = np.argsort(hashes, kind="stable")
-    hashes = hashes[order]
+    hashes.sort()
     rows = np.full(len(names), -1, np.int64)
     unclear: list[int] = []
     for start in range(0, len(names) if len(values) else 0, SLICE_ROWS):
@@ -62,6 +62,10 @@ def repeated(names: Column) -> tuple[np.ndarray, np.ndarray]:
 
     Rows with the same name have the same number. They are next to each other, in their order.
     """
+    hashes = _hashes(names)
+    hashes.sort()
+    if not (hashes[1:] == hashes[:-1]).any():  # The usual case needs no more memory.
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     hashes = _hashes(names)
     order = np.argsort(hashes, kind="stable")
     hashes = hashes[order]
