@@ -36,6 +36,7 @@ from batchmill.maintenance.source_partitions import compare_with_source
 from batchmill.planning.plan_file import PlanFile
 from batchmill.storage import Store, if_exists, in_threads
 from batchmill.storage.fingerprints import hash_bytes
+from batchmill.storage.large_tables import select
 
 
 class Difference(NamedTuple):
@@ -181,6 +182,7 @@ def _damaged_files(ledger: Ledger) -> Iterator[str]:
 
 def files_by_path(records: pa.Table) -> dict[str, tuple[str, Mapping[str, Any]]]:
     """Return the input and the description of each output of some records, by its name."""
+    records = select(records, pc.greater(pc.list_value_length(records["outputs"]), 0))
     return {
         file["pack"] or file["path"]: (owner, file)
         for owner, files in zip(

@@ -18,6 +18,7 @@ from batchmill.options.conditions import parse_condition, rows_that_meet
 from batchmill.planning.run_spec import input_places
 from batchmill.reading.published import last_spec
 from batchmill.reading.sample import check_fields
+from batchmill.storage.name_search import repeated
 
 LABEL = "label"
 _TEXT = pa.large_string()  # 64-bit offsets: ten million paths have more than 2**31 bytes.
@@ -238,15 +239,18 @@ def _check_inside(outputs: pa.Array, dataset: str, folder: str) -> None:
 
 def _unique(places: pa.Array) -> pa.Array:
     """Return the places as unique ids: equal places get a number."""
-    if pc.count_distinct(places).as_py() == len(places):
+    rows, groups = repeated(places)
+    if not len(rows):
         return places
-    codes = pd.Series(places.dictionary_encode().indices.to_numpy())
-    numbers = pa.array(codes.groupby(codes).cumcount().to_numpy()).cast(_TEXT)
-    numbered = pc.binary_join_element_wise(places, numbers, pa.scalar("#", _TEXT))
-    repeated = pa.array(np.bincount(codes)[codes] > 1)
-    ids = pc.if_else(repeated, numbered, places)
+    numbers = np.zeros(len(places), np.int64)
+    numbers[rows] = pd.Series(groups).groupby(groups).cumcount()
+    texts = pa.array(numbers).cast(_TEXT)
+    numbered = pc.binary_join_element_wise(places, texts, pa.scalar("#", _TEXT))
+    is_repeated = np.zeros(len(places), bool)
+    is_repeated[rows] = True
+    ids = pc.if_else(is_repeated, numbered, places)
     # Another file may have such a name. If all ids have numbers, no two can be equal.
-    return ids if pc.count_distinct(ids).as_py() == len(ids) else numbered
+    return numbered if len(repeated(ids)[0]) else ids
 
 
 def _labels(rows: pa.Table) -> pa.Array | None:
