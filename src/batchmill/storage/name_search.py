@@ -64,7 +64,7 @@ def repeated(names: Column) -> tuple[np.ndarray, np.ndarray]:
     """
     hashes = _hashes(names)
     hashes.sort()
-    if not (hashes[1:] == hashes[:-1]).any():  # The usual case needs no more memory.
+    if not (hashes[1:] == hashes[:-1]).any():  # This is the usual case.
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     hashes = _hashes(names)
     order = np.argsort(hashes, kind="stable")
