@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice, pairwise
 from typing import Any, TypeAlias
-from weakref import WeakSet
+from weakref import ref
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +26,8 @@ MAPPED_BYTES = 64 * 2**20
 SLICE_ROWS = 65_536
 _ON_DISK = os.path.join(os.sep, "var", "tmp")
 
-# The files of the tables of this process. After each new one, their pages leave its memory.
-_maps: WeakSet[mmap.mmap] = WeakSet()
+# The files of the tables of this process.
+_maps: list[ref[mmap.mmap]] = []
 
 Column: TypeAlias = pa.Array | pa.ChunkedArray
 
@@ -83,14 +83,21 @@ def _mapped(first: list[pa.Table], rest: Iterable[pa.Table]) -> list[pa.Table]:
         for table in rest:
             write(table)
         file.flush()
-        for other in _maps:
-            other.madvise(mmap.MADV_DONTNEED)  # The pages stay in the cache of the kernel.
         found = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    _maps.add(found)
-    pa.default_memory_pool().release_unused()
+    _release_memory()
+    _maps.append(ref(found, _maps.remove))
     content = pa.py_buffer(found)
     parts = [content.slice(start, end - start) for start, end in pairwise(ends)]
     return [pa.ipc.open_stream(part).read_all() for part in parts]
+
+
+def _release_memory() -> None:
+    """Return unused memory to the kernel, also the pages of tables, which it has in its cache."""
+    for one in _maps:
+        found = one()
+        if found is not None:
+            found.madvise(mmap.MADV_DONTNEED)
+    pa.default_memory_pool().release_unused()
 
 
 def _folder() -> str:
