@@ -6,6 +6,7 @@ from small_tables import small_tables
 
 from batchmill.ledger.parts import PART_SCHEMA
 from batchmill.manifest import Manifest
+from batchmill.planning.change_detection import detect_changes
 from batchmill.planning.plan import PLANNED_COLUMNS, make_plan
 from batchmill.storage.large_tables import collected
 
@@ -61,3 +62,28 @@ def test_a_plan_keeps_few_bytes_of_each_input_in_memory(pool):
             peaks.append(pool.max_memory())
     # Row numbers, masks and short texts. An input has about 300 bytes in both tables.
     assert peaks[1] - peaks[0] < 80 * 2 * ROWS
+
+
+class CountingStore:
+    """A store in which all files have one byte. It counts the questions."""
+
+    def __init__(self):
+        self.asked = []
+
+    def sizes(self, names):
+        self.asked.append(len(names))
+        return [1 for _ in names]
+
+
+def test_all_outputs_are_looked_up_in_one_call():
+    """In a bucket, each call may list the whole dataset."""
+    output = {"path": "files/x", "size": 1, "content": "", "pack": None}
+    more = {"outcome": "ok", "outputs": [output], "step": "s"}
+    names = [f"{number}.wav" for number in range(10)]
+    done = pa.Table.from_pylist([{"input": name, **more} for name in names], PART_SCHEMA)
+    inputs = done.select(["input", "size", "mtime_ns", "etag", "ctime_ns", "companions"])
+    manifest = Manifest(name="m", root="/", inputs=inputs, manifest_columns=pa.table({}))
+    store = CountingStore()
+    with small_tables():
+        assert detect_changes(manifest, done, {"s"}, store).damaged == frozenset()
+    assert store.asked == [10]

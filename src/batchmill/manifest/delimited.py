@@ -88,7 +88,7 @@ def type_columns(frame: pd.DataFrame, leave: Collection[str]) -> pd.DataFrame:
     """
     typed = {}
     for name in frame.columns:
-        texts = pa.chunked_array(pa.table({"texts": frame[name]})["texts"]).cast(pa.string())
+        texts = pa.table({"texts": frame[name]})["texts"].cast(pa.string())
         found = texts if name in leave else _typed(texts)
         typed[name] = pd.Series(found, dtype=pd.ArrowDtype(found.type))
     return pd.DataFrame(typed, index=frame.index)

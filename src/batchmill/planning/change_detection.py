@@ -15,6 +15,7 @@ from batchmill.storage import Store, in_threads, is_url, open_store, remote
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.fingerprints import SeenFile, content_of, joint_content
 from batchmill.storage.folder_files import files_in, folder_fingerprint
+from batchmill.storage.large_tables import select
 from batchmill.urls import join
 
 # The columns that show without reading a file that it may have changed. A program that copies or
@@ -63,17 +64,18 @@ def detect_changes(
     Raises:
         StoreError: The store cannot be read.
     """
+    # Inputs recorded with another step are executed again in any case.
+    is_ours = pc.is_in(done["step"], value_set=pa.array(sorted(identities), pa.string()))
     contents: dict[str, str] = {}
-    damaged: set[str] = set()
     for start, part in manifest.slices():
-        some = done.slice(start, len(part))
-        # Inputs recorded with another step are executed again in any case.
-        is_ours = pc.is_in(some["step"], value_set=pa.array(sorted(identities), pa.string()))
-        recorded, current = some.filter(is_ours), part.inputs.filter(is_ours)
-        contents |= _read_unclear(part, recorded, current, folders=folders)
-        ok = recorded.filter(pc.equal(recorded["outcome"], "ok"))
-        damaged.update(_find_damaged(ok, store))
-    return FileChanges(contents=contents, damaged=frozenset(damaged))
+        own = is_ours.slice(start, len(part))
+        recorded = done.slice(start, len(part)).filter(own)
+        contents |= _read_unclear(part, recorded, part.inputs.filter(own), folders=folders)
+    has_files = pc.greater(pc.list_value_length(done["outputs"]), 0)
+    has_files = pc.and_(has_files, pc.equal(done["outcome"], "ok"))
+    made = select(done.select(["input", "outputs"]), pc.and_(is_ours, has_files).fill_null(False))
+    # In one call, because a bucket may list all outputs.
+    return FileChanges(contents=contents, damaged=frozenset(_find_damaged(made, store)))
 
 
 def _read_unclear(
