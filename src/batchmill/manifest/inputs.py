@@ -5,8 +5,9 @@ manifest may have millions of rows.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,8 @@ from batchmill.urls import (
     without_file_scheme,
 )
 
+# For each input its name, and a key that only the same file has.
+_RESOLVED = pa.schema([("name", pa.string()), ("place", pa.string())])
 # Not a plain relative path: absolute, with // or . or .. in it, or not a path at all.
 _ODD_PATH = r"^/|/$|//|(^|/)\.\.?(/|$)|\x00|^\s*$"
 # Not a plain key below a URL: not a key at all, or ambiguous.
@@ -69,36 +72,52 @@ def check_inputs(
     """
     faults: dict[int, str] = {}
     values = source.frame[column]
+    both = collected(_resolved(values, source, root, faults, confined=confined), _RESOLVED)
+    _find_duplicates(both["place"], values, source, faults)
     digests: list[str | None] = []
-
-    def tables() -> Iterator[pa.Table]:
-        for start in range(0, len(values), SLICE_ROWS):
-            own: dict[int, str] = {}
-            names, places = resolve_names(
-                values.iloc[start : start + SLICE_ROWS],
-                root,
-                own,
-                confined=confined,
-                may_be_blank=source.form == "listing",
-            )
-            if confined and not is_url(root):
-                find_escapes(names, root, own)
-            if folders:
-                table, some = stat_folders(names, root, own)
-                digests.extend(some)
-            elif source.files is not None:
-                found = source.files.slice(start, SLICE_ROWS)
-                seen = [found[name] for name in ("size", "mtime_ns", "etag")]
-                table = pa.table([names, *seen, pa.nulls(len(names), pa.int64())], schema=FILES)
-            else:
-                table = stat_files(names, root, own, source.seen)
-            faults.update((start + row, text) for row, text in own.items())
-            yield table.append_column("place", places)
-
-    checked = collected(tables(), FILES.append(pa.field("place", pa.string())))
-    _find_duplicates(checked["place"], values, source, faults)
+    look_up = partial(stat_files, root=root, faults=faults, seen=source.seen)
+    if folders:
+        table, digests = stat_folders(both["name"].combine_chunks(), root, faults)
+    elif source.files is not None:
+        known = [source.files[name] for name in ("size", "mtime_ns", "etag")]
+        table = pa.table([both["name"], *known, pa.nulls(len(values), pa.int64())], schema=FILES)
+    elif is_url(root) or pc.any(pc.match_substring(both["name"], "://")).as_py():
+        # In one call, because the folders of many URLs are listed, each once.
+        table = look_up(both["name"].combine_chunks())
+    else:
+        table = collected(_looked_up(both["name"], look_up, faults), FILES)
     found = [f"{source.places[index]}: {text}" for index, text in sorted(faults.items())]
-    return CheckedInputs(table=checked.drop_columns("place"), faults=found, folders=digests)
+    return CheckedInputs(table=table, faults=found, folders=digests)
+
+
+def _resolved(
+    values: pd.Series, source: Source, root: str, faults: dict[int, str], *, confined: bool
+) -> Iterator[pa.Table]:
+    """Yield the names and keys of inputs, some at a time."""
+    for start in range(0, len(values), SLICE_ROWS):
+        own: dict[int, str] = {}
+        names, places = resolve_names(
+            values.iloc[start : start + SLICE_ROWS],
+            root,
+            own,
+            confined=confined,
+            may_be_blank=source.form == "listing",
+        )
+        if confined and not is_url(root):
+            find_escapes(names, root, own)
+        faults.update((start + row, text) for row, text in own.items())
+        yield pa.table([names, places], schema=_RESOLVED)
+
+
+def _looked_up(
+    names: pa.ChunkedArray, look_up: Callable[..., pa.Table], faults: dict[int, str]
+) -> Iterator[pa.Table]:
+    """Yield the sizes and times of local files, some at a time."""
+    for start in range(0, len(names), SLICE_ROWS):
+        own: dict[int, str] = {}
+        yield look_up(names.slice(start, SLICE_ROWS).combine_chunks(), faults=own)
+        for row, text in own.items():
+            faults.setdefault(start + row, text)
 
 
 def resolve_names(
