@@ -109,7 +109,7 @@ class _Chunk(NamedTuple):
                 yield pa.table(arrays, [str(number) for number in range(len(arrays))])
 
         return [
-            chunk._with([column.chunk(0) for column in table.columns])
+            chunk._with([_one_array(column) for column in table.columns])
             for table, chunk in zip(kept(tables()), outlines, strict=True)
         ]
 
@@ -146,6 +146,11 @@ class _StepKeys:
         self._left -= 1
         self._accepted.add(key)
         return True
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    # Arrow would copy a single chunk.
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def make_tables(
