@@ -4,6 +4,9 @@ import threading
 from itertools import pairwise
 from types import SimpleNamespace
 
+import pytest
+
+from batchmill import StoreError
 from batchmill.ledger import committer
 from batchmill.ledger.committer import Committer
 from batchmill.ledger.ledger import Ledger
@@ -51,3 +54,57 @@ def test_a_long_shard_commits_less_often(tmp_path, monkeypatch):
     assert len(commits) < 600, "in two hours"
     assert all(gap <= max(4.0, late / 100 + 2) for late, gap in gaps)
     assert max(gap for _, gap in gaps) == 30.0
+
+
+@pytest.fixture
+def lazy_shard(tmp_path, monkeypatch):
+    """A shard that commits only if there is much to commit, and at its end."""
+    monkeypatch.setattr(committer, "COMMIT_SECONDS", 60.0)
+    ledger = Ledger(LocalStore(tmp_path))
+    ledger.create()
+    origins = {name: Origin("{}", "step", 1) for name in "abc"}
+    return Committer(ledger, "000001-x", origins, lambda outcomes: outcomes, lambda: None)
+
+
+def outcome_of(name):
+    return Outcome(name, f"id-{name}", "ok", 1, 0.5, 1.0, "host", rows="[{}]")
+
+
+@pytest.mark.parametrize(("limit", "value"), [("COMMIT_INPUTS", 2), ("COMMIT_BYTES", 8)])
+def test_many_outcomes_are_committed_at_once_and_the_others_at_the_end(
+    lazy_shard, monkeypatch, limit, value
+):
+    monkeypatch.setattr(committer, limit, value)
+    batches, has_committed = [], threading.Event()
+
+    def before_commit(outcomes):
+        batches.append([outcome.input for outcome in outcomes])
+        has_committed.set()
+        return [outcome for outcome in outcomes if outcome.input != "b"]
+
+    lazy_shard.before_commit = before_commit
+    with lazy_shard:
+        for name in "ab":
+            lazy_shard.add([outcome_of(name)])
+        assert has_committed.wait(30)
+        lazy_shard.add([outcome_of("c")])
+    assert batches == [["a", "b"], ["c"]]
+    assert sorted(lazy_shard.ledger.records()["input"].to_pylist()) == ["a", "c"]
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_an_error_of_a_commit_ends_the_shard_but_hides_no_other_error(lazy_shard, error):
+    def fail(_):
+        raise StoreError("bucket", "is full.")
+
+    def work():
+        lazy_shard.add([outcome_of("a")])
+        if error:
+            raise error
+
+    lazy_shard.before_commit = fail
+    with pytest.raises(error or StoreError), lazy_shard:
+        work()
+    with pytest.raises(StoreError, match="is full"):
+        lazy_shard.add([outcome_of("b")])
+    assert lazy_shard.ledger.part_names() == []

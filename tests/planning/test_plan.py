@@ -151,10 +151,10 @@ def test_a_failed_input_is_quarantined_until_it_is_released(released, expected):
 
 def test_a_changed_row_is_executed_again_if_the_step_takes_rows():
     manifest = manifest_of("a", "b")
-    manifest = replace(manifest, manifest_columns=pa.table({"label": ["x", "y"]}))
+    manifest = replace(manifest, manifest_columns=pa.table({"label": ["Grüße", "y"]}))
     records = records_of(a="ok", b="ok")
     column = records.schema.get_field_index("carried")
-    records = records.set_column(column, "carried", [['{"label": "x"}', '{"label": "z"}']])
+    records = records.set_column(column, "carried", [['{"label": "Grüße"}', '{"label": "z"}']])
     assert reasons(make_plan(manifest, records, "s", takes_rows=True)) == {"b": "changed"}
     assert reasons(make_plan(manifest, records, "s")) == {}
 

@@ -1,6 +1,7 @@
 """Environment variables restrict which steps may run and which places may be used."""
 
 import os
+from contextlib import nullcontext
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
@@ -12,6 +13,7 @@ from batchmill.errors import ManifestError, OptionError
 from batchmill.ledger.open import open_ledger
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
+from batchmill.security.allowlist import check_input, refused_inputs, refused_models
 from batchmill.storage import is_url, remote
 
 SPLIT = "batchmill.steps.words:split"
@@ -106,8 +108,6 @@ def test_inputs_outside_the_allowed_places_are_rejected_with_their_lines(lab, mo
 
 
 def test_urls_are_compared_with_the_allowed_places(monkeypatch):
-    from batchmill.security.allowlist import refused_inputs
-
     monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", "s3://ours/in, https://host/data")
     inside = ["s3://ours/in/a..b.wav", "s3://ours/in", "https://host/data/a"]
     inside.append("s3://ours/in/a key\tof any kind?token=none")
@@ -117,6 +117,32 @@ def test_urls_are_compared_with_the_allowed_places(monkeypatch):
         *["https://host/data/%2E%2e/b", "https://host.evil/data/a", "http://host/data/a"],
     ]
     assert list(refused_inputs(inside + outside)) == list(range(4, 4 + len(outside)))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "refused", "reason"),
+    [
+        ({"DATASETS": ""}, [], None),
+        ({"INPUTS": "/in , s3://in"}, [1], "INPUTS allows: /in, s3://in)"),
+        ({"INPUTS": " ,"}, [0, 1, 2], "INPUTS allows: nothing)"),
+        ({"INPUTS": "/in", "MODELS": "s3://in/"}, [0, 1], "MODELS allows: s3://in/)"),
+        ({"STEPS": "mylab"}, [0, 1, 2], "MODELS allows: nothing)"),
+        ({"STEPS": "", "INPUTS": "/in", "MODELS": "/"}, [2], "MODELS allows: /)"),
+    ],
+)
+def test_a_model_needs_a_permission_if_steps_models_or_inputs_are_restricted(
+    monkeypatch, allowed, refused, reason
+):
+    places = ("/in/a", "/models/a", "s3://in/a")
+    for name in ("STEPS", "INPUTS", "DATASETS", "MODELS"):
+        monkeypatch.delenv(f"BATCHMILL_ALLOWED_{name}", raising=False)
+    for name, value in allowed.items():
+        monkeypatch.setenv(f"BATCHMILL_ALLOWED_{name}", value)
+    found = refused_models(places)
+    assert list(found) == refused
+    assert all(repr(places[place]) in text and reason in text for place, text in found.items())
+    with pytest.raises(OptionError, match="read") if "INPUTS" in allowed else nullcontext():
+        check_input("/models/a")
 
 
 @pytest.fixture

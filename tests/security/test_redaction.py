@@ -1,10 +1,12 @@
 """Credentials in a step's error do not reach the ledger, the tables or the report."""
 
+import fsspec
 import pytest
 from jobs import run_job
 
 from batchmill.execution.single_input import run_single_input
-from batchmill.security.credentials import Access, access_to
+from batchmill.security.credentials import Access, access_to, granted
+from batchmill.security.redaction import without_secrets
 from batchmill.step.load import load_step
 
 STEP = """
@@ -18,6 +20,7 @@ def step(source):
     raise ValueError(f"error: {secrets}")
 """
 SECRETS = ("sesame-0", "of-the-store", "sesame-1", "sesame-2")
+ENDPOINT = ("server: sesame-3, sesame-4", "server: ***, ***")
 
 
 @pytest.fixture
@@ -50,3 +53,26 @@ def test_try_shows_no_credential(lab):
     outcome = run_single_input(step, "in/error", {}, None)
     assert outcome.message.startswith("error: ('***', '***', 'https://***@host/a?***")
     assert not any(secret in outcome.traceback for secret in SECRETS)
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "shown"),
+    [
+        ({"key": "lab-42"}, "sesame and lab-42 of room-1", "*** and *** of room-1"),
+        ({"key": "short", "profile": "colleague"}, *["a short text of colleague"] * 2),
+        ({"key": "sesame-3", "token": "sesame-3-and-more"}, "sesame-3-and-more", "***"),
+        ({"nested": {"headers": ["sesame-3", ("sesame-4",)]}}, "sesame-3 sesame-4", "*** ***"),
+        ({"any": "A=1;AccountKey=sesame-3;B=2"}, "key sesame-3", "key ***"),
+        ({"endpoint_url": "http://user:sesame-3@server/sesame-4"}, *ENDPOINT),
+        ({"endpoint_url": "http://server/sesame-4"}, "server: sesame-4", "server: ***"),
+        ({}, "AccountKey=sesame-1, sesame-2, 1234567", "AccountKey=***, ***, 1234567"),
+    ],
+)
+def test_only_values_that_may_be_secret_are_hidden(monkeypatch, options, text, shown):
+    monkeypatch.setenv("LAB_PLACE", "room-1")
+    monkeypatch.setenv("LAB_TOKEN", "sesame")
+    monkeypatch.setenv("LAB_CONNECTION_STRING", "A=1;AccountKey=sesame-1;B=2")
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"secret": "sesame-2", "number_key": 1234567})
+    with access_to([Access(url="s3://lab", options=options)]):
+        assert "sesame" not in repr(granted())
+        assert without_secrets(text) == shown

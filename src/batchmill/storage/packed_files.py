@@ -25,6 +25,14 @@ def encode_moved(moved: Mapping[int, Address]) -> bytes:
     return json.dumps({offset: (now.pack, now.offset) for offset, now in moved.items()}).encode()
 
 
+def _decode_moved(data: bytes) -> dict[str, tuple[str, int]]:
+    """Return a list of moved files. A damaged list is empty, so that its files count as missing."""
+    try:
+        return {offset: (str(pack), int(at)) for offset, (pack, at) in json.loads(data).items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
+
+
 class PackedFiles:
     """The files in the packs of one store.
 
@@ -82,7 +90,7 @@ class PackedFiles:
             moved = self._moved.get(place.pack)
             if moved is None:
                 try:
-                    moved = json.loads(self._read(list_of_moved(place.pack)))
+                    moved = _decode_moved(self._read(list_of_moved(place.pack)))
                 except StoreError:
                     return None
                 self._moved[place.pack] = moved

@@ -1,0 +1,68 @@
+"""A file in a pack stays readable after its pack was written again without the unused files."""
+
+import pytest
+
+from batchmill import StoreError
+from batchmill.storage import LocalStore
+from batchmill.storage.addresses import Address
+from batchmill.storage.pack_writer import encode_member
+from batchmill.storage.packed_files import encode_moved, list_of_moved
+
+OLD, NEW, NEWEST = (f"packs/{name}.tar" for name in ("old", "new", "newest"))
+
+
+@pytest.fixture
+def store(tmp_path):
+    return LocalStore(tmp_path)
+
+
+def pack(store, name, *contents):
+    """Write a pack. Return the place of each file in it."""
+    data, places = b"", []
+    for content in contents:
+        header, member = encode_member("x", content)
+        places.append(Address(name, len(data) + header, len(content)))
+        data += member
+    store.write(name, data)
+    return places
+
+
+def test_a_file_is_found_after_each_rewrite_of_its_pack(store):
+    first, unused, last = old = pack(store, OLD, b"a", b"unused", b"content")
+    reader = LocalStore(store.root)
+    for before, name in ((OLD, NEW), (NEW, NEWEST)):
+        now_last, now_first = pack(store, name, b"content", b"a")
+        moved = encode_moved({first.offset: now_first, last.offset: now_last})
+        store.write(list_of_moved(OLD), moved)
+        store.delete(before)
+        # The reader has already read the list of the first rewrite.
+        assert reader.packed.sizes(old) == [1, None, 7]
+        assert [reader.read(place.named("x")) for place in (first, last)] == [b"a", b"content"]
+        assert LocalStore(store.root).packed.read(last) == b"content"
+        with pytest.raises(StoreError, match=OLD):
+            reader.packed.read(unused)
+    store.delete(NEWEST)
+    assert reader.packed.sizes(old) == [None] * 3
+    with pytest.raises(StoreError, match=OLD):
+        LocalStore(store.root).packed.read(last)
+
+
+def test_a_file_at_the_end_of_a_cut_pack_does_not_count_as_complete(store):
+    places = pack(store, OLD, b"a", b"content")
+    whole = store.read(OLD)
+    assert store.packed.sizes(places) == [1, 7]
+    for size, sizes in ((len(whole) - 1, [1, None]), (places[1].offset + 6, [1, None])):
+        store.write(OLD, whole[:size])
+        assert store.packed.sizes(places) == sizes
+    assert store.packed.read(places[0]) == b"a"
+    with pytest.raises(StoreError, match="shorter than the ledger says"):
+        store.packed.read(places[1])
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"512": 3}', b'{"512": ["x"]}', b"\xff", b"{"])
+def test_files_count_as_missing_if_the_list_of_moved_files_is_damaged(store, content):
+    place = Address(OLD, 512, 3)
+    store.write(list_of_moved(OLD), content)
+    assert store.packed.sizes([place]) == [None]
+    with pytest.raises(StoreError, match=OLD):
+        store.packed.read(place)
