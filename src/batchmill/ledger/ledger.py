@@ -312,20 +312,21 @@ class Ledger:
 
     def _read(self, names: Sequence[str], schema: pa.Schema, run: int | None) -> Iterator[pa.Table]:
         """Yield the records of parts, or only those of a run."""
-        if run is not None:
-            upkeep = (name for name in names if name.startswith(UPKEEP))
-            names = [*_parts_of(names, run), *upkeep]
+        upkeep = [name for name in names if name.startswith(UPKEEP)]
+        own = [name for name in names if not name.startswith(UPKEEP)]
+        own = own if run is None else _parts_of(own, run)
         read = partial(self.read_part, columns=schema.names)
-        start, count, largest = 0, 1, 1
-        while start < len(names):
-            parts = in_threads(read, names[start : start + count], self.store.threads)
-            start += count
-            # The first parts show how many are read at the same time.
-            largest = max(largest, *map(len, parts))
-            count = max(1, min(self.store.threads, _ROWS_AT_A_TIME // largest))
-            while parts:
-                table = as_records(parts.pop(0), schema)
-                yield table if run is None else table.filter(pc.equal(table["run"], run))
+        for parts, count in ((own, self.store.threads), (upkeep, 1)):
+            start = 0
+            while start < len(parts):
+                found = in_threads(read, parts[start : start + count], self.store.threads)
+                start += count
+                # A merged part is large, so the first one shows how many are read at a time.
+                largest = max(1, *map(len, found))
+                count = max(1, min(self.store.threads, _ROWS_AT_A_TIME // largest))
+                while found:
+                    table = as_records(found.pop(0), schema)
+                    yield table if run is None else table.filter(pc.equal(table["run"], run))
 
 
 def _parts_of(names: Iterable[str], run: int) -> list[str]:
