@@ -9,7 +9,9 @@ from contention import FORK, at_once
 
 from batchmill import StoreError
 from batchmill.storage import LocalStore, ObjectStore, open_store
+from batchmill.storage.addresses import Address
 from batchmill.storage.fingerprints import content_of
+from batchmill.storage.pack_writer import encode_member
 
 
 def make_store(kind, request, tmp_path):
@@ -179,3 +181,15 @@ def test_each_process_has_its_own_connection(shared_store):
 
     at_once(4, use)
     assert shared_store.names("b") == ["0", "1", "2", "3"]
+
+
+def test_an_empty_file_of_a_pack_is_read_at_each_place(store):
+    data, places = b"", []
+    for content in (b"", b"content", b""):
+        header, member = encode_member("x", content)
+        places.append(Address("packs/a.tar", len(data) + header, len(content)))
+        data += member
+    store.write("packs/a.tar", data)
+    names = [str(place.named("x")) for place in places]
+    assert [store.read(name) for name in names] == [b"", b"content", b""]
+    assert list(store.sizes(names)) == [0, 7, 0]
