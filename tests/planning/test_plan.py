@@ -8,6 +8,7 @@ import pytest
 from batchmill.ledger.parts import PART_SCHEMA
 from batchmill.manifest import Manifest
 from batchmill.planning.change_detection import FileChanges
+from batchmill.planning.decisions import Criteria
 from batchmill.planning.plan import PLANNED_COLUMNS, make_plan
 
 
@@ -48,7 +49,7 @@ def records_of(**outcomes):
 
 def test_inputs_below_a_raised_limit_are_executed():
     records = records_of(a="timeout", b="timeout", c="ok")
-    plan = make_plan(manifest_of("a", "b", "c"), records, "s", below_limits=["a"])
+    plan = make_plan(manifest_of("a", "b", "c"), records, Criteria("s", below_limits={"a"}))
     assert reasons(plan) == {"a": "limit"}
     assert (plan.counts["limit"], plan.counts["quarantined"]) == (1, 1)
 
@@ -60,7 +61,7 @@ def reasons(plan):
 
 
 def test_without_a_ledger_all_inputs_are_new_in_manifest_order():
-    plan = make_plan(manifest_of("b", "a"), records_of(), "s")
+    plan = make_plan(manifest_of("b", "a"), records_of(), Criteria("s"))
     assert plan.pending["input"].to_pylist() == ["b", "a"]
     assert plan.pending["position"].to_pylist() == [0, 1]
     assert plan.counts["new"] == 2
@@ -68,7 +69,7 @@ def test_without_a_ledger_all_inputs_are_new_in_manifest_order():
 
 def test_each_input_has_one_reason():
     records = records_of(a="ok", b="failed", d="oom", gone="ok")
-    plan = make_plan(manifest_of("a", "b", "c", "d"), records, "s", released={"b": 1})
+    plan = make_plan(manifest_of("a", "b", "c", "d"), records, Criteria("s", released={"b": 1}))
     assert reasons(plan) == {"b": "retry", "c": "new"}
     assert plan.resolved == {"ok": 1, "oom": 1}
     assert plan.counts == {
@@ -89,7 +90,7 @@ def test_each_input_has_one_reason():
     "change", [{"size": 6}, {"mtime_ns": 2}, {"ctime_ns": 4}, {"companions": "xxh128:1"}]
 )
 def test_a_changed_file_is_executed_again(change):
-    plan = make_plan(manifest_of("a", **change), records_of(a="ok"), "s")
+    plan = make_plan(manifest_of("a", **change), records_of(a="ok"), Criteria("s"))
     assert reasons(plan) == {"a": "changed"}
     assert plan.stale_steps == {}
 
@@ -100,7 +101,9 @@ def test_a_changed_file_is_executed_again(change):
 )
 def test_a_file_with_another_time_is_compared_by_content(content, expected):
     changes = FileChanges(contents={"a": content})
-    plan = make_plan(manifest_of("a", mtime_ns=2), records_of(a="ok"), "s", changes=changes)
+    plan = make_plan(
+        manifest_of("a", mtime_ns=2), records_of(a="ok"), Criteria("s", changes=changes)
+    )
     assert reasons(plan) == expected
     assert plan.touched.to_pylist() == ([] if expected else ["a"])
 
@@ -109,34 +112,35 @@ def test_a_record_of_an_older_version_has_no_time_of_the_last_change():
     records = records_of(a="ok")
     column = records.schema.get_field_index("ctime_ns")
     records = records.set_column(column, "ctime_ns", pa.nulls(1, pa.int64()))
-    assert reasons(make_plan(manifest_of("a"), records, "s")) == {}
+    assert reasons(make_plan(manifest_of("a"), records, Criteria("s"))) == {}
 
 
 def test_an_input_with_damaged_outputs_is_executed_again():
     changes = FileChanges(damaged=frozenset({"b"}))
-    plan = make_plan(manifest_of("a", "b"), records_of(a="ok", b="ok"), "s", changes=changes)
+    plan = make_plan(
+        manifest_of("a", "b"), records_of(a="ok", b="ok"), Criteria("s", changes=changes)
+    )
     assert reasons(plan) == {"b": "damaged"}
 
 
 def test_force_also_executes_quarantined_inputs():
-    plan = make_plan(
-        manifest_of("a", "b", "c"), records_of(a="ok", b="failed"), "s", forced_after=1
-    )
+    records = records_of(a="ok", b="failed")
+    plan = make_plan(manifest_of("a", "b", "c"), records, Criteria("s", forced_after=1))
     assert reasons(plan) == {"a": "forced", "b": "forced", "c": "new"}
 
 
 def test_a_released_ok_input_is_executed_again():
-    plan = make_plan(manifest_of("a"), records_of(a="ok"), "s", released={"a": 1})
+    plan = make_plan(manifest_of("a"), records_of(a="ok"), Criteria("s", released={"a": 1}))
     assert reasons(plan) == {"a": "retry"}
 
 
 def test_withdrawn_inputs_are_listed():
-    plan = make_plan(manifest_of("a"), records_of(a="ok", gone="failed"), "s")
+    plan = make_plan(manifest_of("a"), records_of(a="ok", gone="failed"), Criteria("s"))
     assert plan.withdrawn.to_pylist() == [{"input": "gone", "input_id": "id-gone"}]
 
 
 def test_another_step_executes_all_inputs_and_is_reported():
-    plan = make_plan(manifest_of("a", "b"), records_of(a="ok", b="failed"), "other")
+    plan = make_plan(manifest_of("a", "b"), records_of(a="ok", b="failed"), Criteria("other"))
     assert reasons(plan) == {"a": "changed", "b": "changed"}
     assert plan.stale_steps == {"s": 2}
 
@@ -145,7 +149,7 @@ def test_another_step_executes_all_inputs_and_is_reported():
     ("released", "expected"), [({}, {}), ({"a": 0}, {}), ({"a": 1}, {"a": "retry"}), ({"b": 9}, {})]
 )
 def test_a_failed_input_is_quarantined_until_it_is_released(released, expected):
-    plan = make_plan(manifest_of("a"), records_of(a="failed"), "s", released=released)
+    plan = make_plan(manifest_of("a"), records_of(a="failed"), Criteria("s", released=released))
     assert reasons(plan) == expected
 
 
@@ -155,12 +159,12 @@ def test_a_changed_row_is_executed_again_if_the_step_takes_rows():
     records = records_of(a="ok", b="ok")
     column = records.schema.get_field_index("carried")
     records = records.set_column(column, "carried", [['{"label": "Grüße"}', '{"label": "z"}']])
-    assert reasons(make_plan(manifest, records, "s", takes_rows=True)) == {"b": "changed"}
-    assert reasons(make_plan(manifest, records, "s")) == {}
+    assert reasons(make_plan(manifest, records, Criteria("s", takes_rows=True))) == {"b": "changed"}
+    assert reasons(make_plan(manifest, records, Criteria("s"))) == {}
 
 
 def test_plan_returns_the_first_names_of_a_reason():
-    plan = make_plan(manifest_of("a", "b", "c"), records_of(b="ok"), "s")
+    plan = make_plan(manifest_of("a", "b", "c"), records_of(b="ok"), Criteria("s"))
     assert plan.first("new", 1) == ["a"]
     assert plan.first("changed", 5) == []
 
@@ -168,10 +172,10 @@ def test_plan_returns_the_first_names_of_a_reason():
 def test_only_ok_outcomes_of_accepted_steps_are_adopted():
     records = records_of(a="ok", b="failed", c="ok", d="ok")
     manifest = manifest_of("a", "b", "c", "e")
-    plan = make_plan(manifest, records, "new", adopted_steps={"s"}, released={"c": 1})
+    plan = make_plan(manifest, records, Criteria("new", adopted_steps={"s"}, released={"c": 1}))
     assert reasons(plan) == {"b": "changed", "c": "retry", "e": "new"}
     assert plan.adopted.to_pylist() == ["a"]
     assert (plan.counts["adopted"], plan.counts["unchanged"]) == (1, 0)
-    other = make_plan(manifest, records, "new", adopted_steps={"t"})
+    other = make_plan(manifest, records, Criteria("new", adopted_steps={"t"}))
     assert other.adopted.to_pylist() == []
     assert "adopted" not in other.counts

@@ -20,7 +20,7 @@ from batchmill.errors import OptionError
 from batchmill.jobs.run_job import JobRequest, plan_run
 from batchmill.partitions.partitioning import count_strata, uneven_partitions
 from batchmill.planning.batching import Layout, parallelism
-from batchmill.planning.plan import ADOPTED, REASONS, UNREADABLE
+from batchmill.planning.decisions import ADOPTED, REASONS, UNREADABLE
 from batchmill.planning.prepare import Prepared, code_changes
 from batchmill.planning.run_spec import partitions_of
 from batchmill.sizes import counted

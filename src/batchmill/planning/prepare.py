@@ -16,6 +16,7 @@ from batchmill.manifest.saved_list import listed_manifest
 from batchmill.partitions.record import Assignment
 from batchmill.planning.change_check import ChangeCheck
 from batchmill.planning.change_detection import detect_changes
+from batchmill.planning.decisions import Criteria
 from batchmill.planning.earlier_steps import (
     accepted_steps,
     check_same_step,
@@ -257,14 +258,16 @@ def _plan(
     plan = make_plan(
         manifest,
         records,
-        step.identity,
+        Criteria(
+            step.identity,
+            takes_rows=step.takes_rows,
+            released=released,
+            changes=file_changes,
+            below_limits=inputs_below_limits(ledger, records, job.failures),
+            forced_after=forced_after,
+            adopted_steps=adopted,
+        ),
         matched=matched,
-        takes_rows=step.takes_rows,
-        released=released,
-        changes=file_changes,
-        below_limits=inputs_below_limits(ledger, records, job.failures),
-        forced_after=forced_after,
-        adopted_steps=adopted,
     )
     if not job.inputs.allow_missing:
         check_missing(job, manifest, plan)

@@ -12,7 +12,7 @@ from batchmill.options.failure_policy import FailurePolicy
 from batchmill.planning.plan_file import PlanFile
 
 
-def inputs_below_limits(ledger: Ledger, records: pa.Table, limits: FailurePolicy) -> list[str]:
+def inputs_below_limits(ledger: Ledger, records: pa.Table, limits: FailurePolicy) -> set[str]:
     """Return the inputs that exceeded a limit of their run, and whose limit is higher now.
 
     Args:
@@ -26,11 +26,11 @@ def inputs_below_limits(ledger: Ledger, records: pa.Table, limits: FailurePolicy
     exceeded = records.filter(pc.is_in(records["outcome"], value_set=pa.array(["timeout", "oom"])))
     policies = _policies_of(ledger, exceeded["run"].unique().to_pylist())
     rows = exceeded.select(["input", "outcome", "run"]).to_pylist()
-    return [
+    return {
         row["input"]
         for row in rows
         if row["run"] in policies and is_raised(row["outcome"], policies[row["run"]], limits)
-    ]
+    }
 
 
 def is_raised(outcome: str, before: FailurePolicy, now: FailurePolicy) -> bool:

@@ -12,7 +12,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import MISSING, with_inputs
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import KINDS, one_line
-from batchmill.planning.plan import UNREADABLE
+from batchmill.planning.decisions import UNREADABLE
 from batchmill.planning.plan_file import PlanFile
 from batchmill.planning.run_spec import SHOWN_NAMES, read_spec
 from batchmill.publishing.failure_groups import (

@@ -9,6 +9,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.batching import Batching
+from batchmill.planning.decisions import Criteria
 from batchmill.planning.plan import PLANNED_COLUMNS, make_plan
 from batchmill.planning.prepare import Prepared
 from batchmill.runs.run import open_run
@@ -51,7 +52,7 @@ def discarded_job(prepared: Prepared, rows: pa.Array | pa.ChunkedArray, folder: 
         manifest=manifest,
         step=prepared.step,
         ledger=ledger,
-        plan=make_plan(manifest, ledger.records(PLANNED_COLUMNS), prepared.step.identity),
+        plan=make_plan(manifest, ledger.records(PLANNED_COLUMNS), Criteria(prepared.step.identity)),
         ledger_state=ledger.state(),
         step_changes=(),
     )

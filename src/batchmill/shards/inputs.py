@@ -18,7 +18,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import input_weights
-from batchmill.planning.plan import encode_manifest_columns
+from batchmill.planning.decisions import encode_manifest_columns
 from batchmill.planning.run_spec import (
     RunSpec,
     as_planned,

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
 from batchmill.outcome import Outcome
-from batchmill.planning.plan import encode_manifest_columns
+from batchmill.planning.decisions import encode_manifest_columns
 from batchmill.planning.run_spec import as_planned, carried_rows, read_inputs, read_spec
 from batchmill.storage import open_store
 

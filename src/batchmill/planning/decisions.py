@@ -1,0 +1,201 @@
+"""Decide for each input of a manifest whether and why a run executes it. Touches no file."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from batchmill.manifest import Manifest
+from batchmill.manifest.file_stats import MISSING_SIZE
+from batchmill.planning.change_detection import FileChanges, has_other_size, has_other_time
+from batchmill.storage.remote import UNKNOWN_TIME
+from batchmill.urls import is_web, join
+
+# Shared, because creating an encoder takes longer than encoding one row.
+_JSON = json.JSONEncoder(default=str, ensure_ascii=False)
+
+REASONS = ("new", "changed", "damaged", "retry", "limit", "forced")
+# The reason of inputs with a result whose file does not exist or cannot be looked up.
+UNREADABLE = "unreadable"
+# The reason of inputs whose outputs an earlier version of the step's code made, and that are kept.
+ADOPTED = "adopted"
+# The decision about an input, and the columns of its record that the plan counts.
+DECISIONS = pa.schema(
+    [
+        ("reason", pa.string()),
+        ("is_touched", pa.bool_()),
+        ("outcome", pa.string()),
+        ("step", pa.string()),
+        ("absence", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """What decides whether an input is executed, beside its record.
+
+    Attributes:
+        step_identity: The identity of the step to run.
+        takes_rows: True if the step receives the manifest's other columns. A change in them then
+            re-runs the input.
+        released: Inputs to retry. The value is the last run whose outcome is ignored. Other failed
+            inputs are quarantined.
+        changes: The result of `detect_changes`. Without it, each file with another time is
+            "changed".
+        below_limits: The result of `inputs_below_limits`.
+        forced_after: The last run whose outcomes a forced run ignores. None without `--force`.
+        adopted_steps: Identities of earlier versions of the step. The user accepts their `ok`
+            outcomes for this version.
+    """
+
+    step_identity: str
+    _: KW_ONLY
+    takes_rows: bool = False
+    released: Mapping[str, int] = field(default_factory=dict)
+    changes: FileChanges = FileChanges()
+    below_limits: Set[str] = frozenset()
+    forced_after: int | None = None
+    adopted_steps: Collection[str] = ()
+
+
+class _Comparison(NamedTuple):
+    """One mask per kind of difference between an input and its record."""
+
+    is_new: pa.Array
+    is_touched: pa.Array
+    is_changed: pa.Array
+
+
+def decide(manifest: Manifest, done: pa.Table, criteria: Criteria) -> pa.Table:
+    """Return the decisions about some inputs, with the columns of DECISIONS.
+
+    Args:
+        manifest: A part of the manifest.
+        done: The record of each of its inputs, null without one.
+        criteria: What decides.
+    """
+    names = manifest.inputs["input"].to_pylist()
+    is_adopted = _is_adopted(done, criteria.adopted_steps)
+    recorded_step = pc.if_else(is_adopted, criteria.step_identity, done["step"])
+    compared = _compare(manifest, done, recorded_step, criteria)
+    reason = pc.if_else(
+        _is_unreadable(manifest, done),
+        UNREADABLE,
+        _reasons(
+            compared,
+            done,
+            _among(names, criteria.changes.damaged),
+            _is_released(names, done["run"], criteria.released),
+            _among(names, criteria.below_limits),
+            criteria.forced_after,
+        ),
+    )
+    reason = pc.if_else(pc.and_(is_adopted, pc.equal(reason, "unchanged")), ADOPTED, reason)
+    columns = [reason, compared.is_touched, *(done[name] for name in DECISIONS.names[2:])]
+    return pa.table(columns, schema=DECISIONS)
+
+
+def _reasons(
+    compared: _Comparison,
+    done: pa.Table,
+    is_damaged: pa.Array,
+    is_released: pa.ChunkedArray,
+    is_below_limit: pa.Array,
+    forced_after: int | None,
+) -> pa.ChunkedArray:
+    """Return why each input is pending, or that it is quarantined or unchanged."""
+    is_forced = pc.less_equal(done["run"], -1 if forced_after is None else forced_after)
+    is_quarantined = pc.and_(_differ(done["outcome"], "ok"), pc.invert(is_released))
+    # In the order of REASONS.
+    masks = (compared.is_new, compared.is_changed, is_damaged, is_released, is_below_limit)
+    return pc.case_when(
+        pc.make_struct(*masks, is_forced.fill_null(False)),
+        *REASONS,
+        pc.if_else(is_quarantined, "quarantined", "unchanged"),
+    )
+
+
+def _is_unreadable(manifest: Manifest, done: pa.Table) -> pa.ChunkedArray:
+    """Return which inputs have an `ok` result, but no file that can be looked up.
+
+    A web server may send a file although it did not report its size.
+    """
+    names = manifest.inputs["input"]
+    is_absent = pc.equal(manifest.inputs["size"], MISSING_SIZE)
+    is_ok = pc.equal(done["outcome"], "ok").fill_null(False)
+    absent = names.filter(pc.and_(is_ok, is_absent)).to_pylist()
+    found = [name for name in absent if not is_web(join(manifest.root, name))]
+    return pc.is_in(names, value_set=pa.array(found, pa.string()))
+
+
+def _compare(
+    manifest: Manifest,
+    done: pa.Table,
+    recorded_step: pa.ChunkedArray,
+    criteria: Criteria,
+) -> _Comparison:
+    """Compare each input with its record, the same row of `done` and `recorded_step`."""
+    inputs = manifest.inputs
+    has_other_step = _differ(recorded_step, criteria.step_identity)
+    is_other_size = has_other_size(done, inputs)
+    is_other_time = has_other_time(done, inputs)
+    has_unknown_time = pc.equal(inputs["mtime_ns"], UNKNOWN_TIME)
+    has_same_content = pc.and_(
+        pc.equal(done["content"], _content_hashes(inputs["input"].to_pylist(), criteria.changes)),
+        pc.invert(is_other_size),
+    ).fill_null(False)
+    is_other_file = pc.or_(
+        is_other_size,
+        pc.and_(pc.or_(is_other_time, has_unknown_time), pc.invert(has_same_content)),
+    )
+    is_changed = pc.or_(has_other_step, is_other_file)
+    if criteria.takes_rows:
+        rows = pa.array(
+            [encode_manifest_columns(row) for row in manifest.manifest_rows()], pa.string()
+        )
+        is_changed = pc.or_(is_changed, _differ(done["carried"], rows))
+    return _Comparison(
+        is_new=pc.is_null(done["input"]),
+        is_touched=pc.and_(is_other_time, has_same_content),
+        is_changed=is_changed,
+    )
+
+
+def _content_hashes(names: Sequence[str], changes: FileChanges) -> pa.Array:
+    """Return the hash of each input that was read; null for inputs not read or unreadable."""
+    if not changes.contents:
+        return pa.nulls(len(names), pa.string())
+    return pa.array([changes.contents.get(name) or None for name in names], pa.string())
+
+
+def _among(names: Sequence[str], chosen: Set[str]) -> pa.Array:
+    # A set is searched in the same time for each part of the manifest, however large it is.
+    return pa.array([name in chosen for name in names], pa.bool_())
+
+
+def _is_adopted(done: pa.Table, steps: Collection[str]) -> pa.ChunkedArray:
+    """Return which records are `ok` outcomes of one of these steps."""
+    is_theirs = pc.is_in(done["step"], value_set=pa.array(sorted(steps), pa.string()))
+    return pc.and_(is_theirs, pc.equal(done["outcome"], "ok")).fill_null(False)
+
+
+def _is_released(
+    names: Sequence[str], runs: pa.ChunkedArray, released: Mapping[str, int]
+) -> pa.ChunkedArray:
+    """Return which inputs were released after the run that recorded them."""
+    until = pa.array([released.get(name) for name in names], pa.int32())
+    return pc.less_equal(runs, until).fill_null(False)
+
+
+def _differ(recorded: pa.ChunkedArray, current: pa.ChunkedArray | str) -> pa.ChunkedArray:
+    """Return a mask of the recorded values that differ; False if nothing is recorded."""
+    return pc.not_equal(recorded, current).fill_null(False)
+
+
+def encode_manifest_columns(row: Mapping[str, Any]) -> str:
+    """Return an input's other manifest columns as the JSON text that the ledger stores."""
+    return _JSON.encode(row) if row else "{}"
