@@ -30,6 +30,7 @@ START_SECONDS = 180
 PER_FOLDER = 10_000
 NEW = 1000
 STEP = "def step(source):\n    return {'letters': 4}\n"
+CHANGED_STEP = "def step(source):\n    return {'letters': 2 + 2}\n"
 FIRST_SAMPLE = """
 import sys, torch, batchmill
 dataset = batchmill.open_dataset("out", load=lambda path: None)
@@ -69,8 +70,13 @@ def commands(folder: Path) -> Iterator[tuple[str, list[str]]]:
         path.parent.mkdir(exist_ok=True)
         path.write_text("new")
     yield f"run with {NEW:,} new inputs", [*batchmill, "run", *job]
-    for name in ("status", "failures", "verify", "versions", "report"):
+    for name in ("status", "failures", "retry", "verify", "versions", "report"):
         yield name, [*batchmill, name, "out"]
+    # The second run changed nothing.
+    yield "diff", [*batchmill, "diff", "out", "1", "3"]
+    yield "run --sample 1000", [*batchmill, "run", *job[:-1], "sampled", "--sample", "1000"]
+    (folder / "letters.py").write_text(CHANGED_STEP)
+    yield "run --verify-change 300", [*batchmill, "run", *job, "--verify-change", "300"]
     yield "first sample, 8 workers", [sys.executable, "-c", FIRST_SAMPLE]
 
 

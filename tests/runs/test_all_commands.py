@@ -370,10 +370,23 @@ class Sequence:
             table = batchmill.metadata(self.dataset, version=number)
             assert rows_of(table, partial(read_plainly, store)) == named(rows), number
             assert examine(ledger, version=number, hash_files=True) == []
+        if model.versions:
+            self.compare_versions(*self.chance.choices(list(model.versions), k=2))
         different = [one for one in faults(self.dataset) if not getattr(one, "is_warning", False)]
         if not model.is_published:
             different = [one for one in different if getattr(one, "kind", "") != "unpublished"]
         assert different == [], different
+
+    def compare_versions(self, before, after):
+        old, new = ({}, {})
+        for number, found in ((before, old), (after, new)):
+            for row in named(self.model.versions[number]):
+                found.setdefault(row.input, []).append(row._replace(stale=False))
+        found = batchmill.diff(self.dataset, before, after)
+        assert set(found.added) == new.keys() - old.keys()
+        assert set(found.removed) == old.keys() - new.keys()
+        changed = [name for names in found.changed.values() for name in names]
+        assert sorted(changed) == [n for n in sorted(old.keys() & new.keys()) if old[n] != new[n]]
 
     def compare_partitions(self, table):
         """An input keeps its partition for as long as it has a record."""

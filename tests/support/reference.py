@@ -224,9 +224,13 @@ class Reference:
         return {kind: found.count(kind) for kind in set(found)}
 
     def outcomes(self):
-        """Return the outcome of each input of the last manifest that has one."""
+        """Return the outcome of each input of the last manifest that has one.
+
+        A run does not look for the file of an input outside of its sample.
+        """
+        away = self.away - self.left
         return {
-            name: "missing" if name in self.away else self.records[name].outcome
+            name: "missing" if name in away else self.records[name].outcome
             for name in self.last_manifest
             if name in self.records
         }

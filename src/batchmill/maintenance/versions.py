@@ -1,11 +1,12 @@
 """List, name and compare the versions of a dataset."""
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, NamedTuple
 
-import pandas as pd
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -19,9 +20,19 @@ from batchmill.ledger.parts import file_names
 from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.ledger.versions import Version, records_of
 from batchmill.storage.fingerprints import hash_bytes
+from batchmill.storage.large_tables import SLICE_ROWS, collected, select, slices, take
+from batchmill.storage.name_search import repeated, rows_of
 
 _INPUT, _STEP, _PARAMS, _ROW, _OTHER = "input", "step", "params", "row", "executed again"
 _COLUMNS = ("input", "outcome", "content", "etag", "step", "carried", "rows", "outputs")
+# The other columns of an input's rows, as JSON text, and the result that a version has of an input.
+_GIVEN = pa.schema([("input", pa.string()), ("given", pa.string())])
+_RESULTS = pa.schema(
+    [
+        (name, pa.string())
+        for name in ("input", "content", "etag", "step", "carried", "rows", "paths", "given")
+    ]
+)
 
 
 class ListedVersion(NamedTuple):
@@ -76,18 +87,10 @@ def list_versions(ledger: Ledger) -> list[ListedVersion]:
     versions = ledger.versions.read_all()
     names = ledger.versions.names()
     records = ledger.all_records(["outputs"])
-    frames = []
-    for version in versions:
-        found = records_of(records, version.number)
-        sizes = pc.struct_field(pc.list_flatten(found["outputs"]), "size")
-        frames.append(
-            pd.DataFrame({"name": file_names(found).to_pandas(), "size": sizes.to_pandas()})
-        )
-    every = pd.concat(frames, keys=[v.number for v in versions]) if frames else pd.DataFrame()
-    own = every[~every["name"].duplicated(keep=False)] if frames else every
-    totals = own["size"].groupby(level=0).sum().to_dict() if len(own) else {}
+    files = [_files(records_of(records, version.number)) for version in versions]
+    own = _own_bytes(files)
     listed = []
-    for version in versions:
+    for version, size in zip(versions, own, strict=True):
         described = ledger.steps.read(version.step) or {}
         listed.append(
             ListedVersion(
@@ -97,12 +100,30 @@ def list_versions(ledger: Ledger) -> list[ListedVersion]:
                 failures=version.failed,
                 step=described.get("ref", ""),
                 params=described.get("params", {}),
-                own_bytes=int(totals.get(version.number, 0)),
+                own_bytes=size,
                 names=sorted(name for name, number in names.items() if number == version.number),
                 table=version.table,
             )
         )
     return listed
+
+
+def _files(records: pa.Table) -> pa.Table:
+    """Return the name and the size of each output of some records."""
+    sizes = pc.struct_field(pc.list_flatten(records["outputs"]), "size")
+    return pa.table([file_names(records), sizes], ["name", "size"])
+
+
+def _own_bytes(versions: Sequence[pa.Table]) -> list[int]:
+    """Return the size of the files in each version that no other version has."""
+    if not versions:
+        return []
+    every = pa.concat_tables(versions)
+    is_own = np.ones(len(every), bool)
+    is_own[repeated(every["name"])[0]] = False
+    sizes = np.where(is_own, every["size"].to_numpy(), 0)
+    ends = np.cumsum([len(files) for files in versions])
+    return [int(part.sum()) for part in np.split(sizes, ends[:-1])]
 
 
 def keep_version(ledger: Ledger, version: int | str, name: str) -> Version:
@@ -147,23 +168,27 @@ def compare_versions(ledger: Ledger, before: int | str, after: int | str) -> Ver
     first, second = ledger.versions.find(before), ledger.versions.find(after)
     records = ledger.all_records(_COLUMNS)
     old, new = (_results(ledger, records, version) for version in (first, second))
-    both = old.merge(new, left_index=True, right_index=True, suffixes=("_old", "_new"))
-    compared = [both[f"{name}_old"] != both[f"{name}_new"] for name in ("rows", "paths", "given")]
-    differs = compared[0] | compared[1] | compared[2]
+    rows = rows_of(old["input"], new["input"])
+    is_added = np.ones(len(new), bool)
+    is_added[rows.drop_null().to_numpy()] = False
     changed: dict[str, list[str]] = {}
-    for row in both[differs].itertuples():
-        changed.setdefault(_reason(ledger, row), []).append(str(row.Index))
+    for one, other in zip(slices(old), slices(take(new, rows)), strict=True):
+        compared = [pc.not_equal(one[name], other[name]) for name in ("rows", "paths", "given")]
+        differs = reduce(pc.or_, compared)
+        pairs = zip(one.filter(differs).to_pylist(), other.filter(differs).to_pylist(), strict=True)
+        for was, now in pairs:
+            changed.setdefault(_reason(ledger, was, now), []).append(was["input"])
     return VersionDiff(
         before=first,
         after=second,
-        added=sorted(new.index.difference(old.index)),
-        removed=sorted(old.index.difference(new.index)),
+        added=sorted(select(new.select(["input"]), is_added)["input"].to_pylist()),
+        removed=sorted(select(old.select(["input"]), rows.is_null())["input"].to_pylist()),
         changed={reason: sorted(names) for reason, names in changed.items()},
     )
 
 
-def _results(ledger: Ledger, records: pa.Table, version: Version) -> pd.DataFrame:
-    """Return the results in the table of a version, by input."""
+def _results(ledger: Ledger, records: pa.Table, version: Version) -> pa.Table:
+    """Return the results in the table of a version, a row for each input."""
     table = ledger.versions.table_name(version.number)
     data = ledger.store.read(table)
     if hash_bytes(data) != version.table:
@@ -172,51 +197,64 @@ def _results(ledger: Ledger, records: pa.Table, version: Version) -> pd.DataFram
             "differs from the table that was published. Compare other versions, or restore it from "
             "a backup.",
         )
-    file = pq.ParquetFile(pa.BufferReader(data))
     found = records_of(records, version.number)
-    keys = {key for text in found["rows"].to_pylist() for row in json.loads(text) for key in row}
-    given = _given(file, keys)
-    found = found.filter(pc.is_in(found["input"], value_set=pa.array(given.index, pa.string())))
-    frame = found.select(["input", "content", "etag", "step", "carried", "rows"]).to_pandas()
-    frame["etag"] = frame["etag"].fillna("")
-    frame["paths"] = [
-        json.dumps([file["path"] for file in files]) for files in found["outputs"].to_pylist()
+    given = collected(_given(pq.ParquetFile(pa.BufferReader(data)), found["rows"]), _GIVEN)
+    rows = rows_of(found["input"], given["input"])
+    found, given = select(found, rows.is_valid()), take(given, rows.drop_null())
+    parts = zip(slices(found), slices(given), strict=True)
+    return collected((_result(one, other["given"]) for one, other in parts), _RESULTS)
+
+
+def _result(records: pa.Table, given: pa.ChunkedArray) -> pa.Table:
+    paths = [
+        json.dumps([file["path"] for file in files]) for files in records["outputs"].to_pylist()
     ]
-    indexed: pd.DataFrame = frame.set_index("input")
-    indexed["given"] = given
-    return indexed
+    columns = [records[name] for name in _RESULTS.names[:-2]]
+    columns[2] = columns[2].fill_null("")  # The ETag.
+    return pa.table([*columns, pa.array(paths, pa.string()), given], schema=_RESULTS)
 
 
-def _given(table: pq.ParquetFile, keys: Set[str]) -> pd.Series:
+def _given(table: pq.ParquetFile, rows: pa.ChunkedArray) -> Iterator[pa.Table]:
     """Return the columns of each input in a table, without those of the step, as one text.
 
     These are the other columns of the manifest, and the partition. They may change although the
     input is not executed again.
+
+    Args:
+        table: The table.
+        rows: The step's rows. Their keys are the columns of the step.
     """
     schema = table.schema_arrow
-    others = keys | TableMetadata.of(schema).added | {INPUT_COLUMN, OUTPUT_COLUMN, MORE_COLUMNS}
-    names = [name for name in schema.names if name not in others]
-    frame = table.read(columns=[INPUT_COLUMN, *names]).to_pandas().drop_duplicates(INPUT_COLUMN)
-    # A new row with an empty cell may change whole numbers into floats.
-    columns = {name: texts_of(frame[name]) for name in names}
-    return pd.Series(
-        [
+    others = TableMetadata.of(schema).added | {INPUT_COLUMN, OUTPUT_COLUMN, MORE_COLUMNS}
+    names = {name for name in schema.names if name not in others}
+    for start in range(0, len(rows) if names else 0, SLICE_ROWS):
+        texts = rows.slice(start, SLICE_ROWS).to_pylist()
+        names.difference_update(key for text in texts for row in json.loads(text) for key in row)
+        if not names:
+            break
+    chosen = [name for name in schema.names if name in names]
+    last = None
+    for batch in table.iter_batches(SLICE_ROWS, columns=[INPUT_COLUMN, *chosen]):
+        frame = batch.to_pandas().drop_duplicates(INPUT_COLUMN)
+        frame = frame[frame[INPUT_COLUMN] != last]  # The rows of an input are next to each other.
+        last = batch[INPUT_COLUMN][-1].as_py()
+        # A new row with an empty cell may change whole numbers into floats.
+        columns = {name: texts_of(frame[name]) for name in chosen}
+        given = [
             json.dumps({name: texts[row] for name, texts in columns.items() if texts[row]})
             for row in range(len(frame))
-        ],
-        frame[INPUT_COLUMN],
-        object,
-    )
+        ]
+        yield pa.table([frame[INPUT_COLUMN].tolist(), given], schema=_GIVEN)
 
 
-def _reason(ledger: Ledger, row: Any) -> str:
+def _reason(ledger: Ledger, was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     # The content of an input that its step read in parts is unknown.
-    is_known = row.content_old and row.content_new
-    if row.content_old != row.content_new if is_known else row.etag_old != row.etag_new:
+    kind = "content" if was["content"] and now["content"] else "etag"
+    if was[kind] != now[kind]:
         return _INPUT
-    if row.step_old != row.step_new:
-        old, new = (ledger.steps.read(one) or {} for one in (row.step_old, row.step_new))
+    if was["step"] != now["step"]:
+        old, new = (ledger.steps.read(one["step"]) or {} for one in (was, now))
         same_code = {**old, "params": None} == {**new, "params": None}
         return _PARAMS if old and same_code else _STEP
-    is_row = (row.carried_old, row.given_old) != (row.carried_new, row.given_new)
+    is_row = any(was[name] != now[name] for name in ("carried", "given"))
     return _ROW if is_row else _OTHER
