@@ -13,6 +13,8 @@ BatchmillError
     └── CancelledError   the run was cancelled
 ```
 
+A step may raise `RetryAfter`. It does not belong to these errors.
+
 Each message says what is wrong, where, and how to fix it. All errors survive pickling, because Ray
 sends them between processes.
 """
@@ -93,3 +95,22 @@ class RunError(BatchmillError):
 
 class CancelledError(RunError):
     """The run was cancelled. Finished inputs are committed; the other inputs are pending."""
+
+
+class RetryAfter(Exception):  # noqa: N818
+    """A step raises it if a service refuses a request. After a pause, the input is executed again.
+
+    The retries of the run (`--retries`) are the limit. Other inputs continue.
+
+    Args:
+        seconds: The shortest pause before the next attempt, in seconds.
+        message: The reason, for the outcome of an input without a retry left.
+    """
+
+    def __init__(self, seconds: float, message: str = "") -> None:
+        super().__init__(seconds, message)
+        self.seconds = max(0.0, float(seconds))
+        self.message = message or f"the service needs a pause of {seconds:g} s"
+
+    def __str__(self) -> str:
+        return self.message

@@ -69,6 +69,7 @@ class Outcome(NamedTuple):
         message: Text of the exception.
         size: With `mtime_ns`, `etag`, `ctime_ns`, `content` and `companions`: the fingerprint of
             the input when the step received it.
+        retry_after: The shortest pause before the next attempt, in seconds.
     """
 
     input: str
@@ -90,6 +91,7 @@ class Outcome(NamedTuple):
     ctime_ns: int | None = None
     content: str = ""
     companions: str | None = None
+    retry_after: float = 0.0
 
     @property
     def reason(self) -> str:

@@ -39,6 +39,7 @@ def test_the_public_names():
         "verify",
         "verify_export",
         "versions",
+        "RetryAfter",
         "RunError",
         "SampleDataset",
         "ServiceError",

@@ -159,6 +159,12 @@ def test_the_test_in_the_page_is_the_same_as_the_example():
     assert test == (ROOT / "examples" / "words" / "test_counting.py").read_text()
 
 
+def test_the_step_in_the_page_about_services_is_the_same_as_the_example():
+    page = ROOT / "docs" / "how-to" / "async-steps.md"
+    (step,) = (block for block in blocks(page, "python") if "class Summarise" in block)
+    assert step == (ROOT / "examples" / "summaries" / "summarise.py").read_text()
+
+
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_anchors_exist(page):
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):

@@ -48,13 +48,17 @@ class Sequence:
         self.folder = folder
         self.dataset = str(dataset)
         self.chance = random.Random(seed)
-        kind = self.chance.choices(list(STEPS), [6, 2, 2])[0]
+        kind = self.chance.choices(list(STEPS), [5, 2, 2, 3])[0]
         form = self.chance.choice(["file", "file", "pair", "folder"])
-        self.inputs = Inputs(folder, form if kind == "function" else "file", kind)
+        is_function = kind in ("function", "async")
+        self.inputs = Inputs(folder, form if is_function else "file", kind)
+        kind = "function" if is_function else kind
         self.model = Reference(kind, retries=self.chance.randint(0, 1))
         self.partition = self.chance.choice(["", "", "train=0.5,val=0.5"])
         self.partitions = {}
-        self.log = [f"seed {seed!r}: {kind}, {self.inputs.form}, retries {self.model.retries}"]
+        self.log = [
+            f"seed {seed!r}: {self.inputs.kind}, {self.inputs.form}, retries {self.model.retries}"
+        ]
         self.log.append(f"partition {self.partition!r}")
         self.remark = 0
         self.last_run = 0
@@ -176,7 +180,8 @@ class Sequence:
                 del executed[name]
         # A worker that dies loses the outputs that it has not uploaded to a bucket.
         loses_outputs = is_url(self.dataset) and "die" in map(self.model.files.get, expected.inputs)
-        if self.model.kind == "function" and not expected.compared and not loses_outputs:
+        # In an async step, the inputs beside one that dies are executed again.
+        if self.inputs.kind == "function" and not expected.compared and not loses_outputs:
             assert executed == self.model.attempts(expected.inputs)
         # A batch that failed is executed again in parts.
         assert set(executed) == expected.inputs | expected.compared
@@ -382,10 +387,10 @@ class Sequence:
         for number, found in ((before, old), (after, new)):
             for row in named(self.model.versions[number]):
                 found.setdefault(row.input, []).append(row._replace(stale=False))
-        found = batchmill.diff(self.dataset, before, after)
-        assert set(found.added) == new.keys() - old.keys()
-        assert set(found.removed) == old.keys() - new.keys()
-        changed = [name for names in found.changed.values() for name in names]
+        difference = batchmill.diff(self.dataset, before, after)
+        assert set(difference.added) == new.keys() - old.keys()
+        assert set(difference.removed) == old.keys() - new.keys()
+        changed = [name for names in difference.changed.values() for name in names]
         assert sorted(changed) == [n for n in sorted(old.keys() & new.keys()) if old[n] != new[n]]
 
     def compare_partitions(self, table):

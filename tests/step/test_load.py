@@ -47,7 +47,6 @@ def test_the_kind_follows_from_the_attributes(name, kind, given):
         (f"{STEPS}:NoDataset", "has no __getitem__ and __len__"),
         (f"{STEPS}:no_input", "takes no positional parameter"),
         (f"{STEPS}:dataclasses", "is a module; expected a function"),
-        (f"{STEPS}:asynchronous", "is an async function"),
     ],
 )
 def test_a_wrong_reference_reports_what_was_found_and_expected(ref, expected):

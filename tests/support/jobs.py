@@ -50,6 +50,8 @@ def run_job(
     keep_versions=1,
     prune_failed=False,
     options=None,
+    concurrency=None,
+    rate="",
     **params,
 ):
     """Run a job and return its summary; outcomes are appended to `seen` when they arrive.
@@ -59,7 +61,9 @@ def run_job(
     policy = policy or FailurePolicy()
     job = job_of(manifest, step, output, params=params, force=force, **(options or {}))
     job = replace(job, failures=policy)
-    execution = ExecutionOptions(batch_size=batch_size, num_workers=num_workers)
+    execution = ExecutionOptions(
+        batch_size=batch_size, num_workers=num_workers, concurrency=concurrency, rate=rate
+    )
     ended = execute(
         verify_change(prepare(job), execution, policy),
         InThisProcess(cores=cores, on_outcome=seen.append if seen is not None else None),

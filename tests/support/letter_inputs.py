@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 COMMON = """
+import asyncio
 import os
 from pathlib import Path
 
@@ -57,6 +58,21 @@ class step:
         for text, out in zip(batch, outs):
             (out / "0.txt").write_text(text * value)
         return [{{"output": "0.txt", "letter": text, "value": value}} for text in batch]
+""",
+    "async": """
+class step:
+    def __init__(self, *, factor):
+        self.factor = factor
+    async def __aenter__(self):
+        self.value = value_of(self.factor)
+        return self
+    async def __aexit__(self, *error):
+        self.value = None
+    async def __call__(self, source, out{mask}):
+        for i, letter in enumerate(text_of(source{given})):
+            await asyncio.sleep(0.001)
+            (out / f"{{i}}.txt").write_text(letter * self.value)
+            yield {{"output": f"{{i}}.txt", "letter": letter, "value": self.value}}
 """,
 }
 # Another form of the same code.

@@ -64,10 +64,6 @@ def positional(source, k, /):
     return None
 
 
-async def asynchronous(source):
-    return None
-
-
 def no_input():
     return None
 

@@ -33,6 +33,8 @@ class JobKeywords(TypedDict, total=False):
     seed: int
     batch_size: int | None
     num_workers: int | Literal["auto"] | None
+    concurrency: int | None
+    rate: str
     pack: str
     log_steps: Literal["off", "debug", "info", "warning", "error"]
     confine: bool

@@ -2,8 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncIterable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -60,11 +60,27 @@ def call_step(
         seen: The fingerprint of the input when it was read.
     """
     if step.kind != "function":
-        rows = rows_of(indexed(), staging.reserved)
-    else:
-        staged = staging.folder / item.input_id if "out" in step.given else None
-        with opened(item, seen) if step.opens_input else nullcontext(Path(item.path)) as source:
-            rows = rows_of(_call(step, item, source, staged), staging.reserved)
+        return _checked(step, rows_of(indexed(), staging.reserved))
+    with _source(step, item, seen) as source:
+        return _checked(step, rows_of(_call(step, item, source, staging), staging.reserved))
+
+
+async def await_step(step: Step, item: Input, staging: StagingArea, seen: Fingerprint) -> list[Row]:
+    """Call an async step, as `call_step` calls others."""
+    with _source(step, item, seen) as source:
+        result = _call(step, item, source, staging)
+        if isinstance(result, AsyncIterable):
+            result = iter([row async for row in result])
+        else:
+            result = await result
+        return _checked(step, rows_of(result, staging.reserved))
+
+
+def _source(step: Step, item: Input, seen: Fingerprint) -> AbstractContextManager[Path | BinaryIO]:
+    return opened(item, seen) if step.opens_input else nullcontext(Path(item.path))
+
+
+def _checked(step: Step, rows: list[Row]) -> list[Row]:
     if step.declared:
         step.declared.check(encode_rows(map(_without_files, rows)))
     return rows
@@ -75,13 +91,13 @@ def _without_files(row: Row) -> Row:
     return {key: value.path if isinstance(value, File) else value for key, value in row.items()}
 
 
-def _call(step: Step, item: Input, source: Path | BinaryIO, staged: Path | None) -> Any:
+def _call(step: Step, item: Input, source: Path | BinaryIO, staging: StagingArea) -> Any:
     paths = {column: file and file.path for column, file in item.companions.items()}
     given: dict[str, Any] = {
         column: path and Path(path) for column, path in paths.items() if column in step.given
     }
-    if staged:
-        given["out"] = staged
+    if "out" in step.given:
+        given["out"] = staging.folder / item.input_id
     if "row" in step.given:
         given["row"] = {**item.row, **paths}
     return step.target(source, **given, **step.params)

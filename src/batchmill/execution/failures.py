@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from batchmill.errors import StoreError
+from batchmill.errors import RetryAfter, StoreError
 from batchmill.execution.outputs import OutputError
 from batchmill.execution.staging import CONFINED_FOLDERS, Input, StagingArea
 from batchmill.outcome import Kind, Outcome
@@ -41,6 +41,13 @@ class UnreadPartError(Exception):
     def __init__(self, fault: StoreError) -> None:
         super().__init__(str(fault))
         self.fault = fault
+
+
+class OverdueError(Exception):
+    """An async step was cancelled because it took too long. The cause has the step's stack."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"still running after {seconds:g} s (--timeout)")
 
 
 class RefusedError(Exception):
@@ -93,11 +100,17 @@ def failure_of(
         is_general = error.passing or error.general or isinstance(error.__cause__, PermissionError)
         kind = "cancelled" if is_general else "failed"
         return not_ok(item, staging, kind, "StoreError", str(error), seconds)
+    if isinstance(error, OverdueError):
+        overdue = not_ok(item, staging, "timeout", "Timeout", str(error), seconds)
+        stack = _traceback_of(error.__cause__) if error.__cause__ else ""
+        return overdue._replace(traceback=stack)
     if isinstance(error, RefusedError):
         return not_ok(item, staging, "failed", "StoreError", str(error), seconds)
     # `_CLASS_NAME` reads the real name: a class may override `__class__` and `__name__`.
     name = printable(_CLASS_NAME(type(error)))
     outcome = not_ok(item, staging, "failed", name, _text_of(error), seconds)
+    if isinstance(error, RetryAfter):
+        return outcome._replace(retry_after=error.seconds)
     if isinstance(error, OutputError):
         return outcome
     return outcome._replace(traceback=_traceback_of(error))

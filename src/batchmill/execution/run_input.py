@@ -1,19 +1,29 @@
 """Runs a step on one input. Each error that the step raises becomes the input's outcome."""
 
+import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from batchmill.execution.call_step import ABSENT, call_step, end_if_forked, read_answer
-from batchmill.execution.failures import failure_of, not_ok, printable
+from batchmill.execution.call_step import (
+    ABSENT,
+    await_step,
+    call_step,
+    end_if_forked,
+    read_answer,
+)
+from batchmill.execution.failures import OverdueError, failure_of, not_ok, printable
 from batchmill.execution.outputs import place_outputs
 from batchmill.execution.read_input import discard, fetch_and_read, remove_flat
 from batchmill.execution.rows import Row, encode_rows, rows_of
 from batchmill.execution.staging import Input, StagingArea, stage
 from batchmill.outcome import Fault, Outcome, UnstoredOutcome
+from batchmill.step.async_steps import opened
 from batchmill.step.load import Step
 from batchmill.storage import remote
 from batchmill.storage.fingerprints import Fingerprint
@@ -36,15 +46,22 @@ class StepHooks(NamedTuple):
         after: Called when the step has returned or raised.
         fetched: Returns the result of `fetch_and_read` if it was called ahead for this input.
         confined: Calls `answer` in a confined process. None if the step is not confined.
+        in_thread: Calls a function that reads files in a thread. None to call it in this thread.
+        opened: Returns the async step to call. None to call the given one.
+        timeout_seconds: The time after which an async step is cancelled. None: no limit.
     """
 
     before: Callable[[], None] = lambda: None
     after: Callable[[], None] = lambda: None
     fetched: Callable[[], Fingerprint | None] = lambda: None
     confined: Callable[[], bytes] | None = None
+    in_thread: Callable[[Callable[[], Fingerprint]], Awaitable[Fingerprint]] | None = None
+    timeout_seconds: float | None = None
+    opened: Callable[[], Awaitable[Step]] | None = None
 
 
 _NO_HOOKS = StepHooks()
+_Result = TypeVar("_Result")
 
 
 def execute(step: Step, item: Input, staging: StagingArea, indexed: Callable[[], Any]) -> Outcome:
@@ -52,7 +69,33 @@ def execute(step: Step, item: Input, staging: StagingArea, indexed: Callable[[],
 
     The arguments are those of `run_step`.
     """
+    if step.is_async:
+        return store_all([_in_new_loop(_open_and_run(step, item, staging))])[0]
     return store_all([run_step(step, item, staging, indexed)])[0]
+
+
+def _in_new_loop(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+    """Run a coroutine in an event loop of its own, and wait for it."""
+    is_running = True
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        is_running = False
+    if not is_running:
+        return asyncio.run(coroutine)
+    # A notebook runs an event loop in this thread.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(copy_context().run, asyncio.run, coroutine).result()
+
+
+async def _open_and_run(step: Step, item: Input, staging: StagingArea) -> Outcome | UnstoredOutcome:
+    started = time.perf_counter()
+    try:
+        async with opened(step) as ready:
+            return await run_async_step(ready, item, staging)
+    except BaseException as error:  # The step's class raised it. It becomes the input's outcome.
+        seconds = time.perf_counter() - started
+        return failure_of(item, staging, error, seconds, ours=False)
 
 
 def run_step(
@@ -62,7 +105,7 @@ def run_step(
     indexed: Callable[[], Any],
     hooks: StepHooks = _NO_HOOKS,
 ) -> Outcome | UnstoredOutcome:
-    """Run `step` on one input. Never raises.
+    """Run a step that is not async on one input. Never raises.
 
     Args:
         step: The step.
@@ -76,22 +119,66 @@ def run_step(
         The input's outcome. An error that the step raised gives a `failed` outcome. If the dataset
         is remote, the output files are not uploaded yet.
     """
+
+    def call(seen: Fingerprint) -> list[Row]:
+        if hooks.confined:
+            return rows_of(read_answer(hooks.confined()), staging.reserved)
+        return call_step(step, item, staging, indexed, seen)
+
+    try:
+        _run(step, item, staging, hooks, call).send(None)
+    except StopIteration as end:  # It has not waited for anything, so it has ended.
+        done: Outcome | UnstoredOutcome = end.value
+        return done
+    raise AssertionError("only an async step is waited for")
+
+
+async def run_async_step(
+    step: Step, item: Input, staging: StagingArea, hooks: StepHooks = _NO_HOOKS
+) -> Outcome | UnstoredOutcome:
+    """Run an async step on one input. Never raises. See `run_step`."""
+
+    async def call(seen: Fingerprint) -> list[Row]:
+        try:
+            async with asyncio.timeout(hooks.timeout_seconds) as limit:
+                ready = await hooks.opened() if hooks.opened else step
+                return await await_step(ready, item, staging, seen)
+        except TimeoutError as error:
+            if limit.expired():  # Otherwise, the step has raised it.
+                raise OverdueError(hooks.timeout_seconds or 0.0) from error.__cause__
+            raise
+
+    return await _run(step, item, staging, hooks, call)
+
+
+async def _run(
+    step: Step,
+    item: Input,
+    staging: StagingArea,
+    hooks: StepHooks,
+    call: Callable[[Fingerprint], Any],
+) -> Outcome | UnstoredOutcome:
+    """Run a step on one input with `call`, which returns its rows, or awaits them if it is async.
+
+    Another step never waits here, so its caller needs no event loop.
+    """
     started = time.perf_counter()
     pid = os.getpid()
     seen = ABSENT._replace(companions=item.planned_companions)
     staged = None
     ours = True  # The engine's code is running. False while the step's code is running.
     try:
-        seen = hooks.fetched() or fetch_and_read(item)
+        if hooks.in_thread:
+            seen = await hooks.in_thread(partial(fetch_and_read, item))
+        else:
+            seen = hooks.fetched() or fetch_and_read(item)
         if "out" in step.given or "outs" in step.given:
             staged = stage(staging, item)
         ours = False
         hooks.before()
         try:
-            if hooks.confined:
-                rows = rows_of(read_answer(hooks.confined()), staging.reserved)
-            else:
-                rows = call_step(step, item, staging, indexed, seen)
+            made = call(seen)
+            rows: list[Row] = await made if step.is_async else made
         finally:
             end_if_forked(pid)
             hooks.after()

@@ -216,6 +216,7 @@ def plan_run(
         Cores(total=available, node=available),
         whole_batches=prepared.step.is_batched,
         remote=prepared.is_remote,
+        is_async=prepared.step.is_async,
     )
     return PlannedRun(prepared=prepared, layout=layout, cores=available, forecast=forecast)
 

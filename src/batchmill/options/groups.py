@@ -18,6 +18,9 @@ _LEAST_PACK = 2**20
 _TIME_PATTERN = "^ *([0-9]+([.][0-9]+)? *[smhd]?)? *$"
 _TIME_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
+_RATE_PATTERN = "^ *([0-9]+([.][0-9]+)? */ *(s|min|h))? *$"
+_RATE_UNITS = {"s": 1, "min": 60, "h": 3600}
+
 # A watcher announces a file after this number of seconds without a change.
 WATCH_MIN_AGE = 60.0
 
@@ -124,6 +127,20 @@ class ExecutionOptions(Options):
         description="DataLoader workers per shard. With auto, a few inputs are measured to choose "
         "the number. Default: one per core, at most 8.",
     )
+    concurrency: int | None = Field(
+        default=None,
+        ge=1,
+        title="Inputs at a time in a worker",
+        description="Inputs of an async step that each worker executes at a time. Default: 32. A "
+        "step that is not async executes one.",
+    )
+    rate: Text = Field(
+        default="",
+        title="Rate",
+        description="Begin at most this number of inputs in a time, on all workers together, for "
+        "example 20/s or 600/min. For async steps. Default: no limit.",
+        json_schema_extra={"pattern": _RATE_PATTERN},
+    )
     pack: Text = Field(
         default="",
         title="Pack size",
@@ -137,6 +154,23 @@ class ExecutionOptions(Options):
         description="Show the printed text of the step, and its log from this level, in the log of "
         "the shard's task run in Prefect. With off, nothing is sent.",
     )
+
+    @property
+    def rate_per_second(self) -> float:
+        """The most inputs that begin in a second; 0 for no limit.
+
+        >>> ExecutionOptions(rate="600/min").rate_per_second
+        10.0
+        """
+        number, _, unit = self.rate.replace(" ", "").partition("/")
+        return float(number) / _RATE_UNITS[unit] if number else 0.0
+
+    @model_validator(mode="after")
+    def _check_rate(self) -> Self:
+        is_rate = re.search(_RATE_PATTERN, self.rate)
+        if not is_rate or (self.rate.strip() and not self.rate_per_second):
+            raise OptionError(f"--rate {self.rate}: expected a rate such as 20/s or 600/min.")
+        return self
 
     @model_validator(mode="after")
     def _check_pack(self) -> Self:

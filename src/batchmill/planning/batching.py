@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmill.options.groups import ExecutionOptions
+from batchmill.sizes import counted
 
 # Each Prefect task run costs about a tenth of a second and a row in Prefect's database.
 MAX_SHARDS = 512
@@ -21,6 +22,10 @@ MAX_AUTO_BATCH = 256
 MAX_AUTO_WHOLE_BATCH = 32
 # More DataLoader workers gain nothing, because one process feeds all of them.
 MAX_AUTO_WORKERS = 8
+# A worker of an async step executes this number of inputs at a time. One or two workers are enough
+# for steps that wait.
+AUTO_CONCURRENCY = 32
+MAX_AUTO_ASYNC_WORKERS = 2
 # Several batches per core balance inputs of different durations. Steps on whole batches get fewer,
 # because a model is faster with larger batches.
 BATCHES_PER_CORE = 64
@@ -73,11 +78,15 @@ class Batching:
         batch_size: Inputs per batch.
         num_workers: DataLoader worker processes per shard.
         why_workers: The reason for this number of workers, for the plan.
+        concurrency: Inputs at a time in each worker.
+        rate: The most attempts that begin in a second. 0: no limit.
     """
 
     batch_size: int | None = None
     num_workers: int | None = None
     why_workers: str = _AS_YOU_SAY
+    concurrency: int | None = None
+    rate: float = 0.0
 
     @classmethod
     def from_options(cls, options: ExecutionOptions, why_workers: str = "") -> Self:
@@ -87,6 +96,8 @@ class Batching:
             batch_size=options.batch_size,
             num_workers=None if workers == "auto" else workers,
             why_workers=why_workers or _AS_YOU_SAY,
+            concurrency=options.concurrency,
+            rate=options.rate_per_second,
         )
 
 
@@ -100,6 +111,9 @@ class Layout:
         order: The indices of the pending inputs, shard by shard.
         bounds: Shard i has the inputs `order[bounds[i]:bounds[i + 1]]`.
         reasons: One line per choice, with its reason.
+        concurrency: Inputs at a time in each worker.
+        at_a_time: Inputs at a time in all.
+        pace_seconds: The shortest time between the begin of two attempts in a shard. 0: no limit.
     """
 
     batch_size: int
@@ -107,6 +121,9 @@ class Layout:
     order: NDArray[np.int64]
     bounds: tuple[int, ...]
     reasons: tuple[str, ...] = ()
+    concurrency: int = 1
+    at_a_time: int = 1
+    pace_seconds: float = 0.0
 
     @property
     def shards(self) -> int:
@@ -155,6 +172,7 @@ def plan_shards(
     *,
     whole_batches: bool = False,
     remote: bool = False,
+    is_async: bool = False,
 ) -> Layout:
     """Divide inputs into shards of about the same weight.
 
@@ -164,6 +182,7 @@ def plan_shards(
         cores: The cores that the run may use.
         whole_batches: True if the step works on whole batches.
         remote: True if inputs are fetched or outputs are uploaded.
+        is_async: True if the step is async.
 
     Returns:
         The division.
@@ -171,8 +190,9 @@ def plan_shards(
     count = len(sizes)
     workers, why_workers = batching.num_workers, batching.why_workers
     if workers is None:
-        workers = min(cores.node, MAX_AUTO_WORKERS)
-        why_workers = f"one per core of a machine, at most {MAX_AUTO_WORKERS}"
+        most = MAX_AUTO_ASYNC_WORKERS if is_async else MAX_AUTO_WORKERS
+        workers = min(cores.node, most)
+        why_workers = f"one per core of a machine, at most {most}"
     batch_size, why_batch = batching.batch_size, _AS_YOU_SAY
     if batch_size is None:
         most = MAX_AUTO_WHOLE_BATCH if whole_batches else MAX_AUTO_BATCH
@@ -191,16 +211,30 @@ def plan_shards(
     rounds = -(-parallelism(count, granule) // max(1, workers))
     shards, why_shards = _count_shards(count, rounds, slots, may_grow=cores.may_grow)
     order, bounds = _deal(sizes, shards)
+    running = shards if cores.may_grow else min(slots, shards)
+    concurrency = (batching.concurrency or AUTO_CONCURRENCY) if is_async else 1
     return Layout(
         batch_size=batch_size,
         num_workers=workers,
         order=order,
         bounds=bounds,
+        concurrency=concurrency,
+        at_a_time=running * workers * concurrency,
+        # An even share of the limit for each shard that may run at a time.
+        pace_seconds=running / batching.rate if batching.rate else 0.0,
         reasons=(
             f"num_workers {workers}: {why_workers}",
             f"batch_size {batch_size}: {why_batch}",
             f"shards {shards}: {why_shards}",
+            *([_concurrency_reason(running, workers, concurrency)] if is_async else []),
         ),
+    )
+
+
+def _concurrency_reason(shards: int, workers: int, concurrency: int) -> str:
+    return (
+        f"concurrency {concurrency}: {shards * workers * concurrency:,} inputs at a time, in "
+        f"{counted(shards, 'shard')} of {counted(workers, 'worker')}"
     )
 
 

@@ -36,7 +36,7 @@ DECISIONS = pa.schema(
 
 @dataclass(frozen=True)
 class Criteria:
-    """What decides whether an input is executed, beside its record.
+    """The rules that decide, with an input's record, whether it is executed.
 
     Attributes:
         step_identity: The identity of the step to run.
@@ -76,7 +76,7 @@ def decide(manifest: Manifest, done: pa.Table, criteria: Criteria) -> pa.Table:
     Args:
         manifest: A part of the manifest.
         done: The record of each of its inputs, null without one.
-        criteria: What decides.
+        criteria: The rules of the decision.
     """
     names = manifest.inputs["input"].to_pylist()
     is_adopted = _is_adopted(done, criteria.adopted_steps)

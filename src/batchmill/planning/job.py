@@ -43,6 +43,8 @@ class Job:
         confinement: The rights of the step. None if the step is not confined.
         pack_bytes: The size after which a new pack begins. 0: each output is a file.
         log_steps: The level from which the log of the step goes to Prefect. Empty: none.
+        concurrency: Inputs at a time in each worker. 0: not chosen.
+        rate: The most inputs that begin in a time. Empty: no limit.
         sample: The number of inputs to execute at most, as a sample of all. 0: all inputs.
         budget_seconds: The forecast duration above which the job is rejected. None: no limit.
         failures: The failure policy. Inputs that exceeded a limit are executed again if this limit
@@ -66,6 +68,8 @@ class Job:
     failures: FailurePolicy = FailurePolicy()
     pack_bytes: int = 0
     log_steps: str = ""
+    concurrency: int = 0
+    rate: str = ""
     sample: int = 0
     budget_seconds: float | None = None
 
@@ -114,6 +118,8 @@ def make_job(
         failures=options.failures,
         pack_bytes=execution.pack_bytes,
         log_steps="" if execution.log_steps == "off" else execution.log_steps,
+        concurrency=execution.concurrency or 0,
+        rate=execution.rate.strip(),
         sample=run.sample,
         budget_seconds=run.budget_seconds,
     )

@@ -33,6 +33,23 @@ def check_confinement(job: Job, step: Step) -> None:
         )
 
 
+def check_concurrency(job: Job, step: Step) -> None:
+    """Raise OptionError if an option needs an async step, or cannot be used with one."""
+    if step.is_async and job.confinement:
+        raise OptionError(
+            f"--confine: step {step.ref} is async, and a confined process executes one input at a "
+            "time. Drop the option, or use a plain function."
+        )
+    if step.is_async:
+        return
+    for name, value in (("--concurrency", job.concurrency > 1), ("--rate", job.rate)):
+        if value:
+            raise OptionError(
+                f"{name}: step {step.ref} is not async. Use an async function, or --num-workers "
+                "for the number of inputs at a time."
+            )
+
+
 def check_missing(job: Job, manifest: Manifest, plan: Plan) -> None:
     """Raise ManifestError if most inputs do not exist, before they all become failed inputs."""
     is_missing = pc.equal(plan.pending["size"], MISSING_SIZE)

@@ -105,7 +105,7 @@ def make_plan(
     Args:
         manifest: The checked manifest.
         records: The ledger's records, with at least PLANNED_COLUMNS.
-        criteria: What decides.
+        criteria: The rules of the decision.
         matched: The result of `match_records`, if it was already called.
 
     Returns:

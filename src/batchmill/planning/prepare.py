@@ -27,6 +27,7 @@ from batchmill.planning.expectations import load_schemas
 from batchmill.planning.forecast import Forecast, make_forecast
 from batchmill.planning.job import Job
 from batchmill.planning.job_checks import (
+    check_concurrency,
     check_confinement,
     check_missing,
     check_other_place,
@@ -140,6 +141,7 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
         given, job.params, search=job.search, file_columns=job.inputs.file_column_names
     )
     check_confinement(job, step)
+    check_concurrency(job, step)
     load_schemas(job.failures.expect, job.search)
     prepared = _plan(job, manifest, step, ledger, state)
     if not job.verify_change:

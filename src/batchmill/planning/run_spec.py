@@ -66,6 +66,8 @@ class RunSpec:
         file_columns: The names of the manifest's columns with companions of the inputs.
         folders: True if the inputs are folders.
         declared: The Arrow type of each column that has one, because the step declares it.
+        concurrency: Inputs at a time in each worker.
+        pace_seconds: The shortest time between the begin of two attempts in a shard. 0: no limit.
     """
 
     run: int
@@ -92,6 +94,8 @@ class RunSpec:
     file_columns: Sequence[str] = ()
     folders: bool = False
     declared: Mapping[str, str] = field(default_factory=dict)
+    concurrency: int = 1
+    pace_seconds: float = 0.0
 
     @property
     def inputs(self) -> int:
@@ -138,6 +142,8 @@ def write_run_plan(
         file_columns=list(manifest.companions),
         folders=job.inputs.input_kind == "folder",
         declared=prepared.step.declared.columns if prepared.step.declared else {},
+        concurrency=layout.concurrency,
+        pace_seconds=layout.pace_seconds,
     )
     settings = asdict(spec) | {"policy": spec.policy.model_dump()}
     order = pa.array(layout.order)

@@ -64,6 +64,7 @@ class Run:
             cores,
             whole_batches=self.prepared.step.is_batched,
             remote=self.prepared.is_remote,
+            is_async=self.prepared.step.is_async,
         )
         if self.prepared.forced_after is not None:
             self.ledger.control.record_forced(self.number, self.prepared.forced_after)

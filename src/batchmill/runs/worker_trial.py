@@ -12,7 +12,7 @@ import pyarrow as pa
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions
 from batchmill.outcome import Outcome
-from batchmill.planning.batching import MAX_AUTO_WORKERS
+from batchmill.planning.batching import MAX_AUTO_ASYNC_WORKERS, MAX_AUTO_WORKERS
 from batchmill.planning.prepare import Prepared
 from batchmill.runs.discarded_job import discarded_job, execute_discarded
 from batchmill.runs.run import Run
@@ -59,6 +59,8 @@ def measure_workers(prepared: Prepared, cores: int) -> Workers:
     if prepared.step.is_batched:
         # The model runs in this process, so a batch that hangs would end this process.
         return Workers(usual, "one per core; a batch step is not measured")
+    if prepared.step.is_async:
+        return Workers(min(cores, MAX_AUTO_ASYNC_WORKERS), "enough for a step that waits")
     if restrictions():
         return Workers(usual, "one per core; nothing is measured while an allowlist is set")
     outcomes, busy_seconds = _execute_some(prepared)

@@ -1,10 +1,13 @@
 """Executes the inputs of one shard in DataLoader workers, and records their outcomes."""
 
+import asyncio
 import faulthandler
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +17,7 @@ from batchmill.execution.batch_runner import BatchRunner
 from batchmill.execution.call_step import answer
 from batchmill.execution.failures import lost
 from batchmill.execution.read_input import discard, fetch_and_read
-from batchmill.execution.run_input import StepHooks, load, run_step, store_all
+from batchmill.execution.run_input import StepHooks, load, run_async_step, run_step, store_all
 from batchmill.execution.staging import CONFINED_FOLDERS, Input, StagingArea
 from batchmill.layout import FILES
 from batchmill.ledger.ledger import Ledger
@@ -25,8 +28,9 @@ from batchmill.shards.outcome_recorder import OutcomeRecorder
 from batchmill.shards.pack_upload import PackUpload
 from batchmill.shards.step_log import StepLog
 from batchmill.shards.torch_dataset import create_torch_dataset
+from batchmill.step.async_steps import SharedStep
 from batchmill.step.load import Step
-from batchmill.storage import ObjectStore, is_url, obstore_s3
+from batchmill.storage import ObjectStore, is_url, obstore_s3, remote
 from batchmill.storage.fingerprints import Fingerprint
 from batchmill.storage.ranges import HEAD_BYTES
 from batchmill.workers import (
@@ -37,13 +41,20 @@ from batchmill.workers import (
     Stop,
     WorkerExit,
 )
+from batchmill.workers.concurrent_inputs import Concurrency, RunAttempt
 from batchmill.workers.confined import ConfinedProcess
+from batchmill.workers.control import Pace
 from batchmill.workers.landlock import check_support
 from batchmill.workers.pipeline import TransferPipeline
 from batchmill.workers.processes import end_children
 from batchmill.workers.worker import this_worker
 
 logger = logging.getLogger(__name__)
+
+# An async step that was cancelled may take this long to end.
+_GRACE_SECONDS = 5.0
+# A larger file is read in a thread, because other inputs of the worker would wait.
+_LARGE_BYTES = 2**20
 
 
 class ShardExecution:
@@ -124,16 +135,66 @@ class ShardExecution:
             run=self._load_one if self._callbacks else self._execute_one,
             lost=self._lost,
             deliver=self._recorder.record,
-            limits=Limits(timeout_seconds=policy.timeout_seconds, memory_bytes=policy.memory_bytes),
+            limits=Limits(
+                timeout_seconds=policy.timeout_seconds,
+                memory_bytes=policy.memory_bytes,
+                grace_seconds=_GRACE_SECONDS if self._step.is_async else 0.0,
+            ),
             retries=policy.retries,
             stop=self._stop,
             processing=self._callbacks,
             weights=self._inputs.weights,
             pipeline=self._pipeline,
+            concurrency=self._make_concurrency(),
         )
 
+    def _make_concurrency(self) -> Concurrency | None:
+        """Return how workers run several inputs at a time; None if the step is not async."""
+        spec = self._inputs.spec
+        if not self._step.is_async:
+            return None
+        return Concurrency(
+            inputs=spec.concurrency,
+            open=self._open_step,
+            retries=spec.policy.retries,
+            pace=Pace(spec.pace_seconds) if spec.pace_seconds else None,
+            keeps_logs=bool(self._log_level),
+        )
+
+    @asynccontextmanager
+    async def _open_step(self) -> AsyncIterator[RunAttempt]:
+        shared = SharedStep(self._step)
+        with ThreadPoolExecutor(remote.THREADS) as threads:
+            yield partial(self._attempt, shared, threads)
+            await shared.close()
+
+    async def _attempt(
+        self, shared: SharedStep, threads: ThreadPoolExecutor, index: int, slot: int
+    ) -> Outcome:
+        """Run an async step on one input in this worker."""
+        item, channel = self._items[index], this_worker.channel
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, threads)
+        is_large = self._inputs.weights[index] > _LARGE_BYTES
+
+        def begin() -> None:
+            if self._log_level:
+                logging.getLogger().setLevel(self._log_level)
+            channel.begin_step(slot)
+
+        hooks = StepHooks(
+            before=begin,
+            after=partial(channel.end_step, slot),
+            in_thread=in_thread if item.fetched or is_large else None,
+            opened=shared.get,
+            timeout_seconds=self._inputs.spec.policy.timeout_seconds,
+        )
+        done = await run_async_step(self._step, item, self._staging, hooks)
+        if isinstance(done, UnstoredOutcome):
+            (done,) = await in_thread(store_all, [done])
+        return done
+
     def _make_pipeline(self) -> TransferPipeline | None:
-        """Return the pipeline for remote files; None if all files are local."""
+        """Return the pipeline for remote files; None if all are local, or the step is async."""
         store = self._staging.store
         urls = [file.url for item in self._items for file in item.fetched]
         if isinstance(store, ObjectStore):
@@ -141,6 +202,8 @@ class ShardExecution:
         if not urls:
             return None
         obstore_s3.prepare(urls)
+        if self._step.is_async:
+            return None  # While files are moved, other inputs run.
         items = self._items
         return TransferPipeline(
             fetch=lambda index: fetch_and_read(items[index]) if items[index].fetched else None,

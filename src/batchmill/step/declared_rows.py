@@ -17,11 +17,16 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any, get_args, get_origin, get_type_hints
 
+from batchmill.step.async_steps import called_on
+
 # The name of the type of a column in Arrow, by the type that a step declares.
 _COLUMNS: Mapping[type, str] = {bool: "bool", int: "int64", float: "float64", str: "string"}
 _LISTS = (list, tuple, set, frozenset)
 # A step that returns one of these returns several rows.
-_SEVERAL = (list, abc.Iterator, abc.Iterable, abc.Generator, abc.Sequence)
+_SEVERAL = (
+    *(list, abc.Iterator, abc.Iterable, abc.Generator, abc.Sequence),
+    *(abc.AsyncIterator, abc.AsyncIterable, abc.AsyncGenerator),
+)
 # The types that a JSON value can be checked against. pydantic knows many more.
 _CHECKED = (
     *(bool, int, float, str, list, tuple, set, frozenset, dict, type(None)),
@@ -121,7 +126,7 @@ def _returned(target: Any, kind: str) -> Any:
     while hasattr(function, "func"):  # a functools.partial
         function = function.func
     if not inspect.isroutine(function):
-        function = type(function).__call__
+        function = called_on(function)
     try:
         return get_type_hints(function, include_extras=True).get("return")
     except (NameError, TypeError, AttributeError, SyntaxError):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Literal
 
 from batchmill.errors import OptionError, StepError
+from batchmill.step.async_steps import call_signature, called_on, is_async
 from batchmill.step.declared_rows import DeclaredRows, declared_rows
 from batchmill.step.fingerprint import describe_step, identity_of
 from batchmill.step.import_reference import import_step
@@ -40,6 +41,8 @@ class Step:
         pickled: The step as it is sent to other processes, if they cannot import it.
         declared: The type of its rows, if it declares one.
         opens_input: True if it receives each input as an open file and not as a path.
+        is_async: True if a call must be awaited. Then the target of a "function" may be a class,
+            which each worker creates with the parameters.
     """
 
     ref: str
@@ -53,6 +56,7 @@ class Step:
     pickled: bytes = b""
     declared: DeclaredRows | None = None
     opens_input: bool = False
+    is_async: bool = False
 
     @property
     def is_batched(self) -> bool:
@@ -134,17 +138,24 @@ def check_target(
             )
         given, files = _given_to_batch(ref, target), _files_of(ref, target)
         return _step(ref, kind, target, {}, given, files, by_value=by_value)
-    signature = _signature(ref, target)
-    takes = _takes_input(ref, signature)
+    signature = call = _signature(ref, target)
+    if kind == "function" and inspect.isclass(target):
+        call = call_signature(target)
+    takes = _takes_input(ref, call)
     special = _GIVEN_TO_FUNCTION if kind == "function" else _GIVEN_TO_DATASET
     special = (*special, *file_columns)
-    given = frozenset(name for name in special if name in signature.parameters and name != takes)
-    checked = check_params(ref, target, signature, params, filled=given | {takes})
+    given = frozenset(name for name in special if name in call.parameters and name != takes)
+    filled = given | {takes}
+    if call is not signature:
+        _check_call(ref, call, filled)
+        filled = frozenset()
+    checked = check_params(ref, target, signature, params, filled=filled)
     if kind == "dataset":
         given |= _given_to_batch(ref, target)
     placed, tracked = track_files(ref, target, checked, search)
     step = _step(ref, kind, target, placed, given, tracked, by_value=by_value)
-    is_opened = kind == "function" and _is_open_file(target, signature.parameters[takes])
+    called = target if call is signature else called_on(target)
+    is_opened = kind == "function" and _is_open_file(called, call.parameters[takes])
     return replace(step, opens_input=is_opened)
 
 
@@ -197,6 +208,7 @@ def _step(
         description=description,
         tracked=tracked,
         declared=declared_rows(target, kind),
+        is_async=kind == "function" and is_async(target),
     )
 
 
@@ -220,12 +232,12 @@ def _kind(ref: str, target: Any) -> StepKind:
     if inspect.isclass(target):
         if hasattr(target, "__getitem__") and hasattr(target, "__len__"):
             return "dataset"
+        if is_async(target):
+            return "function"
         raise StepError(
-            f"step {ref}: the class {target.__name__} has no __getitem__ and __len__. "
-            "Add them, or name a function."
+            f"step {ref}: the class {target.__name__} has no __getitem__ and __len__, and no async "
+            "__call__. Add them, or name a function."
         )
-    if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
-        raise StepError(f"step {ref}: is an async function. Name a plain function.")
     if callable(target) and not hasattr(target, "__getitem__"):
         return "function"
     if hasattr(target, "__getitem__") and hasattr(target, "__len__"):
@@ -253,6 +265,18 @@ def _signature(ref: str, target: Any) -> inspect.Signature:
         raise StepError(
             f"step {ref}: its parameters cannot be read ({error}). Wrap it in a function."
         ) from error
+
+
+def _check_call(ref: str, call: inspect.Signature, filled: frozenset[str]) -> None:
+    """Raise StepError if a call of the objects of a class needs more than batchmill gives."""
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for name, parameter in call.parameters.items():
+        needed = parameter.default is parameter.empty and parameter.kind not in variadic
+        if needed and name not in filled:
+            raise StepError(
+                f"step {ref}: its __call__ takes {name!r}, which batchmill does not give. Move it "
+                "to __init__, which takes the parameters of the step."
+            )
 
 
 def _given_to_batch(ref: str, target: Any) -> frozenset[str]:

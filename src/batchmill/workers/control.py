@@ -14,7 +14,7 @@ from multiprocessing.context import ForkContext
 
 from batchmill.workers.worker_channel import anonymous_file
 
-_INDEX = struct.Struct("q")
+_INDEX, _TIME = struct.Struct("q"), struct.Struct("d")
 
 
 class StartBarrier:
@@ -131,6 +131,33 @@ class SharedBatches:
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
+
+
+class Pace:
+    """Lets the workers of a shard begin attempts at most as often as a limit allows.
+
+    The first one waits, too, because another shard may have begun one a moment ago.
+
+    Args:
+        seconds: The shortest time between two attempts, in seconds.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._lock = anonymous_file("batchmill-pace")
+        self._next = mmap.mmap(-1, _TIME.size)
+        _TIME.pack_into(self._next, 0, time.monotonic() + seconds)
+
+    def next_turn(self) -> float:
+        """Take the next turn. Return the seconds until it."""
+        fcntl.lockf(self._lock, fcntl.LOCK_EX)
+        try:
+            now = time.monotonic()
+            turn = max(now, _TIME.unpack_from(self._next)[0])
+            _TIME.pack_into(self._next, 0, turn + self._seconds)
+        finally:
+            fcntl.lockf(self._lock, fcntl.LOCK_UN)
+        return float(turn - now)
 
 
 class Stop:

@@ -122,7 +122,7 @@ class Collate:
 
 @contextmanager
 def iterating(
-    inputs: GuardedInputs,
+    inputs: Any,
     batches: Iterator[Sequence[int]],
     num_workers: int,
     collate: Callable[[Any], Any],
@@ -146,7 +146,7 @@ def iterating(
             # steps that wait.
             warnings.simplefilter("ignore", UserWarning)
             loader: DataLoader[Any] = DataLoader(
-                inputs,  # type: ignore[arg-type]  # torch documents that any map-style object works.
+                inputs,
                 batch_sampler=batches,  # type: ignore[arg-type]  # torch's types exclude ranges.
                 num_workers=num_workers,
                 prefetch_factor=BATCHES_PER_WORKER,

@@ -21,6 +21,7 @@ from batchmill.errors import WorkerError
 from batchmill.outcome import RETRIED_KINDS, Outcome, UnstoredOutcome
 from batchmill.workers.batch_processor import BatchProcessor
 from batchmill.workers.batches import BatchCallbacks, Sample, socket_folder
+from batchmill.workers.concurrent_inputs import Concurrency
 from batchmill.workers.control import Stop, StopIndex
 from batchmill.workers.input_queue import InputQueue, LoaderPass
 from batchmill.workers.loader_driver import LoaderDriver
@@ -58,6 +59,8 @@ class IsolatedExecutor:
             are in smaller batches.
         pipeline: Moves remote files while steps run. Without it, `run` may not return an
             `UnstoredOutcome`.
+        concurrency: Runs several inputs at a time in each worker, instead of `run`. None if the
+            step is not async.
     """
 
     count: int
@@ -70,6 +73,7 @@ class IsolatedExecutor:
     processing: BatchCallbacks | None = None
     weights: NDArray[np.int64] | None = None
     pipeline: TransferPipeline | None = None
+    concurrency: Concurrency | None = None
     _channels: Sequence[WorkerChannel] = ()
     _furthest: int = -1
     _sockets: Path | None = None
@@ -154,7 +158,8 @@ class IsolatedExecutor:
         """Run one DataLoader until it is exhausted or a worker has died. Return dead workers."""
         workers = max(1, min(work.num_workers, -(-len(work.indices) // work.batch_size)))
         before = frozenset(children(os.getpid()))
-        channels = [WorkerChannel() for _ in range(workers)]
+        slots = self.concurrency.inputs if self.concurrency and not work.alone else 1
+        channels = [WorkerChannel(slots) for _ in range(workers)]
         self._channels = channels
         try:
             try:
@@ -176,6 +181,7 @@ class IsolatedExecutor:
             channels=channels,
             run=self.run,
             pipeline=self.pipeline,
+            concurrency=self.concurrency,
             receive=self._resolve,
             queue=self._queue,
             limits=self.limits,
@@ -207,6 +213,9 @@ class IsolatedExecutor:
 
     def _resolve_lost(self, worker_exit: WorkerExit) -> None:
         """Record the outcome of the input that a dead worker was executing."""
+        if worker_exit.suspects:
+            self._queue.separate(worker_exit.suspects)
+            return
         index = worker_exit.index
         if index is None or index not in self._queue:
             return

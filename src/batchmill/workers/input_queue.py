@@ -1,6 +1,7 @@
 """Divides inputs into batches, and schedules those without a final outcome and their retries."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -17,8 +18,13 @@ _FIRST_PARTS = 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 
+def pause_before_retry(attempts: int) -> float:
+    """Return the seconds to wait after a number of failed attempts."""
+    return float(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** (attempts - 1)))
+
+
 class LoaderPass(NamedTuple):
-    """The work of one DataLoader. If it is `alone`, no retry may run beside it."""
+    """The work of one DataLoader. If it is `alone`, its inputs run one at a time."""
 
     indices: Sequence[int]
     batch_size: int
@@ -50,6 +56,9 @@ class InputQueue:
         # Inputs of batches that failed as a whole, with the size of their next batch.
         self._divided: dict[int, int] = {}
         self._waiting: list[int] = []
+        # Inputs that were in progress when another one, or one of them, ended their worker.
+        self._suspects: set[int] = set()
+        self._interrupted: Counter[int] = Counter()
         # Retries that were added to the current pass.
         self._added: set[int] = set()
 
@@ -69,10 +78,14 @@ class InputQueue:
         self.largest = batch_size
 
     def next(self, num_workers: int) -> LoaderPass:
-        """Return the next work: divided batches first, then new inputs, then retries.
+        """Return the next work: suspects and divided batches, then new inputs, then retries.
 
         Waits until a retry is due if there is no other work.
         """
+        if self._suspects:
+            suspects = sorted(self._suspects & self._open)
+            self._suspects.clear()
+            return LoaderPass(suspects, self.largest, 1, alone=True)
         if self._divided:
             size = max(self._divided.values())
             indices = sorted(i for i in self._divided if self._divided[i] == size)
@@ -96,9 +109,18 @@ class InputQueue:
 
     def reschedule(self, work: LoaderPass) -> None:
         """Schedule a pass's inputs again, if they have no outcome and are not scheduled yet."""
+        if work.alone:
+            self._suspects.update(filter(self._is_unscheduled, work.indices))
         again = {*self._waiting, *work.indices, *self._added}
         self._added.clear()
         self._waiting = sorted(i for i in again if self._is_unscheduled(i))
+
+    def separate(self, indices: Iterable[int]) -> None:
+        """Schedule inputs one at a time, because one of them has ended their worker."""
+        self.progress += 1
+        suspects = [index for index in indices if index in self._open]
+        self._interrupted.update(suspects)
+        self._suspects.update(suspects)
 
     def divide(self, indices: Sequence[int], batch_size: int) -> None:
         """Schedule the inputs of a failed batch again, in smaller batches."""
@@ -127,20 +149,22 @@ class InputQueue:
         if index not in self._open or index in self._retries:
             return None
         self.progress += 1
-        attempts = self._attempts.get(index, 0) + 1
+        attempts = self._attempts.get(index, 0) + max(1, outcome.attempts)
         if again and attempts <= self._retries_allowed:
             self._attempts[index] = attempts
-            due = time.monotonic() + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** (attempts - 1))
-            self._retries[index] = _Retry(due, alone)
+            pause = max(pause_before_retry(attempts), outcome.retry_after)
+            self._retries[index] = _Retry(time.monotonic() + pause, alone)
             return None
         self._open.discard(index)
-        if outcome.attempts in (0, attempts):
+        executions = attempts + self._interrupted[index]
+        if outcome.attempts in (0, executions):
             return outcome  # 0 means that the input is missing, and the step was not called.
-        return outcome._replace(attempts=attempts)
+        return outcome._replace(attempts=executions)
 
     def _is_unscheduled(self, index: int) -> bool:
-        """Return whether an input has no outcome, no planned retry and no planned smaller batch."""
-        return index in self._open and index not in self._retries and index not in self._divided
+        """Return whether an input has no outcome, and is in no set of scheduled inputs."""
+        scheduled = (self._retries, self._divided, self._suspects)
+        return index in self._open and not any(index in one for one in scheduled)
 
     def _due(self) -> tuple[list[int], bool]:
         """Wait for the next retry. Return the inputs to run now, and whether they run alone."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.workers.batch_processor import BatchProcessor
 from batchmill.workers.batches import Sample
+from batchmill.workers.concurrent_inputs import Concurrency, ConcurrentInputs
 from batchmill.workers.control import SharedBatches, SharedFlag, StartBarrier, Stop, StopIndex
 from batchmill.workers.dataloader import (
     BATCHES_PER_WORKER,
@@ -49,6 +50,7 @@ class LoaderDriver:
     channels: Sequence[WorkerChannel]
     run: Callable[[int], Outcome | UnstoredOutcome | Sample]
     pipeline: TransferPipeline | None
+    concurrency: Concurrency | None
     receive: Callable[[Sequence[tuple[int, Outcome]]], None]
     queue: InputQueue
     limits: Limits
@@ -98,15 +100,28 @@ class LoaderDriver:
         return self._exits(processes, watchdog, lambda: kernel_oom_kills() > oom_kills)
 
     def _start_workers(self, shared: SharedBatches) -> AbstractContextManager[LoaderIterator]:
-        return iterating(
-            GuardedInputs(
+        inputs: GuardedInputs | ConcurrentInputs
+        if self.concurrency:
+            inputs = ConcurrentInputs(
+                concurrency=self.concurrency,
+                slots=self.channels[0].slots,
+                drain=self._drain,
+                stop_index=self.stop_index,
+                batches=shared,
+            )
+            turns: Iterator[Sequence[int]] = iter([()] * len(self.channels))
+        else:
+            inputs = GuardedInputs(
                 run=self.run,
                 drain=self._drain,
                 stop_index=self.stop_index,
                 pipeline=self.pipeline,
                 batches=shared if self.pipeline else None,
-            ),
-            self._turns(shared) if self.pipeline else self._with_retries(shared),
+            )
+            turns = self._turns(shared) if self.pipeline else self._with_retries(shared)
+        return iterating(
+            inputs,
+            turns,
             len(self.channels),
             Collate(self.processor.callbacks.collate) if self.processor else keep_batch,
             partial(
@@ -199,6 +214,6 @@ class LoaderDriver:
             exit_of(channel, process.exitcode, reasons.get(number), killed_by_kernel)
             for number, (channel, process) in enumerate(zip(self.channels, processes, strict=True))
             if number in reasons
-            or (channel.occupied and channel.occupied.index in self.queue)
+            or any(index in self.queue for index in channel.in_progress)
             or (process.exitcode and self._worker_died)
         ]

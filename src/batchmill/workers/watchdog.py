@@ -41,10 +41,15 @@ _LOW_MEMORY_BYTES, _LOW_MEMORY_SHARE = 256 * 2**20, 0.06
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The limits of one input: memory in bytes, seconds in the step. None means no limit."""
+    """The limits of one input: memory in bytes, seconds in the step. None means no limit.
+
+    A worker with an async step cancels an input itself. If the step ignores that for
+    `grace_seconds`, the worker is killed.
+    """
 
     timeout_seconds: float | None = None
     memory_bytes: int | None = None
+    grace_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -213,7 +218,9 @@ class Watchdog:
         if timeout is None:
             return
         seconds = time.monotonic() - occupied.started
-        if occupied.in_step and seconds > timeout:
+        if occupied.is_paused:
+            return
+        if occupied.in_step and seconds > timeout + self.limits.grace_seconds:
             message = f"still running after {timeout:g} s (--timeout)"
             self._kill(number, occupied, "timeout", message)
         elif not occupied.in_step and seconds > TRANSFER_SECONDS:

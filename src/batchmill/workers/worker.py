@@ -101,10 +101,11 @@ class Worker:
             self.streams.clear_log()
         self.restore_settings()
 
-    def restore_settings(self) -> None:
+    def restore_settings(self, *, may_open_files: bool = False) -> None:
         """Restore the working directory, the environment and the settings of the process.
 
-        Raises BrokenWorkerError if that is impossible, or if steps have left too many files open.
+        Raises BrokenWorkerError if that is impossible, or if steps have left too many files open,
+        unless `may_open_files`.
         """
         try:
             moved = getcwd() != self._folder
@@ -117,7 +118,8 @@ class Worker:
         if raw_environment() != self._environment:
             os.environb.clear()
             os.environb.update(self._environment)
-        if _next_descriptor() > self._next_descriptor + _MAX_LEFT_OPEN:
+        most = self._next_descriptor + _MAX_LEFT_OPEN
+        if not may_open_files and _next_descriptor() > most:
             raise BrokenWorkerError  # Soon, no further input could be opened.
         if not self._state.restore():
             raise BrokenWorkerError

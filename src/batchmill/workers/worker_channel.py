@@ -1,6 +1,7 @@
-"""The channel between a worker and the process that watches it: a slot, a journal and a log.
+"""The channel between a worker and the process that watches it: slots, a journal and a log.
 
-The slot holds the worker's current input and its start time. The journal holds outcomes. The
+A slot holds a current input of the worker and its start time. Only a worker of an async step has
+several slots. The journal holds outcomes. The
 watcher can read them even if the worker died right after writing them. The log holds the step's
 output. It is in memory, and its size is limited.
 """
@@ -30,37 +31,47 @@ _BLOCK_BYTES = 512  # The unit of `st_blocks`.
 _PUNCH_HOLE = 3  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 # Loaded at import time: after a fork, a thread that no longer exists may hold the loader's lock.
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-# Index of the current input, start time of its current stage, and 1 while the step is running.
+# Index of an input, start time of its current stage, and the stage.
 _SLOT = struct.Struct("qdq")
+_MOVING, _IN_STEP, _PAUSED = 0, 1, 2
 _BASELINE = struct.Struct("q")  # Bytes of memory before the first input.
 _LAST = struct.Struct("q")  # Index of the input that was begun last.
-_LAST_AT = _SLOT.size + _BASELINE.size
+_LAST_AT = _BASELINE.size
+_SLOTS_AT = _LAST_AT + _LAST.size
 _IDLE = -1
 
 
 @dataclass(frozen=True)
 class Occupied:
-    """A worker's current input.
+    """A current input of a worker.
 
     Attributes:
         index: The index of the input.
         started: When the current stage began, in monotonic seconds. The stages are: fetch and read
             the input, run the step, place its files.
         in_step: True while the step is running.
+        is_paused: True while the input waits for its turn, or for its next attempt.
     """
 
     index: int
     started: float
     in_step: bool = True
+    is_paused: bool = False
 
 
 class WorkerChannel:
-    """The channel between one worker and its watcher. Create it before the worker is forked."""
+    """The channel between one worker and its watcher. Create it before the worker is forked.
 
-    def __init__(self) -> None:
-        self._slot = mmap.mmap(-1, _LAST_AT + _LAST.size)
-        _SLOT.pack_into(self._slot, 0, _IDLE, 0.0, 0)
-        _LAST.pack_into(self._slot, _LAST_AT, _IDLE)
+    Args:
+        slots: The number of inputs that the worker executes at a time.
+    """
+
+    def __init__(self, slots: int = 1) -> None:
+        self._memory = mmap.mmap(-1, _SLOTS_AT + slots * _SLOT.size)
+        self._places = range(_SLOTS_AT, _SLOTS_AT + slots * _SLOT.size, _SLOT.size)
+        for slot in range(slots):
+            self.leave(slot)
+        _LAST.pack_into(self._memory, _LAST_AT, _IDLE)
         self._journal = RingBuffer()
         self._sending = threading.Lock()
         self.log = anonymous_file("batchmill-log")
@@ -69,37 +80,49 @@ class WorkerChannel:
 
     def enter(self) -> None:
         """Record the memory that the worker uses before its first input."""
-        _BASELINE.pack_into(self._slot, _SLOT.size, resident_bytes(os.getpid()))
+        _BASELINE.pack_into(self._memory, 0, resident_bytes(os.getpid()))
 
-    def begin(self, index: int) -> None:
+    def begin(self, index: int, slot: int = 0) -> None:
         """Record that the worker begins an input."""
-        _LAST.pack_into(self._slot, _LAST_AT, index)
-        _SLOT.pack_into(self._slot, 0, index, monotonic(), 0)
+        # The index of a retry is smaller than that of the input before.
+        _LAST.pack_into(self._memory, _LAST_AT, max(index, self.last))
+        self.show(index, slot)
 
     def resume(self, index: int) -> None:
         """Record that the step continues with an input that the worker began earlier."""
-        _SLOT.pack_into(self._slot, 0, index, monotonic(), 1)
+        self._write(0, index, _IN_STEP)
 
-    def begin_step(self) -> None:
-        """Record that the step begins with the current input."""
-        self.resume(_SLOT.unpack_from(self._slot)[0])
+    def begin_step(self, slot: int = 0) -> None:
+        """Record that the step begins with the input of a slot."""
+        self._write(slot, self._read(slot)[0], _IN_STEP)
 
-    def end_step(self) -> None:
+    def end_step(self, slot: int = 0) -> None:
         """Record that the step has returned or raised."""
-        _SLOT.pack_into(self._slot, 0, _SLOT.unpack_from(self._slot)[0], monotonic(), 0)
+        self._write(slot, self._read(slot)[0], _MOVING)
 
-    def leave(self) -> None:
-        """Record that the worker is idle."""
-        _SLOT.pack_into(self._slot, 0, _IDLE, 0.0, 0)
+    def pause(self, slot: int) -> None:
+        """Record that the input of a slot waits for its turn, or for its next attempt."""
+        self._write(slot, self._read(slot)[0], _PAUSED)
 
-    def finish(self, index: int, outcome: Outcome) -> None:
-        """Write an input's outcome to the journal, and record that the worker is idle."""
+    def leave(self, slot: int = 0) -> None:
+        """Record that a slot is free."""
+        self._write(slot, _IDLE, _MOVING)
+
+    def finish(self, index: int, outcome: Outcome, slot: int = 0) -> None:
+        """Write an input's outcome to the journal, and record that its slot is free."""
         self.send(index, outcome)
-        self.leave()
+        self.leave(slot)
 
-    def show(self, index: int) -> None:
-        """Record that the worker waits until the files of an earlier input are stored."""
-        _SLOT.pack_into(self._slot, 0, index, monotonic(), 0)
+    def show(self, index: int, slot: int = 0) -> None:
+        """Record that the worker reads or stores the files of an input."""
+        self._write(slot, index, _MOVING)
+
+    def _write(self, slot: int, index: int, stage: int) -> None:
+        _SLOT.pack_into(self._memory, self._places[slot], index, monotonic(), stage)
+
+    def _read(self, slot: int) -> tuple[int, float, int]:
+        index, started, stage = _SLOT.unpack_from(self._memory, self._places[slot])
+        return index, started, stage
 
     def send(self, index: int, outcome: Outcome) -> None:
         """Write an input's outcome to the journal. Any thread of the worker may call this."""
@@ -118,18 +141,38 @@ class WorkerChannel:
 
         The number is exact only above `limit`.
         """
-        return used_bytes(pid, int(_BASELINE.unpack_from(self._slot, _SLOT.size)[0]), limit)
+        return used_bytes(pid, int(_BASELINE.unpack_from(self._memory)[0]), limit)
 
     @property
     def last(self) -> int:
-        """The index of the input that the worker began last; -1 before the first input."""
-        return int(_LAST.unpack_from(self._slot, _LAST_AT)[0])
+        """The largest index of an input that the worker has begun; -1 before the first input."""
+        return int(_LAST.unpack_from(self._memory, _LAST_AT)[0])
 
     @property
     def occupied(self) -> Occupied | None:
-        """The worker's current input; None if it is idle."""
-        index, started, in_step = _SLOT.unpack_from(self._slot)
-        return None if index == _IDLE else Occupied(index, started, bool(in_step))
+        """The current input with the step that began first; None if the worker is idle."""
+        every = self._current()
+        return min(
+            every, key=lambda one: (one.is_paused, not one.in_step, one.started), default=None
+        )
+
+    @property
+    def slots(self) -> int:
+        """The number of inputs that the worker executes at a time."""
+        return len(self._places)
+
+    @property
+    def in_progress(self) -> list[int]:
+        """The current inputs of the worker, without those that are paused."""
+        return [one.index for one in self._current() if not one.is_paused]
+
+    def _current(self) -> list[Occupied]:
+        found = map(self._read, range(len(self._places)))
+        return [
+            Occupied(index, started, stage == _IN_STEP, stage == _PAUSED)
+            for index, started, stage in found
+            if index != _IDLE
+        ]
 
     def receive(self) -> list[tuple[int, Outcome]]:
         """Return the outcomes that have arrived, each with its input's index. Does not wait."""
@@ -153,7 +196,7 @@ class WorkerChannel:
     def close_memory(self) -> None:
         """Release the memory of this process's side. The log stays open."""
         self._journal.close()
-        self._slot.close()
+        self._memory.close()
 
     # Both sides
 

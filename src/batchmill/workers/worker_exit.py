@@ -12,7 +12,10 @@ from batchmill.workers.worker_channel import WorkerChannel
 
 @dataclass(frozen=True)
 class WorkerExit:
-    """How a worker ended: its input (None if idle), the kind of outcome, and the reason."""
+    """How a worker ended: its input (None if idle), the kind of outcome, and the reason.
+
+    If it executed several inputs, `suspects` has all of them, instead of `index`.
+    """
 
     index: int | None
     kind: Kind
@@ -20,6 +23,7 @@ class WorkerExit:
     message: str
     log: str
     seconds: float
+    suspects: tuple[int, ...] = ()
 
 
 def exit_of(
@@ -37,6 +41,9 @@ def exit_of(
         killed_by_kernel: Returns True if the kernel has killed a process for lack of memory since
             the worker started. Called only if SIGKILL ended the worker.
     """
+    suspects = tuple(channel.in_progress)
+    if len(suspects) > 1:
+        return WorkerExit(None, "crashed", "", "its worker ended", "", 0.0, suspects)
     occupied = channel.occupied
     index = occupied.index if occupied else None
     seconds = time.monotonic() - occupied.started if occupied else 0.0

@@ -1,0 +1,210 @@
+"""Runs the inputs of an async step in a worker: many at a time, in one event loop."""
+
+import asyncio
+import io
+import logging
+import sys
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from batchmill.outcome import RETRIED_KINDS, Outcome
+from batchmill.workers.control import Pace, SharedBatches, SharedFlag, StopIndex
+from batchmill.workers.input_queue import pause_before_retry
+from batchmill.workers.worker import this_worker
+from batchmill.workers.worker_channel import LOG_TAIL_BYTES
+
+_POLL_SECONDS = 0.05
+
+# Runs one attempt at an input: its index, and the number of its slot in the worker's channel.
+RunAttempt = Callable[[int, int], Awaitable[Outcome]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Concurrency:
+    """How a worker runs the inputs of an async step.
+
+    Attributes:
+        inputs: The number of inputs at a time.
+        open: Opens the step in a worker, and returns the function that runs an attempt.
+        retries: How often an input is executed again after a failure.
+        pace: Limits how many attempts begin in a time. None without a limit.
+        keeps_logs: True to keep the printed text of inputs that are ok, too.
+    """
+
+    inputs: int
+    open: Callable[[], AbstractAsyncContextManager[RunAttempt]]
+    retries: int
+    pace: Pace | None = None
+    keeps_logs: bool = False
+
+
+@dataclass
+class ConcurrentInputs:
+    """A map-style torch Dataset. Its first batch runs all inputs that the worker takes.
+
+    So no input waits for others that belong to its batch.
+    """
+
+    concurrency: Concurrency
+    slots: int
+    drain: SharedFlag
+    stop_index: StopIndex
+    batches: SharedBatches
+    _waiting: deque[int] = field(default_factory=deque)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[int]:
+        """Execute all inputs that this worker takes. `indices` is empty."""
+        try:
+            # `asyncio.run` would wait at its end for threads of the step that hang.
+            asyncio.new_event_loop().run_until_complete(self._run())
+        except BaseException:  # noqa: BLE001
+            this_worker.exit_broken()
+        return list(indices)
+
+    async def _run(self) -> None:
+        _capture_streams()
+        self._ending = asyncio.Event()
+        async with self.concurrency.open() as run:
+            watching = asyncio.create_task(self._watch())
+            await asyncio.gather(*(self._fill(slot, run) for slot in range(self.slots)))
+            watching.cancel()
+
+    async def _watch(self) -> None:
+        """Set the event when no further input may begin."""
+        while not self.drain.is_set():
+            await asyncio.sleep(_POLL_SECONDS)
+        self._ending.set()
+
+    async def _fill(self, slot: int, run: RunAttempt) -> None:
+        """Execute one input after the other in a slot."""
+        while (index := self._next()) is not None:
+            # A task has its own context, and a step may cancel it.
+            await asyncio.create_task(self._execute(index, slot, run), name=f"input {index}")
+
+    def _next(self) -> int | None:
+        while not self.drain.is_set():
+            if not self._waiting:
+                self._waiting.extend(self.batches.take())
+            if not self._waiting:
+                return None
+            index = self._waiting.popleft()
+            if not self.stop_index.excludes(index):
+                return index
+        return None
+
+    async def _execute(self, index: int, slot: int, run: RunAttempt) -> None:
+        channel = this_worker.channel
+        try:
+            channel.begin(index, slot)
+            # The process of the shard sets the flag or the index, and reads the slots afterwards.
+            if self.drain.is_set() or self.stop_index.excludes(index):
+                channel.leave(slot)
+                return
+            outcome = await self._attempts(index, slot, run)
+            if outcome:
+                channel.finish(index, outcome, slot)
+            else:
+                channel.leave(slot)
+            this_worker.restore_settings(may_open_files=True)
+        except BaseException:  # noqa: BLE001
+            this_worker.exit_broken()
+
+    async def _attempts(self, index: int, slot: int, run: RunAttempt) -> Outcome | None:
+        """Return the final outcome of an input; None if the run stops before its next attempt."""
+        channel, attempt = this_worker.channel, 0
+        while True:
+            attempt += 1
+            if self.concurrency.pace:
+                channel.pause(slot)
+                if await self._ends_within(self.concurrency.pace.next_turn()):
+                    return None
+                channel.show(index, slot)
+            log = _Log()
+            _current_log.set(log)
+            outcome = await run(index, slot)
+            if outcome.kind not in RETRIED_KINDS or attempt > self.concurrency.retries:
+                break
+            channel.pause(slot)
+            if await self._ends_within(max(pause_before_retry(attempt), outcome.retry_after)):
+                return None
+            channel.show(index, slot)
+        if outcome.kind != "ok" or self.concurrency.keeps_logs:
+            outcome = outcome._replace(log=log.text())
+        return outcome._replace(attempts=attempt if outcome.attempts else 0)
+
+    async def _ends_within(self, seconds: float) -> bool:
+        """Wait, and return whether no further input may begin."""
+        try:
+            await asyncio.wait_for(self._ending.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+
+class _Log:
+    """The end of the text that one input printed and logged."""
+
+    def __init__(self) -> None:
+        self._texts: deque[str] = deque()
+        self._size = 0
+
+    def add(self, text: str) -> None:
+        self._texts.append(text[-LOG_TAIL_BYTES:])
+        self._size += len(self._texts[-1])
+        while self._size - len(self._texts[0]) >= LOG_TAIL_BYTES:
+            self._size -= len(self._texts.popleft())
+
+    def text(self) -> str:
+        return (
+            "".join(self._texts)
+            .encode("utf-8", "replace")[-LOG_TAIL_BYTES:]
+            .decode("utf-8", "replace")
+        )
+
+
+_current_log: ContextVar[_Log | None] = ContextVar("batchmill_log", default=None)
+
+
+class _InputStream(io.TextIOBase):
+    """A standard stream whose text belongs to the input that writes it.
+
+    Threads of a step that were not started with its context write to the worker's log.
+    """
+
+    def __init__(self, other: TextIO) -> None:
+        self._other = other
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._other.encoding
+
+    @property
+    def buffer(self) -> object:
+        return self._other.buffer
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._other.fileno()
+
+    def write(self, text: str) -> int:
+        log = _current_log.get()
+        if log is None:
+            return self._other.write(text)
+        log.add(text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._other.flush()
+
+
+def _capture_streams() -> None:
+    sys.stdout, sys.stderr = _InputStream(sys.stdout), _InputStream(sys.stderr)
+    for handler in logging.root.handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)

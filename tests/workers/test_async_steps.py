@@ -1,0 +1,259 @@
+"""Async steps: many inputs at a time in a worker, each with its own outcome."""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from jobs import job_of, run_job
+
+import batchmill
+from batchmill import OptionError, StepError
+from batchmill.options.failure_policy import FailurePolicy
+from batchmill.options.groups import ExecutionOptions
+from batchmill.planning.batching import Batching, Cores, plan_shards
+from batchmill.planning.prepare import prepare
+from batchmill.shards import execution
+from batchmill.step.load import load_step
+from batchmill.workers.control import Pace
+
+SUPPORT = Path(__file__).parents[1] / "support"
+STEPS = "async_steps"
+POLICY = FailurePolicy(retries=0, timeout=60)
+
+
+@pytest.fixture(autouse=True)
+def _steps_in_the_working_directory(monkeypatch):
+    monkeypatch.chdir(SUPPORT)
+
+
+@pytest.fixture
+def log(tmp_path):
+    (tmp_path / "log").mkdir()
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def run(tmp_path, log):
+    """Return a function that runs a step over inputs with these texts, by name."""
+
+    def run(step, texts, policy=POLICY, num_workers=1, concurrency=8, **others):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        for name, text in texts.items():
+            (tmp_path / "in" / name).write_text(text)
+        seen = []
+        run_job(
+            tmp_path / "in", f"{STEPS}:{step}", tmp_path / "out", seen=seen, policy=policy,
+            num_workers=num_workers, cores=num_workers, concurrency=concurrency, log=str(log),
+            **others,
+        )  # fmt: skip
+        return {outcome.input: outcome for outcome in seen}
+
+    return run
+
+
+def fine(count):
+    return {f"fine-{number:02d}": "fine" for number in range(count)}
+
+
+def kinds(outcomes):
+    return {name: outcome.kind for name, outcome in outcomes.items() if outcome.kind != "ok"}
+
+
+def executions(log):
+    return Counter({path.name: len(path.read_text().splitlines()) for path in log.iterdir()})
+
+
+def table(tmp_path):
+    return pd.read_parquet(tmp_path / "out" / "metadata.parquet")
+
+
+@pytest.mark.parametrize("step", ["rows", "an_object", "a_method", "in_parts"])
+def test_each_form_gives_its_rows(run, tmp_path, step):
+    outcomes = run(step, fine(20) | {"other": "x"})
+    assert len(outcomes) == 21
+    assert kinds(outcomes) == {}
+    assert table(tmp_path)["text"].tolist() == ["fine"] * 20 + ["x"]
+
+
+@pytest.mark.parametrize(("num_workers", "concurrency"), [(1, 1), (1, 7), (2, 64)])
+def test_rows_files_and_their_order_do_not_depend_on_the_concurrency(
+    run, tmp_path, num_workers, concurrency
+):
+    texts = {f"{number:02d}": f"text {number}" for number in range(30)}
+    assert kinds(run("several", texts, num_workers=num_workers, concurrency=concurrency)) == {}
+    found = table(tmp_path)
+    assert found["input"].tolist() == [name for name in sorted(texts) for _ in "ab"]
+    assert found["letter"].tolist() == ["a", "b"] * 30
+    files = found["output"].dropna()
+    assert [(tmp_path / "out" / name).read_text() for name in files] == [
+        texts[name].upper() for name in sorted(texts)
+    ]
+
+
+def test_a_class_is_entered_once_in_each_worker_and_left_at_the_end(run, tmp_path, log):
+    assert kinds(run("Client", fine(40), num_workers=2, concurrency=4, prefix="> ")) == {}
+    assert set(table(tmp_path)["text"]) == {"> fine"}
+    workers = {str(pid) for pid in table(tmp_path)["worker"]}
+    expected = [f"{what}-{pid}" for what in ("enter", "exit") for pid in workers]
+    assert sorted(path.name for path in log.iterdir()) == sorted(expected)
+
+
+def test_a_class_that_cannot_be_opened_is_opened_again_for_the_next_attempt(run, tmp_path):
+    outcomes = run("Unopened", fine(5), FailurePolicy(retries=1, timeout=60))
+    assert kinds(outcomes) == {}
+    assert max(outcome.attempts for outcome in outcomes.values()) == 2
+    again = run("Unopened", {"later": "x"})
+    assert kinds(again) == {}
+
+
+def test_an_error_of_the_opening_is_the_outcome_of_each_input_that_waits(run):
+    outcomes = run("Unopened", fine(3), concurrency=3)
+    assert kinds(outcomes) == dict.fromkeys(fine(3), "failed")
+    assert {outcome.reason for outcome in outcomes.values()} == {
+        "ConnectionError: the service is not ready"
+    }
+    assert "__aenter__" in outcomes["fine-00"].traceback
+
+
+def test_the_concurrency_is_reached_and_not_exceeded(run, tmp_path):
+    """Each input waits until six are in progress, so fewer would never end."""
+    assert kinds(run("together", fine(40), concurrency=6, count=6)) == {}
+    assert table(tmp_path)["most"].max() == 6
+
+
+def test_one_bad_input_costs_one_input(run, log):
+    texts = fine(30) | {"bad": "raise", "cancels": "cancel"}
+    outcomes = run("faulty", texts, FailurePolicy(retries=1, timeout=60))
+    assert kinds(outcomes) == {"bad": "failed", "cancels": "failed"}
+    assert outcomes["bad"].reason == "ValueError: bad"
+    assert "_act" in outcomes["bad"].traceback
+    assert "batchmill" not in outcomes["bad"].traceback
+    assert outcomes["bad"].attempts == 2
+    assert executions(log) == Counter(dict.fromkeys(texts, 1) | {"bad": 2, "cancels": 2})
+
+
+def test_printed_text_belongs_to_the_input_that_printed_it(run):
+    texts = {f"bad-{number}": "raise" for number in range(20)}
+    for name, outcome in run("faulty", texts, concurrency=20).items():
+        assert outcome.log == f"printed by {name}\n"
+
+
+def test_an_input_that_takes_too_long_is_cancelled_alone(run, log):
+    texts = fine(20) | {"slow": "wait", "thread": "thread"}
+    outcomes = run("faulty", texts, FailurePolicy(retries=0, timeout=1))
+    assert kinds(outcomes) == {"slow": "timeout", "thread": "timeout"}
+    assert outcomes["slow"].message == "still running after 1 s (--timeout)"
+    assert "await asyncio.sleep(1000)" in outcomes["slow"].traceback
+    assert executions(log) == Counter(dict.fromkeys(texts, 1))
+    workers = {path.read_text().split()[0] for path in log.iterdir()}
+    assert len(workers) == 1
+
+
+@pytest.mark.parametrize("text", ["block", "swallow"])
+def test_a_step_that_cannot_be_cancelled_is_killed_with_its_worker(run, log, text, monkeypatch):
+    monkeypatch.setattr(execution, "_GRACE_SECONDS", 0.5)
+    texts = fine(20) | {"stuck": text}
+    outcomes = run("faulty", texts, FailurePolicy(retries=0, timeout=1.5))
+    assert kinds(outcomes) == {"stuck": "timeout"}
+    assert "async_steps.py" in outcomes["stuck"].log
+    assert len(outcomes) == len(texts)
+
+
+@pytest.mark.parametrize("text", ["exit", "kill"])
+def test_after_a_crash_the_inputs_in_progress_run_one_at_a_time(run, log, text):
+    texts = {"0-deadly": text} | fine(20)
+    outcomes = run("faulty", texts, num_workers=2, concurrency=5)
+    assert kinds(outcomes) == {"0-deadly": "crashed"}
+    assert len(outcomes) == len(texts)
+    assert executions(log)["0-deadly"] == outcomes["0-deadly"].attempts == 2
+    for name in texts:
+        counts = [int(line.split()[1]) for line in (log / name).read_text().splitlines()]
+        assert len(counts) == outcomes[name].attempts
+        assert counts[1:] == [1] * (len(counts) - 1), "it ran again beside another input"
+    assert 1 < sum(outcome.attempts == 2 for outcome in outcomes.values()) <= 5
+
+
+def test_an_input_that_fills_the_memory_is_found(run):
+    texts = {"0-large": "fill"} | fine(10)
+    policy = FailurePolicy(retries=0, timeout=60, memory_limit="300MB")
+    outcomes = run("faulty", texts, policy, concurrency=4)
+    assert kinds(outcomes) == {"0-large": "oom"}
+    assert len(outcomes) == len(texts)
+
+
+def test_a_refused_input_is_executed_again_within_its_retries(run, log):
+    texts = fine(5) | {"busy": "busy"}
+    outcomes = run("faulty", texts, FailurePolicy(retries=2, timeout=60))
+    assert kinds(outcomes) == {}
+    assert outcomes["busy"].attempts == 3
+    (log / "busy").unlink()
+    outcomes = run("faulty", {"busy": "busy"}, FailurePolicy(retries=1, timeout=60), force=True)
+    assert outcomes["busy"].reason == "RetryAfter: too many requests"
+    assert outcomes["busy"].attempts == 2
+
+
+def test_what_an_input_leaves_behind_does_not_reach_the_next(run, tmp_path):
+    texts = {"0-moves": "move", "1-leaves": "leave"} | fine(10)
+    assert kinds(run("faulty", texts, concurrency=1)) == {}
+    assert os.getcwd() == str(SUPPORT)
+
+
+def test_no_input_in_progress_is_recorded_after_too_many_failures(run, tmp_path):
+    texts = {"0-bad": "raise"} | {f"slow-{number}": "wait" for number in range(20)}
+    policy = FailurePolicy(retries=0, timeout=60, fail_fast=True)
+    outcomes = run("faulty", texts, policy, concurrency=4)
+    assert kinds(outcomes) == {"0-bad": "failed"}
+    assert len(outcomes) == 1
+
+
+def test_try_opens_and_leaves_a_class(tmp_path, log):
+    (tmp_path / "a.txt").write_text("x")
+    done = batchmill.try_one(
+        tmp_path / "a.txt", f"{STEPS}:Client", params={"log": str(log)}, row={"label": "l"}
+    )
+    assert done.rows[0]["text"] == "x"
+    assert len(list(log.iterdir())) == 2
+
+
+def test_options_that_need_another_step_are_refused(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a").write_text("x")
+
+    def refused(step, **options):
+        with pytest.raises(OptionError) as raised:
+            prepare(job_of(tmp_path / "in", step, tmp_path / "out", **options))
+        return str(raised.value)
+
+    plain = "steps_under_test:copy"
+    assert "is not async" in refused(plain, concurrency=2)
+    assert "is not async" in refused(plain, rate="2/s")
+    assert "is async" in refused(f"{STEPS}:rows", confine=True)
+    with pytest.raises(OptionError, match="20/s or 600/min"):
+        ExecutionOptions(rate="fast")
+
+
+def test_a_call_that_needs_more_than_batchmill_gives_is_refused():
+    with pytest.raises(StepError, match="Move it to __init__"):
+        load_step(f"{STEPS}:Needy", {})
+
+
+def test_the_plan_says_how_many_inputs_run_at_a_time():
+    layout = plan_shards(
+        pd.Series([1] * 1000).to_numpy(),
+        Batching(concurrency=50, rate=20),
+        Cores(total=8, node=8),
+        is_async=True,
+    )
+    assert layout.num_workers == 2
+    assert layout.at_a_time == layout.shards * 2 * 50
+    assert layout.reasons[-1].startswith(f"concurrency 50: {layout.at_a_time} inputs at a time")
+    # All shards together begin 20 in a second.
+    assert layout.shards / layout.pace_seconds == pytest.approx(20)
+
+
+def test_turns_of_a_pace_have_the_given_distance():
+    pace = Pace(100)
+    turns = [pace.next_turn() for _ in range(3)]
+    assert [round(turn, -1) for turn in turns] == [100, 200, 300]
