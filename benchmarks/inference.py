@@ -44,6 +44,12 @@ from benchmarks.machine import describe
 from benchmarks.startup import environment
 
 SIDES = ("bare loop", "batchmill")
+COLUMNS = (
+    "batch",
+    *(f"{one}, inputs/s" for one in ("model alone", *SIDES)),
+    "ratio",
+    *(f"{one}, {unit}" for unit in ("s", "GPU %") for one in SIDES),
+)
 CLASSES = 100
 # The first batches are slower: a GPU compiles and measures its kernels.
 WARM_UP = 0.1
@@ -351,9 +357,7 @@ def main() -> None:
         f"{options.workers} workers, width {options.width}, {options.device}\n",
         flush=True,
     )
-    columns = ["batch", *(f"{one}, inputs/s" for one in ("model alone", "bare loop", "batchmill"))]
-    columns += ["ratio", *(f"{one}, {unit}" for unit in ("s", "GPU %") for one in SIDES)]
-    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     with tempfile.TemporaryDirectory(prefix="batchmill-benchmark-") as name:
         folder = Path(name)
         weights = folder / "weights.pt"

@@ -77,8 +77,12 @@ class RayCluster(Block):
         title="CPUs of a shard",
         description="Default: one per DataLoader worker.",
     )
-    num_gpus: float = Field(
-        default=0, ge=0, title="GPUs of a shard", description="May be a fraction, for example 0.5."
+    num_gpus: float | None = Field(
+        default=None,
+        ge=0,
+        title="GPUs of a shard",
+        description="May be a fraction, for example 0.5. Default: 1 for a model that can use a GPU,"
+        " if the cluster has GPUs; otherwise 0.",
     )
     memory: str | None = Field(
         default=None,
@@ -115,7 +119,7 @@ class RayCluster(Block):
 
     @model_validator(mode="after")
     def _check_whole(self) -> Self:
-        for name, amount in {"num_gpus": self.num_gpus, **self.resources}.items():
+        for name, amount in {"num_gpus": self.num_gpus or 0, **self.resources}.items():
             if amount % 1 and (amount > 1 or amount < _LEAST):
                 raise OptionError(
                     f"--shard-resource {name}={amount:g}: expected a whole number, or a "
@@ -149,7 +153,7 @@ class RayCluster(Block):
         """Return the resources that a shard with `num_workers` requests, by Ray's names."""
         needs = {
             "CPU": self.num_cpus or max(1, num_workers),
-            "GPU": self.num_gpus,
+            "GPU": self.num_gpus or 0,
             "memory": parse_size(self.memory, "memory") if self.memory else 0,
             **self.resources,
         }

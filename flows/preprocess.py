@@ -110,7 +110,7 @@ def preprocess(
                 get_run_logger().info(line)
             ended = execute(
                 prepared,
-                FlowRunner(cluster, access, cancellation, observer),
+                FlowRunner(cluster, access, cancellation, observer, prepared.step),
                 execution=execution,
                 policy=failures,
                 options=run,

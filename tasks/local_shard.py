@@ -20,17 +20,18 @@ from batchmill.shards.shard import Shard
 
 
 class RunningShards:
-    """The processes that run shards, by task run."""
+    """The processes that run shards, by task run. Each uses one of `gpus`, if any."""
 
-    def __init__(self, processes: ShardProcesses) -> None:
+    def __init__(self, processes: ShardProcesses, gpus: Sequence[str] = ()) -> None:
         self.processes = processes
+        self._gpus = gpus
         self._by_task: dict[UUID, ShardProcess] = {}
         self._killed: set[UUID] = set()
         self._lock = threading.Lock()
 
     def run(self, own: UUID, shard: Shard, access: Sequence[Access], log: ShardLog) -> ShardResult:
         """Run a shard for a task run. Raises ShardProcessDiedError if it dies or is killed."""
-        with self.processes.one() as process:
+        with self.processes.one(self._gpus) as process:
             with self._lock:
                 if own in self._killed:
                     raise ShardProcessDiedError("the shard was killed before it started")

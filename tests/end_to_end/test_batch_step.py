@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 SUPPORT = Path(__file__).parents[1] / "support"
+CRASHED, TIMEOUT = ("crashed", "ShardProcessDied"), ("timeout", "Timeout")
 
 
 @pytest.fixture
@@ -16,23 +17,25 @@ def texts(work):
     for number in range(16):
         text = "bad" if number == 13 else "x" * (number + 1)
         (work / "in" / f"{number:02d}.txt").write_text(text)
-    shutil.copy(SUPPORT / "batch_steps.py", work)
+    for name in ("batch_steps.py", "device_steps.py"):
+        shutil.copy(SUPPORT / name, work)
 
 
 @pytest.mark.parametrize(
     ("step", "outcome", "timeout"),
     [
-        pytest.param("Dies", ("crashed", "ShardProcessDied"), 60, marks=pytest.mark.long),
-        pytest.param("Hangs", ("timeout", "Timeout"), 3, marks=pytest.mark.long),
-        pytest.param(
-            "BreaksTheDevice", ("crashed", "ShardProcessDied"), 60, marks=pytest.mark.long
-        ),
+        ("batch_steps:Dies", CRASHED, 60),
+        ("batch_steps:Hangs", TIMEOUT, 3),
+        ("batch_steps:BreaksTheDevice", CRASHED, 60),
+        ("device_steps:BreaksLate", CRASHED, 60),
+        ("device_steps:Hangs", TIMEOUT, 3),
     ],
 )
+@pytest.mark.long
 @pytest.mark.usefixtures("texts")
 def test_only_the_input_that_ends_or_blocks_the_process_fails(shell, step, outcome, timeout):
     done = shell.batchmill(
-        *["run", "in", "--step", f"batch_steps:{step}", "-o", "out", "--retries", "0"],
+        *["run", "in", "--step", step, "-o", "out", "--retries", "0"],
         *["--timeout", str(timeout), "--batch-size", "2", "--num-workers", "2"],
     )
     assert done.returncode == 1, done.stderr

@@ -1,6 +1,7 @@
 """A model over a dataset, from the command line and as a deployment."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -83,3 +84,24 @@ def test_a_deployment_runs_a_model(shell, api, work):
     table = pd.read_parquet(work / "out" / "metadata.parquet")
     assert [np.load(work / "out" / name)[0] for name in table["output"]] == [*range(8)]
     assert "model mean.pt2: a deployment's run works in a temporary folder" in refused["message"]
+
+
+TWO_GPUS = """
+import os, sys, torch
+torch.cuda.device_count = lambda: 2
+from batchmill.cli.main import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.usefixtures("arrays")
+@pytest.mark.parametrize(("device", "used"), [("auto", {"0", "1"}), ("cuda:1", {"all"})])
+def test_a_shard_runs_on_each_gpu(shell, work, device, used):
+    (work / "two.py").write_text(TWO_GPUS)
+    shutil.copy(SUPPORT / "which_gpu.py", work)
+    options = ["--param", f"device={device}", "--batch-size", "1", "--num-workers", "1"]
+    command = ["run", "arrays", "--step", "which_gpu:Which", "-o", "out", *options]
+    done = shell.run(sys.executable, "two.py", *command)
+    assert done.returncode == 0, done.stderr
+    table = pd.read_parquet(work / "out" / "metadata.parquet")
+    assert set(table["gpu"]) == used

@@ -51,7 +51,8 @@ def run(folder, step, tmp_path, **options):
     """Run a batch step. Return its summary, its rows by input, and its outcomes by input."""
     seen = []
     options.setdefault("policy", FailurePolicy(retries=0))
-    summary = run_job(folder, f"batch_steps:{step}", tmp_path / "out", seen=seen, **options)
+    module = options.pop("module", "batch_steps")
+    summary = run_job(folder, f"{module}:{step}", tmp_path / "out", seen=seen, **options)
     table = pd.read_csv(tmp_path / "out" / "metadata.csv")
     rows = {row.pop("input"): row for row in table.to_dict("records")}
     return summary, rows, {outcome.input: outcome for outcome in seen}
@@ -311,5 +312,52 @@ def test_the_files_of_a_batch_are_uploaded_together(words, tmp_path, monkeypatch
             collate=runner.collate,
             channel=WorkerChannel(),
         )
-        outcomes = store_all(runner.process(batch))
+        outcomes = store_all(runner.begin(batch.load()).finish())
     assert [outcome.kind for outcome in outcomes] == ["ok", "ok", "failed", "ok"]
+
+
+def run_on_device(folder, tmp_path, step="OnDevice", **options):
+    return run(folder, step, tmp_path, module="device_steps", **options)
+
+
+def test_a_step_with_two_phases_makes_the_same_table(words, tmp_path):
+    folder = words(*["x" * n for n in range(1, 40)])
+    log = tmp_path / "log"
+    summary, rows, _ = run_on_device(
+        folder, tmp_path, batch_size=4, num_workers=2, cores=2, log=str(log)
+    )
+    assert summary.outcomes == {"ok": 39}
+    assert [row["length"] for row in rows.values()] == [*range(1, 40)]
+    assert set(log.read_text().split()) <= {"1", "2"}
+
+
+def test_results_are_read_while_the_next_batch_is_still_loaded(words, tmp_path):
+    options = {"batch_size": 1, "num_workers": 1, "log": str(tmp_path / "log")}
+    summary, _, _ = run_on_device(words("a", "bb"), tmp_path, "WaitsForTheFirst", **options)
+    assert summary.outcomes == {"ok": 2}
+
+
+def test_an_input_whose_result_is_an_error_fails_alone(words, tmp_path):
+    texts = ["x" * n for n in range(1, 40)]
+    texts[17] = "bad one"
+    summary, rows, outcomes = run_on_device(words(*texts), tmp_path, batch_size=8)
+    assert summary.outcomes == {"ok": 38, "failed": 1}
+    assert outcomes["017.txt"].message == "the model returned NaN"
+    assert [*rows] == [f"{n:03}.txt" for n in range(39) if n != 17]
+
+
+@pytest.mark.parametrize("room", [3, 6, 10])
+def test_a_device_that_two_batches_fill_gives_all_results(words, tmp_path, room):
+    folder = words(*["x" * n for n in range(1, 40)])
+    options = {"batch_size": 6, "num_workers": 1, "cores": 1, "room": room}
+    summary, rows, outcomes = run_on_device(folder, tmp_path, **options)
+    assert summary.outcomes == {"ok": 39}
+    assert [row["length"] for row in rows.values()] == [*range(1, 40)]
+    assert {outcome.attempts for outcome in outcomes.values()} == {1}
+
+
+def test_methods_that_differ_in_outs_are_rejected_at_load():
+    with pytest.raises(
+        StepError, match="begin_batch and process_batch differ in the parameter `outs`"
+    ):
+        load_step("device_steps:Differ")

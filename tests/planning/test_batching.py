@@ -9,6 +9,7 @@ from batchmill.planning.batching import (
     MAX_SHARDS,
     Batching,
     Cores,
+    cores_of_machine,
     input_weights,
     own_cores,
     plan_shards,
@@ -180,3 +181,14 @@ def test_remote_inputs_have_larger_batches():
     layout = plan_shards(np.ones(600, np.int64), Batching(), Cores(total=2, node=2), remote=True)
     assert layout.batch_size == 75
     assert "at least 4 batches per core" in layout.reasons[1]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "shards"), [(0, 8, 4), (1, 16, 1), (2, 8, 2), (4, 4, 4), (32, 1, 32)]
+)
+def test_each_gpu_has_one_shard_and_an_equal_part_of_the_cores(gpus, workers, shards):
+    cores = cores_of_machine(16, gpus)
+    layout = plan_shards(np.ones(4000, np.int64), Batching(), cores, whole_batches=True)
+    assert layout.num_workers == workers
+    assert cores.slots_for(layout.num_workers) == (gpus or 2)
+    assert layout.shards >= shards

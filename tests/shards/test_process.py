@@ -1,5 +1,6 @@
 """Processes that run shards: their results, their errors, and their end."""
 
+import json
 import os
 import signal
 import sys
@@ -34,6 +35,9 @@ def step(source, out):
         raise ValueError("no header")
     (out / "x").write_text(str(os.getppid()))
     return {"output": "x", "parent": os.getppid()}
+
+def gpu(source):
+    return {"gpu": os.environ["CUDA_VISIBLE_DEVICES"]}
 
 def logging_step(source, out):
     import logging
@@ -244,3 +248,24 @@ def test_the_error_names_the_signal_that_killed_the_process(started):
     with pytest.raises(ShardProcessDiedError, match="SIGSEGV"):
         process.run(None, (), print)
     process.end()
+
+
+def test_each_process_has_a_gpu_of_its_own_and_keeps_it(open_shards, tmp_path):
+    shards = open_shards("gpu")
+    gpus = ["3", "GPU-5a"]
+    with shard_processes() as processes:
+        with processes.one(gpus) as first, processes.one(gpus) as second:
+            assert {first.gpu, second.gpu} == set(gpus)
+            for shard, process in zip(shards, (first, second), strict=False):
+                process.run(shard, (), print)
+            of_first = first.gpu
+        with processes.one(gpus) as again, processes.one(gpus) as other:
+            assert {again.gpu, other.gpu} == set(gpus)
+        with suppress(ZeroDivisionError), processes.one(gpus) as killed:
+            raise ZeroDivisionError
+        with processes.one(gpus) as left, processes.one(gpus) as new:
+            assert new.gpu == killed.gpu != left.gpu
+    rows = Ledger(LocalStore(tmp_path / "out")).records(["rows"])["rows"].to_pylist()
+    seen = {row["gpu"] for text in rows for row in json.loads(text)}
+    assert seen == set(gpus)
+    assert of_first in gpus

@@ -13,9 +13,10 @@ from jobs import run_job
 from models import Mean
 
 from batchmill.errors import OptionError, StepError
-from batchmill.inference.model_step import make_inference
-from batchmill.inference.models import choose_device, load_model
+from batchmill.inference.model_step import gpus_for, make_inference
+from batchmill.inference.models import choose_device, load_model, visible_gpus
 from batchmill.options.model_options import ModelOptions
+from batchmill.step.load import load_step
 from batchmill.steps.predict import PredictItems, predict_with
 
 CPU = torch.device("cpu")
@@ -336,7 +337,7 @@ def test_nan_in_any_form_of_output_is_an_error(form):
     step = PredictItems([], model="models:mean")
     step._loaded = torch.device("cpu"), lambda batch: output
     with pytest.raises(ValueError, match="NaN"):
-        step.predict(torch.ones(2))
+        step.begin(torch.ones(2))()
 
 
 @pytest.mark.parametrize("model", [Mean(), Mean, lambda: Mean()])
@@ -458,3 +459,33 @@ def test_a_gpu_with_a_wrong_number_is_refused_and_no_input_fails(models_in, work
     assert f"device 'cuda:{number}': torch finds only cuda:0" in " ".join(done.stderr.split())
     _, status = models_in.json("status", "out")
     assert status["outcomes"] == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "names"), [(None, ["0", "1"]), ("3, GPU-5a", ["3", "GPU-5a"]), ("", ["0", "1"])]
+)
+def test_gpus_have_the_names_that_the_environment_gives(monkeypatch, given, names):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert visible_gpus() == names
+
+
+@pytest.mark.parametrize(
+    ("step", "params", "gpus"),
+    [
+        ("batchmill.steps.predict:Predict", {}, 2),
+        ("batchmill.steps.predict:Predict", {"device": "cuda"}, 2),
+        ("batchmill.steps.predict:Predict", {"device": "cuda:1"}, 0),
+        ("batchmill.steps.predict:PredictArrays", {"device": "cpu"}, 0),
+        ("device_steps:OnDevice", {}, 0),
+        ("batchmill.steps.words:split", {}, 0),
+    ],
+)
+def test_only_a_model_that_may_use_any_gpu_uses_all(monkeypatch, step, params, gpus):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    if step.startswith("batchmill.steps.predict"):
+        params = {"model": "models:mean", **params}
+    assert len(gpus_for(load_step(step, params))) == gpus

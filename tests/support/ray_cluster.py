@@ -178,7 +178,7 @@ class Cluster:
         )
         return node
 
-    def add_node(self, num_cpus=1, wrapper=(), environment=None, **resources):
+    def add_node(self, num_cpus=1, num_gpus=0, wrapper=(), environment=None, **resources):
         """Start a node in a new network namespace; `wrapper` runs its command."""
         namespace, address = self.network.join()
         node = Node(self.network.count, address, namespace, uuid.uuid4().hex)
@@ -186,6 +186,7 @@ class Cluster:
             node,
             f"--address={self.address}",
             f"--resources={json.dumps(resources)}",
+            f"--num-gpus={num_gpus}",
             num_cpus=num_cpus,
             wrapper=["ip", "netns", "exec", namespace, *wrapper],
             environment=environment,

@@ -2,7 +2,8 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from batchmill.execution.rows import fields_of, is_record
@@ -11,7 +12,7 @@ from batchmill.execution.staging import Input, StagingArea, stage
 from batchmill.outcome import Fault, Outcome, UnstoredOutcome
 from batchmill.step.load import Step
 from batchmill.workers import Batch, BatchError, BrokenDeviceError
-from batchmill.workers.batches import is_broken_device, is_out_of_memory
+from batchmill.workers.batches import BegunBatch, is_broken_device, is_out_of_memory
 
 _WHOLE_RESULT = "the result"
 
@@ -41,58 +42,75 @@ class BatchRunner:
 
         return default_collate(samples)
 
-    def process(self, batch: Batch) -> Sequence[Outcome | UnstoredOutcome]:
-        """Process a batch.
+    @property
+    def pins_memory(self) -> bool:
+        """True if the step requests batches in page-locked memory."""
+        return bool(getattr(self.torch_dataset, "pin_memory", False))
 
-        Returns:
-            The outcomes of the batch's inputs, in the batch's order.
+    def begin(self, batch: Batch) -> BegunBatch:
+        """Begin a batch. A step without `begin_batch` also finishes it.
 
         Raises:
             BatchError: The batch failed, and the faulty input is unknown.
             BrokenDeviceError: The device will return only errors from now on.
         """
-        inputs = [self.inputs[index] for index in batch.indices]
+        work = _Work([self.inputs[index] for index in batch.indices], batch.notes)
+        begin = getattr(self.torch_dataset, "begin_batch", None)
         started = time.perf_counter()
         if batch.fault:
-            return self._divide_or_fail(inputs, batch, batch.fault, started)
+            return _finished(batch, self._failed(work, batch.fault, started))
+        if not begin:
+            process = self.torch_dataset.process_batch
+            call = partial(self._call, process, batch.data, work.inputs)
+            return _finished(batch, self._finish(work, call))
         try:
-            takes_outs = "outs" in self.step.given
-            folders = [stage(self.staging, item) for item in inputs] if takes_outs else []
-            extra = {"outs": folders} if folders else {}
-            given = self.torch_dataset.process_batch(batch.data, **extra)
-            results = results_of(given, len(inputs))
-        except ResultError as error:
-            # A smaller batch would fail in the same way. In a batch of one, a wrong result can look
-            # correct.
-            return self._all_failed(inputs, batch, error, started)
+            finish = self._call(begin, batch.data, work.inputs)
         except Exception as error:
-            return self._divide_or_fail(inputs, batch, error, started)
-        seconds = (time.perf_counter() - started) / len(inputs)
+            return _finished(batch, self._failed(work, error, started))
+        work.seconds = time.perf_counter() - started
+        return BegunBatch(batch.indices, partial(self._finish, work, finish), is_in_flight=True)
+
+    def _call(self, method: Callable[..., Any], data: Any, inputs: Sequence[Input]) -> Any:
+        """Call a method of the step with a batch, and with output folders if it takes them."""
+        if "outs" not in self.step.given:
+            return method(data)
+        return method(data, outs=[stage(self.staging, item) for item in inputs])
+
+    def _finish(
+        self, work: "_Work", call: Callable[[], Any]
+    ) -> Sequence[Outcome | UnstoredOutcome]:
+        """Return the outcomes of a batch. `call` returns the step's result."""
+        started = time.perf_counter()
+        try:
+            results = results_of(call(), len(work.inputs))
+        except Exception as error:
+            return self._failed(work, error, started)
+        seconds = (work.seconds + time.perf_counter() - started) / len(work.inputs)
         return [
             conclude(self.step, item, self.staging, note, result, seconds)
-            for item, note, result in zip(inputs, batch.notes, results, strict=True)
+            for item, note, result in zip(work.inputs, work.notes, results, strict=True)
         ]
 
-    def _divide_or_fail(
-        self, inputs: Sequence[Input], batch: Batch, error: Exception | Fault, started: float
-    ) -> list[Outcome]:
+    def _failed(
+        self, work: "_Work", error: Exception | Fault, started: float
+    ) -> Sequence[Outcome | UnstoredOutcome]:
+        """Return the outcomes of a batch of one that failed. Raises an error for a larger batch."""
         if isinstance(error, Exception) and is_broken_device(error):
             raise BrokenDeviceError(f"the device stopped working: {error}") from error
         out_of_memory = isinstance(error, Exception) and is_out_of_memory(error)
-        if len(inputs) > 1:
+        # After a `ResultError`, a smaller batch would fail in the same way. In a batch of one, a
+        # wrong result can look correct.
+        if len(work.inputs) > 1 and not isinstance(error, ResultError):
             # `from None`, because the frames of the cause would keep the batch in memory.
-            raise BatchError(f"a batch of {len(inputs)}", out_of_memory=out_of_memory) from None
-        outcomes = self._all_failed(inputs, batch, error, started)
-        return [outcome._replace(kind="oom") for outcome in outcomes] if out_of_memory else outcomes
-
-    def _all_failed(
-        self, inputs: Sequence[Input], batch: Batch, error: Exception | Fault, started: float
-    ) -> list[Outcome]:
-        seconds = (time.perf_counter() - started) / len(inputs)
-        return [
+            raise BatchError(
+                f"a batch of {len(work.inputs)}", out_of_memory=out_of_memory
+            ) from None
+        seconds = (work.seconds + time.perf_counter() - started) / len(work.inputs)
+        outcomes = [
             fail(item, self.staging, note, error, seconds)
-            for item, note in zip(inputs, batch.notes, strict=True)
+            for item, note in zip(work.inputs, work.notes, strict=True)
         ]
+        return [outcome._replace(kind="oom") for outcome in outcomes] if out_of_memory else outcomes
 
     def execute_one(self, index: int) -> Any:
         """Load, collate and process one input in this process, and return its result."""
@@ -101,6 +119,19 @@ class BatchRunner:
         if "outs" in self.step.given:
             extra = {"outs": [self.staging.folder / self.inputs[index].input_id]}
         return results_of(self.torch_dataset.process_batch(data, **extra), 1)[0]
+
+
+@dataclasses.dataclass
+class _Work:
+    """The inputs of a batch, their notes, and the seconds that its first phase took."""
+
+    inputs: Sequence[Input]
+    notes: Sequence[Any]
+    seconds: float = 0.0
+
+
+def _finished(batch: Batch, outcomes: Sequence[Outcome | UnstoredOutcome]) -> BegunBatch:
+    return BegunBatch(batch.indices, lambda: outcomes, is_in_flight=False)
 
 
 def results_of(given: Any, count: int) -> list[Any]:
@@ -142,7 +173,9 @@ def _values_of(value: Any, count: int, what: str) -> list[Any]:
                 f"process_batch: {what} has the shape {tuple(shape)} for a batch of {count}. "
                 "The first dimension must be the number of samples."
             )
-        return [_on_cpu(part) for part in value]
+        # One call, because torch needs a microsecond to take an item out of a tensor.
+        value = _on_cpu(value)
+        return value.tolist() if _is_row_of_numbers(value) else list(value)
     # torch itself uses tuples for fields. A tuple as the whole result is ambiguous: it may hold
     # several results of one batch.
     kinds = (list,) if what == _WHOLE_RESULT else (list, tuple)
@@ -154,6 +187,11 @@ def _values_of(value: Any, count: int, what: str) -> list[Any]:
         "list with one row per sample, tensors whose first dimension is the number of samples, or "
         "a dict of these."
     )
+
+
+def _is_row_of_numbers(value: Any) -> bool:
+    """Return whether a value is a tensor with one number per sample."""
+    return hasattr(value, "detach") and len(value.shape) == 1
 
 
 def _on_cpu(value: Any) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from batchmill.errors import RunError
-from batchmill.inference.model_step import make_inference
+from batchmill.inference.model_step import gpus_for, make_inference
 from batchmill.jobs.idle_run import JobEnd, NotIdleError, is_idle, run_idle
 from batchmill.jobs.output_check import check_writable
 from batchmill.ledger.lease import check_free
@@ -22,7 +22,13 @@ from batchmill.manifest.saved_list import listed_manifest, save_manifest
 from batchmill.options.job_settings import JobSettings
 from batchmill.options.model_options import ModelOptions
 from batchmill.orchestration.server.embedded_server import has_server, starting_server
-from batchmill.planning.batching import Batching, Cores, Layout, own_cores, plan_shards
+from batchmill.planning.batching import (
+    Batching,
+    Layout,
+    cores_of_machine,
+    own_cores,
+    plan_shards,
+)
 from batchmill.planning.forecast import Forecast
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import Prepared, forecast_for, prepare
@@ -203,22 +209,23 @@ def plan_run(
     Raises:
         ManifestError, StepError, OptionError, LedgerError, StoreError: A check failed.
     """
-    available = cores or own_cores()
     with ExitStack() as held:
         request, prepared, _ = _prepare(request, held)
+        gpus = len(gpus_for(prepared.step))
+        available = cores_of_machine(cores or own_cores(), gpus)
         execution, reason = resolve_workers(
-            request.options.execution, prepared, available, on_trial
+            request.options.execution, prepared, available.node, on_trial
         )
         forecast = forecast_for(prepared, prepared.plan.pending)
     layout = plan_shards(
         prepared.plan.pending["size"].to_numpy(),
         Batching.from_options(execution, reason),
-        Cores(total=available, node=available),
+        available,
         whole_batches=prepared.step.is_batched,
         remote=prepared.is_remote,
         is_async=prepared.step.is_async,
     )
-    return PlannedRun(prepared=prepared, layout=layout, cores=available, forecast=forecast)
+    return PlannedRun(prepared=prepared, layout=layout, cores=available.total, forecast=forecast)
 
 
 def _prepare(request: JobRequest, held: ExitStack) -> tuple[JobRequest, Prepared, bool]:

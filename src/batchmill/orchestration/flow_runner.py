@@ -10,6 +10,7 @@ from prefect.runtime import flow_run
 
 from batchmill.blocks.ray_cluster import RayCluster
 from batchmill.errors import StoreError
+from batchmill.inference.model_step import gpus_for
 from batchmill.layout import STAGING
 from batchmill.orchestration.cancellation import Cancellation
 from batchmill.orchestration.display.metrics import COLUMNS
@@ -25,6 +26,7 @@ from batchmill.runs.run import Run
 from batchmill.runs.runner import Runner, ShardsEnd
 from batchmill.security.credentials import Access
 from batchmill.shards.shard import Shard
+from batchmill.step.load import Step
 from batchmill.tasks.local_shard import run_local_shard
 
 # After this many lost shard processes in one run, lost shards are not submitted again.
@@ -46,12 +48,14 @@ class FlowRunner(Runner):
         access: The credentials that the shards need.
         cancellation: Detects that the flow run is cancelled.
         observer: Shows the progress in Prefect.
+        step: The step.
     """
 
     cluster: RayCluster | None
     access: Sequence[Access]
     cancellation: Cancellation
     observer: FlowObserver
+    step: Step
     _at_end: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
@@ -98,13 +102,18 @@ class FlowRunner(Runner):
     def _make_runner(self) -> ShardRunner:
         """Make the runner. Ray is imported only for a cluster."""
         if self.cluster is None:
-            return LocalRunner(self.access)
+            return LocalRunner(self.access, gpus_for(self.step))
         from batchmill.orchestration.cluster.token import present_token
 
         present_token(self.cluster)
         from batchmill.orchestration.cluster.ray_runner import RayRunner
 
-        return RayRunner(self.cluster, self.access, lambda: bool(self.cancellation.reason))
+        return RayRunner(
+            self.cluster,
+            self.access,
+            lambda: bool(self.cancellation.reason),
+            takes_gpu=self.step.takes_any_gpu,
+        )
 
     def _record_shards(self, scheduler: ShardScheduler) -> None:
         """Record in Prefect how the shards ended, before their processes end."""

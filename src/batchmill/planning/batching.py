@@ -26,6 +26,8 @@ MAX_AUTO_WORKERS = 8
 # for steps that wait.
 AUTO_CONCURRENCY = 32
 MAX_AUTO_ASYNC_WORKERS = 2
+# Each GPU has one shard, whose workers must load as fast as the GPU computes.
+MAX_AUTO_GPU_WORKERS = 32
 # Several batches per core balance inputs of different durations. Steps on whole batches get fewer,
 # because a model is faster with larger batches.
 BATCHES_PER_CORE = 64
@@ -56,16 +58,20 @@ class Cores:
         node: The cores of the largest machine.
         may_grow: True if cores may be added, as in a Ray cluster that grows with its queue.
         slots: Returns how many shards run at a time, given the workers per shard. None: as many as
-            the cores allow.
+            the cores allow, or one for each GPU.
+        gpus: The number of GPUs that the shards use. 0: none, or the number is unknown.
     """
 
     total: int
     node: int
     may_grow: bool = False
     slots: Callable[[int], int] | None = None
+    gpus: int = 0
 
     def slots_for(self, workers: int) -> int:
         """Return how many shards with this number of workers run at a time."""
+        if self.gpus:
+            return self.gpus
         workers = max(1, workers)
         return self.slots(workers) if self.slots else max(1, self.total // workers)
 
@@ -131,6 +137,17 @@ class Layout:
         return len(self.bounds) - 1
 
 
+def cores_of_machine(cores: int, gpus: int = 0) -> Cores:
+    """Return the cores of one machine.
+
+    Args:
+        cores: Their number.
+        gpus: The number of GPUs that the step can use. Each shard that runs has one of them, and an
+            equal part of the cores.
+    """
+    return Cores(total=cores, node=max(1, cores // max(1, gpus)), gpus=gpus)
+
+
 def own_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the number of cores that this process may use.
 
@@ -191,8 +208,13 @@ def plan_shards(
     workers, why_workers = batching.num_workers, batching.why_workers
     if workers is None:
         most = MAX_AUTO_ASYNC_WORKERS if is_async else MAX_AUTO_WORKERS
+        most, share = (
+            (MAX_AUTO_GPU_WORKERS, "an equal part of the cores for each GPU")
+            if cores.gpus
+            else (most, "one per core of a machine")
+        )
         workers = min(cores.node, most)
-        why_workers = f"one per core of a machine, at most {most}"
+        why_workers = f"{share}, at most {most}"
     batch_size, why_batch = batching.batch_size, _AS_YOU_SAY
     if batch_size is None:
         most = MAX_AUTO_WHOLE_BATCH if whole_batches else MAX_AUTO_BATCH

@@ -223,10 +223,11 @@ class ShardExecution:
         )
         return BatchCallbacks(
             collate=runner.collate,
-            process=runner.process,
+            begin=runner.begin,
             store=store_all,
             overdue=self._end_overdue,
             end=self._end_process,
+            pins_memory=runner.pins_memory,
         )
 
     def _fetched(self, index: int) -> Fingerprint | None:

@@ -53,6 +53,10 @@ class ShardProcess:
 
     Args:
         place: The dataset of the first shard, if it is known already.
+
+    Attributes:
+        gpu: The only GPU of the process, by its name in CUDA_VISIBLE_DEVICES. Empty: all GPUs. It
+            can be set before the first shard.
     """
 
     def __init__(self, place: str = "") -> None:
@@ -61,6 +65,7 @@ class ShardProcess:
         The kernel kills the process when the thread that started it ends.
         """
         self.parent = os.getpid()
+        self.gpu = ""
         self._inherited = _inherited()
         verbose = logger.isEnabledFor(logging.DEBUG)
         ours, theirs = socket.socketpair()
@@ -106,7 +111,7 @@ class ShardProcess:
             Exception: Any error that `run_shard` raised.
         """
         try:
-            _send(self._channel, (shard, list(access), sys.path))
+            _send(self._channel, (shard, list(access), sys.path, self.gpu))
             while True:
                 answer = _receive(self._channel)
                 if isinstance(answer, FailureNotice):
@@ -205,9 +210,11 @@ def serve(descriptor: int, parent: int, place: str) -> None:
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as channel:
         while True:
             try:
-                shard, access, sys.path[:] = _receive(channel)
+                shard, access, sys.path[:], gpu = _receive(channel)
             except (EOFError, ConnectionError):
                 return
+            if gpu:
+                os.environ["CUDA_VISIBLE_DEVICES"] = gpu
             _send(channel, _answer(shard, access, channel))
 
 

@@ -3,7 +3,7 @@
 import atexit
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -19,6 +19,7 @@ class ShardProcesses:
     def __init__(self) -> None:
         self.was_used = False
         self._idle: list[ShardProcess] = []
+        self._busy: list[ShardProcess] = []
         self._lock = threading.Lock()
 
     def warm_up(self, place: str) -> None:
@@ -33,20 +34,32 @@ class ShardProcesses:
             self._idle.append(_take_ready() or ShardProcess(place))
 
     @contextmanager
-    def one(self) -> Iterator[ShardProcess]:
-        """Yield a process for this block. If the block raises an error, the process is killed."""
+    def one(self, gpus: Sequence[str] = ()) -> Iterator[ShardProcess]:
+        """Yield a process for this block. If the block raises an error, the process is killed.
+
+        Args:
+            gpus: GPUs, by their names in CUDA_VISIBLE_DEVICES. The process uses only one of them,
+                which no other busy process uses if possible.
+        """
         with self._lock:
             self.was_used = True
             process = self._idle.pop() if self._idle else None
         process = process or _take_ready() or ShardProcess()
+        with self._lock:
+            if gpus and not process.gpu:
+                used = [other.gpu for other in (*self._busy, *self._idle)]
+                process.gpu = min(gpus, key=used.count)
+            self._busy.append(process)
         try:
             yield process
         except BaseException:
             process.kill()
             process.end()
             raise
-        with self._lock:
+        else:
             self._idle.append(process)
+        finally:
+            self._busy.remove(process)
 
     def release(self) -> None:
         """Request that idle processes end. Does not wait."""

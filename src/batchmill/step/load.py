@@ -64,6 +64,11 @@ class Step:
         return self.kind != "function" and hasattr(self.target, "process_batch")
 
     @property
+    def takes_any_gpu(self) -> bool:
+        """True for a batch step with the parameter `device` if its value is `auto` or `cuda`."""
+        return self.is_batched and self.params.get("device") in ("auto", "cuda")
+
+    @property
     def takes_rows(self) -> bool:
         """True if it receives the other columns of the manifest."""
         return bool({"row", "labels"} & self.given)
@@ -280,15 +285,27 @@ def _check_call(ref: str, call: inspect.Signature, filled: frozenset[str]) -> No
 
 
 def _given_to_batch(ref: str, target: Any) -> frozenset[str]:
-    """Return the parameters of `process_batch`, if any, that batchmill fills in."""
-    process = getattr(target, "process_batch", None)
-    if process is None:
+    """Return the parameters of `process_batch`, if any, that batchmill fills in.
+
+    Raises StepError if it cannot be called with a batch, or if `begin_batch` takes others.
+    """
+    if not hasattr(target, "process_batch"):
         return frozenset()
-    signature = _signature(f"{ref}.process_batch", process)
+    given = _given_to(ref, target, "process_batch")
+    if hasattr(target, "begin_batch") and _given_to(ref, target, "begin_batch") != given:
+        raise StepError(
+            f"step {ref}: its begin_batch and process_batch differ in the parameter `outs`. Give "
+            "it to both, or to neither."
+        )
+    return given
+
+
+def _given_to(ref: str, target: Any, method: str) -> frozenset[str]:
+    signature = _signature(f"{ref}.{method}", getattr(target, method))
     names = list(signature.parameters)
     # A method that is looked up in a class still takes `self`.
     is_plain = inspect.isclass(target) and inspect.isfunction(
-        inspect.getattr_static(target, "process_batch")
+        inspect.getattr_static(target, method)
     )
     given = frozenset(name for name in _GIVEN_TO_BATCH if name in names)
     needed = [
@@ -300,7 +317,7 @@ def _given_to_batch(ref: str, target: Any) -> frozenset[str]:
     ]
     if len(needed) != 1 + is_plain:
         raise StepError(
-            f"step {ref}: its process_batch takes ({', '.join(names)}); expected one collated "
+            f"step {ref}: its {method} takes ({', '.join(names)}); expected one collated "
             "batch, and `outs` if it writes files."
         )
     return given

@@ -3,7 +3,6 @@
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -15,6 +14,7 @@ from torch.utils._pytree import tree_map
 from batchmill.digests import digest
 from batchmill.errors import OptionError, StepError
 from batchmill.execution.batch_runner import ResultError, results_of
+from batchmill.inference.copies import Copies, copies_of
 from batchmill.inference.model_step import is_model_file
 from batchmill.inference.models import (
     Model,
@@ -31,15 +31,6 @@ from batchmill.step.import_reference import is_reference, resolve_reference
 from batchmill.step.tracked_file import ContentCounts
 
 COLLATES = ("default", "pad")
-
-
-def _to_device(value: Any, *, device: torch.device) -> Any:
-    return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
-
-
-def _to_cpu(value: Any) -> Any:
-    # Blocking, because the values must be complete when they are read.
-    return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
 def _refuse_nan(value: Any) -> None:
@@ -170,6 +161,7 @@ class PredictItems:
         self._reference = model or (type(self).__qualname__ if self.given else str(weights))
         self._weights = weights if model or self.given else None
         self._device = device
+        self._copies: Copies | None = None
         self._loaded: tuple[torch.device, Model] | None = None
         self._classes = classes
         self.collate_fn = _collate(collate)
@@ -201,31 +193,45 @@ class PredictItems:
         made_by = code_digest(self._reference) if is_made else ""
         return digest("model", content, made_by)
 
+    @property
+    def pin_memory(self) -> bool:
+        """True if batches are copied to a GPU."""
+        return choose_device(self._device).type == "cuda"
+
     def process_batch(self, batch: Any) -> Any:
         """Return the rows of a batch."""
-        output = self.predict(batch)
-        if self._classes:
-            return self._classify(output)
-        return {"prediction": output} if isinstance(output, torch.Tensor) else output
+        return self.begin_batch(batch)()
 
-    def predict(self, batch: Any) -> Any:
-        """Call the model with a batch.
+    def begin_batch(self, batch: Any) -> Callable[[], Any]:
+        """Begin a batch on the device. Return a function that returns its rows.
+
+        A GPU can get the next batch before the function is called. The arguments are those of
+        `process_batch`.
+        """
+        finish = self.begin(batch)
+        return lambda: self._rows(finish())
+
+    def begin(self, batch: Any) -> Callable[[], Any]:
+        """Call the model with a batch, and do not wait for its output.
 
         Args:
             batch: A collated batch.
 
         Returns:
-            The model's output, in main memory: a tensor, or a dict or NamedTuple of tensors, with
-            one entry per sample in the first dimension, or a list with a dict per sample.
+            A function that returns the model's output, in main memory: a tensor, or a dict or
+            NamedTuple of tensors, with one entry per sample in the first dimension, or a list with
+            a dict per sample. It raises ValueError if a tensor of the output contains NaN. Each
+            input of the batch is then executed alone, and only those with NaN fail.
 
         Raises:
             ResultError: The model returned a plain tuple.
-            ValueError: A tensor of the output contains NaN. Each input of the batch is then
-                executed alone, and only those with NaN fail.
         """
         device, model = self.load()
+        if self._copies is None:
+            self._copies = copies_of(device)
+        copies = self._copies
         with torch.inference_mode():
-            moved = tree_map(partial(_to_device, device=device), batch)
+            moved = copies.to_device(batch)
             if isinstance(moved, dict):
                 output = model(**moved)
             elif isinstance(moved, tuple | list):
@@ -237,9 +243,19 @@ class PredictItems:
                     f"the model returned a tuple of {len(output)} values without names. "
                     "Return a tensor, a dict or a NamedTuple."
                 )
-            output = tree_map(_to_cpu, output)
-        tree_map(_refuse_nan, output)
-        return output
+            output, wait = copies.to_memory(output)
+
+        def finish() -> Any:
+            wait()
+            tree_map(_refuse_nan, output)
+            return output
+
+        return finish
+
+    def _rows(self, output: Any) -> Any:
+        if self._classes:
+            return self._classify(output)
+        return {"prediction": output} if isinstance(output, torch.Tensor) else output
 
     def load(self) -> tuple[torch.device, Model]:
         """Return the device, and the model on it. The model is loaded once.
@@ -328,7 +344,16 @@ class PredictArrays(Predict):
 
     def process_batch(self, batch: Any, outs: Sequence[Path]) -> Any:  # type: ignore[override]
         """Write the model's output for each sample, and return rows that name the files."""
-        output = self.predict(batch)
+        return self.begin_batch(batch, outs)()
+
+    def begin_batch(  # type: ignore[override]
+        self, batch: Any, outs: Sequence[Path]
+    ) -> Callable[[], Any]:
+        """Begin a batch on the device. Return a function that writes the files."""
+        finish = self.begin(batch)
+        return lambda: self._write(finish(), outs)
+
+    def _write(self, output: Any, outs: Sequence[Path]) -> Any:
         rows: list[dict[str, Any]] = [{} for _ in outs]
         if self._classes:
             named = self._classify(output)

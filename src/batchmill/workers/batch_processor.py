@@ -5,13 +5,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.workers.batches import (
     Batch,
     BatchCallbacks,
     BatchError,
+    BegunBatch,
     BrokenDeviceError,
+    SentBatch,
     free_device_memory,
 )
 from batchmill.workers.control import SharedFlag, Stop
@@ -19,11 +22,23 @@ from batchmill.workers.input_queue import InputQueue
 from batchmill.workers.processes import children
 from batchmill.workers.watchdog import BatchMonitor
 
+_Result = TypeVar("_Result")
+
+
+class _Failure(NamedTuple):
+    out_of_memory: bool
+
 
 @dataclass(kw_only=True)
 class BatchProcessor:
-    """Processes the batches of all DataLoaders of a shard.
+    """Processes the batches of all DataLoaders of a shard, each in up to four stages.
 
+    1. A thread copies the batch to page-locked memory, if `callbacks.pins_memory` is set.
+    2. The batch begins. If a device processes it, this thread does not wait for it.
+    3. When the next batch has begun, or none arrives, this thread waits for the results.
+    4. If outputs are remote, a thread stores them.
+
+    So a device has at most two batches, and works while the results of the first are read.
     `resolve` receives the outcomes of a batch, each with its input's index. `model_processes` has
     the pids of the processes that the model started. The model may need them for later batches.
     """
@@ -35,43 +50,109 @@ class BatchProcessor:
     resolve: Callable[[Iterable[tuple[int, Outcome]]], None]
     model_processes: frozenset[int] = frozenset()
     _has_succeeded: bool = False
+    # False after two batches at a time have filled the device's memory.
+    _overlaps: bool = True
+    _drain: SharedFlag | None = None
+    _pinning: Future[Batch] | None = None
+    _begun: BegunBatch | None = None
     _storing: Future[None] | None = None
 
-    def process(self, batch: Batch, drain: SharedFlag) -> None:
+    def process(self, sent: SentBatch, drain: SharedFlag) -> None:
         """Process a batch. If the batch fails, schedule its inputs again in smaller batches.
 
-        Remote files of a batch are stored while the next one is processed. `drain` is set to stop
-        the current DataLoader from loading further inputs.
+        The batch may be unfinished when this method returns: see `advance` and `finish`. `drain` is
+        set to stop the current DataLoader from loading further inputs.
         """
+        self._drain = drain
+        batch = sent.load()
+        if not self.callbacks.pins_memory:
+            self._begin(batch)
+            return
+        previous, self._pinning = self._pinning, _in_thread("pin", batch.pin)
+        if previous:
+            self._begin(previous.result())
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if a batch is unfinished."""
+        return bool(self._pinning or self._begun)
+
+    def advance(self) -> None:
+        """Begin the batch that is in page-locked memory. Without one, finish the begun batch."""
+        pinning, self._pinning = self._pinning, None
+        if pinning:
+            self._begin(pinning.result())
+        else:
+            self._end()
+
+    def finish(self) -> None:
+        """Finish all batches, and wait until their files are stored and outcomes delivered."""
+        while self.is_waiting:
+            self.advance()
+        self._wait_until_stored()
+
+    def _begin(self, batch: Batch) -> None:
+        """Begin a batch. Then finish the previous one, because the device has work again."""
         if self.stop.requested or len(batch.indices) > self.queue.largest:
             return
-        outcomes, out_of_memory = None, False
-        with self.monitor.working_on(batch.indices), self._recording_processes():
+        before = self._begun
+        if before and (not self._overlaps or 1 in (len(before.indices), len(batch.indices))):
+            self._end()  # An input that is alone on the device is the faulty one.
+            before = None
+        begun, failure = self._attempt(batch.indices, lambda: self.callbacks.begin(batch))
+        self._end()
+        if failure and failure.out_of_memory and before:
+            self._overlaps = False
+            # The batch is loaded again, because the step may have changed its data.
+            self.queue.divide(batch.indices, len(batch.indices))
+            free_device_memory()
+        elif failure:
+            self._divide(batch.indices, out_of_memory=failure.out_of_memory)
+        self._begun = begun
+        if begun and not begun.is_in_flight:
+            self._end()
+
+    def _end(self) -> None:
+        """Wait for the results of the begun batch, if any, and deliver its outcomes."""
+        begun, self._begun = self._begun, None
+        if not begun:
+            return
+        outcomes, failure = self._attempt(begun.indices, begun.finish)
+        if failure:
+            self._divide(begun.indices, out_of_memory=failure.out_of_memory)
+        if outcomes is not None:
+            self._deliver(begun.indices, outcomes)
+
+    def _attempt(
+        self, indices: Sequence[int], call: Callable[[], _Result]
+    ) -> tuple[_Result | None, _Failure | None]:
+        """Call a function of a batch. Return its result, or how the batch failed."""
+        with self.monitor.working_on(indices), self._recording_processes():
             try:
-                outcomes = self.callbacks.process(batch)
+                return call(), None
             except BrokenDeviceError as error:
-                self.finish()
+                self._begun = None  # It is lost, too.
+                self._wait_until_stored()
                 self.callbacks.end(str(error))
             except BatchError as error:
-                out_of_memory = error.out_of_memory
-        if outcomes is None:
-            self._divide(batch, drain, out_of_memory=out_of_memory)
-            return
+                # The error itself would keep the batch in memory, with the frames of its cause.
+                return None, _Failure(error.out_of_memory)
+        return None, None
+
+    def _deliver(
+        self, indices: Sequence[int], outcomes: Sequence[Outcome | UnstoredOutcome]
+    ) -> None:
         self._has_succeeded = self._has_succeeded or any(
             isinstance(outcome, UnstoredOutcome) or outcome.kind == "ok" for outcome in outcomes
         )
         # The time to store files and to deliver outcomes is not that of the batch.
-        self.finish()
-        if not any(isinstance(outcome, UnstoredOutcome) for outcome in outcomes):
-            self._store(batch.indices, outcomes)
-            return
-        # The thread ends with its work, because the shard's process will be forked again.
-        thread = ThreadPoolExecutor(1, "store")
-        self._storing = thread.submit(self._store, batch.indices, outcomes)
-        thread.shutdown(wait=False)
+        self._wait_until_stored()
+        if any(isinstance(outcome, UnstoredOutcome) for outcome in outcomes):
+            self._storing = _in_thread("store", lambda: self._store(indices, outcomes))
+        else:
+            self._store(indices, outcomes)
 
-    def finish(self) -> None:
-        """Wait until the files of the last batch are stored and its outcomes are delivered."""
+    def _wait_until_stored(self) -> None:
         storing, self._storing = self._storing, None
         if storing:
             storing.result()
@@ -79,19 +160,23 @@ class BatchProcessor:
     def _store(self, indices: Sequence[int], outcomes: Sequence[Outcome | UnstoredOutcome]) -> None:
         self.resolve(zip(indices, self.callbacks.store(outcomes), strict=True))
 
-    def _divide(self, batch: Batch, drain: SharedFlag, *, out_of_memory: bool) -> None:
-        half = max(1, len(batch.indices) // 2)
+    def _divide(self, indices: Sequence[int], *, out_of_memory: bool) -> None:
+        half = max(1, len(indices) // 2)
         if out_of_memory:
             # Batches that are already loaded have the same size. Their inputs must also be loaded
             # again, in smaller batches.
             self.queue.limit_batches(half)
-            drain.set()
+            self._stop_loading()
             free_device_memory()
             return
-        self.queue.divide(batch.indices, half)
+        self.queue.divide(indices, half)
         if not self._has_succeeded:
             # The model may fail on every input. Find out before all inputs are loaded.
-            drain.set()
+            self._stop_loading()
+
+    def _stop_loading(self) -> None:
+        if self._drain:
+            self._drain.set()
 
     @contextmanager
     def _recording_processes(self) -> Iterator[None]:
@@ -101,3 +186,11 @@ class BatchProcessor:
             yield
         finally:
             self.model_processes |= set(children(os.getpid())) - set(before)
+
+
+def _in_thread(name: str, call: Callable[[], _Result]) -> Future[_Result]:
+    """Call a function in a thread, which ends then: the shard's process will be forked again."""
+    thread = ThreadPoolExecutor(1, name)
+    future = thread.submit(call)
+    thread.shutdown(wait=False)
+    return future

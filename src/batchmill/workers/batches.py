@@ -4,6 +4,7 @@ A sample is the data that a worker has loaded for one input. If a batch fails, i
 again in two halves. This repeats until the faulty input is alone in its batch.
 """
 
+import logging
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -13,10 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_map
 
 from batchmill.outcome import Fault, Outcome, UnstoredOutcome
 from batchmill.storage.scratch import FOR_SOCKETS, scratch_folder, short_base
 from batchmill.workers.worker_channel import WorkerChannel
+
+logger = logging.getLogger(__name__)
 
 # A socket's path has at most 107 bytes. The folder's name takes 22, and multiprocessing adds 18.
 _LONGEST_FOLDER = 67
@@ -42,17 +46,58 @@ class IndexedSample:
 
 
 class Batch(NamedTuple):
-    """The samples of some inputs, collated and pickled. `fault` is the error of the collation."""
+    """The collated samples of some inputs. `fault` is the error of loading or collating them."""
+
+    indices: list[int]
+    notes: list[Any]
+    data: Any = None
+    fault: Fault | None = None
+
+    def pin(self) -> "Batch":
+        """Return this batch with its tensors in page-locked memory.
+
+        A GPU copies from there at full speed, and while this process does other work.
+        """
+        try:
+            return self._replace(data=tree_map(_pinned, self.data))
+        except Exception as error:  # noqa: BLE001  # Such a copy is only faster.
+            logger.debug("A batch was not copied to page-locked memory: %s", error)
+            return self
+
+
+def _pinned(value: Any) -> Any:
+    return value.pin_memory() if hasattr(value, "pin_memory") else value
+
+
+class SentBatch(NamedTuple):
+    """A batch as a worker sends it: `pickled` has the collated samples."""
 
     indices: list[int]
     notes: list[Any]
     pickled: bytes = b""
     fault: Fault | None = None
 
-    @property
-    def data(self) -> Any:
-        """The collated samples. Read it only once, because tensors are in shared memory."""
-        return ForkingPickler.loads(self.pickled)
+    def load(self) -> Batch:
+        """Return the batch. Call it only once, and while the worker lives: it has the tensors."""
+        if self.fault:
+            return Batch(self.indices, self.notes, fault=self.fault)
+        try:
+            return Batch(self.indices, self.notes, ForkingPickler.loads(self.pickled))
+        except Exception as error:  # noqa: BLE001  # The user's classes may raise anything.
+            return Batch(self.indices, self.notes, fault=fault_of(error))
+
+
+class BegunBatch(NamedTuple):
+    """A batch that was begun.
+
+    `finish` returns its outcomes, in the batch's order. It raises the same errors as
+    `BatchCallbacks.begin`. If `is_in_flight` is set, a device may still process the batch, and
+    another batch can begin before `finish` is called.
+    """
+
+    indices: Sequence[int]
+    finish: Callable[[], Sequence[Outcome | UnstoredOutcome]]
+    is_in_flight: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,19 +106,21 @@ class BatchCallbacks:
 
     Attributes:
         collate: Collates samples into a batch. Runs in a worker.
-        process: Returns the outcomes of a batch, in the batch's order. Runs in this process. Raises
-            BatchError if the batch failed and the faulty input is unknown, and BrokenDeviceError.
+        begin: Begins a batch. Runs in this process. Raises BatchError if the batch failed and the
+            faulty input is unknown, and BrokenDeviceError.
         store: Stores the files of a batch, and returns its outcomes. Runs in a thread.
         overdue: Commits the outcomes so far and ends this process, after a batch exceeds the
             timeout. Receives the indices of the batch's inputs.
         end: Commits the outcomes so far and ends this process, for another reason.
+        pins_memory: True to copy batches to page-locked memory before they begin.
     """
 
     collate: Callable[[list[Any]], Any]
-    process: Callable[[Batch], Sequence[Outcome | UnstoredOutcome]]
+    begin: Callable[[Batch], BegunBatch]
     store: Callable[[Sequence[Outcome | UnstoredOutcome]], Sequence[Outcome]]
     overdue: Callable[[Sequence[int]], None]
     end: Callable[[str], None]
+    pins_memory: bool = False
 
 
 def socket_folder() -> AbstractContextManager[Path]:
@@ -107,7 +154,7 @@ def gather_batch(
     *,
     collate: Callable[[list[Any]], Any],
     channel: WorkerChannel,
-) -> Batch:
+) -> SentBatch:
     """Collate the samples among a worker's items.
 
     Args:
@@ -119,14 +166,14 @@ def gather_batch(
     indices = [item.index for item in loaded]
     notes = [item.sample.note for item in loaded]
     if not loaded:
-        return Batch([], [])
+        return SentBatch([], [])
     if len(loaded) == 1:
         # The channel shows the input, so it is known if `collate` kills the worker.
         channel.resume(indices[0])
     try:
-        return Batch(indices, notes, _pickled(collate([item.sample.value for item in loaded])))
+        return SentBatch(indices, notes, _pickled(collate([item.sample.value for item in loaded])))
     except Exception as error:  # noqa: BLE001  # The user's code may raise anything; it is reported.
-        return Batch(indices, notes, fault=fault_of(error))
+        return SentBatch(indices, notes, fault=fault_of(error))
     finally:
         channel.leave()
 

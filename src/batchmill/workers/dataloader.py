@@ -13,10 +13,11 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from batchmill.outcome import Outcome, UnstoredOutcome
-from batchmill.workers.batches import Batch, IndexedSample, Sample, gather_batch
+from batchmill.workers.batches import IndexedSample, Sample, SentBatch, gather_batch
 from batchmill.workers.control import SharedBatches, SharedFlag, StopIndex, WorkerContext
 from batchmill.workers.pipeline import TransferPipeline
 from batchmill.workers.private_api import (
+    IdleWork,
     LoaderIterator,
     WorkerDiedError,
     without_torch_sigchld_handler,
@@ -115,7 +116,7 @@ class Collate:
 
     collate: Callable[[list[Any]], Any]
 
-    def __call__(self, items: Sequence[int | IndexedSample]) -> Batch:
+    def __call__(self, items: Sequence[int | IndexedSample]) -> SentBatch:
         """Collate the samples that the worker has loaded."""
         return gather_batch(items, collate=self.collate, channel=this_worker.channel)
 
@@ -127,6 +128,7 @@ def iterating(
     num_workers: int,
     collate: Callable[[Any], Any],
     begin: Callable[[int], None],
+    idle_work: IdleWork | None = None,
 ) -> Iterator[LoaderIterator]:
     """Fork the workers of a DataLoader and yield its iterator. The caller must end the iterator.
 
@@ -139,6 +141,7 @@ def iterating(
         num_workers: The number of worker processes, at least 1.
         collate: Collates a worker's items into a batch.
         begin: Called in each worker, with the worker's number, before its first input.
+        idle_work: The work to do while no batch arrives.
     """
     with _sigchld_handlers() as handlers:
         with warnings.catch_warnings():
@@ -160,6 +163,7 @@ def iterating(
             )
             with without_torch_sigchld_handler():
                 iterator = LoaderIterator(loader)
+        iterator.idle_work = idle_work
         handlers.append(iterator.on_child_exit)
         yield iterator
 

@@ -133,6 +133,7 @@ class LoaderDriver:
                 keeps_memory=self.limits.memory_bytes is None,
                 sockets=self.sockets,
             ),
+            self.processor,
         )
 
     def _batches(self) -> list[Sequence[int]]:

@@ -40,7 +40,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -49,6 +49,8 @@ from batchmill.workers.processes import has_ended
 
 # Only the main thread receives SIGCHLD. Other threads check for dead workers at this interval.
 _RECEIVE_SECONDS = 0.5
+# Work that can be done instead of waiting begins after this time without a batch.
+_IDLE_SECONDS = 0.02
 # torch has no types for this module.
 _torch_signals: Any = signal_handling
 
@@ -57,9 +59,21 @@ class WorkerDiedError(Exception):
     """A worker of a DataLoader has died."""
 
 
+class IdleWork(Protocol):
+    """Work that a process can do while it waits for a batch."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if there is work."""
+
+    def advance(self) -> None:
+        """Do a part of the work."""
+
+
 class LoaderIterator(_MultiProcessingDataLoaderIter):
     """A DataLoader's iterator that raises WorkerDiedError, and only while it waits for a batch."""
 
+    idle_work: IdleWork | None = None
     _is_waiting = False
 
     @property
@@ -85,6 +99,16 @@ class LoaderIterator(_MultiProcessingDataLoaderIter):
     def _try_get_data(self, timeout: float = _RECEIVE_SECONDS) -> tuple[bool, Any]:
         if not self._all_live():
             raise WorkerDiedError
+        work = self.idle_work
+        if not work or not work.is_waiting:
+            return self._wait(timeout)
+        received = self._wait(_IDLE_SECONDS)
+        if not received[0]:
+            work.advance()
+        return received
+
+    def _wait(self, timeout: float) -> tuple[bool, Any]:
+        """Wait for a batch. Returns whether one has arrived, and the batch."""
         if threading.current_thread() is not threading.main_thread():
             return self._receive_in_thread(timeout)
         self._is_waiting = True

@@ -2,14 +2,18 @@
 
 import os
 import re
+import shutil
 import sys
+from pathlib import Path
 
+import pandas as pd
 import pytest
 from comparison import contents, faults
 from gated import INPUTS, command, executions, places
 from live import flow_run_of, wait_for
 from ray_cluster import ray_cluster
 
+SUPPORT = Path(__file__).parents[2] / "support"
 SAVE = """
 import sys
 from batchmill.blocks.ray_cluster import RayCluster
@@ -95,3 +99,16 @@ def test_a_cluster_that_requires_a_token(shell, undisturbed, work, address):
     assert not [
         path for path in work.rglob("*") if path.is_file() and secret in path.read_text("latin-1")
     ]
+
+
+@pytest.mark.long
+def test_each_shard_of_a_model_has_a_gpu_if_the_cluster_has_some(shell, cluster, node, work):
+    """Ray believes that the machine has two GPUs, and gives each shard one."""
+    node(num_cpus=2, num_gpus=2)
+    shutil.copy(SUPPORT / "which_gpu.py", work)
+    options = ["--batch-size", "1", "--num-workers", "1", "--ray", cluster.client_address]
+    for name, used in {"auto": {"0", "1"}, "cpu": {"all"}}.items():
+        step = ["--step", "which_gpu:Which", "--param", f"device={name}"]
+        done = shell.batchmill("run", "in", "-o", name, *step, *options)
+        assert done.returncode == 0, done.stderr
+        assert set(pd.read_parquet(work / name / "metadata.parquet")["gpu"]) == used

@@ -122,6 +122,13 @@ def _head_address(cluster: RayCluster) -> tuple[str, int] | None:
     return endpoint(ray.get_runtime_context().gcs_address)
 
 
+def with_gpu(cluster: RayCluster, found: list[Node]) -> RayCluster:
+    """Return a cluster whose shards request a GPU each, if it has GPUs and sets no number."""
+    if cluster.num_gpus is None and any(node.resources.get("GPU") for node in found):
+        return cluster.model_copy(update={"num_gpus": 1})
+    return cluster
+
+
 def cores_for(cluster: RayCluster, found: list[Node]) -> Cores:
     """Return the cores of a cluster's nodes, and how many shards the nodes can run at a time."""
     cores = [int(node.resources.get("CPU", 0)) for node in found]

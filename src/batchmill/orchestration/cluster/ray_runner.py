@@ -21,6 +21,7 @@ from batchmill.orchestration.cluster.capacity import (
     nodes,
     remote_options_of,
     shard_needs,
+    with_gpu,
 )
 from batchmill.orchestration.cluster.connection import ray_runner
 from batchmill.orchestration.cluster.late_nodes import LateNodes
@@ -45,6 +46,8 @@ class RayRunner(ShardRunner):
         cluster: The Ray cluster, or a local Ray.
         access: The credentials that the shards need.
         cancelled: Returns true after the run is cancelled.
+        takes_gpu: True if each shard uses a GPU. It requests one if the cluster has GPUs and does
+            not set their number.
     """
 
     lost_message = "Ray on the machine of the flow run has died, so no other shard was submitted."
@@ -52,6 +55,7 @@ class RayRunner(ShardRunner):
     cluster: RayCluster
     access: Sequence[Access]
     cancelled: Callable[[], bool]
+    takes_gpu: bool = False
     _held: ExitStack = field(default_factory=ExitStack)
     _found: list[Node] = field(default_factory=list)
     _needs: Mapping[str, float] = field(default_factory=dict)
@@ -64,6 +68,8 @@ class RayRunner(ShardRunner):
     def __enter__(self) -> "RayRunner":
         self._tasks: RayTaskRunner[Any] = self._held.enter_context(ray_runner(self.cluster))
         self._found = nodes()
+        if self.takes_gpu:
+            self.cluster = with_gpu(self.cluster, self._found)
         return self
 
     def __exit__(self, *exception: Any) -> None:

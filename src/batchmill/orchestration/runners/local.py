@@ -10,7 +10,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.annotations import opaque
 
 from batchmill.orchestration.runners.runner import ShardFuture, ShardRunner
-from batchmill.planning.batching import Cores, own_cores
+from batchmill.planning.batching import Cores, cores_of_machine, own_cores
 from batchmill.runs.node_check import Probe
 from batchmill.security.credentials import Access
 from batchmill.shards.process_pool import shard_processes
@@ -23,16 +23,18 @@ class LocalRunner(ShardRunner):
 
     Args:
         access: The credentials that the shards need.
+        gpus: The GPUs that the shards use, by their names in CUDA_VISIBLE_DEVICES.
     """
 
-    def __init__(self, access: Sequence[Access]) -> None:
+    def __init__(self, access: Sequence[Access], gpus: Sequence[str] = ()) -> None:
         self._access = access
+        self._gpus = gpus
         self._held = ExitStack()
         self._submitted: list[ShardFuture] = []
         self._slots = 1
 
     def __enter__(self) -> "LocalRunner":
-        self._running = RunningShards(self._held.enter_context(shard_processes()))
+        self._running = RunningShards(self._held.enter_context(shard_processes()), self._gpus)
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -44,10 +46,13 @@ class LocalRunner(ShardRunner):
     @property
     def cores(self) -> Cores:
         """The cores that this process may use."""
-        return Cores(total=own_cores(), node=own_cores())
+        return cores_of_machine(own_cores(), len(self._gpus))
 
     def prepare(self, num_workers: int, probe: Probe) -> None:  # noqa: ARG002
-        """Limit the number of shards that run at a time: each DataLoader worker gets a core."""
+        """Limit the number of shards that run at a time: each DataLoader worker gets a core.
+
+        If shards use GPUs, each has one for itself.
+        """
         self._slots = self.cores.slots_for(num_workers)
         tasks: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=self._slots)
         self._tasks = self._held.enter_context(tasks)
