@@ -5,7 +5,7 @@ from typing import Any
 
 from batchmill.flows.deployment_checks import refuse_relative
 from batchmill.flows.parameter_schema import titled
-from prefect import flow
+from prefect import flow, get_run_logger
 from prefect.artifacts import TableArtifact
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
@@ -13,6 +13,7 @@ from prefect.states import Completed, Failed
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import advice, examine
 from batchmill.orchestration.display.live_artifact import LiveArtifact, artifact_key
+from batchmill.runs.proof import ProofOptions, prove, record_proof
 from batchmill.sizes import list_counts
 
 _SHOWN = 1000
@@ -23,11 +24,12 @@ def _run_name() -> str:
 
 
 @flow(flow_run_name=_run_name)
-@titled(hash_files="Compare contents")
+@titled(hash_files="Compare contents", execute="Make results again")
 def verify_dataset(
     dataset: str,
     hash_files: bool = False,
     repair: bool = False,
+    execute: int = 0,
 ) -> Any:
     """Compare a dataset's files with its ledger. The run fails if there is a difference.
 
@@ -38,11 +40,22 @@ def verify_dataset(
         dataset: The folder or URL of the dataset.
         hash_files: Compare the contents of files, not only their sizes.
         repair: Mark the affected inputs for a retry, and remove files that no record refers to.
+        execute: Number of results of the last version to make again on the machine of the flow run
+            and to compare, a random sample. 0: none.
     """
     refuse_relative(dataset=dataset)
+    made = ""
+    if execute:
+        proof = next(prove(dataset, ProofOptions(count=execute)))
+        unwritten = record_proof(proof)
+        for line in (*proof.lines(), *([unwritten] if unwritten else [])):
+            get_run_logger().info(line)
+        if not proof.is_equal:
+            return Failed(message=proof.short)
+        made = f" {proof.short}."
     found = examine(open_ledger(dataset), hash_files=hash_files, repair=repair)
     if not found:
-        return Completed(message=f"{dataset} matches its ledger.")
+        return Completed(message=f"{dataset} matches its ledger.{made}")
     text = list_counts(Counter(difference.kind for difference in found))
     rows = [difference._asdict() for difference in found[:_SHOWN]]
     cut = f". The first {len(rows):,} are shown." if len(rows) < len(found) else ""

@@ -13,6 +13,8 @@ PUBLISHED = f"{LEDGER_FOLDER}/published.json"
 VERSIONS = f"{LEDGER_FOLDER}/versions"
 # The names of the versions that stay.
 KEPT = f"{LEDGER_FOLDER}/kept.json"
+# The last proof of each version.
+PROOFS = f"{LEDGER_FOLDER}/proofs"
 STAGING = f"{LEDGER_FOLDER}/staging"
 # A manifest that was not a file.
 SAVED_MANIFEST = f"{LEDGER_FOLDER}/manifest.parquet"
@@ -21,7 +23,7 @@ LEDGER_NAMES = {
     name.rpartition("/")[2]
     for name in (
         *(FORMAT, PARTS, RUNS, RELEASED, STEPS, PARTITIONS),
-        *(LEASES, PUBLISHED, STAGING, SAVED_MANIFEST, VERSIONS, KEPT, ADOPTED),
+        *(LEASES, PUBLISHED, STAGING, SAVED_MANIFEST, VERSIONS, KEPT, ADOPTED, PROOFS),
     )
 }
 # Parts with this prefix contain rewritten records.

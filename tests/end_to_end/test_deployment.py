@@ -80,8 +80,9 @@ def test_deployments_run_on_ray_verify_and_repair(deployed, job, work):
     state = deployed("preprocess/run-step", **on_ray)
     assert state["type"] == "COMPLETED", state
     assert contents(work / "on-ray") == contents(work / "out")
-    state = deployed("verify-dataset/verify", dataset=str(work / "out"))
+    state = deployed("verify-dataset/verify", dataset=str(work / "out"), execute=3)
     assert state["type"] == "COMPLETED", state
+    assert "3 of 4 results made again on" in state["message"]
     exported = {"dataset": str(work / "out"), "out": str(work / "shards")}
     state = deployed("export/export", **exported)
     assert (state["type"], state["message"][:11]) == ("COMPLETED", "31 samples ")

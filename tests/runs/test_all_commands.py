@@ -13,6 +13,7 @@ import threading
 import zipfile
 from collections import Counter
 from contextlib import nullcontext
+from dataclasses import asdict
 from functools import partial
 
 import pytest
@@ -30,6 +31,7 @@ from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.cleanup import compact, forget_runs
 from batchmill.maintenance.verify import examine
 from batchmill.options.failure_policy import FailurePolicy
+from batchmill.runs.proof import prove, record_proof
 from batchmill.storage import is_url, open_store
 
 # `make soak` plays more.
@@ -62,6 +64,7 @@ class Sequence:
         self.log.append(f"partition {self.partition!r}")
         self.remark = 0
         self.last_run = 0
+        self.last_step = ()
         folder.mkdir()
         for name, text in zip(NAMES, ["x", "yz", "bad", "zyx"], strict=False):
             self.put(name, text)
@@ -150,6 +153,9 @@ class Sequence:
 
     def change_a_param(self):
         self.model.factor += 1
+
+    def step(self):
+        return self.model.factor, self.model.code, self.model.form
 
     def write_step(self):
         self.inputs.write_step(code=self.model.code, form=self.model.form, remark=self.remark)
@@ -283,6 +289,7 @@ class Sequence:
         ledger = open_ledger(self.dataset)
         numbers = [version.number for version in ledger.versions.read_all()]
         last, self.last_run = self.last_run, ledger.runs()[-1]
+        self.last_step = self.step()
         recorded = ledger.records(["input"], run=self.last_run)["input"].to_pylist()
         return self.model.run(
             options,
@@ -347,6 +354,41 @@ class Sequence:
             )
             assert ran.returncode == 1, ran.stdout + ran.stderr
             assert f"ValueError: {self.model.files[name]}" in ran.stdout
+
+    def prove(self):
+        """Make the results of the last version again. Only those kept on the user's word differ."""
+        model, file = self.model, self.folder / "proof.json"
+        if self.last_run not in model.versions:
+            return  # The version may have other records than the model.
+        self.inputs.clear_log()
+
+        def write():
+            os.chdir(self.folder)
+            proof = next(prove(self.dataset))
+            assert record_proof(proof) == ""
+            file.write_text(json.dumps(asdict(proof)))
+
+        assert in_child(write) == 0
+        proof = json.loads(file.read_text())
+        results = {
+            name: record
+            for name in model.last_manifest
+            if (record := model.records.get(name)) and record.outcome == "ok"
+        }
+        is_here = self.last_step[1:] == self.step()[1:]
+        made = {
+            name: record
+            for name, record in results.items()
+            if is_here
+            and record.key[1:] == self.last_step
+            and record.key.content == model.files.get(name)
+        }
+        different = {n for n, one in made.items() if model.rows(one.result) != model.rows(one.key)}
+        assert set(self.inputs.executed()) == made.keys()
+        assert proof["results"] == proof["sample"] == len(results)
+        assert sum(proof["not_made"].values()) == len(results) - len(made)
+        assert proof["different"] == len(different)
+        assert proof["table_fault"] == ""
 
     # Checks
 
@@ -455,6 +497,7 @@ COMMANDS = {
     Sequence.tidy_the_ledger: 1.5,
     Sequence.export: 0.5,
     Sequence.reproduce: 0.2,
+    Sequence.prove: 1,
 }
 
 

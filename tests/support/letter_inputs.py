@@ -54,10 +54,14 @@ class step:
     def __getitem__(self, index):
         return text_of(self.inputs[index])
     def process_batch(self, batch, outs):
+        return self.begin_batch(batch, outs)()
+    def begin_batch(self, batch, outs):
         value = value_of(self.factor)
-        for text, out in zip(batch, outs):
-            (out / "0.txt").write_text(text * value)
-        return [{{"output": "0.txt", "letter": text, "value": value}} for text in batch]
+        def finish():
+            for text, out in zip(batch, outs):
+                (out / "0.txt").write_text(text * value)
+            return [{{"output": "0.txt", "letter": text, "value": value}} for text in batch]
+        return finish
 """,
     "async": """
 class step:

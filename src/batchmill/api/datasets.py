@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pandas as pd
 
@@ -14,6 +14,7 @@ from batchmill.execution.single_input import run_single_input
 from batchmill.exporting.verify_export import ExportDifference, find_differences
 from batchmill.jobs.failed_inputs import failure_table, release_failures
 from batchmill.ledger.open import open_ledger
+from batchmill.ledger.proofs import Proof
 from batchmill.maintenance.verify import Difference, examine
 from batchmill.maintenance.versions import (
     ListedVersion,
@@ -82,6 +83,27 @@ def retry(
     return release_failures(os.fspath(dataset), inputs, _names(kind), _numbers(group))
 
 
+@overload
+def verify(
+    dataset: str | os.PathLike[str],
+    *,
+    hash: bool = ...,
+    repair: bool = ...,
+    version: int | str | None = ...,
+) -> pd.DataFrame: ...
+
+
+@overload
+def verify(
+    dataset: str | os.PathLike[str],
+    *,
+    execute: int | Literal["all"],
+    version: int | str | None = ...,
+    seed: int | None = ...,
+    root: str | os.PathLike[str] = ...,
+) -> Proof: ...
+
+
 @python_call
 def verify(
     dataset: str | os.PathLike[str],
@@ -89,23 +111,40 @@ def verify(
     hash: bool = False,
     repair: bool = False,
     version: int | str | None = None,
-) -> pd.DataFrame:
-    """Compare a dataset's files with its ledger.
+    execute: int | Literal["all"] = 0,
+    seed: int | None = None,
+    root: str | os.PathLike[str] = "",
+) -> pd.DataFrame | Proof:
+    """Compare a dataset's files with its ledger, or its results with results that are made again.
 
     Args:
         dataset: The dataset's folder or URL.
         hash: Read all outputs and compare their contents, not only their sizes.
         repair: Release the inputs of missing or changed files, and remove unreferenced files.
         version: Compare only the files of this version: its number or name.
+        execute: Make this number of results again, a random sample, or "all", and compare them.
+            The step is imported in this process. The result is recorded in the dataset if possible.
+        seed: The seed of the sample. Default: a new one.
+        root: The folder or URL of the inputs. Default: the recorded one.
 
     Returns:
         One row per difference: kind, path, input, message. The table is empty if the dataset
-        matches its ledger.
+        matches its ledger. With `execute`, a `Proof` with `is_equal`, `lines()` and all counts.
 
     Raises:
-        OptionError: There is no such dataset or version.
+        OptionError: There is no such dataset or version, or its results cannot be made again.
+        StepError: With `execute`: the step cannot be loaded here.
         LedgerError: A run is using the dataset.
     """
+    if execute:
+        # These modules import torch, which the other comparison does not need.
+        from batchmill.runs.proof import ProofOptions, parse_count, prove, record_proof
+
+        count = parse_count(str(execute))
+        options = ProofOptions(count=count, version=version, seed=seed, root=os.fspath(root))
+        proof = next(prove(os.fspath(dataset), options))
+        record_proof(proof)
+        return proof
     ledger = open_ledger(os.fspath(dataset))
     found = examine(ledger, hash_files=hash, repair=repair, version=version)
     return pd.DataFrame(found, columns=Difference._fields)

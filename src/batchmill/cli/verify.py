@@ -1,17 +1,22 @@
 """`batchmill verify`: compare a dataset's files with its ledger."""
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from json import dumps
+from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json
+from batchmill.errors import OptionError
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import Difference, advice, examine
 from batchmill.publishing.summary import adoption_lines
-from batchmill.sizes import list_counts
+from batchmill.sizes import counted, list_counts
 
 _SHOWN = 50
 
@@ -34,20 +39,50 @@ def verify(
     version: Annotated[
         str, Parameter(help="Compare the files of this version only: its number or name.")
     ] = "",
+    execute: Annotated[
+        str,
+        Parameter(
+            help="Make this number of results of the version again on this machine, a random "
+            "sample, or `all`, and compare them. The step is imported here."
+        ),
+    ] = "",
+    seed: Annotated[int | None, Parameter(help="With --execute: choose the same sample.")] = None,
+    root: Annotated[
+        str, Parameter(help="With --execute: the folder or URL of the inputs on this machine.")
+    ] = "",
+    deep: Annotated[
+        bool,
+        Parameter(help="With --execute: also the dataset that this one was made from, and so on."),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        Parameter(
+            name=["--output", "-o"], help="With --execute: also write the result to a JSON file."
+        ),
+    ] = None,
     json: Json = False,
 ) -> int:
     """Compare a dataset's files with its ledger, and list missing, changed and unreferenced files.
 
     Also lists groups of inputs that are in several partitions. Inputs with the same content in
     different partitions cause a warning. If the manifest was a dataset, its partitions are compared
-    too. The exit code is 1 if there is a difference. Examples:
+    too. The exit code is 1 if there is a difference. With --execute, results are made again
+    instead: the exit code is 1 if one differs, or cannot be made again. Examples:
 
     ```
     batchmill verify dataset
     batchmill verify dataset --hash --repair
     batchmill verify dataset --hash --version paper
+    batchmill verify dataset --execute 300
     ```
     """
+    if execute:
+        if hash or repair:
+            raise OptionError("--execute cannot be combined with --hash or --repair. Drop one.")
+        chosen = {"version": version or None, "seed": seed, "root": root, "deep": deep}
+        return _execute(str(dataset), execute, chosen, output, as_json=json)
+    if seed is not None or root or deep or output:
+        raise OptionError("--seed, --root, --deep and --output need --execute.")
     ledger = open_ledger(str(dataset))
     found = examine(ledger, hash_files=hash, repair=repair, version=version or None)
     if json:
@@ -57,6 +92,37 @@ def verify(
         for line in adoption_lines(ledger):
             console().print(line)
     return 0 if all(difference.is_warning for difference in found) else 1
+
+
+def _execute(
+    dataset: str, count: str, chosen: Mapping[str, Any], output: Path | None, *, as_json: bool
+) -> int:
+    # These modules import torch, which the other comparison does not need.
+    from batchmill.runs.proof import ProofOptions, parse_count, prove, record_proof
+
+    options = ProofOptions(count=parse_count(count), **chosen)
+    if output and output.exists():
+        raise OptionError(f"--output {output}: exists. Choose another name.")
+    messages = console(stderr=True, quiet=as_json)
+    proofs, unwritten = [], ""
+    for proof in prove(
+        dataset,
+        options,
+        on_begin=lambda count: messages.print(f"Making {counted(count, 'result')} again ..."),
+    ):
+        proofs.append(proof)
+        unwritten = record_proof(proof) if len(proofs) == 1 else unwritten
+        if not as_json:
+            for line in proof.lines():
+                console().print(line)
+    found = [asdict(proof) for proof in proofs] if options.deep else asdict(proofs[0])
+    if output:
+        output.write_text(dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(found)
+    if unwritten:
+        messages.print(f"The result is not recorded in the dataset: {unwritten}")
+    return 0 if all(proof.is_equal for proof in proofs) else 1
 
 
 def _show(dataset: str, found: list[Difference], version: str, *, repaired: bool) -> None:

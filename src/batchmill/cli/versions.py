@@ -47,6 +47,8 @@ def versions(dataset: Dataset, /, *, json: Json = False) -> None:
             f"{counted(one.failures, 'failure')}, {one.step}({params}), "
             f"{readable_size(one.own_bytes)} that no other version has"
         )
+        if one.proof:
+            out.print(f"  {one.proof}")
     if not found:
         out.print("No version yet: the first run that changes the tables makes one.")
 

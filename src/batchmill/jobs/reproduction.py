@@ -9,7 +9,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from importlib.metadata import packages_distributions, version
+from importlib.metadata import version
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -25,6 +25,7 @@ from batchmill.security.redaction import without_secrets
 from batchmill.sizes import readable_size
 from batchmill.step.code.files import is_users, source_file
 from batchmill.step.load import load_step
+from batchmill.step.packages import imported_packages
 from batchmill.storage import is_url, open_store, remote
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.folder_files import files_in
@@ -257,7 +258,5 @@ def _outcome_text(record: Mapping[str, Any]) -> str:
 def _versions() -> Iterator[str]:
     """Yield the versions of Python and of the packages that this process has imported."""
     yield f"python {platform.python_version()} on {platform.platform()}"
-    known = packages_distributions()
-    tops = {name.partition(".")[0] for name in sys.modules}
-    for package in sorted({one for top in tops for one in known.get(top, ())}):
-        yield f"{package}=={version(package)}"
+    for package, number in imported_packages().items():
+        yield f"{package}=={number}"

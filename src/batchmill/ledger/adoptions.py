@@ -1,15 +1,12 @@
 """The records of adoptions: results of earlier code that a run has kept for changed code."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from batchmill.ledger.json_file import read_sealed, sealed
+from batchmill.ledger.proofs import CONFIDENCE, most_different
 from batchmill.sizes import counted
 from batchmill.storage import Store
-
-# The bound on the share of different results holds with this confidence.
-_CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +72,7 @@ def equal_text(inputs: int, sample: int, seed: int) -> str:
     """
     if sample >= inputs:
         return f"all {inputs:,} are equal"
-    # The largest share of different inputs with which such a sample has a chance of 5 %.
-    percent = math.ceil(1000 * (1 - (1 - _CONFIDENCE) ** (1 / sample))) / 10
     return (
-        f"0 of {sample:,} differ (seed {seed}): under {percent:g} % of all {inputs:,} at "
-        f"{100 * _CONFIDENCE:g} % confidence"
+        f"0 of {sample:,} differ (seed {seed}): under {most_different(sample):g} % of all "
+        f"{inputs:,} at {100 * CONFIDENCE:g} % confidence"
     )

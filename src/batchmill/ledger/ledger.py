@@ -37,6 +37,7 @@ from batchmill.ledger.parts import (
     records_schema,
     write_part,
 )
+from batchmill.ledger.proofs import Proofs
 from batchmill.ledger.published_record import read_published_record
 from batchmill.ledger.run_control import RunControl
 from batchmill.ledger.step_descriptions import StepDescriptions
@@ -66,6 +67,7 @@ class Ledger:
         steps: The descriptions of the steps of the runs.
         versions: The versions that can be opened.
         adoptions: The results of earlier code that runs have kept.
+        proofs: The last proof of each version.
     """
 
     def __init__(self, store: Store) -> None:
@@ -75,6 +77,7 @@ class Ledger:
         self.steps = StepDescriptions(store, STEPS)
         self.versions = Versions(store)
         self.adoptions = Adoptions(store, ADOPTED)
+        self.proofs = Proofs(store)
 
     @property
     def exists(self) -> bool:

@@ -91,6 +91,7 @@ def sweep(ledger: Ledger, run: int, kept: int | None) -> None:
     _remove_unrecorded(store, now.filter(pc.equal(now["run"], run)), named)
     # A version is removed after its files. If the process stops in between, the next run continues.
     for number in dropped:
+        ledger.proofs.remove(number)
         ledger.versions.remove(number)
 
 

@@ -48,6 +48,7 @@ class ListedVersion(NamedTuple):
         own_bytes: The size of the files that only this version has, in bytes.
         names: The names that keep it.
         table: The hash of its table.
+        proof: The result of its last proof. Empty without one.
     """
 
     version: int
@@ -59,6 +60,7 @@ class ListedVersion(NamedTuple):
     own_bytes: int
     names: list[str]
     table: str
+    proof: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,7 @@ def list_versions(ledger: Ledger) -> list[ListedVersion]:
     records = ledger.all_records(["outputs"])
     files = [_files(records_of(records, version.number)) for version in versions]
     own = _own_bytes(files)
+    proofs = {proof.version: proof for proof in ledger.proofs.read_all()}
     listed = []
     for version, size in zip(versions, own, strict=True):
         described = ledger.steps.read(version.step) or {}
@@ -103,6 +106,7 @@ def list_versions(ledger: Ledger) -> list[ListedVersion]:
                 own_bytes=size,
                 names=sorted(name for name, number in names.items() if number == version.number),
                 table=version.table,
+                proof=proofs[version.number].short if version.number in proofs else "",
             )
         )
     return listed

@@ -120,6 +120,7 @@ def load_manifest(
     min_age: float = 0,
     may_be_empty: bool = False,
     partitioning: Partitioning | None = None,
+    allow_outside: bool = False,
 ) -> Manifest:
     """Read a manifest and check every row.
 
@@ -137,6 +138,7 @@ def load_manifest(
         may_be_empty: True to accept a listing without files.
         partitioning: How to divide the inputs. The manifest must have its columns and must
             not assign the inputs of one group to different partitions.
+        allow_outside: True to accept inputs outside a given root.
 
     Returns:
         The checked manifest.
@@ -154,8 +156,9 @@ def load_manifest(
     if partitioning:
         faults += missing_columns(table.frame, partitioning)
     base, root_faults = _resolve_root(table, root)
-    checked = check_inputs(table, column, base, confined=root is not None, folders=folders)
-    others = check_companions(table, file_columns, base, confined=root is not None)
+    confined = root is not None and not allow_outside
+    checked = check_inputs(table, column, base, confined=confined, folders=folders)
+    others = check_companions(table, file_columns, base, confined=confined)
     faults += [*root_faults, *checked.faults, *others.faults]
     inputs, groups = checked.table, None
     if not faults:

@@ -151,6 +151,11 @@ def adoption_lines(ledger: Ledger) -> list[str]:
     return [f"run {one.run}: {one.text}" for one in adoptions if oldest and oldest < one.run]
 
 
+def proof_lines(ledger: Ledger) -> list[str]:
+    """Return a line about the last proof of each version."""
+    return [f"version {proof.version}: {proof.short}" for proof in ledger.proofs.read_all()]
+
+
 class Contents(NamedTuple):
     """The number of a dataset's output files, and their size in bytes."""
 

@@ -19,6 +19,7 @@ from batchmill.publishing.summary import (
     Summary,
     adoption_lines,
     count_contents,
+    proof_lines,
     summarise,
 )
 from batchmill.storage.large_tables import select
@@ -47,7 +48,8 @@ class Facts:
         failures: All records that are not ok.
         groups: Their groups, the largest first.
         runs: The summaries of the last runs, the newest first.
-        adoptions: Which results of earlier code are still in use, one line per run.
+        adoptions: Which results of earlier code are still in use, one line per run, and how many
+            results were made again, one line per version.
     """
 
     dataset: str
@@ -112,6 +114,7 @@ def gather(ledger: Ledger, run: int, dataset: str) -> Facts:
         versions = pool.submit(ledger.versions.read_all)
         summary = pool.submit(summarise, ledger, run, failures)
         adoptions = pool.submit(adoption_lines, ledger)
+        proofs = pool.submit(proof_lines, ledger)
     return Facts(
         dataset=dataset,
         tables=sorted({*TABLES} & {*names.result()}),
@@ -126,7 +129,7 @@ def gather(ledger: Ledger, run: int, dataset: str) -> Facts:
         failures=failures.table,
         groups=failures.groups,
         runs=list(filter(None, ended)),
-        adoptions=adoptions.result(),
+        adoptions=[*adoptions.result(), *proofs.result()],
     )
 
 

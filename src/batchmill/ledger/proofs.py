@@ -1,0 +1,152 @@
+"""The proofs of a dataset: samples of its results that were made again and compared."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from batchmill.layout import PROOFS
+from batchmill.ledger.json_file import read_sealed, sealed
+from batchmill.sizes import counted, duration
+from batchmill.storage import Store
+
+# The bound on the share of different results holds with this confidence.
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """The comparison of some results of a version with results that were made again.
+
+    Attributes:
+        dataset: The path or URL of the dataset.
+        version: The number of the version.
+        names: The names of the version.
+        table: The hash of the version's table.
+        step: The reference of the step.
+        results: The number of `ok` results of the version.
+        sample: The number of them that were chosen.
+        seed: The seed of the choice.
+        different: The number of inputs with another result.
+        differences: A line for each of the first differences.
+        counts: The number of inputs that differ, by column and by name of a file.
+        not_made: The number of chosen inputs that cannot be made again, by reason.
+        examples: An input for each of these reasons.
+        table_fault: How the version's table differs from the published one. Empty if it does not.
+        host: The machine.
+        python: The version of Python.
+        packages: The versions of the packages that the step's module has imported.
+        created: When the comparison began, in seconds since 1970.
+        seconds: Its duration.
+    """
+
+    dataset: str
+    version: int
+    names: Sequence[str]
+    table: str
+    step: str
+    results: int
+    sample: int
+    seed: int
+    different: int
+    differences: Sequence[str]
+    counts: Mapping[str, int]
+    not_made: Mapping[str, int]
+    examples: Mapping[str, str]
+    table_fault: str
+    host: str
+    python: str
+    packages: Mapping[str, str]
+    created: float
+    seconds: float
+
+    @property
+    def made(self) -> int:
+        """The number of results that were made again."""
+        return self.sample - sum(self.not_made.values())
+
+    @property
+    def is_equal(self) -> bool:
+        """True if all chosen results were made again, and all are equal."""
+        return not (self.different or self.not_made or self.table_fault)
+
+    def lines(self) -> list[str]:
+        """Return the proof as lines of text."""
+        names = f" ({', '.join(self.names)})" if self.names else ""
+        made = f"{self.made:,} of {self.results:,} results made again on {self.host}"
+        how = f"seed {self.seed}, in {duration(self.seconds)}"
+        lines = [f"{self.dataset}, version {self.version}{names}: {made}, {how}."]
+        if self.table_fault:
+            lines.append(f"The table of the version {self.table_fault}.")
+        if self.not_made:
+            lines.append(f"{counted(sum(self.not_made.values()), 'result')} cannot be made again:")
+            lines += [
+                f"  {count:,}: {reason} ({self.examples[reason]})"
+                for reason, count in self.not_made.items()
+            ]
+        if self.different:
+            lines.append(f"{self.different:,} of {self.made:,} differ:")
+            lines += [
+                f"  {what}: differs in {n:,} of {self.made:,}" for what, n in self.counts.items()
+            ]
+            lines += [f"  {line}" for line in self.differences]
+        elif self.made:
+            lines.append(f"All {self.made:,} are equal.{self._bound()}")
+        return lines
+
+    @property
+    def short(self) -> str:
+        """The result in a few words."""
+        result = "all equal" if self.is_equal else f"{self.different:,} differ"
+        gone = sum(self.not_made.values())
+        more = f", {gone:,} cannot be made again" if gone else ""
+        return (
+            f"{self.made:,} of {self.results:,} results made again on {self.host}: {result}{more}"
+        )
+
+    def _bound(self) -> str:
+        if self.made == self.results or not self.is_equal:
+            return ""
+        share, confidence = most_different(self.made), 100 * CONFIDENCE
+        of_all = f"{share:g} % of the {self.results:,}"
+        return f" So with {confidence:g} % confidence fewer than {of_all} differ."
+
+
+def most_different(sample: int) -> float:
+    """Return the largest share in percent that can differ if no result of a random sample does.
+
+    With this share, such a sample has a chance of 5 %.
+
+    >>> most_different(300)
+    1.0
+    """
+    share: float = 1 - (1 - CONFIDENCE) ** (1 / sample)
+    return math.ceil(1000 * share) / 10
+
+
+class Proofs:
+    """The last proof of each version of the dataset in one store.
+
+    Every method raises StoreError if the store cannot be read or written.
+
+    Args:
+        store: The store of the dataset.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def record(self, proof: Proof) -> None:
+        """Record a proof. It replaces the earlier one of its version."""
+        self._store.write(self._name(proof.version), sealed(asdict(proof)))
+
+    def read_all(self) -> Iterator[Proof]:
+        """Yield the proofs in the order of their versions. Raises LedgerError for a damaged one."""
+        for name in sorted(self._store.names(PROOFS)):
+            yield Proof(**read_sealed(self._store, f"{PROOFS}/{name}"))
+
+    def remove(self, version: int) -> None:
+        """Remove the proof of a version, if any."""
+        self._store.delete(self._name(version))
+
+    def _name(self, version: int) -> str:
+        return f"{PROOFS}/{version:06d}.json"
