@@ -21,7 +21,7 @@ LATER = $(if $(QUIET),,--no-compile)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-cluster test test-fast test-lowest coverage azurite test-system test-long test-all system-packages \
-	mutants soak release-check check lint format types types-source types-tests bench bench-full docs clean
+	mutants soak release-check check lint format types types-source types-tests bench bench-page bench-full docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -195,19 +195,19 @@ bench: setup ## Measure the start-up, the overhead per input and the scaling; te
 	$(BIN)/python -m benchmarks.scaling --rounds 1
 	$(BIN)/python -m benchmarks.forecast
 
-bench-full: setup ## Measure everything, compare with other tools, and write docs/explanation/benchmarks.md; hours
-	$(BIN)/python -m benchmarks.startup
-	$(BIN)/python -m benchmarks.scaling
-	$(BIN)/python -m benchmarks.overhead
-	$(BIN)/python -m benchmarks.unchanged
+bench-page: setup ## Measure all tables of docs/explanation/benchmarks.md, and write the page; half an hour
+	$(BIN)/python -m benchmarks.compare --kinds words clips --contenders $(PEERS)
+	$(BIN)/python -m benchmarks.sections
+	$(BIN)/python -m benchmarks.page
+PEERS := dataloader datasets datatrove litdata ray_data prefect_map batchmill
+
+bench-full: setup ## Measure more: many runs, ten million samples, more files for each tool; hours
 	$(BIN)/python -m benchmarks.many_runs
-	$(BIN)/python -m benchmarks.scale
+	$(BIN)/python -m benchmarks.scale --inputs 1000000 10000000
+	$(BIN)/python -m benchmarks.unchanged
 	$(BIN)/python -m benchmarks.reading
 	$(BIN)/python -m benchmarks.bucket_start
-	$(BIN)/python -m benchmarks.export
-	$(BIN)/python -m benchmarks.inference --rounds 3
-	$(BIN)/python -m benchmarks.compare --full
-	$(BIN)/python -m benchmarks.page
+	$(BIN)/python -m benchmarks.compare --full --figures build/bench/full.json
 
 docs: setup ## Build the documentation site in build/site; fails on a broken link
 	$(BIN)/python docs/site/build.py

@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=400)
     parser.add_argument("--sample", type=int, default=40)
     given = parser.parse_args()
-    print(f"{'work':12} {'forecast':>9} {'interval':>16} {'real':>8} {'error':>7}")
+    print("| work | forecast, s | interval, s | real time, s | error |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as home, prefect_server(Path(home)) as (_, settings):
         for name, (step, share) in KINDS.items():
             folder = Path(home, name.replace(" ", "-"))
@@ -95,9 +95,9 @@ def main() -> None:
             sample = run(folder, step.__name__, settings, "--sample", str(given.sample))
             found = sample["forecast"]["seconds"]
             real = real_seconds(folder, run(folder, step.__name__, settings)["run"])
-            interval = f"{found['low']:.1f} to {found['high']:.1f} s"
-            error = f"{found['likely'] / real - 1:+.0%}"
-            print(f"{name:12} {found['likely']:7.1f} s {interval:>16} {real:6.1f} s {error:>7}")
+            interval = f"{found['low']:.1f} to {found['high']:.1f}"
+            cells = [name, f"{found['likely']:.1f}", interval, f"{real:.1f}"]
+            print(f"| {' | '.join(cells)} | {found['likely'] / real - 1:+.0%} |", flush=True)
 
 
 if __name__ == "__main__":

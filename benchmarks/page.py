@@ -1,4 +1,4 @@
-"""Turn the figures of `benchmarks.compare` into tables, sentences and a picture.
+"""Turn the figures of `benchmarks.compare` and `benchmarks.sections` into the page and a picture.
 
 python -m benchmarks.page [--print]
 
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from benchmarks.compare import FIGURES
 from benchmarks.peers.contenders import BARE, OURS
 from benchmarks.peers.environments import ROOT
+from benchmarks.sections import SECTIONS
 
 PAGE = ROOT / "docs" / "explanation" / "benchmarks.md"
 PICTURE = ROOT / "docs" / "explanation" / "benchmarks.svg"
@@ -23,6 +24,18 @@ BEGIN = "<!-- benchmarks.page: start of the generated part -->"
 END = "<!-- benchmarks.page: end of the generated part -->"
 # Commands whose speeds differ by a smaller factor count as equally fast.
 ALIKE = 1.05
+COLUMNS = """All tools run the same function over the same files and write the same rows.
+[benchmarks/peers](../../benchmarks/peers) has the work and a script per tool. Each tool has its own
+environment with pinned versions. batchmill's time includes an outcome per file, a hash of each
+output and a report.
+
+| column | meaning |
+|---|---|
+| whole command | seconds until the command has ended; the median of the rounds |
+| files/s | inputs per second of the whole command |
+| loop alone | from the start of the first file to the end of the last one; of other tools: the \
+call that does the work, including the start of their workers |
+| of bare | the speed of batchmill's loop, divided by that of the bare DataLoader |"""
 WHAT = {
     "words": "{inputs:,} text files with one word each; one row per file, no output files",
     "clips": "{inputs:,} FLAC recordings of {minutes} min, cut into {files:,} WAV clips of 5 s",
@@ -81,15 +94,36 @@ def of_bare(results: list[Result], one: Result) -> float | None:
     return bare.loop / one.loop
 
 
-def render(figures: dict[str, Any]) -> str:
-    """Return the text between the two comments, as Markdown."""
-    lines = [*_setting(figures), ""]
+def render(figures: dict[str, Any], measured: dict[str, Any]) -> str:
+    """Return the text between the two comments, as Markdown.
+
+    Args:
+        figures: The figures of `benchmarks.compare`.
+        measured: The tables of `benchmarks.sections`.
+    """
+    lines = ["## Other tools", "", COLUMNS, "", *_setting(figures), ""]
+    lines += [f"![Files per second, by kind of work and tool]({PICTURE.name})", ""]
+    lines += [*_tools(figures)]
+    found = measured["machine"]
+    lines.append(
+        f"The tables below were measured on {measured['made']} with the commit "
+        f"`{measured['commit']}` on {found['processor']}, {found['cores']} cores, "
+        f"{found['memory_gib']} GiB of memory, {found['system']}, Python {found['python']}.\n"
+    )
+    for one in measured["sections"]:
+        tables = one.get("tables") or f"Not measured on this machine: {one['trouble']}"
+        command = f"Command: `python -m benchmarks.{one['command']}`."
+        lines += [f"## {one['title']}", "", one["text"], "", tables, "", command, ""]
+    return "\n".join(lines)
+
+
+def _tools(figures: dict[str, Any]) -> Iterator[str]:
+    """Yield the tables and sentences of the comparison of tools."""
     for kind, measured in figures["kinds"].items():
         results = results_of(figures, kind)
         what = WHAT[kind].format(**measured, minutes=f"{figures['recording_seconds'] / 60:g}")
-        lines += [f"### {kind.capitalize()}", "", f"{what}.", "", *_table(results), ""]
-        lines += [*_verdict(results), ""]
-    return "\n".join(lines)
+        yield from [f"### {kind.capitalize()}", "", f"{what}.", "", *_table(results), ""]
+        yield from [*_verdict(results), ""]
 
 
 def _setting(figures: dict[str, Any]) -> Iterator[str]:
@@ -209,14 +243,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--print", action="store_true", help="write nothing")
     parser.add_argument("--figures", type=Path, default=FIGURES)
+    parser.add_argument("--sections", type=Path, default=SECTIONS)
     options = parser.parse_args()
     figures = json.loads(options.figures.read_text())
-    section = render(figures)
+    section = render(figures, json.loads(options.sections.read_text()))
     if options.print:
         print(section)
         return
     draw(figures, PICTURE)
-    section = f"![Files per second, by kind of work and tool]({PICTURE.name})\n\n{section}"
     PAGE.write_text(put_into(PAGE.read_text(), section))
 
 

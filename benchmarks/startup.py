@@ -96,7 +96,7 @@ def name_of(process: psutil.Process) -> str:
     ):
         if module in command:
             return name
-    return str(command[0]) if command else str(process.name())
+    return Path(command[0]).name if command else str(process.name())
 
 
 SECOND_RUN = """

@@ -293,7 +293,7 @@ def test_medians_and_speeds_relative_to_the_bare_loop(page):
 
 
 def test_the_page_names_faster_slower_and_failed_tools(page):
-    text = page.render(figures())
+    text = page.render(figures(), SECTIONS)
     assert "| **the batchmill** | 1.0 | 3 | 22 | 0.545 | 2.6 | 0.85 |" in text
     assert "Faster than batchmill (by the factor in brackets): the fast (11.0 times), " in text
     assert "with `python -m benchmarks.compare`" in text
@@ -305,12 +305,48 @@ def test_the_page_names_faster_slower_and_failed_tools(page):
     assert "The loop of batchmill has 85 % of the bare DataLoader's speed." in text
 
 
+SECTIONS = {
+    "made": "2026-11-27", "commit": "0a56a6a", "machine": figures()["machine"],
+    "sections": [
+        {"title": "Start-up", "text": "Four words.", "command": "startup --rounds 1",
+         "tables": "| a |\n|---|\n| 1 |"},
+        {"title": "Models", "text": "As above.", "command": "gpu", "trouble": "finds no GPU"},
+    ],
+}  # fmt: skip
+
+
+def test_the_page_has_each_measured_table_with_its_command(page):
+    text = page.render(figures(), SECTIONS)
+    assert "with the commit `0a56a6a` on a CPU, 2 cores" in text
+    assert (
+        "## Start-up\n\nFour words.\n\n| a |\n|---|\n| 1 |\n\n"
+        "Command: `python -m benchmarks.startup --rounds 1`." in text
+    )
+    assert "Not measured on this machine: finds no GPU" in text
+
+
+def test_each_section_names_a_benchmark_that_exists():
+    from benchmarks.peers.environments import ROOT
+    from benchmarks.sections import ALL
+
+    for section in ALL:
+        assert (ROOT / "benchmarks" / f"{section.command.split()[0]}.py").is_file()
+
+
+def test_a_benchmark_that_fails_gives_its_reason(monkeypatch):
+    from benchmarks import sections
+
+    found = sections.measure(sections.Section("Models on a GPU", "", "gpu --device nosuch"))
+    assert "tables" not in found
+    assert "nosuch" in found["trouble"]
+
+
 def test_only_the_generated_part_of_the_page_is_replaced(page):
     text = page.PAGE.read_text()
     once = page.put_into(text, "new words")
     assert once.count("new words") == 1
     assert (
-        page.put_into(once, page.render(figures())).split(page.BEGIN)[0]
+        page.put_into(once, page.render(figures(), SECTIONS)).split(page.BEGIN)[0]
         == text.split(page.BEGIN)[0]
     )
     assert once.partition(page.END)[2] == text.partition(page.END)[2]
