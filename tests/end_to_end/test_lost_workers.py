@@ -14,12 +14,18 @@ from comparison import committed, faults
 from live import flow_run_of, wait_for
 
 STEP = """
-import os, signal, threading, time
+import asyncio, os, signal, threading, time
 def step(source, out, *, log="", seconds=0.1, hurry=""):
     if log:
         with open(log, "a") as file: file.write(source.name + "\\n")
     if not (hurry and os.path.exists(hurry)):
         time.sleep(seconds)
+    (out / "copy").write_text(source.read_text())
+    return {"output": "copy"}
+
+async def waits(source, out, *, log, seconds):
+    with open(log, "a") as file: file.write(source.name + "\\n")
+    await asyncio.sleep(2 * seconds)
     (out / "copy").write_text(source.read_text())
     return {"output": "copy"}
 
@@ -76,11 +82,16 @@ def shard_processes(shell):
 
 
 @pytest.mark.long
-def test_a_lost_shards_inputs_are_finished_in_the_same_run(shell, api, inputs, work, runner):
+@pytest.mark.parametrize(
+    ("step", "concurrency"), [("slow:step", []), ("slow:waits", ["--concurrency", "2"])]
+)
+def test_a_lost_shards_inputs_are_finished_in_the_same_run(
+    shell, api, inputs, work, runner, step, concurrency
+):
     names = inputs(60)
     options = ["--param", f"log={work}/log", "--batch-size", "4", "--num-workers", "2", *runner]
     # All inputs are in one shard, which takes some seconds. Its process is killed twice.
-    run = start(shell, "slow:step", "out", "--param", "seconds=0.2", *options)
+    run = start(shell, step, "out", "--param", "seconds=0.2", *concurrency, *options)
     for number in (8, 24):
         wait_for(lambda n=number: len(committed(work / "out")) >= n, "some commits", 180)
         (worker, *_) = wait_for(lambda: shard_processes(shell), "the shard's process", 180)

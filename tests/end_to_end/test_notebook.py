@@ -79,6 +79,21 @@ def test_a_cells_function_is_a_step_and_the_same_cells_execute_nothing_again(two
     assert printed(outputs_of(other, *changed))[3:] == [["4 {'ok': 4}\n"], ["[18, 27, 39, 21]\n"]]
 
 
+WAITS = (
+    "import asyncio\n"
+    "async def count(source):\n"
+    "    await asyncio.sleep(0.01)\n"
+    "    return {'length': helper(source.read_text())}"
+)
+
+
+def test_an_async_function_of_a_cell_is_a_step(two_kernels):
+    cells = [*CELLS[:2], WAITS, *CELLS[3:]]
+    expected = [["4 {'ok': 4}\n"], ["[12, 18, 26, 14]\n"]]
+    assert printed(outputs_of(two_kernels[0], *cells))[3:] == expected
+    assert printed(outputs_of(two_kernels[1], *cells))[3:] == [["0 {'ok': 4}\n"], expected[1]]
+
+
 ARRAYS = (
     "import pathlib, numpy, torch, batchmill\n"
     "pathlib.Path('arrays').mkdir(exist_ok=True)\n"

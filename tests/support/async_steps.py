@@ -170,3 +170,9 @@ class Needy:
 
     async def __call__(self, source, more):
         return more
+
+
+async def crowd(source, *, log=""):
+    """Return the number of tasks in the event loop of the worker."""
+    await asyncio.sleep(0.001)
+    return {"tasks": len(asyncio.all_tasks())}

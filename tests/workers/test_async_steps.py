@@ -257,3 +257,11 @@ def test_turns_of_a_pace_have_the_given_distance():
     pace = Pace(100)
     turns = [pace.next_turn() for _ in range(3)]
     assert [round(turn, -1) for turn in turns] == [100, 200, 300]
+
+
+def test_tasks_grow_with_the_concurrency_and_not_with_the_inputs(run, tmp_path):
+    for inputs, concurrency in ((40, 4), (400, 4), (400, 8)):
+        run("crowd", fine(inputs), concurrency=concurrency, force=True)
+        most = pd.read_csv(tmp_path / "out" / "metadata.csv")["tasks"].max()
+        # Each slot has a task, and a task for its input. The worker itself has three.
+        assert concurrency < most <= 2 * concurrency + 3
