@@ -49,7 +49,9 @@ def step(source, out, *, times=1, noise=False):
         }
 
 def labelled(source, row):
-    return {"text": source.read_text() + row["label"], "years": row["age"] * 2}
+    text = source.read_text() + row["label"]
+    yield {"text": text, "years": row["age"] * 2, "when": {text: row["age"]}}
+    yield {"text": text, "label": "another"}  # Replaces the manifest's value.
 
 def with_mask(source, mask):
     return {"text": source.read_text() + mask.read_text()}

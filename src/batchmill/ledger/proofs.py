@@ -84,9 +84,9 @@ class Proof:
                 for reason, count in self.not_made.items()
             ]
         if self.different:
-            lines.append(f"{self.different:,} of {self.made:,} differ:")
+            lines.append(f"{self.different:,} of {self.sample:,} differ:")
             lines += [
-                f"  {what}: differs in {n:,} of {self.made:,}" for what, n in self.counts.items()
+                f"  {what}: differs in {n:,} of {self.sample:,}" for what, n in self.counts.items()
             ]
             lines += [f"  {line}" for line in self.differences]
         elif self.made:
