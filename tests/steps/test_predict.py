@@ -13,8 +13,9 @@ from jobs import run_job
 from models import Mean
 
 from batchmill.errors import OptionError, StepError
-from batchmill.inference.model_step import gpus_for, make_inference
-from batchmill.inference.models import choose_device, load_model, visible_gpus
+from batchmill.inference.gpus import gpus_for
+from batchmill.inference.model_step import make_inference
+from batchmill.inference.models import choose_device, load_model
 from batchmill.options.model_options import ModelOptions
 from batchmill.step.load import load_step
 from batchmill.steps.predict import PredictItems, predict_with
@@ -469,7 +470,7 @@ def test_gpus_have_the_names_that_the_environment_gives(monkeypatch, given, name
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if given is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-    assert visible_gpus() == names
+    assert gpus_for(load_step("batchmill.steps.predict:Predict", {"model": "models:mean"})) == names
 
 
 @pytest.mark.parametrize(

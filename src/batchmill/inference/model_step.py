@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from batchmill.errors import OptionError
 from batchmill.options.model_options import ModelOptions, names_in
-from batchmill.step.load import Step
 from batchmill.storage import is_url
 
 # The usual suffixes of files that torch.export and torch.jit save.
@@ -62,15 +61,6 @@ def predict_params(options: ModelOptions) -> dict[str, Any]:
         "classes": names_in(options.classes),
     }
     return {name: value for name, value in given.items() if value}
-
-
-def gpus_for(step: Step) -> list[str]:
-    """Return the GPUs of this machine that a step can use, as in `visible_gpus`."""
-    if not step.takes_any_gpu:
-        return []
-    from batchmill.inference.models import visible_gpus
-
-    return visible_gpus()
 
 
 def _check_file(model: str) -> None:

@@ -46,14 +46,6 @@ def choose_device(device: str) -> torch.device:
     return chosen
 
 
-def visible_gpus() -> list[str]:
-    """Return the GPUs that torch finds, by their names in CUDA_VISIBLE_DEVICES."""
-    count = torch.cuda.device_count()
-    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    names = given.split(",") if given else map(str, range(count))
-    return [name.strip() for name in names][:count]
-
-
 def load_model(model: str, device: torch.device, weights: str | None = None) -> Model:
     """Return a model on a device, in evaluation mode. Each process loads it once.
 

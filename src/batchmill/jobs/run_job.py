@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from batchmill.errors import RunError
-from batchmill.inference.model_step import gpus_for, make_inference
+from batchmill.inference.gpus import gpus_for
+from batchmill.inference.model_step import make_inference
 from batchmill.jobs.idle_run import JobEnd, NotIdleError, is_idle, run_idle
 from batchmill.jobs.output_check import check_writable
 from batchmill.ledger.lease import check_free

@@ -10,7 +10,7 @@ from prefect.runtime import flow_run
 
 from batchmill.blocks.ray_cluster import RayCluster
 from batchmill.errors import StoreError
-from batchmill.inference.model_step import gpus_for
+from batchmill.inference.gpus import gpus_for
 from batchmill.layout import STAGING
 from batchmill.orchestration.cancellation import Cancellation
 from batchmill.orchestration.display.metrics import COLUMNS
