@@ -11,7 +11,7 @@ from jobs import run_job
 from batchmill.errors import OptionError
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ConfinementOptions
-from batchmill.planning.confinement import make_confinement
+from batchmill.planning.job import make_confinement
 from batchmill.workers.landlock import check_support, is_supported
 
 # Sends a forged answer to the worker.

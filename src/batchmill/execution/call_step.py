@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from batchmill.errors import StepError
 from batchmill.execution.failures import ReportedError, failure_of
-from batchmill.execution.open_input import opened
+from batchmill.execution.read_input import opened
 from batchmill.execution.rows import File, Row, encode_rows, rows_of
 from batchmill.execution.staging import Input, StagingArea
 from batchmill.step.load import Step

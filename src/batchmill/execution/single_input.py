@@ -16,7 +16,7 @@ from batchmill.digests import input_id
 from batchmill.errors import OptionError
 from batchmill.execution.call_step import make_dataset
 from batchmill.execution.failures import hide_in
-from batchmill.execution.open_input import reads_in_parts
+from batchmill.execution.read_input import reads_in_parts
 from batchmill.execution.run_input import execute
 from batchmill.execution.staging import Companion, Input, StagingArea, open_staging
 from batchmill.layout import FILES

@@ -35,7 +35,7 @@ from batchmill.planning.job import make_job
 from batchmill.planning.prepare import Prepared, forecast_for, prepare
 from batchmill.publishing.summary import Summary, summarise
 from batchmill.runs.context import handing_over
-from batchmill.runs.worker_number import resolve_workers
+from batchmill.runs.worker_trial import resolve_workers
 from batchmill.security.credentials import Access, access_to
 from batchmill.shards.process_pool import shard_processes
 from batchmill.step.import_reference import refuse_nested_run

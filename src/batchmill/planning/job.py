@@ -1,8 +1,8 @@
-"""A job: the manifest, the step and the output, made from a user's values."""
+"""A job: the manifest, the step, its rights and the output, made from a user's values."""
 
 import glob
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,14 +11,27 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from batchmill.errors import OptionError
 from batchmill.manifest.listing import is_glob
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import InputOptions
+from batchmill.options.groups import ConfinementOptions, InputOptions
 from batchmill.options.job_settings import JobSettings
 from batchmill.partitions.partitioning import Partitioning, make_partitioning
-from batchmill.planning.confinement import Confinement, make_confinement
+from batchmill.security.allowlist import CONFINE, confinement_is_required
 from batchmill.step.load import reference_to
 from batchmill.step.value.load import name_of
 from batchmill.storage import is_url
 from batchmill.urls import absolute, one_slash_fault
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confinement:
+    """The rights of a confined step, besides its own folders.
+
+    Attributes:
+        writable: Folders and files that it may change.
+        network: True if it may open TCP connections.
+    """
+
+    writable: Sequence[str] = ()
+    network: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,3 +159,27 @@ def _plain_params(params: Mapping[str, Any]) -> dict[str, Any]:
                 "Give a number, text, list or dict, or the path of a file with the value."
             ) from error
     return plain
+
+
+def make_confinement(options: ConfinementOptions) -> Confinement | None:
+    """Return the confinement that options and environment request; None without one.
+
+    Raises OptionError.
+    """
+    required = confinement_is_required()
+    extra = [("--allow-write", options.allow_write), ("--allow-network", options.allow_network)]
+    for name, given in extra:
+        if given and required:
+            raise OptionError(
+                f"{name}: is not allowed here, because {CONFINE} is set. Drop the option, or "
+                "contact the administrator of the worker."
+            )
+        if given and not options.confine:
+            raise OptionError(f"{name} needs --confine. Add it, or drop {name}.")
+    if not (options.confine or required):
+        return None
+    paths = options.allow_write.split(",")
+    return Confinement(
+        writable=tuple(absolute(path.strip()) for path in paths if path.strip()),
+        network=options.allow_network,
+    )

@@ -1,6 +1,9 @@
 """Check that the parts of a job fit together, before it is planned and after."""
 
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -9,9 +12,11 @@ from batchmill.digests import digest
 from batchmill.errors import ManifestError, OptionError, StepError
 from batchmill.manifest import Manifest
 from batchmill.manifest.file_stats import MISSING_SIZE
+from batchmill.options.conditions import names_schema
 from batchmill.planning.job import Job
 from batchmill.planning.plan import Plan
 from batchmill.step.fingerprint import identity_of
+from batchmill.step.import_reference import resolve_reference
 from batchmill.step.load import Step
 from batchmill.urls import is_web, join, same_place, shown_url
 
@@ -107,3 +112,27 @@ def _length(step: Step) -> int:
             f"step {step.ref}: its len() raised {type(error).__name__}: {error}. It must return "
             "the number of items, one per row of the manifest."
         ) from error
+
+
+def load_schemas(expectations: Sequence[str], search: str) -> dict[str, Any]:
+    """Return the schemas that expectations name, by their names.
+
+    Args:
+        expectations: Conditions, and names of schemas: module:SCHEMA.
+        search: A folder that is appended to the import path. It stays there.
+
+    Raises:
+        StepError: A schema cannot be imported.
+        OptionError: A schema may not be used here, or is no schema.
+    """
+    names = [text.strip() for text in expectations if names_schema(text)]
+    if names and search and search not in sys.path:
+        sys.path.append(search)
+    schemas = {name: resolve_reference(name, "--expect") for name in names}
+    for name, schema in schemas.items():
+        if not callable(getattr(schema, "validate", None)):
+            raise OptionError(
+                f"--expect {name}: is a {type(schema).__name__}, and not a schema of Pandera. Name "
+                "a DataFrameSchema or a DataFrameModel."
+            )
+    return schemas

@@ -17,13 +17,13 @@ from batchmill.partitions.record import Assignment
 from batchmill.planning.change_check import ChangeCheck
 from batchmill.planning.change_detection import detect_changes
 from batchmill.planning.decisions import Criteria
-from batchmill.planning.earlier_steps import (
+from batchmill.planning.earlier_runs import (
     accepted_steps,
     check_same_step,
     earlier_versions,
+    inputs_below_limits,
     step_changes,
 )
-from batchmill.planning.expectations import load_schemas
 from batchmill.planning.forecast import Forecast, make_forecast
 from batchmill.planning.job import Job
 from batchmill.planning.job_checks import (
@@ -32,10 +32,10 @@ from batchmill.planning.job_checks import (
     check_missing,
     check_other_place,
     fitted,
+    load_schemas,
 )
 from batchmill.planning.partition_assignment import Division, check_rows, divide_manifest
 from batchmill.planning.plan import PLANNED_COLUMNS, Plan, make_plan, match_records
-from batchmill.planning.raised_limits import inputs_below_limits
 from batchmill.planning.sample import sampled
 from batchmill.security.allowlist import check_step
 from batchmill.sizes import counted, duration

@@ -21,7 +21,7 @@ from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import Outcome
 from batchmill.partitions.partitioning import Partitioning, count_partitions
 from batchmill.planning.batching import Layout
-from batchmill.planning.confinement import Confinement
+from batchmill.planning.job import Confinement
 from batchmill.planning.plan_file import ROWS_PER_STREAM, PlanFile
 from batchmill.planning.prepare import Prepared
 from batchmill.storage import open_store

@@ -12,7 +12,7 @@ from batchmill.layout import BROKEN, INPUT_COLUMN
 from batchmill.ledger.ledger import Ledger
 from batchmill.options.conditions import Condition, names_schema
 from batchmill.outcome import one_line
-from batchmill.planning.expectations import load_schemas
+from batchmill.planning.job_checks import load_schemas
 from batchmill.planning.run_spec import SHOWN_NAMES, RunSpec
 from batchmill.publishing.tables import without_lists
 from batchmill.sizes import counted

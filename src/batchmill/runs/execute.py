@@ -13,7 +13,7 @@ from batchmill.publishing.report import write_report
 from batchmill.publishing.summary import Summary, summarise
 from batchmill.runs.run import Run, open_run
 from batchmill.runs.runner import Runner, ShardsEnd
-from batchmill.runs.worker_number import resolve_workers
+from batchmill.runs.worker_trial import resolve_workers
 
 
 class RunObserver:

@@ -2,7 +2,7 @@
 
 import resource
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +39,25 @@ class Workers(NamedTuple):
 
     number: int
     reason: str
+
+
+def resolve_workers(
+    execution: ExecutionOptions,
+    prepared: Prepared,
+    cores: int,
+    on_trial: Callable[[], None] = lambda: None,
+) -> tuple[ExecutionOptions, str]:
+    """Replace "auto" by a number of workers. Also return the reason; "" without a measurement.
+
+    Calls `on_trial` before it executes a few inputs. Without pending inputs, it measures nothing.
+    """
+    if execution.num_workers != "auto":
+        return execution, ""
+    if not len(prepared.plan.pending):
+        return execution.model_copy(update={"num_workers": None}), ""
+    on_trial()
+    workers = measure_workers(prepared, cores)
+    return execution.model_copy(update={"num_workers": workers.number}), workers.reason
 
 
 def measure_workers(prepared: Prepared, cores: int) -> Workers:

@@ -22,7 +22,7 @@ from batchmill.execution.staging import CONFINED_FOLDERS, Input, StagingArea
 from batchmill.layout import FILES
 from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import Outcome, UnstoredOutcome
-from batchmill.planning.confinement import Confinement
+from batchmill.planning.job import Confinement
 from batchmill.shards.inputs import ShardInputs
 from batchmill.shards.outcome_recorder import OutcomeRecorder
 from batchmill.shards.pack_upload import PackUpload

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from batchmill.execution.open_input import reads_in_parts
+from batchmill.execution.read_input import reads_in_parts
 from batchmill.execution.rows import RESERVED_KEYS, RESERVED_WITH_PARTITIONS
 from batchmill.execution.staging import Companion, Input, StagingArea
 from batchmill.ledger.ledger import Ledger

@@ -1,13 +1,20 @@
-"""Ends the processes that steps have started if the process of their shard is killed."""
+"""Ends the processes that steps have started if the process of their shard is killed.
+
+    python orphans.py PID NAME=VALUE
+
+waits for the death of a process, and then kills the processes that it has marked.
+
+It kills each process whose environment has this variable. It ends without killing when it reads a
+byte from its standard input. Each shard starts this file as a script, so it imports as little as
+possible.
+"""
 
 import os
-import subprocess
+import select
+import signal
 import sys
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from batchmill.workers import orphan_watcher
 
 _VARIABLE = "BATCHMILL_SHARD_PROCESS"
 
@@ -18,13 +25,17 @@ def ending_orphans() -> Iterator[None]:
 
     The kernel ends the workers, but not the processes that their steps have started.
     """
+    # Imported here, because the script needs neither.
+    import subprocess
+    import uuid
+
     mark = uuid.uuid4().hex
     watcher = subprocess.Popen(
         [
             sys.executable,
             "-I",
             "-S",
-            orphan_watcher.__file__,
+            __file__,
             str(os.getpid()),
             f"{_VARIABLE}={mark}",
         ],
@@ -40,3 +51,36 @@ def ending_orphans() -> Iterator[None]:
     finally:
         os.environ.pop(_VARIABLE, None)
         watcher.communicate(b".")  # Ends the watcher.
+
+
+def _wait_for_death(pid: int) -> bool:
+    """Wait for the end of a process, or for a byte. Return True if the process ended."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    ready, _, _ = select.select([process, sys.stdin.fileno()], [], [])
+    # The kernel closes the files of a killed process before it reports its end.
+    return process in ready or not os.read(sys.stdin.fileno(), 1)
+
+
+def _kill_marked(mark: bytes) -> None:
+    """Kill all processes with a mark in their environment, also those that start meanwhile."""
+    while pids := [int(name) for name in os.listdir("/proc") if _is_marked(name, mark)]:
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+def _is_marked(name: str, mark: bytes) -> bool:
+    try:
+        with open(f"/proc/{name}/environ", "rb") as file:
+            return mark in file.read().split(b"\0")
+    except OSError:
+        return False  # This is not a process, it has ended, or it belongs to another user.
+
+
+if __name__ == "__main__" and _wait_for_death(int(sys.argv[1])):
+    _kill_marked(sys.argv[2].encode())

@@ -5,12 +5,18 @@ from the process that made it, and never because a dataset contains one.
 """
 
 import hashlib
+import inspect
 import io
+import linecache
+import marshal
 import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from types import CodeType
 from typing import Any
+
+import cloudpickle
 
 from batchmill.errors import StepError
 from batchmill.step.code.reachable import described, reachable_code
@@ -33,6 +39,33 @@ class _Bounded(io.BytesIO):
         return super().write(data)
 
 
+class _SourcePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """A pickler that adds the source of each function, so that a traceback shows its lines.
+
+    cloudpickle drops the name of the file, and another process does not have the cells of a
+    notebook.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, CodeType):
+            return super().reducer_override(obj)
+        try:
+            lines, first = inspect.getsourcelines(obj)
+        except OSError:
+            lines, first = [], 1
+        return _code_with_source, (marshal.dumps(obj), lines, first)
+
+
+def _code_with_source(code: bytes, lines: list[str], first: int) -> CodeType:
+    loaded: CodeType = marshal.loads(code)  # noqa: S302  # The digest of the pickle is right.
+    name = loaded.co_filename
+    known = [*linecache.getlines(name)]  # Another function of the same cell.
+    known += ["\n"] * (first - 1 - len(known))
+    known[first - 1 : first - 1 + len(lines)] = lines
+    linecache.cache[name] = (0, None, known, name)
+    return loaded
+
+
 def pickle_step(step: Step) -> bytes:
     """Pickle a step, with the functions and values that other processes cannot import.
 
@@ -45,11 +78,9 @@ def pickle_step(step: Step) -> bytes:
     Raises:
         StepError: The step cannot be pickled, or is too large.
     """
-    from batchmill.step.value.source_pickler import SourcePickler
-
     file = _Bounded()
     try:
-        SourcePickler(file).dump(replace(step, identity="", description={}, pickled=b""))
+        _SourcePickler(file).dump(replace(step, identity="", description={}, pickled=b""))
     except _TooLargeError:
         raise StepError(
             f"step {step.ref}: the values that it uses take more than {_MOST_BYTES >> 20} MiB. "
@@ -85,8 +116,6 @@ def unpickle_step(
     Raises:
         StepError: The pickle is another one, or its modules cannot be imported here.
     """
-    import cloudpickle
-
     if pickle_digest(pickled) != expected:
         raise StepError(
             "the file with the step is not the one that the run has written. Run the same command "
