@@ -247,8 +247,8 @@ def test_the_plan_says_how_many_inputs_run_at_a_time():
         is_async=True,
     )
     assert layout.num_workers == 2
-    assert layout.at_a_time == layout.shards * 2 * 50
-    assert layout.reasons[-1].startswith(f"concurrency 50: {layout.at_a_time} inputs at a time")
+    at_a_time = layout.shards * 2 * 50
+    assert layout.reasons[-1].startswith(f"concurrency 50: {at_a_time} inputs at a time")
     # All shards together begin 20 in a second.
     assert layout.shards / layout.pace_seconds == pytest.approx(20)
 

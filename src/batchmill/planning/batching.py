@@ -118,7 +118,6 @@ class Layout:
         bounds: Shard i has the inputs `order[bounds[i]:bounds[i + 1]]`.
         reasons: One line per choice, with its reason.
         concurrency: Inputs at a time in each worker.
-        at_a_time: Inputs at a time in all.
         pace_seconds: The shortest time between the begin of two attempts in a shard. 0: no limit.
     """
 
@@ -128,7 +127,6 @@ class Layout:
     bounds: tuple[int, ...]
     reasons: tuple[str, ...] = ()
     concurrency: int = 1
-    at_a_time: int = 1
     pace_seconds: float = 0.0
 
     @property
@@ -235,28 +233,25 @@ def plan_shards(
     order, bounds = _deal(sizes, shards)
     running = shards if cores.may_grow else min(slots, shards)
     concurrency = (batching.concurrency or AUTO_CONCURRENCY) if is_async else 1
+    reasons = [
+        f"num_workers {workers}: {why_workers}",
+        f"batch_size {batch_size}: {why_batch}",
+        f"shards {shards}: {why_shards}",
+    ]
+    if is_async:
+        reasons.append(
+            f"concurrency {concurrency}: {running * workers * concurrency:,} inputs at a time, in "
+            f"{counted(running, 'shard')} of {counted(workers, 'worker')}"
+        )
     return Layout(
         batch_size=batch_size,
         num_workers=workers,
         order=order,
         bounds=bounds,
         concurrency=concurrency,
-        at_a_time=running * workers * concurrency,
         # An even share of the limit for each shard that may run at a time.
         pace_seconds=running / batching.rate if batching.rate else 0.0,
-        reasons=(
-            f"num_workers {workers}: {why_workers}",
-            f"batch_size {batch_size}: {why_batch}",
-            f"shards {shards}: {why_shards}",
-            *([_concurrency_reason(running, workers, concurrency)] if is_async else []),
-        ),
-    )
-
-
-def _concurrency_reason(shards: int, workers: int, concurrency: int) -> str:
-    return (
-        f"concurrency {concurrency}: {shards * workers * concurrency:,} inputs at a time, in "
-        f"{counted(shards, 'shard')} of {counted(workers, 'worker')}"
+        reasons=tuple(reasons),
     )
 
 

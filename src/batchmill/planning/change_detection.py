@@ -122,7 +122,7 @@ def _read_contents(
     folders: bool,
 ) -> str:
     """Return the hash of an input's content, with its companions; "" if a file is unreadable."""
-    content = _read_folder(root, name) if folders else _read_content(root, name, etag)
+    content = _read_content(root, name, etag, is_folder=folders)
     others = {
         column: (file.name, _read_content(root, file.name, file.etag)) if file else None
         for column, file in companions.items()
@@ -132,18 +132,13 @@ def _read_contents(
     return joint_content(content, others) if others else content
 
 
-def _read_folder(root: str, name: str) -> str:
+def _read_content(root: str, name: str, etag: str | None, *, is_folder: bool = False) -> str:
     place = join(root, name)
     try:
-        files = files_in(place)
-        return folder_fingerprint(files, lambda file: _read_content(place, file.name, None)).content
-    except (OSError, StoreError):
-        return ""
-
-
-def _read_content(root: str, name: str, etag: str | None) -> str:
-    place = join(root, name)
-    try:
+        if is_folder:
+            files = files_in(place)
+            read = partial(_read_content, place, etag=None)
+            return folder_fingerprint(files, lambda file: read(file.name)).content
         if etag and parse_address(etag):
             return open_store(root).content_of(etag)
         return remote.content_of(place) if is_url(place) else content_of(place)

@@ -82,41 +82,25 @@ def decide(manifest: Manifest, done: pa.Table, criteria: Criteria) -> pa.Table:
     is_adopted = _is_adopted(done, criteria.adopted_steps)
     recorded_step = pc.if_else(is_adopted, criteria.step_identity, done["step"])
     compared = _compare(manifest, done, recorded_step, criteria)
-    reason = pc.if_else(
+    # The last run after which each input was released. Null without a release.
+    until = pa.array([criteria.released.get(name) for name in names], pa.int32())
+    is_released = pc.less_equal(done["run"], until).fill_null(False)
+    forced_after = -1 if criteria.forced_after is None else criteria.forced_after
+    masks = (
         _is_unreadable(manifest, done),
-        UNREADABLE,
-        _reasons(
-            compared,
-            done,
-            _among(names, criteria.changes.damaged),
-            _is_released(names, done["run"], criteria.released),
-            _among(names, criteria.below_limits),
-            criteria.forced_after,
-        ),
+        # In the order of REASONS.
+        compared.is_new,
+        compared.is_changed,
+        _among(names, criteria.changes.damaged),
+        is_released,
+        _among(names, criteria.below_limits),
+        pc.less_equal(done["run"], forced_after).fill_null(False),
     )
-    reason = pc.if_else(pc.and_(is_adopted, pc.equal(reason, "unchanged")), ADOPTED, reason)
+    is_quarantined = pc.and_(_differ(done["outcome"], "ok"), pc.invert(is_released))
+    others = pc.if_else(is_quarantined, "quarantined", pc.if_else(is_adopted, ADOPTED, "unchanged"))
+    reason = pc.case_when(pc.make_struct(*masks), UNREADABLE, *REASONS, others)
     columns = [reason, compared.is_touched, *(done[name] for name in DECISIONS.names[2:])]
     return pa.table(columns, schema=DECISIONS)
-
-
-def _reasons(
-    compared: _Comparison,
-    done: pa.Table,
-    is_damaged: pa.Array,
-    is_released: pa.ChunkedArray,
-    is_below_limit: pa.Array,
-    forced_after: int | None,
-) -> pa.ChunkedArray:
-    """Return why each input is pending, or that it is quarantined or unchanged."""
-    is_forced = pc.less_equal(done["run"], -1 if forced_after is None else forced_after)
-    is_quarantined = pc.and_(_differ(done["outcome"], "ok"), pc.invert(is_released))
-    # In the order of REASONS.
-    masks = (compared.is_new, compared.is_changed, is_damaged, is_released, is_below_limit)
-    return pc.case_when(
-        pc.make_struct(*masks, is_forced.fill_null(False)),
-        *REASONS,
-        pc.if_else(is_quarantined, "quarantined", "unchanged"),
-    )
 
 
 def _is_unreadable(manifest: Manifest, done: pa.Table) -> pa.ChunkedArray:
@@ -181,14 +165,6 @@ def _is_adopted(done: pa.Table, steps: Collection[str]) -> pa.ChunkedArray:
     """Return which records are `ok` outcomes of one of these steps."""
     is_theirs = pc.is_in(done["step"], value_set=pa.array(sorted(steps), pa.string()))
     return pc.and_(is_theirs, pc.equal(done["outcome"], "ok")).fill_null(False)
-
-
-def _is_released(
-    names: Sequence[str], runs: pa.ChunkedArray, released: Mapping[str, int]
-) -> pa.ChunkedArray:
-    """Return which inputs were released after the run that recorded them."""
-    until = pa.array([released.get(name) for name in names], pa.int32())
-    return pc.less_equal(runs, until).fill_null(False)
 
 
 def _differ(recorded: pa.ChunkedArray, current: pa.ChunkedArray | str) -> pa.ChunkedArray:

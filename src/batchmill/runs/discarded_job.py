@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from batchmill.ledger.ledger import Ledger
+from batchmill.manifest import Manifest
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.batching import Batching
@@ -17,6 +18,19 @@ from batchmill.runs.runner import Runner
 from batchmill.storage import open_store
 
 
+def part_of(manifest: Manifest, rows: pa.Array | pa.ChunkedArray) -> Manifest:
+    """Return some rows of a manifest, without partitions."""
+    columns = manifest.manifest_columns
+    return replace(
+        manifest,
+        inputs=manifest.inputs.take(rows),
+        manifest_columns=columns.take(rows) if columns.num_columns else columns,
+        companions={name: files.take(rows) for name, files in manifest.companions.items()},
+        groups=None,
+        partition=None,
+    )
+
+
 def discarded_job(prepared: Prepared, rows: pa.Array | pa.ChunkedArray, folder: Path) -> Prepared:
     """Return a job that executes some inputs of another job into a dataset in a folder.
 
@@ -25,15 +39,7 @@ def discarded_job(prepared: Prepared, rows: pa.Array | pa.ChunkedArray, folder: 
         rows: The rows of the inputs in its manifest.
         folder: An empty folder.
     """
-    columns = prepared.manifest.manifest_columns
-    manifest = replace(
-        prepared.manifest,
-        inputs=prepared.manifest.inputs.take(rows),
-        manifest_columns=columns.take(rows) if columns.num_columns else columns,
-        companions={name: files.take(rows) for name, files in prepared.manifest.companions.items()},
-        groups=None,
-        partition=None,
-    )
+    manifest = part_of(prepared.manifest, rows)
     output = str(folder / "dataset")
     ledger = Ledger(open_store(output))
     job = replace(

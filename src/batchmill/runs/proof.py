@@ -34,6 +34,7 @@ from batchmill.planning.run_spec import RunSpec, read_spec
 from batchmill.planning.sample import random_sample
 from batchmill.publishing.tables import metadata_table
 from batchmill.reading.published import read_published
+from batchmill.runs.discarded_job import part_of
 from batchmill.runs.made_again import (
     RESULT_COLUMNS,
     ResultDifference,
@@ -223,13 +224,7 @@ class _Recorded:
         """Return the listed outputs of the dataset that this one was made from."""
         source, version = self.root, self.spec.source_version
         whole = load_manifest(f"{source}@{version}" if version else source)
-        rows = rows_of(names, whole.inputs["input"]).drop_null()
-        columns = whole.manifest_columns
-        return replace(
-            whole,
-            inputs=whole.inputs.take(rows),
-            manifest_columns=columns.take(rows) if columns.num_columns else columns,
-        )
+        return part_of(whole, rows_of(names, whole.inputs["input"]).drop_null())
 
     def unlike_table(self, records: pa.Table) -> Iterator[tuple[str, ResultDifference]]:
         """Yield the inputs whose rows in the version's table are not those of their records.

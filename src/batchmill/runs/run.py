@@ -5,9 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 from batchmill.layout import REPORT, STAGING
 from batchmill.ledger.lease import Lease, Wait, lease
@@ -152,18 +150,13 @@ class Run:
         if not self.lease.clean or self.ledger.last_recorded_run() == self.number:
             compact(self.ledger, self.number)
 
-    @cached_property
-    def _previous(self) -> dict[str, Any]:
-        """The summary of the previous run. Empty without one."""
-        before = self.number - 1
-        return (self.ledger.read_summary(before) if before else None) or {}
-
     @property
     def report_is_stale(self) -> bool:
         """True if the dataset's report does not show the current state."""
         plan = self.prepared.plan
         changed = self.pending or len(plan.withdrawn) or len(plan.adopted) or not self.lease.clean
-        before = self._previous
+        last = self.number - 1
+        before = (self.ledger.read_summary(last) if last else None) or {}
         changed = changed or "unpublished" in before
         changed = changed or before.get("partitions", {}) != partitions_of(self.prepared)
         return bool(changed) or REPORT not in self.ledger.store.names("")
