@@ -8,7 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from batchmill.shards.pack_upload import PackUpload
 from batchmill.shards.step_log import StepLog
 from batchmill.shards.torch_dataset import create_torch_dataset
 from batchmill.step.async_steps import SharedStep
-from batchmill.step.load import Step
 from batchmill.storage import ObjectStore, is_url, obstore_s3, remote
 from batchmill.storage.fingerprints import Fingerprint
 from batchmill.storage.ranges import HEAD_BYTES
@@ -78,6 +77,7 @@ class ShardExecution:
             check_support(inputs.spec.confinement.writable)
         self._look_up, self._torch_dataset = self._make_look_up()
         self._stop = Stop()
+        self._is_split = False
         self._recorder = OutcomeRecorder(
             ledger,
             inputs.spec,
@@ -87,10 +87,8 @@ class ShardExecution:
             self._pack_upload(),
             log,
         )
-        self._begin_step, self._log_level = _begin_step, 0
-        if log:
-            self._log_level = logging.getLevelNamesMapping()[inputs.shard.log_steps.upper()]
-            self._begin_step = partial(_begin_logged_step, self._log_level)
+        levels = logging.getLevelNamesMapping()
+        self._log_level = levels[inputs.shard.log_steps.upper()] if log else 0
         self._callbacks = self._batch_callbacks()
         self._pipeline = self._make_pipeline()
         self._executor = self._make_executor()
@@ -104,13 +102,23 @@ class ShardExecution:
         shard, spec = self._inputs.shard, self._inputs.spec
         if shard.left == 1:
             self._ledger.control.record_lone_attempt(shard.run, shard.start, shard.attempt)
-        monitor = ShardMonitor(self._ledger, self._inputs, self._stop, self._executor)
-        with self._recorder.committing(prefix, self._inputs.origins, monitor.on_tick):
+        with self._recorder.committing(prefix, self._inputs.origins, self._apply_requests):
             self._executor.execute(
                 batch_size=self._inputs.batch_size(step_is_batched=self._callbacks is not None),
                 num_workers=spec.num_workers,
             )
         return dict(self._recorder.counts)
+
+    def _apply_requests(self) -> None:
+        """Apply requests from the ledger. The committer's thread calls this."""
+        control = self._ledger.control
+        run, key = self._inputs.spec.run, self._inputs.shard.key
+        if control.stop_requested(run):
+            self._stop.request()
+        if not self._is_split and control.split_requested(run, key):
+            self._is_split = True
+            boundary = self._executor.shorten()
+            control.record_split(run, key, self._inputs.plan_row(boundary))
 
     def _pack_upload(self) -> PackUpload | None:
         """Return what uploads packs; None without packs, or if they are written in the dataset."""
@@ -121,12 +129,13 @@ class ShardExecution:
 
     def _make_look_up(self) -> tuple[Callable[[int], Any], Any]:
         """Return the function that looks up an item by its index, and the torch Dataset or None."""
+        target = self._step.target
         if self._step.kind == "items":
-            positions = self._inputs.positions
-            return partial(_look_up_position, self._step, positions), self._step.target
+            positions = self._inputs.table["position"].to_pylist()
+            return lambda index: target[positions[index]], target
         if self._step.kind == "dataset":
             return create_torch_dataset(self._ledger, self._inputs, self._items)
-        return _no_item, None
+        return lambda _: None, None  # A function step has no items.
 
     def _make_executor(self) -> IsolatedExecutor:
         policy = self._inputs.spec.policy
@@ -175,14 +184,8 @@ class ShardExecution:
         item, channel = self._items[index], this_worker.channel
         in_thread = partial(asyncio.get_running_loop().run_in_executor, threads)
         is_large = self._inputs.weights[index] > _LARGE_BYTES
-
-        def begin() -> None:
-            if self._log_level:
-                logging.getLogger().setLevel(self._log_level)
-            channel.begin_step(slot)
-
         hooks = StepHooks(
-            before=begin,
+            before=partial(_begin_step, self._log_level, slot),
             after=partial(channel.end_step, slot),
             in_thread=in_thread if item.fetched or is_large else None,
             opened=shared.get,
@@ -238,10 +241,12 @@ class ShardExecution:
         confinement = self._inputs.spec.confinement
         if confinement and not self._confined:  # This is the first input of this worker.
             self._confined = self._start_confined(confinement)
-        hooks = StepHooks(self._begin_step, _end_step, partial(self._fetched, index))
+        begin = partial(_begin_step, self._log_level)
+        hooks = StepHooks(begin, _end_step, partial(self._fetched, index))
         if self._confined:
-            run = partial(self._confined, index)
-            hooks = hooks._replace(after=_end_confined_step, confined=run)
+            # The confined process lives on, and ends its own children.
+            end, run = this_worker.channel.end_step, partial(self._confined, index)
+            hooks = hooks._replace(after=end, confined=run)
         item, look_up = self._items[index], partial(self._look_up, index)
         done = run_step(self._step, item, self._staging, look_up, hooks)
         return _with_log(done) if self._log_level else done
@@ -307,23 +312,12 @@ def _transfer_size(item: Input) -> int:
     return sum(sizes) if all(size >= 0 for size in sizes) else -1
 
 
-def _look_up_position(step: Step, positions: Sequence[int], index: int) -> Any:
-    return step.target[positions[index]]
-
-
-def _no_item(_: int) -> None:
-    """Return None, because a function step has no items."""
-
-
-# In a worker: `--timeout` limits only the time between the two calls.
-def _begin_step() -> None:
-    this_worker.channel.begin_step()
-
-
-def _begin_logged_step(level: int) -> None:
-    """Let the step log from this level. The worker's own code logs as before."""
-    logging.getLogger().setLevel(level)
-    _begin_step()
+# In a worker: `--timeout` limits only the time between `_begin_step` and `_end_step`.
+def _begin_step(level: int = 0, slot: int = 0) -> None:
+    """Let the step log from this level, if any. The worker's own code logs as before."""
+    if level:
+        logging.getLogger().setLevel(level)
+    this_worker.channel.begin_step(slot)
 
 
 def _with_log(done: Outcome | UnstoredOutcome) -> Outcome | UnstoredOutcome:
@@ -342,29 +336,3 @@ def _end_step() -> None:
     # Processes that the step left behind could still write to its files.
     end_children()
     this_worker.channel.end_step()
-
-
-def _end_confined_step() -> None:
-    this_worker.channel.end_step()  # The confined process lives on, and ends its own children.
-
-
-@dataclass
-class ShardMonitor:
-    """Applies requests from the ledger to a running shard."""
-
-    ledger: Ledger
-    inputs: ShardInputs
-    stop: Stop
-    executor: IsolatedExecutor
-    _is_split: bool = False
-
-    def on_tick(self) -> None:
-        """Check for requests. The committer's thread calls this."""
-        control = self.ledger.control
-        run, key = self.inputs.spec.run, self.inputs.shard.key
-        if control.stop_requested(run):
-            self.stop.request()
-        if not self._is_split and control.split_requested(run, key):
-            self._is_split = True
-            boundary = self.executor.shorten()
-            control.record_split(run, key, self.inputs.plan_row(boundary))

@@ -117,12 +117,6 @@ class ShardInputs:
         """The weight of each input, for dividing inputs into batches."""
         return input_weights(self.table["size"].to_numpy())
 
-    @property
-    def positions(self) -> list[int]:
-        """The row number of each input in the manifest."""
-        positions: list[int] = self.table["position"].to_pylist()
-        return positions
-
     def batch_size(self, *, step_is_batched: bool) -> int:
         """Return the batch size.
 

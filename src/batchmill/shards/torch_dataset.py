@@ -13,7 +13,6 @@ from batchmill.execution.call_step import make_dataset
 from batchmill.execution.staging import Input
 from batchmill.ledger.ledger import Ledger
 from batchmill.shards.inputs import ShardInputs
-from batchmill.step.load import Step
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,10 @@ def create_torch_dataset(
         StepError: The step is a batch step, and its torch Dataset cannot be created.
     """
     step, shard = inputs.step, inputs.shard
-    one_each = partial(_look_up_alone, step, items)
+
+    def one_each(index: int) -> Any:
+        return make_dataset(step, [items[index]])[0]
+
     begun = ledger.control.creations(shard.run) if shard.attempt > 1 else []
     unfinished = sum(start < shard.stop and shard.start < stop for start, stop in begun)
     if unfinished and not step.is_batched:
@@ -90,10 +92,6 @@ def _ending_this_process_after(seconds: float | None) -> Iterator[None]:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-def _look_up_alone(step: Step, items: Sequence[Input], index: int) -> Any:
-    return make_dataset(step, [items[index]])[0]
 
 
 def _raise(error: BaseException, _: int) -> Any:

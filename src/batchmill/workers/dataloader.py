@@ -19,13 +19,10 @@ from batchmill.workers.pipeline import TransferPipeline
 from batchmill.workers.private_api import (
     IdleWork,
     LoaderIterator,
-    WorkerDiedError,
     without_torch_sigchld_handler,
 )
 from batchmill.workers.worker import this_worker
 from batchmill.workers.worker_channel import WorkerChannel
-
-__all__ = ["LoaderIterator", "WorkerDiedError", "iterating", "keep_batch", "wait_until_idle"]
 
 _POLL_SECONDS = 0.02
 # A worker has this number of batches, with the one that it executes.
@@ -110,15 +107,11 @@ class GuardedInputs:
         return index
 
 
-@dataclass(frozen=True)
-class Collate:
-    """The DataLoader's collate function for samples. It runs in a worker."""
-
-    collate: Callable[[list[Any]], Any]
-
-    def __call__(self, items: Sequence[int | IndexedSample]) -> SentBatch:
-        """Collate the samples that the worker has loaded."""
-        return gather_batch(items, collate=self.collate, channel=this_worker.channel)
+def collate_samples(
+    collate: Callable[[list[Any]], Any], items: Sequence[int | IndexedSample]
+) -> SentBatch:
+    """Collate the samples that this worker has loaded."""
+    return gather_batch(items, collate=collate, channel=this_worker.channel)
 
 
 @contextmanager
@@ -166,11 +159,6 @@ def iterating(
         iterator.idle_work = idle_work
         handlers.append(iterator.on_child_exit)
         yield iterator
-
-
-def keep_batch(batch: list[int]) -> list[int]:
-    """Return a batch of indices unchanged. This is the collate function of non-batch steps."""
-    return batch
 
 
 def wait_until_idle(channels: Sequence[WorkerChannel], processes: Sequence[Any]) -> None:

@@ -18,17 +18,15 @@ from batchmill.workers.concurrent_inputs import Concurrency, ConcurrentInputs
 from batchmill.workers.control import SharedBatches, SharedFlag, StartBarrier, Stop, StopIndex
 from batchmill.workers.dataloader import (
     BATCHES_PER_WORKER,
-    Collate,
     GuardedInputs,
-    LoaderIterator,
-    WorkerDiedError,
+    collate_samples,
     iterating,
-    keep_batch,
     wait_until_idle,
 )
 from batchmill.workers.input_queue import InputQueue, LoaderPass, make_batches
 from batchmill.workers.memory import kernel_oom_kills
 from batchmill.workers.pipeline import TransferPipeline
+from batchmill.workers.private_api import LoaderIterator, WorkerDiedError
 from batchmill.workers.processes import ChildProcess
 from batchmill.workers.watchdog import BatchMonitor, Limits, Watchdog
 from batchmill.workers.worker import begin_worker
@@ -123,7 +121,8 @@ class LoaderDriver:
             inputs,
             turns,
             len(self.channels),
-            Collate(self.processor.callbacks.collate) if self.processor else keep_batch,
+            # Without samples, a batch is the list of its indices.
+            partial(collate_samples, self.processor.callbacks.collate) if self.processor else list,
             partial(
                 begin_worker,
                 channels=self.channels,
