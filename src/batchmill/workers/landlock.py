@@ -7,7 +7,6 @@ library has no functions for these system calls.
 import ctypes
 import os
 import stat
-import sys
 from collections.abc import Iterable
 
 from batchmill.errors import OptionError
@@ -27,7 +26,7 @@ _TCP = 0b11
 # Connections to abstract sockets and signals to processes outside.
 _SCOPES = 0b11
 
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Ruleset(ctypes.Structure):
@@ -84,7 +83,7 @@ def restrict(writable: Iterable[str], *, network: bool) -> None:
     try:
         for path in writable:
             _allow(ruleset, path)
-        if _libc is None or _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
             raise OSError(ctypes.get_errno(), "prctl failed")
         _call(_RESTRICT_SELF, ruleset, 0)
     finally:
@@ -111,8 +110,6 @@ def _version() -> int:
 
 
 def _call(number: int, *arguments: object) -> int:
-    if _libc is None:
-        raise OSError("Landlock exists only on Linux")
     result: int = _libc.syscall(ctypes.c_long(number), *arguments)
     if result < 0:
         code = ctypes.get_errno()

@@ -1,11 +1,7 @@
-"""Measures the memory that processes use and that is left, and configures their allocator.
-
-Only Linux is supported. On other systems the functions return 0 or None, or have no effect.
-"""
+"""Measures the memory that processes use and that is left, and configures their allocator."""
 
 import ctypes
 import os
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -20,13 +16,13 @@ _CGROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-# Constants of glibc's mallopt(3). musl and macOS have no `mallopt`, so nothing changes there.
+# Constants of glibc's mallopt(3). musl has no `mallopt`, so nothing changes there.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # The largest values that glibc itself sets, after a process has freed an array of 32 MiB.
 _MMAP_BYTES, _KEPT_BYTES = 32 * 2**20, 64 * 2**20
 _USER_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
 # Loaded at import time: after a fork, a thread that no longer exists may hold the loader's lock.
-_mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+_mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
 
 
 class Headroom(NamedTuple):

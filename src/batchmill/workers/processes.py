@@ -1,13 +1,8 @@
-"""Finds, suspends, kills and reaps processes.
-
-`/proc` and `prctl` exist only on Linux. On other systems, `children` finds no processes, and
-`adopt_orphans` has no effect.
-"""
+"""Finds, suspends, kills and reaps processes."""
 
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,27 +10,24 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_LINUX = sys.platform == "linux"
 # Loaded at import time: after a fork, a thread that no longer exists may hold the loader's lock.
-_libc = ctypes.CDLL(None) if _LINUX else None
+_libc = ctypes.CDLL(None)
 _PAUSE_CHECKS, _PAUSE_SECONDS = 20, 0.002
 
 
 def end_with_parent(parent: int) -> None:
-    """Make the kernel kill this process when its parent dies (on Linux only).
+    """Make the kernel kill this process when its parent dies.
 
     The process ends at once if the parent has already died.
     """
-    if _libc:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def adopt_orphans(adopt: bool = True) -> None:
     """Become the parent of descendants whose parent dies, so that `descendants` finds them."""
-    if _libc:
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
 def children(pid: int) -> list[int]:
@@ -65,7 +57,7 @@ class ChildProcess:
 
     Its signals never reach another process: the system may give the id of a process that has ended
     to a new one. If the process with this id is not a child of `parent`, all methods do nothing.
-    Without pidfds (on other systems than Linux), the parent is checked only once.
+    Without pidfds, the parent is checked only once.
 
     Args:
         pid: The id of the process.
@@ -80,7 +72,8 @@ class ChildProcess:
         with suppress(AttributeError, OSError):
             self._descriptor = os.pidfd_open(pid)
         # The check comes second: before, another process could get the id after it.
-        self._is_child = not _LINUX or _parent_of(pid) == (parent or os.getpid())
+        fields = _stat_of(pid)
+        self._is_child = bool(fields) and int(fields[1]) == (parent or os.getpid())
 
     def close(self) -> None:
         """Close the handle. The process continues."""
@@ -128,12 +121,6 @@ def _open_descendants(pid: int) -> Iterator[ChildProcess]:
     for child in children(pid):
         yield ChildProcess(child, parent=pid)
         yield from _open_descendants(child)
-
-
-def _parent_of(pid: int) -> int | None:
-    """Return the id of a process's parent; None if the process has ended."""
-    fields = _stat_of(pid)
-    return int(fields[1]) if fields else None
 
 
 def _stat_of(pid: int) -> list[str]:

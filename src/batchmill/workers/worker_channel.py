@@ -11,8 +11,6 @@ import fcntl
 import mmap
 import os
 import struct
-import sys
-import tempfile
 import threading
 from dataclasses import dataclass
 
@@ -30,7 +28,7 @@ _LOG_LIMIT_BYTES = 8 * 2**20
 _BLOCK_BYTES = 512  # The unit of `st_blocks`.
 _PUNCH_HOLE = 3  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 # Loaded at import time: after a fork, a thread that no longer exists may hold the loader's lock.
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+_libc = ctypes.CDLL(None)
 # Index of an input, start time of its current stage, and the stage.
 _SLOT = struct.Struct("qdq")
 _MOVING, _IN_STEP, _PAUSED = 0, 1, 2
@@ -184,7 +182,7 @@ class WorkerChannel:
         The size of the log stays the same. So the step may print at the same moment.
         """
         seen = os.fstat(self.log)
-        if seen.st_blocks * _BLOCK_BYTES > _LOG_LIMIT_BYTES and _libc:
+        if seen.st_blocks * _BLOCK_BYTES > _LOG_LIMIT_BYTES:
             length = ctypes.c_long(seen.st_size - LOG_TAIL_BYTES)
             _libc.fallocate(self.log, _PUNCH_HOLE, ctypes.c_long(0), length)
 
@@ -217,12 +215,8 @@ def _unpack(record: bytes) -> tuple[int, Outcome]:
 
 
 def anonymous_file(name: str) -> int:
-    """Open a file without a path, for appending. It is in memory if the system supports that."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create(name)
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
+    """Open a file in memory, without a path, for appending."""
+    descriptor = os.memfd_create(name)
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_APPEND)
     return descriptor
