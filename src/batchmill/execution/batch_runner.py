@@ -173,9 +173,10 @@ def _values_of(value: Any, count: int, what: str) -> list[Any]:
                 f"process_batch: {what} has the shape {tuple(shape)} for a batch of {count}. "
                 "The first dimension must be the number of samples."
             )
-        # One call, because torch needs a microsecond to take an item out of a tensor.
         value = _on_cpu(value)
-        return value.tolist() if _is_row_of_numbers(value) else list(value)
+        # A tensor of numbers. One call, because torch needs a microsecond to take out an item.
+        is_row = hasattr(value, "detach") and len(shape) == 1
+        return value.tolist() if is_row else list(value)
     # torch itself uses tuples for fields. A tuple as the whole result is ambiguous: it may hold
     # several results of one batch.
     kinds = (list,) if what == _WHOLE_RESULT else (list, tuple)
@@ -187,11 +188,6 @@ def _values_of(value: Any, count: int, what: str) -> list[Any]:
         "list with one row per sample, tensors whose first dimension is the number of samples, or "
         "a dict of these."
     )
-
-
-def _is_row_of_numbers(value: Any) -> bool:
-    """Return whether a value is a tensor with one number per sample."""
-    return hasattr(value, "detach") and len(value.shape) == 1
 
 
 def _on_cpu(value: Any) -> Any:

@@ -90,7 +90,7 @@ def failure_of(
         return missing._replace(attempts=0)
     if isinstance(error, ReportedError):
         # The process runs the step's code, so the report that the disk is full is checked.
-        is_full = error.kind == "cancelled" and not _have_ample_room(staging)
+        is_full = error.kind == "cancelled" and _full_folders(staging)
         kind: Kind = "cancelled" if is_full else "failed"
         reported = not_ok(item, staging, kind, error.error, error.message, seconds)
         return reported._replace(traceback=error.traceback)
@@ -122,20 +122,19 @@ def _disk_is_full(item: Input, staging: StagingArea, error: BaseException | None
     A full disk can cause any error, and a library may have removed its incomplete file. If the disk
     has ample space without this input's files, then this input has filled the disk itself.
     """
-    folders = [folder for folder in (staging.folder, staging.fetched) if folder]
-    if all(map(has_room, folders)) and not _is_no_room(error):
+    if all(map(has_room, _folders(staging))) and not _is_no_room(error):
         return False
     _remove_files(item, staging)
-    return not _have_ample_room(staging)
+    return bool(_full_folders(staging))
 
 
-def _have_ample_room(staging: StagingArea) -> bool:
-    return not _full_folders(staging)
+def _folders(staging: StagingArea) -> list[Path]:
+    return [folder for folder in (staging.folder, staging.fetched) if folder]
 
 
 def _full_folders(staging: StagingArea) -> list[Path]:
-    folders = [folder for folder in (staging.folder, staging.fetched) if folder]
-    return [folder for folder in folders if not has_room(folder, _AMPLE_BYTES)]
+    """Return the folders of an attempt that do not have ample space."""
+    return [folder for folder in _folders(staging) if not has_room(folder, _AMPLE_BYTES)]
 
 
 def _no_room(staging: StagingArea) -> str:

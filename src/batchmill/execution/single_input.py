@@ -70,14 +70,18 @@ def run_single_input(
         scratch_folder() as folder,
         open_staging(LocalStore(folder), "try", fetches=any((stat, *stats.values()))) as staging,
     ):
-        item = _input(place, row, staging, stat)
-        item = item._replace(
-            is_folder=is_folder,
-            in_parts=step.opens_input and reads_in_parts(item.url, stat),
+        name = last_part(place)
+        item = Input(
+            name,
+            input_id(name),
+            row=row,
             companions={
-                column: _companion(column, companions[column], staging, seen)
-                for column, seen in stats.items()
+                column: Companion(other, **_placed(other, f"{staging.fetched}/{column}", seen))
+                for (column, other), seen in zip(companions.items(), stats.values(), strict=True)
             },
+            is_folder=is_folder,
+            in_parts=step.opens_input and reads_in_parts(place, stat),
+            **_placed(place, f"{staging.fetched}/input", stat),
         )
         with suppress(ValueError):  # Standard error may not be a file.
             faulthandler.enable()
@@ -114,28 +118,11 @@ def _stat(place: str) -> FileStat | None:
     return None
 
 
-def _input(place: str, row: dict[str, Any], staging: StagingArea, stat: FileStat | None) -> Input:
-    name = last_part(place)
+def _placed(place: str, folder: str, stat: FileStat | None) -> dict[str, Any]:
+    """Return the local path of a file. If it is remote, also its URL and its state."""
     if stat is None:
-        return Input(name, input_id(name), os.path.abspath(place), row)
-    return Input(name, input_id(name), f"{staging.fetched}/input/{name}", row, place, stat)
-
-
-def _companion(column: str, place: str, staging: StagingArea, stat: FileStat | None) -> Companion:
-    if stat is None:
-        return Companion(place, os.path.abspath(place))
-    return Companion(place, f"{staging.fetched}/{column}/{last_part(place)}", place, stat)
-
-
-class _Interrupt:
-    """A handler of Ctrl-C. `was_pressed` records that it was called."""
-
-    def __init__(self) -> None:
-        self.was_pressed = False
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.was_pressed = True
-        signal.default_int_handler(number, frame)
+        return {"path": os.path.abspath(place)}
+    return {"path": f"{folder}/{last_part(place)}", "url": place, "planned": stat}
 
 
 @contextmanager
@@ -144,7 +131,12 @@ def _ctrl_c_ends_command() -> Iterator[None]:
 
     A KeyboardInterrupt that the step itself raises becomes the input's outcome instead.
     """
-    interrupt = _Interrupt()
+    pressed: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        pressed.append(number)
+        signal.default_int_handler(number, frame)
+
     try:
         before = signal.signal(signal.SIGINT, interrupt)
     except ValueError:  # Only the main thread may set a handler.
@@ -154,7 +146,7 @@ def _ctrl_c_ends_command() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if interrupt.was_pressed:
+        if pressed:
             raise KeyboardInterrupt
 
 

@@ -274,14 +274,23 @@ def _signature(ref: str, target: Any) -> inspect.Signature:
 
 def _check_call(ref: str, call: inspect.Signature, filled: frozenset[str]) -> None:
     """Raise StepError if a call of the objects of a class needs more than batchmill gives."""
+    for name in _needed(call, filled):
+        raise StepError(
+            f"step {ref}: its __call__ takes {name!r}, which batchmill does not give. Move it "
+            "to __init__, which takes the parameters of the step."
+        )
+
+
+def _needed(signature: inspect.Signature, filled: frozenset[str]) -> list[str]:
+    """Return the parameters that need a value, without those that batchmill fills in."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    for name, parameter in call.parameters.items():
-        needed = parameter.default is parameter.empty and parameter.kind not in variadic
-        if needed and name not in filled:
-            raise StepError(
-                f"step {ref}: its __call__ takes {name!r}, which batchmill does not give. Move it "
-                "to __init__, which takes the parameters of the step."
-            )
+    return [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in variadic
+        and name not in filled
+    ]
 
 
 def _given_to_batch(ref: str, target: Any) -> frozenset[str]:
@@ -308,14 +317,7 @@ def _given_to(ref: str, target: Any, method: str) -> frozenset[str]:
         inspect.getattr_static(target, method)
     )
     given = frozenset(name for name in _GIVEN_TO_BATCH if name in names)
-    needed = [
-        name
-        for name, parameter in signature.parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        and name not in given
-    ]
-    if len(needed) != 1 + is_plain:
+    if len(_needed(signature, given)) != 1 + is_plain:
         raise StepError(
             f"step {ref}: its {method} takes ({', '.join(names)}); expected one collated "
             "batch, and `outs` if it writes files."

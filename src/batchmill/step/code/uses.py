@@ -48,7 +48,6 @@ class _Visitor(ast.NodeVisitor):
         self.values: list[Value] = []
         self.modules: list[str] = []
         self._code = code
-        self._package = package
         self._local: dict[str, list[Value]] = {}
         for part in ast.walk(node):
             if isinstance(part, ast.Import | ast.ImportFrom):
