@@ -10,13 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from batchmill.execution.call_step import (
-    ABSENT,
-    await_step,
-    call_step,
-    end_if_forked,
-    read_answer,
-)
+from batchmill.execution.call_step import ABSENT, await_step, call_step, end_if_forked, read_answer
 from batchmill.execution.failures import OverdueError, failure_of, not_ok, printable
 from batchmill.execution.outputs import place_outputs
 from batchmill.execution.read_input import discard, fetch_and_read, remove_flat

@@ -10,14 +10,7 @@ import pyarrow.compute as pc
 
 from batchmill.ledger.parts import MISSING, WITHDRAWN
 from batchmill.manifest import Manifest
-from batchmill.planning.decisions import (
-    ADOPTED,
-    DECISIONS,
-    REASONS,
-    UNREADABLE,
-    Criteria,
-    decide,
-)
+from batchmill.planning.decisions import ADOPTED, DECISIONS, REASONS, UNREADABLE, Criteria, decide
 from batchmill.storage.large_tables import collected, count_values, select, take
 from batchmill.storage.name_search import rows_of
 

@@ -35,12 +35,7 @@ from batchmill.planning.sample import random_sample
 from batchmill.publishing.tables import metadata_table
 from batchmill.reading.published import read_published
 from batchmill.runs.discarded_job import part_of
-from batchmill.runs.made_again import (
-    RESULT_COLUMNS,
-    ResultDifference,
-    differences,
-    make_again,
-)
+from batchmill.runs.made_again import RESULT_COLUMNS, ResultDifference, differences, make_again
 from batchmill.shards.planned_step import load_planned_step, pickled_step_name
 from batchmill.step.load import Step
 from batchmill.step.packages import imported_packages

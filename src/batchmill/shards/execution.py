@@ -32,14 +32,7 @@ from batchmill.step.async_steps import SharedStep
 from batchmill.storage import ObjectStore, is_url, obstore_s3, remote
 from batchmill.storage.fingerprints import Fingerprint
 from batchmill.storage.ranges import HEAD_BYTES
-from batchmill.workers import (
-    BatchCallbacks,
-    IsolatedExecutor,
-    Limits,
-    Sample,
-    Stop,
-    WorkerExit,
-)
+from batchmill.workers import BatchCallbacks, IsolatedExecutor, Limits, Sample, Stop, WorkerExit
 from batchmill.workers.concurrent_inputs import Concurrency, RunAttempt
 from batchmill.workers.confined import ConfinedProcess
 from batchmill.workers.control import Pace

@@ -1,12 +1,6 @@
 """Isolation: each input gets one outcome, even if it kills its process."""
 
-from batchmill.workers.batches import (
-    Batch,
-    BatchCallbacks,
-    BatchError,
-    BrokenDeviceError,
-    Sample,
-)
+from batchmill.workers.batches import Batch, BatchCallbacks, BatchError, BrokenDeviceError, Sample
 from batchmill.workers.control import Stop
 from batchmill.workers.executor import IsolatedExecutor
 from batchmill.workers.watchdog import Limits

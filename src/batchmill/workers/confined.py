@@ -22,12 +22,7 @@ from types import FrameType
 from typing import NoReturn
 
 from batchmill.workers.landlock import restrict
-from batchmill.workers.processes import (
-    adopt_orphans,
-    end_children,
-    end_with_parent,
-    kill_tree,
-)
+from batchmill.workers.processes import adopt_orphans, end_children, end_with_parent, kill_tree
 from batchmill.workers.worker import DUMP_SIGNAL, begin_confined, restore_confined
 
 # Programs open these devices to discard text, and to read zeros and random numbers.

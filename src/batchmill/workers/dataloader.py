@@ -16,11 +16,7 @@ from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.workers.batches import IndexedSample, Sample, SentBatch, gather_batch
 from batchmill.workers.control import SharedBatches, SharedFlag, StopIndex, WorkerContext
 from batchmill.workers.pipeline import TransferPipeline
-from batchmill.workers.private_api import (
-    IdleWork,
-    LoaderIterator,
-    without_torch_sigchld_handler,
-)
+from batchmill.workers.private_api import IdleWork, LoaderIterator, without_torch_sigchld_handler
 from batchmill.workers.worker import this_worker
 from batchmill.workers.worker_channel import WorkerChannel
 

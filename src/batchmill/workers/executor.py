@@ -26,12 +26,7 @@ from batchmill.workers.control import Stop, StopIndex
 from batchmill.workers.input_queue import InputQueue, LoaderPass
 from batchmill.workers.loader_driver import LoaderDriver
 from batchmill.workers.pipeline import TransferPipeline
-from batchmill.workers.processes import (
-    adopt_orphans,
-    children,
-    kill_descendants,
-    reap,
-)
+from batchmill.workers.processes import adopt_orphans, children, kill_descendants, reap
 from batchmill.workers.watchdog import BatchMonitor, Limits
 from batchmill.workers.worker_channel import WorkerChannel
 from batchmill.workers.worker_exit import WorkerExit
