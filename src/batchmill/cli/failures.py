@@ -1,4 +1,4 @@
-"""`batchmill failures`: list the inputs that are not ok, and why."""
+"""`batchmill failures` and `retry`: list the inputs that are not ok, and execute them again."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json
 from batchmill.errors import OptionError
-from batchmill.jobs.failed_inputs import failure_table
+from batchmill.jobs.failed_inputs import failure_table, release_failures
 from batchmill.ledger.open import open_ledger
 from batchmill.outcome import one_line, visible
 from batchmill.sizes import counted
@@ -69,6 +69,35 @@ def failures(
     else:
         count = counted(len(records), "input is", "inputs are")
         out.print(f"{count} not ok. To print the complete texts, add --json or --csv.")
+
+
+def retry(
+    dataset: Dataset,
+    /,
+    *inputs: Inputs,
+    kind: FailureKinds = (),
+    group: FailureGroups = (),
+    json: Json = False,
+) -> None:
+    """Let the next run over the dataset execute failed inputs again.
+
+    Without this command, a run skips a failed input until its file, the step or the params change,
+    or until you raise the limit that it exceeded.
+
+    ```
+    batchmill retry dataset
+    batchmill retry dataset --kind crashed --kind oom
+    batchmill retry dataset --group 1
+    batchmill retry dataset recordings/a.wav
+    ```
+    """
+    chosen = release_failures(str(dataset), inputs, kind, group)
+    if json:
+        print_json({"released": chosen})
+    elif chosen:
+        console().print(f"The next run executes {counted(len(chosen), 'input')} again.")
+    else:
+        console().print("There is no failed input to execute again.")
 
 
 def _lines(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:

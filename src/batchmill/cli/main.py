@@ -27,31 +27,27 @@ _TOO_LITTLE_MEMORY = (
 # A command is imported when it is called, because `try` needs neither Prefect nor Ray. So
 # `batchmill --help` shows the texts below. `batchmill COMMAND --help` shows the docstring.
 _OVERVIEW = (
-    ("run", "batchmill.cli.run:run", "Run a step over every input of a manifest."),
-    ("infer", "batchmill.cli.infer:infer", "Run a model over every input of a manifest."),
-    ("try", "batchmill.cli.try_one:try_one", "Run a step on one input, in this process."),
-    ("plan", "batchmill.cli.plan:plan", "Show what a run would do, and why."),
-    ("status", "batchmill.cli.status:status", "Count the inputs of a dataset by outcome."),
-    ("failures", "batchmill.cli.failures:failures", "List the inputs that are not ok, and why."),
-    ("report", "batchmill.cli.report:report", "Rebuild a dataset's report.html."),
-    ("verify", "batchmill.cli.verify:verify", "Compare a dataset's files with its ledger."),
-    ("files", "batchmill.cli.files:files", "List or copy the files of one input."),
-    ("versions", "batchmill.cli.versions:versions", "List the versions of a dataset."),
-    ("keep", "batchmill.cli.versions:keep", "Give a version a name, so that it stays."),
-    ("diff", "batchmill.cli.versions:diff", "Compare two versions of a dataset."),
-    ("export", "batchmill.cli.export:export", "Write a dataset as shards for training."),
-    ("watch", "batchmill.cli.watch:watch", "Announce new files in a folder or bucket to Prefect."),
-    (
-        "retry",
-        "batchmill.cli.retry:retry",
-        "Let the next run execute failed inputs again.",
-    ),
+    ("run", "run:run", "Run a step over every input of a manifest."),
+    ("infer", "run:infer", "Run a model over every input of a manifest."),
+    ("try", "try_one:try_one", "Run a step on one input, in this process."),
+    ("plan", "plan:plan", "Show what a run would do, and why."),
+    ("status", "status:status", "Count the inputs of a dataset by outcome."),
+    ("failures", "failures:failures", "List the inputs that are not ok, and why."),
+    ("report", "report:report", "Rebuild a dataset's report.html."),
+    ("verify", "verify:verify", "Compare a dataset's files with its ledger."),
+    ("files", "files:files", "List or copy the files of one input."),
+    ("versions", "versions:versions", "List the versions of a dataset."),
+    ("keep", "versions:keep", "Give a version a name, so that it stays."),
+    ("diff", "versions:diff", "Compare two versions of a dataset."),
+    ("export", "export:export", "Write a dataset as shards for training."),
+    ("watch", "watch:watch", "Announce new files in a folder or bucket to Prefect."),
+    ("retry", "failures:retry", "Let the next run execute failed inputs again."),
     (
         "reproduce",
-        "batchmill.cli.reproduce:reproduce",
+        "reproduce:reproduce",
         "Pack an input and its step, to show its error elsewhere.",
     ),
-    ("ui", "batchmill.cli.ui:ui", "Show Prefect's UI with the runs of this machine."),
+    ("ui", "ui:ui", "Show Prefect's UI with the runs of this machine."),
 )
 
 
@@ -75,7 +71,7 @@ def make_app(called: str = "") -> App:
         default_parameter=Parameter(negative=(), show_default=_shown_default),
     )
     for name, where, what in _OVERVIEW:
-        app.command(where, name=name, help=None if name == called else what)
+        app.command(f"batchmill.cli.{where}", name=name, help=None if name == called else what)
     app.register_install_completion_command(
         help="Let your shell complete commands, options and file names."
     )

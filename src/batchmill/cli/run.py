@@ -1,26 +1,35 @@
-"""`batchmill run`: run a step over every input of a manifest."""
+"""`batchmill run` and `infer`: run a step or a model over every input of a manifest."""
 
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
-from batchmill.cli.early_start import starting_run
 from batchmill.cli.options import (
     SAVED,
     ClusterOptions,
     JobOptions,
     Json,
     Manifest,
+    Model,
     Output,
     Params,
     ParamsFile,
+    Place,
     Step,
     StoreName,
     Verbose,
     check_given,
 )
 from batchmill.errors import OptionError
+from batchmill.layout import LEDGER_FOLDER
+from batchmill.options.model_options import ModelOptions
+from batchmill.orchestration.server.embedded_server import preparing_server
 from batchmill.step.params import parse_params
+from batchmill.urls import is_url, without_file_scheme
 
 
 def run(
@@ -56,7 +65,7 @@ def run(
     if not job:
         hint = "Give MANIFEST, --step and --output, or a saved job: --job NAME."
         check_given(hint, manifest=manifest, step=step, output=output)
-        with starting_run(output, verbose=verbose):
+        with _starting_run(output, verbose=verbose):
             # Imported here because the import takes half a second.
             from batchmill.cli.run_console import run_and_show
             from batchmill.jobs.run_job import JobRequest
@@ -81,7 +90,82 @@ def run(
             "(--force, --prune and --wait are allowed), or change the saved job."
         )
     # Prefect has the saved job, so the run needs a server in any case.
-    with starting_run("", verbose=verbose):
+    with _starting_run("", verbose=verbose):
         from batchmill.cli.run_console import run_and_show
 
         run_and_show(job, run_options=options.run, json=json, verbose=verbose)
+
+
+def infer(
+    manifest: Manifest = "",
+    /,
+    *,
+    model: Annotated[
+        Place,
+        Parameter(
+            group=Group("Model", sort_key=0),
+            help="Model file (.pt2 from torch.export; .pt, .pth or .ts from TorchScript), or a "
+            "function that makes the model: package.module:function. Required.",
+        ),
+    ] = "",
+    model_options: Model = ModelOptions(),
+    output: Output = "",
+    store: StoreName = "",
+    options: JobOptions = JobOptions(),
+    cluster: ClusterOptions = ClusterOptions(),
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a model over every input of a manifest, and write its predictions as a dataset.
+
+    The manifest can be a dataset. The dataset's output files are then the inputs. Examples:
+
+    ```
+    batchmill infer clips --model classifier.pt2 --output predictions --classes cat,dog
+    batchmill infer photos/ --pattern '*.jpg' --model mylab.nets:segmenter -o masks
+        --predictions files
+    ```
+    """
+    check_given(manifest=manifest, model=model, output=output)
+    with _starting_run(output, verbose=verbose):
+        # Imported here because the import takes half a second.
+        from batchmill.cli.run_console import run_and_show
+        from batchmill.jobs.run_job import JobRequest
+
+        request = JobRequest(
+            manifest=manifest,
+            model=str(model),
+            model_options=model_options,
+            output=output,
+            options=options,
+            cluster=cluster.cluster(),
+            store=store or None,
+        )
+        run_and_show(request, json=json, verbose=verbose)
+
+
+@contextmanager
+def _starting_run(output: str | os.PathLike[str], *, verbose: bool) -> Iterator[None]:
+    """Begin the slow parts of a run before their imports.
+
+    Set the log level. Unless the dataset is in an existing folder, prepare Prefect's server.
+
+    The temporary server writes nothing before the checks of the run have passed. A run over an
+    existing dataset may have nothing to do, and then it needs no server. If its dataset is in a
+    folder, it soon knows, and starts the server after it has made its plan. A plan of a bucket
+    takes about as long as the imports of the server's process. So they are done at the same time.
+
+    Args:
+        output: The path or URL of the dataset. Empty: the run needs a server in any case.
+        verbose: Show the log of Prefect, and batchmill's own log in detail.
+    """
+    if verbose:
+        logging.getLogger("batchmill").setLevel(logging.DEBUG)
+    else:
+        # Keeps Prefect's log off the terminal. Its API gets the log in any case.
+        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+        os.environ.setdefault("DO_NOT_TRACK", "1")
+    place = without_file_scheme(os.fspath(output))
+    is_known_soon = not is_url(place) and os.path.exists(os.path.join(place, LEDGER_FOLDER))
+    with nullcontext() if is_known_soon and place else preparing_server():
+        yield

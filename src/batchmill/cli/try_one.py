@@ -2,6 +2,8 @@
 
 import json as json_text
 import os
+import select
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,7 +15,6 @@ from rich.table import Table
 
 from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Json, Params, ParamsFile, Place, Step, check_given
-from batchmill.cli.process_end import reporting_process_end
 from batchmill.execution.single_input import run_single_input
 from batchmill.outcome import Outcome, visible
 from batchmill.sizes import counted
@@ -70,7 +71,7 @@ def try_one(
         f"{visible(str(input))}: the process of the step ended before the step returned. A step "
         "must not call os._exit. Other causes: a crash, a signal, or too little memory."
     )
-    with reporting_process_end(ended), _stdout_to_stderr() if json else nullcontext():
+    with _reporting_process_end(ended), _stdout_to_stderr() if json else nullcontext():
         loaded = load_step(
             step, parse_params(param, params), search=os.getcwd(), file_columns=[*files]
         )
@@ -81,6 +82,41 @@ def try_one(
     else:
         _show(outcome, keep)
     return 0 if outcome.kind == "ok" else FAILED
+
+
+@contextmanager
+def _reporting_process_end(message: str) -> Iterator[None]:
+    """Print a message to standard error if this process ends during the block.
+
+    A process that ends by `os._exit` or a crash cannot print it, so a second process does.
+    """
+    try:
+        this_process = os.pidfd_open(os.getpid())
+    except OSError:  # A system without this call. The message is left out.
+        yield
+        return
+    watcher = os.fork()
+    if watcher == 0:
+        try:
+            _print_at_end(this_process, message)
+        finally:
+            os._exit(0)
+    os.close(this_process)
+    try:
+        yield
+    finally:
+        os.kill(watcher, signal.SIGKILL)
+        os.waitpid(watcher, 0)
+
+
+def _print_at_end(process: int, message: str) -> None:
+    """Wait for the end of a process, and print the message."""
+    # Ctrl-C also reaches this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    wait = select.poll()
+    wait.register(process, select.POLLIN)
+    wait.poll()
+    os.write(2, f"{message}\n".encode())
 
 
 @contextmanager
