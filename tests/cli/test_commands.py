@@ -19,7 +19,7 @@ from rich.console import Console
 
 from batchmill.cli.console import PlainConsole
 from batchmill.cli.main import make_app
-from batchmill.cli.progress import showing_progress
+from batchmill.cli.run_console import showing_progress
 from batchmill.cli.status import executed_text
 from batchmill.ledger.open import open_ledger, open_output
 from batchmill.options.failure_policy import FailurePolicy
@@ -539,7 +539,7 @@ def test_run_and_status_print_the_time_without_the_start(command, words, tmp_pat
 def test_progress_names_what_its_speed_counts(words, tmp_path):
     err = io.StringIO()
     ledger = open_output(str(tmp_path / "out"))
-    with showing_progress(ledger, Console(file=err), quiet=False):
+    with showing_progress(ledger, Console(file=err)):
         run_job(words / "manifest.csv", SPLIT, tmp_path / "out")
     assert re.search(r"4/4 inputs, 0 failed, [0-9.]+ inputs/s$", err.getvalue(), re.MULTILINE)
 

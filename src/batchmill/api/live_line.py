@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from batchmill.jobs.progress_line import STARTING, Clock, following, poll, progress_line
+from batchmill.jobs.progress_line import STARTING, following, poll, progress_line
 from batchmill.jobs.run_job import JobDisplay
 from batchmill.planning.prepare import Prepared
 from batchmill.runs.progress import RunWatcher
@@ -70,8 +70,7 @@ def _as_output(text: str) -> dict[str, str]:
 def _follow(
     line: _NotebookLine | _TerminalLine, watcher: RunWatcher, stop: threading.Event
 ) -> None:
-    clock = Clock()
-    for seen, ended in poll(watcher, stop):
+    for seen, rate, ended in poll(watcher, stop):
         if seen:
-            line.show(progress_line(seen, clock.rate(seen.done), ended=ended))
+            line.show(progress_line(seen, rate, ended=ended))
     line.end()

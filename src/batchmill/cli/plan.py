@@ -78,11 +78,7 @@ def plan(
         options=options,
     )
     messages = console(stderr=True, quiet=json)
-    planned = plan_run(
-        request,
-        cores,
-        on_trial=lambda: messages.print("Measuring a few inputs. Their results are not kept."),
-    )
+    planned = plan_run(request, cores, messages.print)
     if json:
         forecast = planned.forecast.as_json() if planned.forecast else None
         found = _as_json(planned.prepared, planned.layout, planned.cores)

@@ -1,67 +1,75 @@
-"""Print the plan, the progress and the result of `run` and `infer`."""
+"""Print the plan, the progress and the result of `run` and `infer`.
+
+The progress is a bar on a terminal, and plain lines elsewhere.
+"""
 
 import sys
-from contextlib import AbstractContextManager, ExitStack, redirect_stdout
+import threading
+import time
+from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout
 from dataclasses import replace
 from shlex import quote
 
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
 from batchmill.cli.console import console, print_json
 from batchmill.cli.plan import MEANINGS, partition_lines, partitions_as_json
-from batchmill.cli.progress import showing_progress
 from batchmill.cli.status import executed_text
 from batchmill.errors import RunError
+from batchmill.jobs.progress_line import STARTING, following, poll, progress_line, time_left
 from batchmill.jobs.run_job import EndedRun, JobDisplay, JobRequest, run_job
+from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.leakage import find_duplicates
 from batchmill.options.groups import RunOptions
 from batchmill.options.job_settings import JobSettings
 from batchmill.partitions.record import has_assigned
 from batchmill.planning.prepare import Prepared
 from batchmill.publishing.summary import failure_message
+from batchmill.runs.progress import RunWatcher
 from batchmill.security.credentials import access_to
 from batchmill.sizes import counted, list_counts
+
+_LINE_SECONDS = 10.0
 
 
 class RunConsole(JobDisplay):
     """Prints the plan of a run and its progress to standard error."""
 
     def __init__(self, *, is_quiet: bool) -> None:
-        self._console = console(stderr=True)
-        self._is_quiet = is_quiet
+        self._console = console(stderr=True, quiet=is_quiet)
 
     def show_plan(self, prepared: Prepared) -> None:
         """Print the number of inputs to execute, and the reason if all are executed again."""
         counts = prepared.plan.counts
         lines = [_to_do(prepared)]
         lines += [f"  {word}: {what}." for word, what in MEANINGS.items() if counts.get(word)]
-        self._print(*lines, *prepared.change_lines(), *partition_lines(prepared))
+        self.say(*lines, *prepared.change_lines(), *partition_lines(prepared))
 
-    def show_trial(self) -> None:
-        """Print that a few inputs are measured."""
-        self._print("Measuring a few inputs. Their results are not kept.")
-
-    def show_sample(self, inputs: int) -> None:
-        """Print that some inputs are executed with the changed code."""
-        self._print(f"Executing {counted(inputs, 'input')} with the changed code to compare them.")
+    def say(self, *lines: str) -> None:
+        """Print lines."""
+        for line in lines:
+            self._console.print(line)
 
     def show_change_check(self, prepared: Prepared) -> None:
         """Print whether the outputs are equal. If they are kept, print the new plan."""
         check = prepared.change_check
-        self._print(*(check.lines() if check else []))
+        self.say(*(check.lines() if check else []))
         if check and check.is_equal:
-            self._print(_to_do(prepared), *prepared.change_lines())
-
-    def show_workers(self, number: int, reason: str) -> None:
-        """Print the number of workers, and why it was chosen."""
-        self._print(f"num_workers {number}: {reason}.")
+            self.say(_to_do(prepared), *prepared.change_lines())
 
     def follow(self, prepared: Prepared) -> AbstractContextManager[None]:
         """Show progress while the block runs."""
-        is_quiet = self._is_quiet or not len(prepared.plan.pending)
-        return showing_progress(prepared.ledger, self._console, quiet=is_quiet)
-
-    def _print(self, *lines: str) -> None:
-        for line in () if self._is_quiet else lines:
-            self._console.print(line)
+        if self._console.quiet or not len(prepared.plan.pending):
+            return nullcontext()
+        return showing_progress(prepared.ledger, self._console)
 
 
 def run_and_show(
@@ -145,3 +153,50 @@ def _show(ended: EndedRun) -> None:
             "Inputs with the same content are in different partitions (contents: "
             f"{duplicates:,}). To list them: batchmill verify {quote(dataset)}"
         )
+
+
+def showing_progress(ledger: Ledger, console: Console) -> AbstractContextManager[None]:
+    """Show the progress of the run that the block starts, until the block ends."""
+    follow = _follow_with_bar if console.is_terminal else _follow_with_lines
+    return following(ledger, lambda watcher, stop: follow(watcher, console, stop))
+
+
+def _follow_with_bar(watcher: RunWatcher, console: Console, stop: threading.Event) -> None:
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+        console=console,
+        transient=True,
+    )
+    with bar:
+        shown = bar.add_task(STARTING, total=None, rate="", left="")
+        for seen, rate, _ in poll(watcher, stop):
+            if seen:
+                failed = f"[red]{seen.failed:,} failed[/red]" if seen.failed else "0 failed"
+                bar.update(
+                    shown,
+                    description=f"inputs, {failed}",
+                    total=seen.total,
+                    completed=seen.done,
+                    rate=f"{rate:.1f} inputs/s",
+                    left=time_left(seen, rate),
+                )
+
+
+def _follow_with_lines(watcher: RunWatcher, console: Console, stop: threading.Event) -> None:
+    next_line = 0.0
+    told = False
+    for seen, rate, ended in poll(watcher, stop):
+        if seen is None:
+            if not told and not ended:
+                console.print(f"{STARTING} ...")
+                told = True
+            continue
+        if ended or time.monotonic() >= next_line:
+            console.print(progress_line(seen, rate, ended=ended))
+            next_line = time.monotonic() + _LINE_SECONDS

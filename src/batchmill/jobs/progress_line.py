@@ -41,13 +41,24 @@ def following(
         thread.join()
 
 
-def poll(watcher: RunWatcher, stop: threading.Event) -> Iterator[tuple[Progress | None, bool]]:
-    """Yield the progress and whether the run has ended, twice a second."""
+def poll(
+    watcher: RunWatcher, stop: threading.Event
+) -> Iterator[tuple[Progress | None, float, bool]]:
+    """Yield the progress, the rate and whether the run has ended, twice a second.
+
+    The rate is in inputs per second since the first input was done.
+    """
     ended = False
+    begun = 0.0
     while not ended:
         ended = stop.wait(_POLL_SECONDS)
         with suppress(BatchmillError):  # The run itself reports the error.
-            yield watcher.poll(), ended
+            seen, rate = watcher.poll(), 0.0
+            if seen:
+                now = time.monotonic()
+                begun = begun if begun and seen.done else now
+                rate = seen.done / (now - begun) if now > begun else 0.0
+            yield seen, rate, ended
 
 
 def progress_line(seen: Progress, rate: float, *, ended: bool) -> str:
@@ -66,18 +77,3 @@ def time_left(seen: Progress, rate: float) -> str:
     if not rate or seen.done >= seen.total:
         return ""
     return f"{timedelta(seconds=round((seen.total - seen.done) / rate))} left"
-
-
-class Clock:
-    """The rate since the first input was done, in inputs per second."""
-
-    def __init__(self) -> None:
-        self._begun: float | None = None
-
-    def rate(self, done: int) -> float:
-        """Return the rate of a run with `done` inputs."""
-        now = time.monotonic()
-        if self._begun is None or not done:
-            self._begun = now
-        elapsed = now - self._begun
-        return done / elapsed if elapsed else 0.0

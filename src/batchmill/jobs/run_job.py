@@ -38,10 +38,13 @@ from batchmill.runs.context import handing_over
 from batchmill.runs.worker_trial import resolve_workers
 from batchmill.security.credentials import Access, access_to
 from batchmill.shards.process_pool import shard_processes
+from batchmill.sizes import counted
 from batchmill.step.import_reference import refuse_nested_run
 
 if TYPE_CHECKING:
     from batchmill.blocks import DatasetStore, RayCluster
+
+_MEASURING = "Measuring a few inputs. Their results are not kept."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,17 +82,11 @@ class JobDisplay:
     def show_plan(self, prepared: Prepared) -> None:
         """Show what the run will do."""
 
-    def show_trial(self) -> None:
-        """Show that a few inputs are measured to choose the number of workers."""
-
-    def show_sample(self, inputs: int) -> None:
-        """Show that some inputs are executed to verify a change of the code."""
-
     def show_change_check(self, prepared: Prepared) -> None:
         """Show whether the outputs of changed code are equal, and what the run will do."""
 
-    def show_workers(self, number: int, reason: str) -> None:
-        """Show the number of workers, and why it was chosen."""
+    def say(self, *lines: str) -> None:
+        """Show what happens before the run, for example that a few inputs are measured."""
 
     def follow(self, prepared: Prepared) -> AbstractContextManager[None]:  # noqa: ARG002
         """Show progress while the block runs."""
@@ -144,10 +141,10 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
         options = request.options
         display.show_plan(prepared)
         execution, reason = resolve_workers(
-            options.execution, prepared, own_cores(), display.show_trial
+            options.execution, prepared, own_cores(), lambda: display.say(_MEASURING)
         )
         if reason:
-            display.show_workers(int(execution.num_workers or 0), reason)
+            display.say(f"num_workers {execution.num_workers}: {reason}.")
         request = replace(request, options=replace(options, execution=execution))
         if not options.run.wait:
             check_free(prepared.ledger)
@@ -156,7 +153,12 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
             from batchmill.runs.verify_change import verify_change
 
             prepared = verify_change(
-                prepared, execution, options.failures, on_sample=display.show_sample
+                prepared,
+                execution,
+                options.failures,
+                on_sample=lambda inputs: display.say(
+                    f"Executing {counted(inputs, 'input')} with the changed code to compare them."
+                ),
             )
             display.show_change_check(prepared)
         if is_listed:
@@ -195,14 +197,14 @@ class PlannedRun:
 
 
 def plan_run(
-    request: JobRequest, cores: int = 0, on_trial: Callable[[], None] = lambda: None
+    request: JobRequest, cores: int = 0, say: Callable[[str], None] = lambda _: None
 ) -> PlannedRun:
     """Check a request and plan its job. Starts nothing and writes nothing.
 
     Args:
         request: The job.
         cores: The number of cores to plan for. 0: the cores of this machine.
-        on_trial: Called before a few inputs are measured to choose the number of workers.
+        say: Called with a text before a few inputs are measured to choose the number of workers.
 
     Returns:
         The plan.
@@ -215,7 +217,7 @@ def plan_run(
         gpus = len(gpus_for(prepared.step))
         available = cores_of_machine(cores or own_cores(), gpus)
         execution, reason = resolve_workers(
-            request.options.execution, prepared, available.node, on_trial
+            request.options.execution, prepared, available.node, lambda: say(_MEASURING)
         )
         forecast = forecast_for(prepared, prepared.plan.pending)
     layout = plan_shards(
