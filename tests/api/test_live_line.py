@@ -11,7 +11,7 @@ from prefect.logging import get_logger
 from prefect.logging.handlers import PrefectConsoleHandler
 
 from batchmill.api.live_line import LiveLine
-from batchmill.jobs.run_log import log_level
+from batchmill.jobs.flow_run import log_level
 from batchmill.planning.prepare import prepare
 
 SPLIT = "batchmill.steps.words:split"

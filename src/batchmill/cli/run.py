@@ -62,38 +62,33 @@ def run(
     batchmill run recordings/ --pattern '*.flac' --step batchmill.steps.audio:split -o clips
     ```
     """
-    if not job:
-        hint = "Give MANIFEST, --step and --output, or a saved job: --job NAME."
-        check_given(hint, manifest=manifest, step=step, output=output)
-        with _starting_run(output, verbose=verbose):
-            # Imported here because the import takes half a second.
-            from batchmill.cli.run_console import run_and_show
-            from batchmill.jobs.run_job import JobRequest
-
-            request = JobRequest(
-                manifest=manifest,
-                step=step,
-                output=output,
-                params=parse_params(param, params),
-                options=options,
-                cluster=cluster.cluster(),
-                store=store or None,
-            )
-            run_and_show(request, json=json, verbose=verbose)
-        return
     # An option with its default value is rejected as well: the saved job may have another value.
     groups = [group for name, group in options.parameters().items() if name != "run"]
     given = (manifest, step, output, param, params, store, *(g.model_fields_set for g in groups))
-    if any(given) or cluster != ClusterOptions():
+    if not job:
+        hint = "Give MANIFEST, --step and --output, or a saved job: --job NAME."
+        check_given(hint, manifest=manifest, step=step, output=output)
+    elif any(given) or cluster != ClusterOptions():
         raise OptionError(
             f"--job {job}: the saved job contains all options of the job. Remove the other options "
             "(--force, --prune and --wait are allowed), or change the saved job."
         )
-    # Prefect has the saved job, so the run needs a server in any case.
-    with _starting_run("", verbose=verbose):
+    # Prefect has a saved job, so its run needs a server in any case.
+    with _starting_run(output, verbose=verbose):
+        # Imported here because the import takes half a second.
         from batchmill.cli.run_console import run_and_show
+        from batchmill.jobs.run_job import JobRequest
 
-        run_and_show(job, run_options=options.run, json=json, verbose=verbose)
+        request = job or JobRequest(
+            manifest=manifest,
+            step=step,
+            output=output,
+            params=parse_params(param, params),
+            options=options,
+            cluster=cluster.cluster(),
+            store=store or None,
+        )
+        run_and_show(request, run_options=options.run, json=json, verbose=verbose)
 
 
 def infer(

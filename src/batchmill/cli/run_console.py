@@ -145,7 +145,7 @@ def _show(ended: EndedRun) -> None:
     if summary.failed and not ended.error:
         out.print(failure_message(summary, dataset).partition("\n")[2])
     # The search takes a while, and a run that added nothing has no new duplicates.
-    is_new = summary.executed or has_assigned(prepared.ledger, ended.number)
+    is_new = summary.executed or has_assigned(prepared.ledger, summary.run)
     may_repeat = summary.partitions and is_new
     duplicates = sum(1 for _ in find_duplicates(prepared.ledger)) if may_repeat else 0
     if duplicates:

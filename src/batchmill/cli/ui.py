@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from batchmill.cli.console import console
+from batchmill.orchestration.interrupts import SIGNALS, restoring_handlers
 
 PREFECT_PORT = 4200
 
@@ -40,17 +41,11 @@ def ui(
         out.print(f"Prefect's UI: {configured} (from PREFECT_API_URL)")
         return
     received: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    try:
-        with serving_ui(port) as served:
-            # The handlers raise no exception: it would be lost inside a `__del__` method.
-            for number in numbers:
-                signal.signal(number, lambda number, _: received.append(number))
-            out.print(f"Prefect's UI: {served.address} (until Ctrl-C)")
-            out.print(f"Password: {served.auth}")
-            served.wait(lambda: bool(received))
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    with restoring_handlers(), serving_ui(port) as served:
+        # The handlers raise no exception: it would be lost inside a `__del__` method.
+        for number in SIGNALS:
+            signal.signal(number, lambda number, _: received.append(number))
+        out.print(f"Prefect's UI: {served.address} (until Ctrl-C)")
+        out.print(f"Password: {served.auth}")
+        served.wait(lambda: bool(received))
     told.print("Ended. The server stops when no run and no other `batchmill ui` uses it.")

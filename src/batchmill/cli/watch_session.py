@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -12,12 +13,12 @@ from batchmill.orchestration.arrivals.detection import FileVersion
 from batchmill.orchestration.arrivals.event import ARRIVED
 from batchmill.orchestration.arrivals.watch_target import WatchTarget, read_recorded_versions
 from batchmill.orchestration.arrivals.watching import SourceWatcher
+from batchmill.orchestration.interrupts import SIGNALS, restoring_handlers
 from batchmill.orchestration.resource_ids import resource_id
 from batchmill.outcome import visible
 from batchmill.sizes import counted, readable_size
 
 _SHOWN_NAMES = 3
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class WatchSession:
@@ -57,22 +58,17 @@ class WatchSession:
         Raises:
             BatchmillError: The source cannot be read at the start.
         """
-        previous_handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-        try:
+        # Files that are not announced at a KeyboardInterrupt are announced at the next start.
+        with restoring_handlers(), suppress(KeyboardInterrupt):
             # Until the first listing is complete, both signals interrupt it.
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             self._watcher.start()
             # From now on, a handler requests the stop. An exception could be lost, for example in
             # the `__del__` of some library.
-            for number in _SIGNALS:
+            for number in SIGNALS:
                 signal.signal(number, self._handle_signal)
             self._print_start()
             self._watcher.run()
-        except KeyboardInterrupt:
-            pass  # Files that are not announced yet are announced at the next start.
-        finally:
-            for number, handler in previous_handlers.items():
-                signal.signal(number, handler)
         self._messages.print(
             "Stopped watching. Files that are not announced yet are announced at the next start."
         )

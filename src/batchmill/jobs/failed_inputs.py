@@ -53,15 +53,10 @@ def failure_table(
             f"{missing[0]}: is not one of the failed inputs of {dataset}. List them: "
             f"batchmill failures {quote(dataset)}"
         )
-    if inputs:
-        names = pa.array(list(inputs), pa.string())
-        failed = failed.filter(pc.is_in(failed["input"], value_set=names))
-    if kinds:
-        outcomes = pa.array(list(kinds), pa.string())
-        failed = failed.filter(pc.is_in(failed["outcome"], value_set=outcomes))
-    if groups:
-        numbers = pa.array(list(groups), pa.int32())
-        failed = failed.filter(pc.is_in(failed["group"], value_set=numbers))
+    for column, chosen in (("input", inputs), ("outcome", kinds), ("group", groups)):
+        if chosen:
+            wanted = pa.array(list(chosen), failed.schema.field(column).type)
+            failed = failed.filter(pc.is_in(failed[column], value_set=wanted))
     return failed
 
 

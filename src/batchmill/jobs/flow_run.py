@@ -1,10 +1,14 @@
-"""Run a flow in this process and wait for its end."""
+"""Run a flow in this process and wait for its end. Its log is hidden from the user."""
 
-from contextlib import ExitStack
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
+from prefect.context import FlowRunContext
 from prefect.exceptions import TerminationSignal
+from prefect.logging.handlers import PrefectConsoleHandler
 
 from batchmill.errors import CancelledError, RunError
 from batchmill.flows.infer import infer
@@ -114,3 +118,42 @@ def _run_after(ledger: Ledger, before: int, flow_run: str = "") -> int:
         if identifier and flow_run in ("", identifier):
             return run
     return 0
+
+
+@contextmanager
+def log_level(*, verbose: bool) -> Iterator[None]:
+    """Hide Prefect's own log during the block, or also show batchmill's details if `verbose`.
+
+    The log of a run in a user's own flow stays visible, because the user chose Prefect.
+    """
+    own = logging.getLogger("batchmill")
+    with ExitStack() as hidden:
+        if verbose:
+            hidden.callback(own.setLevel, own.level)
+            own.setLevel(logging.DEBUG)
+        elif FlowRunContext.get() is None:
+            for console in logging.getLogger().handlers:
+                if isinstance(console, PrefectConsoleHandler):  # It prints to the screen.
+                    hidden.enter_context(_quiet(console))
+        yield
+
+
+@contextmanager
+def _quiet(console: logging.Handler) -> Iterator[None]:
+    """Hide Prefect's log during the block, and show batchmill's warnings.
+
+    On the command line, the level is CRITICAL. A warning of batchmill is for the user.
+    """
+    level = console.level
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        name = record.name.partition(".")[0]
+        return name == "batchmill" or (name != "prefect" and record.levelno >= level)
+
+    console.addFilter(is_shown)
+    console.setLevel(min(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        console.removeFilter(is_shown)
+        console.setLevel(level)

@@ -99,7 +99,6 @@ class EndedRun:
 
     Attributes:
         prepared: The job and its plan.
-        number: The number of the run.
         summary: The counts of outcomes.
         access: The credentials of the store that contains the dataset.
         error: The error that ended the run, for example too many failed inputs.
@@ -108,7 +107,6 @@ class EndedRun:
     """
 
     prepared: Prepared
-    number: int
     summary: Summary
     access: Sequence[Access] = ()
     error: RunError | None = None
@@ -168,7 +166,6 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
             ended = _execute(request, prepared)
         return EndedRun(
             prepared=prepared,
-            number=ended.run,
             summary=summarise(prepared.ledger, ended.run),
             access=cast("DatasetStore", request.store).access if request.store else (),
             error=ended.error,
@@ -305,8 +302,7 @@ def _execute(request: JobRequest, prepared: Prepared) -> JobEnd:
             # The run does not wait for a server, so the import of torch would take longest.
             processes.warm_up(prepared.job.output)
         with _without_garbage_collection():
-            from batchmill.jobs.flow_run import run_flow
-            from batchmill.jobs.run_log import log_level
+            from batchmill.jobs.flow_run import log_level, run_flow
 
         with log_level(verbose=request.verbose):
             return run_flow(request.model, _parameters(request, prepared), prepared)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from types import FrameType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Shells expect this exit code of a command that Ctrl-C ended.
 _EXIT_CODE = 130
 # The longest time from the second signal to the end of the process.
@@ -52,7 +52,7 @@ class Interrupts:
     def install(self) -> None:
         """Install the signal handlers. Ray and Prefect replace them. Needs the main thread."""
         if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
+            for number in SIGNALS:
                 signal.signal(number, self._handle)
 
     def defer(self) -> None:
@@ -124,14 +124,23 @@ def interrupts() -> Iterator[Interrupts]:
     if _current or threading.current_thread() is not threading.main_thread():
         yield _current or Interrupts()
         return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    _current = own = Interrupts()
+    with restoring_handlers():
+        _current = own = Interrupts()
+        try:
+            own.install()
+            yield own
+        finally:
+            _current = None
+            own.lift_limit()
+
+
+@contextmanager
+def restoring_handlers() -> Iterator[None]:
+    """Install the present handlers of both signals again after the block."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
-        own.install()
-        yield own
+        yield
     finally:
-        _current = None
-        own.lift_limit()
         for number, handler in before.items():
             signal.signal(number, handler)
 
