@@ -12,7 +12,7 @@ from prefect.states import Completed, Failed
 
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import advice, examine
-from batchmill.orchestration.display.live_artifact import LiveArtifact, artifact_key
+from batchmill.orchestration.display.run_reporter import LiveArtifact, artifact_key
 from batchmill.runs.proof import ProofOptions, prove, record_proof
 from batchmill.sizes import list_counts
 
@@ -64,7 +64,7 @@ def verify_dataset(
         table=rows,
         description=f"`{dataset}`: {text}{cut}",
     )
-    LiveArtifact().show(artifact, rows)
+    LiveArtifact().show(artifact)
     if all(difference.is_warning for difference in found):
         return Completed(message=f"{dataset} matches its ledger, with warnings: {text}.")
     remedy = advice(dataset, found, repaired=repair)

@@ -27,8 +27,8 @@ from prefect.states import Completed
 from batchmill.errors import OptionError
 from batchmill.options.groups import WATCH_MIN_AGE
 from batchmill.orchestration.arrivals.detection import complete_files, new_or_changed
-from batchmill.orchestration.arrivals.event import announce_with_retries, make_payload
 from batchmill.orchestration.arrivals.watch_target import read_recorded_versions, watched
+from batchmill.orchestration.arrivals.watching import announce_with_retries, make_payload
 from batchmill.orchestration.waiting import waiting_runs
 from batchmill.sizes import counted
 from batchmill.storage import is_url

@@ -1,6 +1,6 @@
 """The keys of artifacts, which Prefect shows as titles."""
 
-from batchmill.orchestration.display.live_artifact import artifact_key
+from batchmill.orchestration.display.run_reporter import artifact_key
 
 
 def test_a_key_is_readable_and_differs_between_datasets_of_one_name():

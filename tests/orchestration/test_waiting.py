@@ -44,6 +44,7 @@ def api(monkeypatch):
     api, own = Api(), run_of(manifest="/in")
     api.runs.append(own)
     monkeypatch.setattr(waiting, "get_client", lambda sync_client: api)
+    monkeypatch.setattr(waiting, "client_without_retries", lambda: api)
     monkeypatch.setattr(waiting, "_current", lambda: own)
     with disable_run_logger():
         yield api

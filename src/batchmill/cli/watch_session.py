@@ -10,9 +10,8 @@ from typing import Any
 from batchmill.cli.console import console
 from batchmill.errors import BatchmillError
 from batchmill.orchestration.arrivals.detection import FileVersion
-from batchmill.orchestration.arrivals.event import ARRIVED
 from batchmill.orchestration.arrivals.watch_target import WatchTarget, read_recorded_versions
-from batchmill.orchestration.arrivals.watching import SourceWatcher
+from batchmill.orchestration.arrivals.watching import ARRIVED, SourceWatcher
 from batchmill.orchestration.interrupts import SIGNALS, restoring_handlers
 from batchmill.orchestration.resource_ids import resource_id
 from batchmill.outcome import visible

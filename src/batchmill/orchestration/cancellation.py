@@ -6,15 +6,11 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from uuid import UUID
 
-import httpx
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
-from prefect.exceptions import PrefectException
 from prefect.states import Cancelled
 
 from batchmill.orchestration.interrupts import Interrupts, interrupts
-from batchmill.orchestration.server.api import end_flow_run
-from batchmill.orchestration.server.client_settings import without_retries
+from batchmill.orchestration.server.api import API_ERRORS, client_without_retries, end_flow_run
 
 _ASK_SECONDS = 2.0
 
@@ -84,9 +80,9 @@ class Cancellation:
     def _ask(self) -> None:
         while not self._over.wait(_ASK_SECONDS):
             try:
-                with without_retries(), get_client(sync_client=True) as client:
+                with client_without_retries() as client:
                     state = client.read_flow_run(self._flow_run).state
-            except (httpx.HTTPError, PrefectException):
+            except API_ERRORS:
                 # An error of the API is not a cancellation, so the next poll retries.
                 self.lost_contact = True
                 continue

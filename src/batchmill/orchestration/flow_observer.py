@@ -13,9 +13,8 @@ from batchmill.ledger.lease import Wait
 from batchmill.ledger.ledger import Ledger
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.orchestration.cancellation import Cancellation
-from batchmill.orchestration.display.live_artifact import artifact_key
 from batchmill.orchestration.display.metrics import RunMetrics
-from batchmill.orchestration.display.run_reporter import RunReporter
+from batchmill.orchestration.display.run_reporter import RunReporter, artifact_key
 from batchmill.orchestration.display.summary_text import final_message
 from batchmill.orchestration.server.api import end_flow_run
 from batchmill.planning.prepare import Prepared

@@ -5,13 +5,12 @@ process of its own. One is enough, because it reads the manifest after the wait.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
@@ -21,13 +20,12 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
-from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 from prefect.states import Running
 
 from batchmill.errors import CancelledError
 from batchmill.ledger.lease import Wait
-from batchmill.orchestration.server.client_settings import without_retries
+from batchmill.orchestration.server.api import API_ERRORS, client_without_retries
 
 # The name of the state of a flow run that waits. Its type is RUNNING.
 _WAITING = "Waiting"
@@ -64,7 +62,8 @@ class WaitingRun(Wait):
             return
         is_first, self._renewed = self._renewed is None, now
         run = _current()
-        with _api() as client:
+        # Errors of the API end the block, because the display is not essential.
+        with suppress(*API_ERRORS), client_without_retries() as client:
             if is_first and _waits_already(client, run):
                 raise SupersededError(
                     "Another run of this deployment with the same parameters already waits for the "
@@ -110,14 +109,3 @@ def _current() -> FlowRun:
     context: Any = FlowRunContext.get()
     run: FlowRun = context.flow_run
     return run
-
-
-@contextmanager
-def _api() -> Iterator[SyncPrefectClient]:
-    """Yield a client. Errors of the API end the block, because the display is not essential."""
-    with (
-        without_retries(),
-        suppress(httpx.HTTPError, PrefectException),
-        get_client(sync_client=True) as client,
-    ):
-        yield client

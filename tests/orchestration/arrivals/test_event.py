@@ -10,12 +10,12 @@ from batchmill import BatchmillError, OptionError
 from batchmill.errors import ServiceError
 from batchmill.ledger.ledger import Ledger
 from batchmill.orchestration.arrivals.detection import FileVersion
-from batchmill.orchestration.arrivals.event import announce, make_payload, retry_pauses
 from batchmill.orchestration.arrivals.watch_target import (
     WatchTarget,
     read_recorded_versions,
     watched,
 )
+from batchmill.orchestration.arrivals.watching import announce, make_payload, retry_pauses
 from batchmill.orchestration.resource_ids import resource_id
 from batchmill.storage import LocalStore
 

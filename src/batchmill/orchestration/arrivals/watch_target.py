@@ -22,11 +22,11 @@ from batchmill.manifest.listing import is_glob
 from batchmill.manifest.min_age import check_min_age
 from batchmill.options.groups import WATCH_MIN_AGE, InputOptions
 from batchmill.orchestration.arrivals.detection import FileVersion, list_files, recorded_versions
-from batchmill.orchestration.server.api import trouble_with_server
+from batchmill.orchestration.server.api import shown_api, trouble_with_server
 from batchmill.security.allowlist import check_dataset
 from batchmill.security.credentials import Access, access_to
 from batchmill.storage import is_url, open_store, remote
-from batchmill.urls import absolute, hide_secrets
+from batchmill.urls import absolute
 
 # The next run may compare file times with the clock of another machine.
 _MARGIN_SECONDS = 1.0
@@ -199,15 +199,15 @@ def _find_deployment(deployment: str) -> tuple[DeploymentResponse, bool]:
         raise _server_trouble(error) from error
     names = sorted(f"{flows[made.flow_id]}/{made.name}" for made in others)
     raise OptionError(
-        f"--deployment {deployment}: {server()} has no such deployment (found: "
-        f"{', '.join(names) or 'none'}). Name one of them as FLOW/NAME, or create it: "
-        "prefect deploy --all"
+        f"--deployment {deployment}: The Prefect server at {shown_api()} has no such "
+        f"deployment (found: {', '.join(names) or 'none'}). Name one of them as "
+        "FLOW/NAME, or create it: prefect deploy --all"
     )
 
 
 def _server_trouble(error: httpx.HTTPError) -> ServiceError:
     what, remedy = trouble_with_server(error)
-    return ServiceError(f"{server()} {what}. {remedy}.")
+    return ServiceError(f"The Prefect server at {shown_api()} {what}. {remedy}.")
 
 
 def check_server() -> None:
@@ -222,11 +222,6 @@ def check_server() -> None:
             "server (prefect server start), and set PREFECT_API_URL to its address, which ends in "
             "/api."
         )
-
-
-def server() -> str:
-    """Return the name of the Prefect server for a message."""
-    return f"The Prefect server at {hide_secrets(str(PREFECT_API_URL.value()))}"
 
 
 def read_recorded_versions(target: WatchTarget) -> dict[str, FileVersion]:

@@ -1,17 +1,26 @@
-"""Watch a source, and announce the files that arrive in it, until the watcher is stopped."""
+"""Announce the files that arrive in a source to the Prefect server, with an event."""
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
+from prefect.events import Event, Resource
+from prefect.logging import get_run_logger
+
 from batchmill.errors import BatchmillError, ServiceError
 from batchmill.orchestration.arrivals.detection import Arrivals, FileVersion
-from batchmill.orchestration.arrivals.event import announce, make_payload, retry_pauses
 from batchmill.orchestration.arrivals.watch_target import WatchTarget
+from batchmill.orchestration.resource_ids import resource_id
+from batchmill.orchestration.server.api import API_ERRORS, client_without_retries, shown_api
 from batchmill.storage import is_url
 
+ARRIVED = "batchmill.data.arrived"
+_FIRST_NAMES = 20
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
+_RETRY_SECONDS = 900.0
 _SHORTEST_PAUSE_SECONDS = 0.5
 # While files are incomplete, the source is listed this many times per `min_age`.
 _LISTINGS_PER_MIN_AGE = 8
@@ -19,6 +28,88 @@ _LISTINGS_PER_MIN_AGE = 8
 _PAUSE_PER_LISTING = 4
 # The keys of `_problems`.
 _SERVER, _SOURCE = "server", "source"
+
+
+def make_payload(target: WatchTarget, batch: Mapping[str, FileVersion]) -> dict[str, Any]:
+    """Return the event's payload for a batch of new files.
+
+    Args:
+        target: The source of the files.
+        batch: The files by name.
+
+    Returns:
+        The source, the pattern, the number of files, their bytes and the first names.
+    """
+    return {
+        "source": target.source,
+        "pattern": target.pattern,
+        "count": len(batch),
+        "bytes": sum(max(file.size, 0) for file in batch.values()),
+        "first": sorted(batch)[:_FIRST_NAMES],
+    }
+
+
+def announce(target: WatchTarget, payload: Mapping[str, Any]) -> None:
+    """Send the event once.
+
+    `emit_event` of Prefect would lose the event without an error while the server is down.
+
+    Args:
+        target: The source of the new files, and the deployment to run.
+        payload: The result of `make_payload`.
+
+    Raises:
+        ServiceError: The server did not accept the event.
+    """
+    labels = {
+        "prefect.resource.id": resource_id("source", target.source),
+        "prefect.resource.name": target.source,
+    }
+    if target.deployment:
+        labels["batchmill.deployment"] = target.deployment
+    event = Event(event=ARRIVED, resource=Resource.model_validate(labels), payload=dict(payload))
+    try:
+        with client_without_retries() as client:
+            answer = client.request("POST", "/events", json=[json.loads(event.model_dump_json())])
+            answer.raise_for_status()
+    except API_ERRORS as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ServiceError(
+            f"The Prefect server at {shown_api()} did not accept the event ({reason})."
+        ) from error
+
+
+def retry_pauses() -> Iterator[float]:
+    """Yield the seconds to wait before each retry: 1, 2, 4 and so on, at most 60."""
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        yield pause
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def announce_with_retries(target: WatchTarget, payload: Mapping[str, Any]) -> None:
+    """Send the event, and retry for 15 minutes. Call it within a flow run.
+
+    After that, the next run of the scheduled flow announces the same files.
+
+    Args:
+        target: The source of the new files, and the deployment to run.
+        payload: The result of `make_payload`.
+
+    Raises:
+        ServiceError: The server did not accept the event.
+    """
+    deadline = time.monotonic() + _RETRY_SECONDS
+    for pause in retry_pauses():
+        try:
+            announce(target, payload)
+        except ServiceError as error:
+            if time.monotonic() + pause > deadline:
+                raise
+            get_run_logger().warning("%s Retrying in %g s.", error, pause)
+            time.sleep(pause)
+        else:
+            return
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -12,29 +12,36 @@ from prefect import Task
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.context import FlowRunContext
+from prefect.context import FlowRunContext, SettingsContext, get_settings_context
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.settings import (
     PREFECT_API_AUTH_STRING,
     PREFECT_API_URL,
+    PREFECT_CLIENT_MAX_RETRIES,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
     PREFECT_HOME,
+    Settings,
     temporary_settings,
 )
 from prefect.states import Completed
 
 from batchmill.errors import ServiceError
-from batchmill.orchestration.server.client_settings import without_retries
 from batchmill.orchestration.server.embedded_server import embedded_server
 from batchmill.tasks.shard_log import send_events, send_logs
 from batchmill.urls import hide_secrets
 
 logger = logging.getLogger(__name__)
 
+# The errors of Prefect's client.
+API_ERRORS = (httpx.HTTPError, PrefectException)
+
 _RECORD_SECONDS = 20.0
 _POLL_SECONDS = 0.2
 _PAGE = 200
 _MOST_TASK_RUNS = 5000
+# The last settings without retries, with the settings that they were made from. To make them,
+# Prefect reads its settings again from all sources, which takes 50 ms.
+_last: tuple[Settings, Settings] | None = None
 
 
 @contextmanager
@@ -72,15 +79,38 @@ def shared_api() -> Iterator[None]:
             send_logs()
 
 
+@contextmanager
+def without_retries() -> Iterator[None]:
+    """Let Prefect's client send each request of the block only once.
+
+    Its retries would delay a run, or the end of a run, for minutes.
+    """
+    global _last
+    context = get_settings_context()
+    if _last is None or _last[0] is not context.settings:
+        changed = context.settings.copy_with_update({PREFECT_CLIENT_MAX_RETRIES: 0})
+        _last = context.settings, changed
+    with SettingsContext(profile=context.profile, settings=_last[1]):
+        yield
+
+
+@contextmanager
+def client_without_retries() -> Iterator[SyncPrefectClient]:
+    """Yield a client of Prefect's API that sends each request only once."""
+    with without_retries(), get_client(sync_client=True) as client:
+        yield client
+
+
 def lost_server_message(error: Exception) -> str:
     """Return the message for a Prefect server that stopped responding during a run."""
     return (
-        f"The Prefect server at {_shown_api()} stopped responding. Committed "
+        f"The Prefect server at {shown_api()} stopped responding. Committed "
         f"results are kept. Run the same command again to complete the dataset. ({error})"
     )
 
 
-def _shown_api() -> str:
+def shown_api() -> str:
+    """Return the URL of the Prefect API without its password, for messages."""
     return hide_secrets(str(PREFECT_API_URL.value()))
 
 
@@ -97,7 +127,7 @@ def _check_configured() -> None:
         return
     what, remedy = trouble_with_server(trouble)
     raise ServiceError(
-        f"The Prefect server at PREFECT_API_URL={_shown_api()} {what}. "
+        f"The Prefect server at PREFECT_API_URL={shown_api()} {what}. "
         f"{remedy}, or unset PREFECT_API_URL to use a temporary server."
     )
 
@@ -141,12 +171,9 @@ def wait_until_recorded(flow_run: UUID, task_runs: int, seconds: float = _RECORD
 def _recording(*, patient: bool = False) -> Iterator[SyncPrefectClient]:
     """Yield a client. An error of the server ends the block, and is logged in one line."""
     try:
-        with (
-            nullcontext() if patient else without_retries(),
-            get_client(sync_client=True) as client,
-        ):
+        with get_client(sync_client=True) if patient else client_without_retries() as client:
             yield client
-    except (httpx.HTTPError, PrefectException) as error:
+    except API_ERRORS as error:
         logger.warning("Prefect's history of this run is incomplete: %s", error)
 
 
@@ -161,11 +188,8 @@ def end_flow_run(flow_run: UUID, end: State[Any]) -> None:
         flow_run: The id of the flow run.
         end: The final state, usually Crashed.
     """
-    with (
-        without_retries(),
-        suppress(httpx.HTTPError, PrefectException),  # The run may be on another server.
-        get_client(sync_client=True) as client,
-    ):
+    # The run may be on another server.
+    with suppress(*API_ERRORS), client_without_retries() as client:
         state = client.read_flow_run(flow_run).state
         if state and (state.is_completed() or state.is_failed()):
             return  # The process reported its end.
