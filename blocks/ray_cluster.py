@@ -1,6 +1,10 @@
 """A block for the Ray cluster that executes a run's shards."""
 
+import os
+import secrets
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 from batchmill.blocks.saved_block import load_saved, saved_name
@@ -149,6 +153,25 @@ class RayCluster(Block):
         """True if the run starts Ray on its own machine."""
         return self.address == LOCAL
 
+    def present_token(self) -> None:
+        """Set the environment variables that make Ray use the cluster's token.
+
+        Call this before Ray is imported, because Ray reads the variables at its import. If Ray is
+        imported already, a local Ray gets no token.
+
+        A local Ray gets a random token. Its ports are open to the network, and without a token,
+        anyone who reaches them could run code.
+        """
+        if "ray" in sys.modules and not self.token:
+            return
+        if self.token:
+            os.environ["RAY_AUTH_TOKEN"] = self.token.get_secret_value()
+        elif self.is_local and "RAY_AUTH_MODE" not in os.environ and not _has_token():
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        # Without this variable, Ray Client (ray://) ignores the token.
+        if _has_token():
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+
     def needs(self, num_workers: int) -> dict[str, float]:
         """Return the resources that a shard with `num_workers` requests, by Ray's names."""
         needs = {
@@ -158,6 +181,11 @@ class RayCluster(Block):
             **self.resources,
         }
         return {name: amount for name, amount in needs.items() if amount}
+
+
+def _has_token() -> bool:
+    named = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+    return named or Path("~/.ray/auth_token").expanduser().exists()
 
 
 def endpoint(address: str) -> tuple[str, int]:

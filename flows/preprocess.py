@@ -8,7 +8,7 @@ from batchmill.blocks.dataset_store import Store, as_store, place_of_dataset
 from batchmill.blocks.ray_cluster import RayCluster, as_cluster
 from batchmill.flows.deployment_checks import check_blocks, finding_step, refuse_relative
 from batchmill.flows.parameter_schema import JSON_OBJECT, titled
-from batchmill.tasks.manifest import load_manifest
+from batchmill.tasks.dataset import load_manifest
 from prefect import flow
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run

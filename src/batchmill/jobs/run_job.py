@@ -277,9 +277,7 @@ def _check_cluster(cluster: "RayCluster | None") -> None:
     """Raise OptionError or ServiceError if a cluster obviously cannot be used."""
     if cluster is None:
         return
-    from batchmill.orchestration.cluster.token import present_token
-
-    present_token(cluster)
+    cluster.present_token()
     from batchmill.orchestration.cluster.address_check import check_cluster
 
     check_cluster(cluster)

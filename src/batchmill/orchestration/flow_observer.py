@@ -22,8 +22,7 @@ from batchmill.publishing.summary import Summary, failure_message
 from batchmill.runs.execute import RunEnd, RunObserver
 from batchmill.runs.progress import Progress
 from batchmill.runs.run import Run
-from batchmill.tasks.metadata import write_metadata
-from batchmill.tasks.report import write_report
+from batchmill.tasks.dataset import write_metadata, write_report
 
 
 @dataclass

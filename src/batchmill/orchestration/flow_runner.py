@@ -27,7 +27,7 @@ from batchmill.runs.runner import Runner, ShardsEnd
 from batchmill.security.credentials import Access
 from batchmill.shards.shard import Shard
 from batchmill.step.load import Step
-from batchmill.tasks.local_shard import run_local_shard
+from batchmill.tasks.shard import run_local_shard
 
 # After this many lost shard processes in one run, lost shards are not submitted again.
 _LOSSES_ALLOWED = 50
@@ -103,9 +103,7 @@ class FlowRunner(Runner):
         """Make the runner. Ray is imported only for a cluster."""
         if self.cluster is None:
             return LocalRunner(self.access, gpus_for(self.step))
-        from batchmill.orchestration.cluster.token import present_token
-
-        present_token(self.cluster)
+        self.cluster.present_token()
         from batchmill.orchestration.cluster.ray_runner import RayRunner
 
         return RayRunner(

@@ -4,7 +4,7 @@ import pytest
 from prefect.logging import disable_run_logger
 
 from batchmill.orchestration.cluster.capacity import Node
-from batchmill.orchestration.cluster.late_nodes import LateNodes
+from batchmill.orchestration.cluster.ray_runner import LateNodes
 
 FIRST, LATE, BAD = (Node(name, f"10.0.0.{name}", {"CPU": 1.0}) for name in "123")
 

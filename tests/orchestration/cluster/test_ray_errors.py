@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchmill.orchestration.cluster.ray_errors import short_reason
+from batchmill.orchestration.cluster.address_check import short_reason
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Checks that Ray can be reached at an address, before Ray itself tries it.
+"""Checks that Ray can be reached at an address, before Ray itself tries it, and Ray's errors.
 
 Ray would try for minutes. Most of that time it does not return to Python, so no signal ends it.
 """
@@ -16,6 +16,9 @@ from ray.runtime_env import RuntimeEnv
 from batchmill.blocks.ray_cluster import AUTO, RayCluster, endpoint
 from batchmill.errors import OptionError, ServiceError
 
+# Ray Client raises these errors when its connection is lost or its server process has died.
+LOST_CONNECTION = (ConnectionError, grpc.RpcError)
+_SHOWN = 300
 _CONNECT_SECONDS = 10
 # A busy machine needs five seconds to connect.
 _AUTO_SECONDS = 30
@@ -113,3 +116,15 @@ def _check_auto() -> None:
         # The first lines are a traceback.
         lines = ["", *tried.stderr.decode(errors="replace").strip().splitlines()]
         raise ServiceError(f"--ray auto: Ray cannot connect: {lines[-1]}")
+
+
+def short_reason(error: Exception) -> str:
+    """Return the first and the last line of an error's text, each cut to 300 characters.
+
+    Ray's texts may contain a traceback of another process, and a long hint at the end.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    ends = dict.fromkeys([lines[0], lines[-1]])
+    return " ".join(line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..." for line in ends)

@@ -17,8 +17,11 @@ from prefect_ray import RayTaskRunner
 
 from batchmill.blocks.ray_cluster import RayCluster
 from batchmill.errors import BatchmillError, OptionError, ServiceError
-from batchmill.orchestration.cluster.address_check import check_cluster
-from batchmill.orchestration.cluster.ray_errors import LOST_CONNECTION, short_reason
+from batchmill.orchestration.cluster.address_check import (
+    LOST_CONNECTION,
+    check_cluster,
+    short_reason,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import batchmill
 from batchmill.errors import ServiceError
+from batchmill.orchestration.cluster.address_check import short_reason
 from batchmill.orchestration.cluster.capacity import Node
-from batchmill.orchestration.cluster.ray_errors import short_reason
 from batchmill.runs.node_check import Probe, faults_here
 from batchmill.security.credentials import Access, access_to
 

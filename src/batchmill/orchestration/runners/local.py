@@ -15,7 +15,7 @@ from batchmill.runs.node_check import Probe
 from batchmill.security.credentials import Access
 from batchmill.shards.process_pool import shard_processes
 from batchmill.shards.shard import Shard
-from batchmill.tasks.local_shard import RunningShards, run_local_shard
+from batchmill.tasks.shard import RunningShards, run_local_shard
 
 
 class LocalRunner(ShardRunner):

@@ -6,8 +6,6 @@ import sys
 import pytest
 from batchmill.blocks.ray_cluster import RayCluster
 
-from batchmill.orchestration.cluster.token import present_token
-
 NAMES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
 
 
@@ -25,19 +23,19 @@ def settings():
 
 
 def test_a_local_ray_gets_a_token_of_its_own():
-    present_token(RayCluster(address="local"))
+    RayCluster(address="local").present_token()
     found = settings()
     assert len(found["RAY_AUTH_TOKEN"]) == 64
     assert found["RAY_AUTH_MODE"] == "token"
 
 
 def test_the_configured_token_of_a_cluster_is_used():
-    present_token(RayCluster(address="ray://head:10001", token="secret"))
+    RayCluster(address="ray://head:10001", token="secret").present_token()
     assert settings() == {"RAY_AUTH_TOKEN": "secret", "RAY_AUTH_MODE": "token"}
 
 
 def test_no_token_is_set_for_a_cluster_without_one():
-    present_token(RayCluster(address="ray://head:10001"))
+    RayCluster(address="ray://head:10001").present_token()
     assert settings() == {}
 
 
@@ -45,17 +43,17 @@ def test_no_token_is_set_for_a_cluster_without_one():
 def test_the_token_file_of_the_user_is_kept(address, tmp_path):
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("secret")
-    present_token(RayCluster(address=address))
+    RayCluster(address=address).present_token()
     assert settings() == {"RAY_AUTH_MODE": "token"}
 
 
 def test_a_user_may_choose_a_local_ray_without_a_token(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    present_token(RayCluster(address="local"))
+    RayCluster(address="local").present_token()
     assert settings() == {"RAY_AUTH_MODE": "disabled"}
 
 
 def test_no_token_is_set_if_ray_is_imported_already(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    present_token(RayCluster(address="local"))
+    RayCluster(address="local").present_token()
     assert settings() == {}
