@@ -332,7 +332,9 @@ def test_a_step_of_a_notebook_that_was_kept_with_its_run(module):
 
     factor = 3
     run_job("in", step, "out")
-    assert prove_one().lines()[1:] == ["All 12 are equal."]
+    with pytest.raises(OptionError, match="add --trust-step"):
+        prove_one()
+    assert prove_one(trust_step=True).lines()[1:] == ["All 12 are equal."]
 
 
 @pytest.mark.parametrize("packed", [False, True])

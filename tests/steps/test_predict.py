@@ -490,3 +490,11 @@ def test_only_a_model_that_may_use_any_gpu_uses_all(monkeypatch, step, params, g
     if step.startswith("batchmill.steps.predict"):
         params = {"model": "models:mean", **params}
     assert len(gpus_for(load_step(step, params))) == gpus
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_does_not_exist_is_refused_before_the_run(models_in, work):
+    done = models_in.batchmill(*LOOK_UP, "--device", "cuda")
+    assert done.returncode == 2, done.stderr
+    assert "finds no GPU on this machine" in " ".join(done.stderr.split())
+    assert not (work / "out").exists()

@@ -101,6 +101,7 @@ def verify(
     version: int | str | None = ...,
     seed: int | None = ...,
     root: str | os.PathLike[str] = ...,
+    trust_step: bool = ...,
 ) -> Proof: ...
 
 
@@ -114,6 +115,7 @@ def verify(
     execute: int | Literal["all"] = 0,
     seed: int | None = None,
     root: str | os.PathLike[str] = "",
+    trust_step: bool = False,
 ) -> pd.DataFrame | Proof:
     """Compare a dataset's files with its ledger, or its results with results that are made again.
 
@@ -126,6 +128,7 @@ def verify(
             The step is imported in this process. The result is recorded in the dataset if possible.
         seed: The seed of the sample. Default: a new one.
         root: The folder or URL of the inputs. Default: the recorded one.
+        trust_step: With `execute`: also run a step of a notebook, which is code in the dataset.
 
     Returns:
         One row per difference: kind, path, input, message. The table is empty if the dataset
@@ -141,7 +144,13 @@ def verify(
         from batchmill.runs.proof import ProofOptions, parse_count, prove, record_proof
 
         count = parse_count(str(execute))
-        options = ProofOptions(count=count, version=version, seed=seed, root=os.fspath(root))
+        options = ProofOptions(
+            count=count,
+            version=version,
+            seed=seed,
+            root=os.fspath(root),
+            trust_step=trust_step,
+        )
         proof = next(prove(os.fspath(dataset), options))
         record_proof(proof)
         return proof

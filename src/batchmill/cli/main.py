@@ -51,6 +51,16 @@ _OVERVIEW = (
 )
 
 
+# The arguments of the main commands. Otherwise, `run --help` would name none of its options.
+_JOB = "MANIFEST --step REF --output DATASET"
+_USAGE = {
+    "run": _JOB,
+    "plan": _JOB,
+    "infer": "MANIFEST --model MODEL --output DATASET",
+    "try": "INPUT --step REF",
+}
+
+
 def _shown_default(value: object) -> str | None:
     """Return the text of a default value for the help. Returns None for an empty default."""
     if not value:
@@ -71,7 +81,12 @@ def make_app(called: str = "") -> App:
         default_parameter=Parameter(negative=(), show_default=_shown_default),
     )
     for name, where, what in _OVERVIEW:
-        app.command(f"batchmill.cli.{where}", name=name, help=None if name == called else what)
+        app.command(
+            f"batchmill.cli.{where}",
+            name=name,
+            help=None if name == called else what,
+            usage=f"Usage: batchmill {name} {_USAGE[name]} [OPTIONS]" if name in _USAGE else None,
+        )
     app.register_install_completion_command(
         help="Let your shell complete commands, options and file names."
     )

@@ -127,7 +127,7 @@ class ClusterOptions:
         Parameter(
             group=CLUSTER,
             help="Resource that each shard requests: num_gpus=1, num_cpus=4, memory=8G, or a "
-            "custom resource. Repeatable. Default: one CPU per worker.",
+            "custom resource. Repeatable. Default: one CPU per worker, and one GPU for a model.",
         ),
     ] = ()
 

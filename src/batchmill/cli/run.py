@@ -71,7 +71,7 @@ def run(
     elif any(given) or cluster != ClusterOptions():
         raise OptionError(
             f"--job {job}: the saved job contains all options of the job. Remove the other options "
-            "(--force, --prune and --wait are allowed), or change the saved job."
+            "(those of this run, such as --force, are allowed), or change the saved job."
         )
     # Prefect has a saved job, so its run needs a server in any case.
     with _starting_run(output, verbose=verbose):

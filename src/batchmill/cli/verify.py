@@ -54,6 +54,12 @@ def verify(
         bool,
         Parameter(help="With --execute: also the dataset that this one was made from, and so on."),
     ] = False,
+    trust_step: Annotated[
+        bool,
+        Parameter(
+            help="With --execute: also run a step of a notebook, which is code in the dataset."
+        ),
+    ] = False,
     output: Annotated[
         Path | None,
         Parameter(
@@ -80,9 +86,10 @@ def verify(
         if hash or repair:
             raise OptionError("--execute cannot be combined with --hash or --repair. Drop one.")
         chosen = {"version": version or None, "seed": seed, "root": root, "deep": deep}
+        chosen["trust_step"] = trust_step
         return _execute(str(dataset), execute, chosen, output, as_json=json)
-    if seed is not None or root or deep or output:
-        raise OptionError("--seed, --root, --deep and --output need --execute.")
+    if seed is not None or root or deep or output or trust_step:
+        raise OptionError("--seed, --root, --deep, --output and --trust-step need --execute.")
     ledger = open_ledger(str(dataset))
     found = examine(ledger, hash_files=hash, repair=repair, version=version or None)
     if json:

@@ -5,6 +5,15 @@ import os
 from batchmill.step.load import Step
 
 
+def check_device(step: Step) -> None:
+    """Raise StepError if the parameter `device` of a batch step names a GPU that is not here."""
+    device = str(step.params.get("device", ""))
+    if step.is_batched and device.startswith("cuda"):
+        from batchmill.inference.models import choose_device
+
+        choose_device(device)
+
+
 def gpus_for(step: Step) -> list[str]:
     """Return the GPUs that a step can use, by their names in CUDA_VISIBLE_DEVICES."""
     if not step.takes_any_gpu:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from batchmill.errors import RunError
-from batchmill.inference.gpus import gpus_for
+from batchmill.inference.gpus import check_device, gpus_for
 from batchmill.inference.model_step import make_inference
 from batchmill.jobs.idle_run import JobEnd, NotIdleError, is_idle, run_idle
 from batchmill.jobs.output_check import check_writable
@@ -147,6 +147,8 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
         if not options.run.wait:
             check_free(prepared.ledger)
         _check_cluster(cast("RayCluster | None", request.cluster))
+        if request.cluster is None and len(prepared.plan.pending):
+            check_device(prepared.step)  # The machines of a cluster may have other GPUs.
         if options.run.verify_change:
             from batchmill.runs.verify_change import verify_change
 

@@ -151,8 +151,8 @@ class ExecutionOptions(Options):
     log_steps: Literal["off", "debug", "info", "warning", "error"] = Field(
         default="off",
         title="Log of the steps",
-        description="Show the printed text of the step, and its log from this level, in the log of "
-        "the shard's task run in Prefect. With off, nothing is sent.",
+        description="Send the printed text of the step, and its log from this level, to Prefect, "
+        "which shows it with the run. With off, nothing is sent.",
     )
 
     @property

@@ -20,8 +20,8 @@ class ModelOptions(Options):
     load: Text = Field(
         default="",
         title="Load",
-        description="How inputs are opened: tensor, array, audio, image, text, json, or "
-        "package.module:function, which receives the path. Default: chosen by the file's suffix.",
+        description="How inputs are opened: tensor, array, arrays, audio, image, text, json, "
+        "bytes, or package.module:function, which receives the path. Default: by the suffix.",
     )
     collate: Text = Field(
         default="default",

@@ -62,6 +62,7 @@ class ProofOptions:
         seed: The seed of the random sample. None: a new one.
         root: The folder or URL of the inputs on this machine. Empty: the recorded one.
         deep: Also prove the dataset that this one was made from, and so on.
+        trust_step: Read a step of a notebook from the dataset. It is code, which then runs here.
     """
 
     count: int = 0
@@ -69,6 +70,7 @@ class ProofOptions:
     seed: int | None = None
     root: str = ""
     deep: bool = False
+    trust_step: bool = False
 
 
 def prove(
@@ -98,7 +100,7 @@ def prove(
     """
     ledger = open_ledger(dataset)
     version = _version(ledger, dataset, options.version)
-    recorded = _Recorded.read(ledger, dataset, version, options.root)
+    recorded = _Recorded.read(ledger, dataset, version, options)
     yield _prove(dataset, recorded, options, on_begin, is_cancelled)
     source = recorded.spec.source_dataset
     if options.deep and source:
@@ -156,7 +158,9 @@ class _Recorded:
     records: pa.Table
 
     @classmethod
-    def read(cls, ledger: Ledger, dataset: str, version: Version, root: str) -> "_Recorded":
+    def read(
+        cls, ledger: Ledger, dataset: str, version: Version, options: ProofOptions
+    ) -> "_Recorded":
         described = ledger.steps.read(version.step)
         if described is None:
             raise OptionError(
@@ -166,7 +170,7 @@ class _Recorded:
         spec = _settings(ledger, dataset, version)
         # On another machine, the modules are in its working directory.
         search = spec.search if os.path.isdir(spec.search) else os.getcwd()
-        step = _load_step(ledger, replace(spec, search=search))
+        step = _load_step(ledger, replace(spec, search=search), trusted=options.trust_step)
         change = ""
         if step.identity != version.step:
             # Another machine may have other optional modules, as a worker of a run may.
@@ -182,7 +186,7 @@ class _Recorded:
             spec=replace(spec, search=search),
             step=step,
             step_change=change,
-            root=root or spec.root,
+            root=options.root or spec.root,
             records=select(records, pc.and_(is_ok, is_listed)),
         )
 
@@ -310,10 +314,15 @@ def _settings(ledger: Ledger, dataset: str, version: Version) -> RunSpec:
     )
 
 
-def _load_step(ledger: Ledger, spec: RunSpec) -> Step:
+def _load_step(ledger: Ledger, spec: RunSpec, *, trusted: bool) -> Step:
     """Load the step of a run. A step that cannot be imported was kept with the run."""
     name = pickled_step_name(ledger, spec.run)
     pickled = ledger.store.read(name) if ledger.store.exists(name) else b""
+    if pickled and not trusted:
+        raise OptionError(
+            f"--execute: the step {spec.step} is in the dataset, not in a module, and would run "
+            "with your rights. If you trust the authors of the dataset, add --trust-step."
+        )
     digest = pickle_digest(pickled) if pickled else ""
     step = replace(load_planned_step(ledger, spec, digest).step, pickled=pickled)
     if step.kind == "items":
