@@ -29,7 +29,7 @@ from batchmill.workers.dataloader import SKIPPED, GuardedInputs
 from batchmill.workers.memory import Headroom, resident_bytes
 from batchmill.workers.private_api import LoaderIterator
 from batchmill.workers.processes import descendants
-from batchmill.workers.worker import begin_worker
+from batchmill.workers.worker import this_worker
 from batchmill.workers.worker_channel import WorkerChannel
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -588,14 +588,15 @@ def test_a_worker_checks_the_drain_flag_again_before_it_begins_an_input(monkeypa
 def test_a_worker_that_never_begins_is_replaced(tmp_path, monkeypatch):
     """For example, a worker that was forked while another thread held a lock that it needs."""
     first = tmp_path / "first"
+    begin = this_worker.begin
 
     def begin_late(number, **options):
         if not first.exists():
             first.touch()
             threading.Event().wait()
-        begin_worker(number, **options)
+        begin(number, **options)
 
-    monkeypatch.setattr("batchmill.workers.loader_driver.begin_worker", begin_late)
+    monkeypatch.setattr(this_worker, "begin", begin_late)
     monkeypatch.setattr("batchmill.workers.watchdog._MAX_QUIET_CHECKS", 3)
     seen = run_without_blame(4, num_workers=1)
     assert sorted(outcome.input for outcome in seen) == ["0", "1", "2", "3"]

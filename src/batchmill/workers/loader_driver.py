@@ -29,7 +29,7 @@ from batchmill.workers.pipeline import TransferPipeline
 from batchmill.workers.private_api import LoaderIterator, WorkerDiedError
 from batchmill.workers.processes import ChildProcess
 from batchmill.workers.watchdog import BatchMonitor, Limits, Watchdog
-from batchmill.workers.worker import begin_worker
+from batchmill.workers.worker import this_worker
 from batchmill.workers.worker_channel import WorkerChannel
 from batchmill.workers.worker_exit import WorkerExit, exit_of
 
@@ -124,7 +124,7 @@ class LoaderDriver:
             # Without samples, a batch is the list of its indices.
             partial(collate_samples, self.processor.callbacks.collate) if self.processor else list,
             partial(
-                begin_worker,
+                this_worker.begin,
                 channels=self.channels,
                 barrier=self._barrier,
                 parent=os.getpid(),

@@ -37,13 +37,29 @@ class Worker:
     def begin(
         self,
         number: int,
-        channel: WorkerChannel,
-        parent: int,
         *,
+        channels: Sequence[WorkerChannel],
+        barrier: StartBarrier,
+        parent: int,
         keeps_memory: bool,
         sockets: Path | None,
     ) -> None:
-        """Prepare this process; `begin_worker` describes the arguments."""
+        """Prepare this process as a worker. This is the DataLoader's `worker_init_fn`.
+
+        Args:
+            number: The worker's number, and the position of its channel in `channels`.
+            channels: The channels of all workers of the DataLoader.
+            barrier: Delays the first input until the watchdog has started.
+            parent: The pid of the process that runs the shard.
+            keeps_memory: True to keep the memory that a step frees for its next arrays.
+            sockets: The folder for the sockets that transfer tensors; None for steps without
+                batches.
+        """
+        channel = channels[number]
+        for other in channels:
+            if other is not channel:
+                other.close()
+        use_obstore()
         self.name = str(number)
         self.channel = channel
         self._pid = os.getpid()
@@ -81,6 +97,7 @@ class Worker:
         Finalize(None, kill_descendants, (self._pid,), exitpriority=1000)
         Finalize(None, self.end, exitpriority=-1000)
         self.record_settings()
+        barrier.wait()
 
     def record_settings(self) -> None:
         """Record the environment and the settings, to restore them after each input."""
@@ -174,30 +191,3 @@ def restore_confined() -> bool:
     except (BrokenWorkerError, OSError):
         return False
     return True
-
-
-def begin_worker(
-    number: int,
-    *,
-    channels: Sequence[WorkerChannel],
-    barrier: StartBarrier,
-    parent: int,
-    keeps_memory: bool,
-    sockets: Path | None,
-) -> None:
-    """Prepare this process as a worker. This is the DataLoader's `worker_init_fn`.
-
-    Args:
-        number: The worker's number, and the position of its channel in `channels`.
-        channels: The channels of all workers of the DataLoader.
-        barrier: Delays the first input until the watchdog has started.
-        parent: The pid of the process that runs the shard.
-        keeps_memory: True to keep the memory that a step frees for its next arrays.
-        sockets: The folder for the sockets that transfer tensors; None for steps without batches.
-    """
-    for other in channels:
-        if other is not channels[number]:
-            other.close()
-    use_obstore()
-    this_worker.begin(number, channels[number], parent, keeps_memory=keeps_memory, sockets=sockets)
-    barrier.wait()
