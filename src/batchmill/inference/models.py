@@ -13,7 +13,6 @@ from batchmill.inference.model_step import is_model_file
 from batchmill.security.allowlist import refused_models
 from batchmill.step.import_reference import resolve_reference
 
-_EXPORTED = ".pt2"
 Model = Callable[..., Any]
 
 
@@ -78,9 +77,15 @@ def load_model(model: str, device: torch.device, weights: str | None = None) -> 
 # only waste memory.
 @lru_cache(maxsize=1)
 def _load_file(path: str, device: torch.device, mtime_ns: int, size: int) -> Model:  # noqa: ARG001
-    load = _load_exported if path.lower().endswith(_EXPORTED) else _load_scripted
     try:
-        return load(path, device)
+        if path.lower().endswith(".pt2"):
+            from torch.export.passes import move_to_device_pass
+
+            made: Model = move_to_device_pass(torch.export.load(path), device).module()
+        else:
+            scripted = torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]
+            made = scripted.to(device).eval()
+        return made
     except torch.OutOfMemoryError as error:
         raise _too_large(path, device, error) from error
     except Exception as error:
@@ -90,19 +95,6 @@ def _load_file(path: str, device: torch.device, mtime_ns: int, size: int) -> Mod
             "saved weights, give a function that creates the model, and the file as weights. "
             f"({type(error).__name__}: {reason})"
         ) from error
-
-
-def _load_exported(path: str, device: torch.device) -> Model:
-    from torch.export.passes import move_to_device_pass
-
-    program = torch.export.load(path)
-    return move_to_device_pass(program, device).module()
-
-
-def _load_scripted(path: str, device: torch.device) -> Model:
-    model = torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]
-    ready: Model = model.to(device).eval()
-    return ready
 
 
 @lru_cache(maxsize=1)

@@ -58,7 +58,17 @@ def run_fresh(folder: Path, task: Mapping[str, Any], pickled: bytes = b"") -> Fr
     task_file.write_text(json.dumps(task, default=str), encoding="utf-8")
     seed = next(seed for seed in _HASH_SEEDS if seed != os.environ.get("PYTHONHASHSEED"))
     try:
-        done = _run(task_file, answer_file, places, seed)
+        done = subprocess.run(
+            # -P keeps the folder of this file out of the import path.
+            [sys.executable, "-P", __file__, str(task_file), str(answer_file)],
+            cwd=places["work"],
+            env={**os.environ, "PYTHONHASHSEED": seed, "TMPDIR": str(places["temporary"])},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=_TIMEOUT_SECONDS,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return Fresh([], {}, [], f"the process did not end within {_TIMEOUT_SECONDS} s")
     left = [
@@ -72,22 +82,6 @@ def run_fresh(folder: Path, task: Mapping[str, Any], pickled: bytes = b"") -> Fr
         return Fresh([], {}, left, f"the process ended with code {done.returncode}: {said}")
     answer = json.loads(answer_file.read_text(encoding="utf-8"))
     return Fresh(answer["outcomes"], answer["description"], left, answer["fault"])
-
-
-def _run(
-    task: Path, answer: Path, places: Mapping[str, Path], seed: str
-) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        # -P keeps the folder of this file out of the import path.
-        [sys.executable, "-P", __file__, str(task), str(answer)],
-        cwd=places["work"],
-        env={**os.environ, "PYTHONHASHSEED": seed, "TMPDIR": str(places["temporary"])},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        timeout=_TIMEOUT_SECONDS,
-        check=False,
-    )
 
 
 def _main(task_file: str, answer_file: str) -> None:
