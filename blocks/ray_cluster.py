@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from batchmill.errors import OptionError
-from batchmill.options.sizes import parse_size
+from batchmill.options.base import parse_size
 
 # The address of a Ray that the run starts on its own machine.
 LOCAL = "local"

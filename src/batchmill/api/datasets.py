@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pandas as pd
 
-from batchmill.api.python_terms import python_call
+from batchmill.api.keywords import python_call
 from batchmill.api.try_result import TryResult, try_result
 from batchmill.errors import OptionError
 from batchmill.execution.single_input import run_single_input

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import pandas as pd
 
-from batchmill.api.keywords import InferKeywords, JobKeywords, with_options
+from batchmill.api.keywords import InferKeywords, JobKeywords, python_call, with_options
 from batchmill.api.live_line import LiveLine
-from batchmill.api.python_terms import python_call
 from batchmill.errors import BatchmillError
 from batchmill.inference.model_step import predict_params
 from batchmill.jobs.failed_inputs import failure_table

@@ -35,7 +35,7 @@ from batchmill.exporting.shard import (
 )
 from batchmill.layout import LEDGER_FOLDER
 from batchmill.ledger.json_file import read_sealed, sealed
-from batchmill.options.sizes import parse_size
+from batchmill.options.base import parse_size
 from batchmill.planning.batching import own_cores
 from batchmill.reading.published import check_kept
 from batchmill.storage import Store, if_exists, is_url, open_store, remote

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Self
 
@@ -25,6 +26,10 @@ _EXPECTED = {
     "finite_number": "a number of seconds, 0 or more",
     "bool_parsing": "true or false",
 }
+# The pattern for forms. Prefect's messages would print a backslash doubled.
+SIZE_PATTERN = "^ *([0-9]+([.][0-9]+)? *[KMGTkmgt]?[Ii]?[Bb]?)? *$"
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", re.IGNORECASE)
+_FACTORS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def as_text(value: object) -> object:
@@ -119,3 +124,15 @@ def _explanation(group: type[BaseModel], error: ValidationError) -> str:
     if field == "num_workers":
         expected += " or auto"
     return f"{option_name(field)} {value}: expected {expected}."
+
+
+def parse_size(text: str, option: str) -> int:
+    """Convert a size with a unit to bytes. Raises OptionError, which names the option.
+
+    >>> [parse_size(text, "--pack") for text in ("500M", "2G", "1.5 GiB", "1048576")]
+    [524288000, 2147483648, 1610612736, 1048576]
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise OptionError(f"{option} {text}: expected a size such as 2G or 500M.")
+    return int(float(match[1]) * _FACTORS[match[2].upper()])

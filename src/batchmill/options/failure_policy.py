@@ -6,9 +6,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from batchmill.errors import OptionError
-from batchmill.options.base import Options, Text
+from batchmill.options.base import SIZE_PATTERN, Options, Text, parse_size
 from batchmill.options.conditions import check_expectation
-from batchmill.options.sizes import SIZE_PATTERN, parse_size
 
 # A run must end even if no user watches it. Steps of healthy jobs take less than an hour.
 DEFAULT_TIMEOUT_SECONDS = 3600.0

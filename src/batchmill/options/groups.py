@@ -10,8 +10,14 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from batchmill.errors import OptionError
-from batchmill.options.base import CommaSeparated, Options, Text, as_text
-from batchmill.options.sizes import SIZE_PATTERN, parse_size
+from batchmill.options.base import (
+    SIZE_PATTERN,
+    CommaSeparated,
+    Options,
+    Text,
+    as_text,
+    parse_size,
+)
 
 _LEAST_PACK = 2**20
 # The pattern has no backslashes, because Prefect's messages print backslashes doubled.
@@ -166,14 +172,10 @@ class ExecutionOptions(Options):
         return float(number) / _RATE_UNITS[unit] if number else 0.0
 
     @model_validator(mode="after")
-    def _check_rate(self) -> Self:
+    def _check(self) -> Self:
         is_rate = re.search(_RATE_PATTERN, self.rate)
         if not is_rate or (self.rate.strip() and not self.rate_per_second):
             raise OptionError(f"--rate {self.rate}: expected a rate such as 20/s or 600/min.")
-        return self
-
-    @model_validator(mode="after")
-    def _check_pack(self) -> Self:
         if self.pack.strip() and self.pack_bytes < _LEAST_PACK:
             raise OptionError(
                 f"--pack {self.pack}: a pack is for many files. Give 1MB or more, such as 256MB."

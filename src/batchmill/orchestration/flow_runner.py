@@ -132,31 +132,30 @@ def _kill_shards(run: Run, scheduler: ShardScheduler) -> None:
         run.ledger.store.remove(STAGING)
 
 
+@dataclass
 class _StopConditions:
     """Checks about every second whether the run has to stop, while shards run."""
 
-    def __init__(self, run: Run, observer: FlowObserver, cancellation: Cancellation) -> None:
-        self._run = run
-        self._observer = observer
-        self._cancellation = cancellation
-        metrics = observer.metrics
-        self._watcher = RunWatcher(run.ledger, run.number)
-        if metrics.is_on:
-            self._watcher = RunWatcher(
-                run.ledger, run.number, columns=COLUMNS, on_records=metrics.record
-            )
+    run: Run
+    observer: FlowObserver
+    cancellation: Cancellation
+
+    def __post_init__(self) -> None:
+        run, metrics = self.run, self.observer.metrics
+        more: dict[str, Any] = {"columns": COLUMNS, "on_records": metrics.record}
+        self._watcher = RunWatcher(run.ledger, run.number, **(more if metrics.is_on else {}))
         self._enough_failures = read_spec(run.ledger, run.number).enough_failures
 
     def check(self) -> bool:
         """Show the progress and the failures so far. Return whether the run has to stop."""
-        run = self._run
+        run = self.run
         run.lease.ensure()
         progress = self._watcher.poll()
         if progress:
-            self._observer.show(progress)
+            self.observer.show(progress)
             enough = self._enough_failures
             if enough is not None and progress.failed > enough:
                 run.ledger.control.request_stop(run.number)
-        if self._cancellation.reason and not run.ledger.control.stop_requested(run.number):
+        if self.cancellation.reason and not run.ledger.control.stop_requested(run.number):
             run.ledger.control.request_stop(run.number)
         return run.ledger.control.stop_requested(run.number)

@@ -19,12 +19,14 @@ is one exception: if steps are restricted, a model file may be loaded only from 
 import inspect
 import os
 from collections.abc import Sequence
+from urllib.parse import unquote
 
 from batchmill.errors import OptionError
-from batchmill.security.allowed_places import DATASETS, INPUTS, is_inside, listed_in, roots_in
-from batchmill.urls import shown_url
+from batchmill.urls import control_fault, is_url, is_web, shown_url, without_file_scheme
 
 STEPS = "BATCHMILL_ALLOWED_STEPS"
+INPUTS = "BATCHMILL_ALLOWED_INPUTS"
+DATASETS = "BATCHMILL_ALLOWED_DATASETS"
 MODELS = "BATCHMILL_ALLOWED_MODELS"
 CONFINE = "BATCHMILL_CONFINE"
 
@@ -120,3 +122,33 @@ def _refusal(what: str, variable: str) -> str:
         f"{what} here ({variable} allows: {listed}). Use an allowed one, or contact the "
         "administrator of the worker."
     )
+
+
+def listed_in(variable: str) -> list[str] | None:
+    """Return the comma-separated entries of an environment variable; None if it is not set."""
+    value = os.environ.get(variable)
+    if value is None:
+        return None
+    return [entry.strip() for entry in value.split(",") if entry.strip()]
+
+
+def roots_in(variable: str) -> list[str] | None:
+    """Return the folders and URLs that an environment variable lists; None if it is not set."""
+    listed = listed_in(variable)
+    return None if listed is None else [_settled(entry) for entry in listed]
+
+
+def is_inside(place: str, roots: Sequence[str]) -> bool:
+    """Return whether a path or URL is one of the `roots`, or below one."""
+    real = _settled(place)
+    if is_url(real) and ".." in unquote(real).split("/"):
+        return False  # A web server may resolve it to a place outside.
+    if is_web(real) and control_fault(real):
+        return False
+    return any(f"{real}/".startswith(f"{root.rstrip('/')}/") for root in roots)
+
+
+def _settled(place: str) -> str:
+    """Return a path with all links resolved. Return a URL unchanged."""
+    place = without_file_scheme(place)
+    return place if is_url(place) else os.path.realpath(os.path.expanduser(place))

@@ -61,8 +61,3 @@ def _bucket_of(url: str) -> str:
 def granted() -> list[Access]:
     """Return the stores for which this process has options now."""
     return list(_granted)
-
-
-def granted_options() -> list[dict[str, Any]]:
-    """Return the options of all stores for which this process has options now."""
-    return [dict(store.options) for store in _granted]

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from batchmill.security.credentials import granted_options
+from batchmill.security.credentials import granted
 from batchmill.urls import hide_secrets
 
 # The names of variables and options that may hold a credential.
@@ -47,8 +47,8 @@ def _secrets() -> Iterator[str]:
         if isinstance(value, str) and len(value) >= _SHORTEST_SECRET and names_a_secret(name):
             yield value
             yield from _IN_CONNECTION_STRING.findall(value)
-    for options in granted_options():
-        yield from _texts(options)
+    for store in granted():
+        yield from _texts(store.options)
 
 
 def _texts(options: object) -> Iterator[str]:

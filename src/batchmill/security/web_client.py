@@ -5,7 +5,7 @@ from typing import Any
 from aiohttp import ClientRequest, ClientSession
 from yarl import URL
 
-from batchmill.security.allowed_places import INPUTS, is_inside, roots_in
+from batchmill.security.allowlist import INPUTS, is_inside, roots_in
 from batchmill.urls import is_web
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from batchmill.errors import StoreError
-from batchmill.security.allowed_places import INPUTS, listed_in
+from batchmill.security.allowlist import INPUTS, listed_in
 from batchmill.security.credentials import options_for
 from batchmill.security.redaction import without_secrets
 from batchmill.storage import google_requests

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -112,12 +113,12 @@ def complete_files(files: Listing, min_age: float, wall: float) -> dict[str, Fil
     Returns:
         The files that are old enough, and the files whose time is impossibly far in the future.
     """
-    return {
-        name: file
-        for name, file in files.items()
-        if age_seconds(file, wall) >= min_age
-        or age_seconds(file, wall) <= -max(_CLOCK_SKEW_SECONDS, min_age)
-    }
+    return {name: file for name, file in files.items() if not _is_young(file, min_age, wall)}
+
+
+def _is_young(file: FileVersion, min_age: float, wall: float) -> bool:
+    """Return whether a file may be incomplete, by its own time. A wrong clock is ignored."""
+    return -max(_CLOCK_SKEW_SECONDS, min_age) < age_seconds(file, wall) < min_age
 
 
 @dataclass(kw_only=True)
@@ -127,12 +128,12 @@ class _Waiting:
     Attributes:
         version: Its version in the latest listing.
         since: When this version was first seen, by the steady clock.
-        complete_since: When it became complete. None if it is not complete yet.
+        complete_since: When it became complete. Infinity if it is not complete yet.
     """
 
     version: FileVersion
     since: float
-    complete_since: float | None = None
+    complete_since: float = inf
 
 
 class Arrivals:
@@ -181,14 +182,14 @@ class Arrivals:
         for name, file in files.items():
             waiting = self._waiting.get(name)
             if waiting and waiting.version == file:
-                if waiting.complete_since is None and self._is_complete(waiting, now, wall):
+                if waiting.complete_since == inf and self._is_complete(waiting, now, wall):
                     waiting.complete_since = now
             elif _is_same(file, self._announced.get(name)):
                 self._waiting.pop(name, None)
             else:
                 is_first = waiting is None and name not in self._vanished
                 is_old = self._local and is_first and age_seconds(file, wall) >= self._min_age
-                complete_since = now if is_old or not self._min_age else None
+                complete_since = now if is_old or not self._min_age else inf
                 self._waiting[name] = _Waiting(
                     version=file, since=now, complete_since=complete_since
                 )
@@ -197,8 +198,7 @@ class Arrivals:
         if now - waiting.since < self._min_age:
             return False
         # The next run checks only the file's time. A clock that is fast may have set it.
-        earliest = -max(_CLOCK_SKEW_SECONDS, self._min_age)
-        return not (self._local and earliest < age_seconds(waiting.version, wall) < self._min_age)
+        return not (self._local and _is_young(waiting.version, self._min_age, wall))
 
     def due(self, now: float) -> dict[str, FileVersion]:
         """Return the files to announce now, as one batch.
@@ -212,11 +212,8 @@ class Arrivals:
         Returns:
             The files by name. Usually empty.
         """
-        complete = {name: w for name, w in self._waiting.items() if w.complete_since is not None}
-        first = min(
-            (w.complete_since for w in complete.values() if w.complete_since is not None),
-            default=now,
-        )
+        complete = {name: w for name, w in self._waiting.items() if w.complete_since < inf}
+        first = min((w.complete_since for w in complete.values()), default=now)
         if len(complete) < len(self._waiting) and now - first < self._min_age:
             return {}
         return {name: w.version for name, w in complete.items()}
