@@ -133,13 +133,9 @@ class RayCluster(Block):
 
     @field_validator("memory", mode="before")
     @classmethod
-    def _as_text(cls, memory: Any) -> Any:
-        return str(memory) if isinstance(memory, int | float) else memory
-
-    @field_validator("memory")
-    @classmethod
-    def _check_memory(cls, memory: str | None) -> str | None:
-        if memory is not None:
+    def _check_memory(cls, memory: Any) -> Any:
+        memory = str(memory) if isinstance(memory, int | float) else memory
+        if isinstance(memory, str):
             parse_size(memory, "memory of a shard")
         return memory
 

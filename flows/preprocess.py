@@ -104,7 +104,7 @@ def preprocess(
                 load_manifest(job),
                 execution,
                 failures,
-                is_cancelled=lambda: bool(cancellation.reason),
+                is_cancelled=cancellation.is_cancelled,
             )
             for line in prepared.change_check.lines() if prepared.change_check else ():
                 get_run_logger().info(line)

@@ -7,7 +7,6 @@ from batchmill.flows.deployment_checks import refuse_relative
 from batchmill.flows.parameter_schema import titled
 from prefect import flow, get_run_logger
 from prefect.artifacts import TableArtifact
-from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
 from batchmill.ledger.open import open_ledger
@@ -19,11 +18,7 @@ from batchmill.sizes import list_counts
 _SHOWN = 1000
 
 
-def _run_name() -> str:
-    return f"verify {flow_run.get_parameters()['dataset']}"
-
-
-@flow(flow_run_name=_run_name)
+@flow(flow_run_name="verify {dataset}")
 @titled(hash_files="Compare contents", execute="Make results again")
 def verify_dataset(
     dataset: str,

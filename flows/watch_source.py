@@ -21,7 +21,6 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.logging import get_run_logger
-from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from batchmill.errors import OptionError
@@ -37,11 +36,7 @@ from batchmill.storage import is_url
 _PUT_OFF = timedelta(minutes=5)
 
 
-def _run_name() -> str:
-    return f"watch {flow_run.get_parameters()['source']}"
-
-
-@flow(flow_run_name=_run_name)
+@flow(flow_run_name="watch {source}")
 @titled()
 def watch_source(
     source: str,

@@ -33,7 +33,7 @@ _OVERVIEW = (
     ("plan", "plan:plan", "Show what a run would do, and why."),
     ("status", "status:status", "Count the inputs of a dataset by outcome."),
     ("failures", "failures:failures", "List the inputs that are not ok, and why."),
-    ("report", "report:report", "Rebuild a dataset's report.html."),
+    ("report", "status:report", "Rebuild a dataset's report.html."),
     ("verify", "verify:verify", "Compare a dataset's files with its ledger."),
     ("files", "files:files", "List or copy the files of one input."),
     ("versions", "versions:versions", "List the versions of a dataset."),

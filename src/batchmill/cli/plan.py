@@ -17,9 +17,9 @@ from batchmill.cli.options import (
     check_given,
 )
 from batchmill.errors import OptionError
-from batchmill.jobs.run_job import JobRequest, plan_run
+from batchmill.jobs.run_job import JobRequest, PlannedRun, plan_run
 from batchmill.partitions.partitioning import count_strata, uneven_partitions
-from batchmill.planning.batching import Layout, parallelism
+from batchmill.planning.batching import parallelism
 from batchmill.planning.decisions import ADOPTED, REASONS, UNREADABLE
 from batchmill.planning.prepare import Prepared, code_changes
 from batchmill.planning.run_spec import partitions_of
@@ -80,18 +80,15 @@ def plan(
     messages = console(stderr=True, quiet=json)
     planned = plan_run(request, cores, messages.print)
     if json:
-        forecast = planned.forecast.as_json() if planned.forecast else None
-        found = _as_json(planned.prepared, planned.layout, planned.cores)
-        print_json({**found, "forecast": forecast})
+        print_json(_as_json(planned))
     else:
-        _show(planned.prepared, planned.layout, planned.cores)
-        for line in _check_lines(planned.prepared):
-            console().print(line)
-        for line in planned.forecast.lines() if planned.forecast else ():
-            console().print(line)
+        out = console()
+        for line in _lines(planned):
+            out.print(line)
 
 
-def _as_json(prepared: Prepared, layout: Layout, cores: int) -> dict[str, object]:
+def _as_json(planned: PlannedRun) -> dict[str, object]:
+    prepared, layout = planned.prepared, planned.layout
     pending = len(prepared.plan.pending)
     return {
         **prepared.plan.counts,
@@ -102,7 +99,8 @@ def _as_json(prepared: Prepared, layout: Layout, cores: int) -> dict[str, object
         "batch_size": layout.batch_size,
         "num_workers": layout.num_workers,
         "reasons": list(layout.reasons),
-        "cores": cores,
+        "cores": planned.cores,
+        "forecast": planned.forecast.as_json() if planned.forecast else None,
     }
 
 
@@ -165,27 +163,30 @@ def _line(what: str, count: int, names: Sequence[str]) -> str:
     return f"{count:>12,} {what}" + (f": {', '.join(names)}{more}" if names else "")
 
 
-def _show(prepared: Prepared, layout: Layout, cores: int) -> None:
-    out = console()
-    for line in [
-        *_reason_lines(prepared),
-        *prepared.change_lines(),
-        *partition_lines(prepared),
-    ]:
-        out.print(line)
-    pending = len(prepared.plan.pending)
-    if not pending:
-        out.print("Nothing to execute.")
-        return
-    out.print(
+def _lines(planned: PlannedRun) -> Iterator[str]:
+    prepared = planned.prepared
+    yield from _reason_lines(prepared)
+    yield from prepared.change_lines()
+    yield from partition_lines(prepared)
+    if len(prepared.plan.pending):
+        yield from _layout_lines(planned)
+    else:
+        yield "Nothing to execute."
+    yield from _check_lines(prepared)
+    yield from planned.forecast.lines() if planned.forecast else ()
+
+
+def _layout_lines(planned: PlannedRun) -> Iterator[str]:
+    """Yield how the pending inputs are divided, and whether cores are idle."""
+    pending, layout, cores = len(planned.prepared.plan.pending), planned.layout, planned.cores
+    yield (
         f"{counted(pending, 'input')} to execute, in {counted(layout.shards, 'shard')} with "
         f"batch_size {layout.batch_size} and num_workers {layout.num_workers}."
     )
-    for reason in layout.reasons:
-        out.print(f"  {reason}.")
+    yield from (f"  {reason}." for reason in layout.reasons)
     idle = cores - parallelism(pending, layout.batch_size)
     if parallelism(pending, 1) > parallelism(pending, layout.batch_size) and idle > 0:
-        out.print(
+        yield (
             f"batch_size {layout.batch_size} leaves {idle} of {cores} cores idle, because each "
             "batch runs on one core. A smaller batch size uses more cores."
         )

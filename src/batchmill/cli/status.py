@@ -1,10 +1,11 @@
-"""`batchmill status`: count the inputs of a dataset by outcome."""
+"""`batchmill status` and `report`: count the inputs by outcome, and rebuild the report."""
 
 from shlex import quote
 
 from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json
-from batchmill.ledger.lease import holder
+from batchmill.layout import REPORT
+from batchmill.ledger.lease import check_free, holder
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import last_run, open_ledger
 from batchmill.publishing.summary import (
@@ -80,3 +81,21 @@ def status(dataset: Dataset, /, *, json: Json = False) -> None:
         out.print(f"To execute the failed inputs again: {retry}, and then the same run.")
     if contents.outputs:
         out.print(f"{counted(contents.outputs, 'output file')}, {readable_size(contents.bytes)}")
+
+
+def report(dataset: Dataset, /) -> None:
+    """Rebuild a dataset's report.html: outcomes, speed, failures and their reasons.
+
+    A run that executes inputs also writes the report when it ends.
+
+    ```
+    batchmill report dataset
+    ```
+    """
+    from batchmill.publishing.report import write_report  # `status` does not need it.
+
+    ledger = open_ledger(str(dataset))
+    run = last_run(ledger, str(dataset))
+    check_free(ledger)
+    write_report(ledger, run, str(dataset))
+    console().print(ledger.store.url_of(REPORT))

@@ -30,6 +30,10 @@ class Cancellation:
         self._interrupts = Interrupts()
         self._clean_up: Callable[[], None] = lambda: None
 
+    def is_cancelled(self) -> bool:
+        """Return whether the run was cancelled."""
+        return bool(self.reason)
+
     @property
     def reason(self) -> str:
         """How the run was cancelled. Empty until then."""

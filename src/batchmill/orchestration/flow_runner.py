@@ -81,7 +81,7 @@ class FlowRunner(Runner):
             runner=self._runner,
             workers=num_workers,
             on_tick=watch.check,
-            cancelled=lambda: bool(self.cancellation.reason),
+            cancelled=self.cancellation.is_cancelled,
             losses_allowed=_LOSSES_ALLOWED,
         )
         self.cancellation.at_second_signal(lambda: _kill_shards(run, scheduler))
@@ -96,7 +96,7 @@ class FlowRunner(Runner):
         return ShardsEnd(
             lost=scheduler.losses > 0,
             reasons=reasons,
-            is_cancelled=bool(self.cancellation.reason),
+            is_cancelled=self.cancellation.is_cancelled(),
         )
 
     def _make_runner(self) -> ShardRunner:
@@ -109,7 +109,7 @@ class FlowRunner(Runner):
         return RayRunner(
             self.cluster,
             self.access,
-            lambda: bool(self.cancellation.reason),
+            self.cancellation.is_cancelled,
             takes_gpu=self.step.takes_any_gpu,
         )
 

@@ -51,7 +51,7 @@ class Rebalancer:
         """
         running = self.queue.running
         if self._requested is not None:
-            self._collect()
+            self._collect(self._requested)
         elif self.queue.waiting or not 0 < len(running) < slots:
             self._next_split = _NEVER
         elif self._next_split == _NEVER:
@@ -74,7 +74,7 @@ class Rebalancer:
             StoreError: The dataset cannot be read.
         """
         if task_run == self._requested:
-            self._collect()
+            self._collect(task_run)
             # A shard that has ended does not respond. Its other inputs are done or lost.
             self._requested = None
         return self.queue.running.pop(task_run)
@@ -90,11 +90,8 @@ class Rebalancer:
             self._requested = task_run
             self._already_split.add(task_run)
 
-    def _collect(self) -> None:
+    def _collect(self, task_run: UUID) -> None:
         """Add the split-off inputs to the waiting shards, if the split shard has responded."""
-        task_run = self._requested
-        if task_run is None:
-            return
         shard, future = self.queue.running[task_run]
         answer = split(shard)
         if answer is None:
