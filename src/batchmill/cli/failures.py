@@ -1,6 +1,7 @@
-"""`batchmill failures` and `retry`: list the inputs that are not ok, and execute them again."""
+"""`batchmill failures`, `retry` and `reproduce`: what to do about inputs that are not ok."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -98,6 +99,31 @@ def retry(
         console().print(f"The next run executes {counted(len(chosen), 'input')} again.")
     else:
         console().print("There is no failed input to execute again.")
+
+
+def reproduce(
+    dataset: Dataset,
+    input: Annotated[str, Parameter(help="The input: its name in the manifest.")],
+    /,
+    *,
+    output: Annotated[
+        Path, Parameter(name=["--output", "-o"], help="The zip file to write.")
+    ] = Path("reproduction.zip"),
+) -> None:
+    """Pack an input, the step, its params and the outcome into a zip file.
+
+    The script `run.py` in it runs the step on the input, on any machine with batchmill. The step is
+    imported here. Known credentials are replaced. Read the files before you share them.
+
+    ```
+    batchmill reproduce dataset recordings/a.wav -o bundle.zip
+    ```
+    """
+    # Imported here because the other commands do not need it.
+    from batchmill.jobs.reproduction import write_reproduction
+
+    write_reproduction(str(dataset), input, output)
+    console().print(f"{output}: written. Unpack it, and run: python run.py")
 
 
 def _lines(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:

@@ -42,11 +42,7 @@ _OVERVIEW = (
     ("export", "export:export", "Write a dataset as shards for training."),
     ("watch", "watch:watch", "Announce new files in a folder or bucket to Prefect."),
     ("retry", "failures:retry", "Let the next run execute failed inputs again."),
-    (
-        "reproduce",
-        "reproduce:reproduce",
-        "Pack an input and its step, to show its error elsewhere.",
-    ),
+    ("reproduce", "failures:reproduce", "Pack an input and its step, to show its error elsewhere."),
     ("ui", "ui:ui", "Show Prefect's UI with the runs of this machine."),
 )
 

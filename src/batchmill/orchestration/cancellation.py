@@ -20,6 +20,8 @@ class Cancellation:
 
     Attributes:
         lost_contact: True if Prefect's server did not respond to a poll.
+        clean_up: Called in a thread at the second signal, before the flow run is marked as
+            Cancelled. It should take a few seconds at most.
     """
 
     def __init__(self, flow_run: UUID) -> None:
@@ -28,7 +30,7 @@ class Cancellation:
         self._in_prefect = False
         self._over = threading.Event()
         self._interrupts = Interrupts()
-        self._clean_up: Callable[[], None] = lambda: None
+        self.clean_up: Callable[[], None] = lambda: None
 
     def is_cancelled(self) -> bool:
         """Return whether the run was cancelled."""
@@ -65,18 +67,10 @@ class Cancellation:
         """Install the signal handlers again. Ray replaces the handlers when it starts."""
         self._interrupts.install()
 
-    def at_second_signal(self, clean_up: Callable[[], None]) -> None:
-        """Call `clean_up` at the second signal, before the flow run is marked as Cancelled.
-
-        Args:
-            clean_up: Called in a thread. It should take a few seconds at most.
-        """
-        self._clean_up = clean_up
-
     def _end_now(self) -> None:
         """End what the second signal interrupts. The process ends afterwards."""
         try:
-            self._clean_up()
+            self.clean_up()
         finally:
             reason = "Cancelled by a second signal. Running inputs were killed and are pending."
             end_flow_run(self._flow_run, Cancelled(message=reason))

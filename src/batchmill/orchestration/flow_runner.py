@@ -15,8 +15,7 @@ from batchmill.layout import STAGING
 from batchmill.orchestration.cancellation import Cancellation
 from batchmill.orchestration.display.metrics import COLUMNS
 from batchmill.orchestration.flow_observer import FlowObserver
-from batchmill.orchestration.runners.local import LocalRunner
-from batchmill.orchestration.runners.runner import ShardRunner
+from batchmill.orchestration.runners.runner import LocalRunner, ShardRunner
 from batchmill.orchestration.runners.scheduler import ShardScheduler
 from batchmill.orchestration.server.api import record_ends, wait_until_recorded
 from batchmill.planning.batching import Cores
@@ -84,7 +83,7 @@ class FlowRunner(Runner):
             cancelled=self.cancellation.is_cancelled,
             losses_allowed=_LOSSES_ALLOWED,
         )
-        self.cancellation.at_second_signal(lambda: _kill_shards(run, scheduler))
+        self.cancellation.clean_up = lambda: _kill_shards(run, scheduler)
         try:
             scheduler.run(shards)
         finally:

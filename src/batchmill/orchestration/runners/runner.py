@@ -1,22 +1,28 @@
-"""The interface to the place where the shards of a run execute."""
+"""The interface to the place where the shards of a run execute, and the runner without Ray."""
 
+import concurrent.futures
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, cast
 
 from prefect.client.schemas.objects import State
-from prefect.futures import PrefectFuture
+from prefect.futures import PrefectConcurrentFuture, PrefectFuture
+from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.utilities.annotations import opaque
 
-from batchmill.planning.batching import Cores
+from batchmill.planning.batching import Cores, cores_of_machine, own_cores
 from batchmill.runs.node_check import Probe
+from batchmill.security.credentials import Access
+from batchmill.shards.process_pool import shard_processes
 from batchmill.shards.shard import Shard
+from batchmill.tasks.shard import RunningShards, run_local_shard
 
 ShardFuture = PrefectFuture[Any]
 
 
 class ShardRunner(AbstractContextManager["ShardRunner"], ABC):
-    """Runs shards as Prefect task runs. The implementations are `local` and `ray`.
+    """Runs shards as Prefect task runs. The implementations are LocalRunner and RayRunner.
 
     Attributes:
         nodes: The ids of the machines that existed at the last call of `slots`.
@@ -99,3 +105,75 @@ class ShardRunner(AbstractContextManager["ShardRunner"], ABC):
         Args:
             reason: The message of the crashed task run.
         """
+
+
+class LocalRunner(ShardRunner):
+    """Runs a Prefect task in a thread for each shard. The task waits for the shard's process.
+
+    Args:
+        access: The credentials that the shards need.
+        gpus: The GPUs that the shards use, by their names in CUDA_VISIBLE_DEVICES.
+    """
+
+    def __init__(self, access: Sequence[Access], gpus: Sequence[str] = ()) -> None:
+        self._access = access
+        self._gpus = gpus
+        self._held = ExitStack()
+        self._submitted: list[ShardFuture] = []
+        self._slots = 1
+
+    def __enter__(self) -> "LocalRunner":
+        self._running = RunningShards(self._held.enter_context(shard_processes()), self._gpus)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        for future in self._submitted:
+            # After an error, shard processes may still be running.
+            self.kill(future)
+        self._held.close()
+
+    @property
+    def cores(self) -> Cores:
+        """The cores that this process may use."""
+        return cores_of_machine(own_cores(), len(self._gpus))
+
+    def prepare(self, num_workers: int, probe: Probe) -> None:  # noqa: ARG002
+        """Limit the number of shards that run at a time: each DataLoader worker gets a core.
+
+        If shards use GPUs, each has one for itself.
+        """
+        self._slots = self.cores.slots_for(num_workers)
+        tasks: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=self._slots)
+        self._tasks = self._held.enter_context(tasks)
+
+    def slots(self) -> int:
+        """Return how many shards can run at a time. The number is constant."""
+        return self._slots
+
+    def submit(self, shard: Shard) -> ShardFuture:
+        """Run the shard's task in the next free thread."""
+        running: Any = opaque(self._running)  # Keeps Prefect from searching it for futures.
+        parameters = {"shard": shard, "access": self._access, "running": running}
+        future = self._tasks.submit(run_local_shard, parameters)
+        self._submitted.append(future)
+        return future
+
+    def wait(self, futures: Sequence[ShardFuture], seconds: float) -> Collection[ShardFuture]:
+        """Wait until the thread of one of the task runs has ended."""
+        threads = {cast("PrefectConcurrentFuture[Any]", f).wrapped_future: f for f in futures}
+        ended, _ = concurrent.futures.wait(
+            threads, seconds, return_when=concurrent.futures.FIRST_COMPLETED
+        )
+        return [threads[thread] for thread in ended]
+
+    def release(self) -> None:
+        """Begin to end the processes. The call returns before they have ended."""
+        self._running.processes.release()
+
+    def kill(self, future: ShardFuture) -> None:
+        """Kill the shard's process. A shard that has no process yet does not begin."""
+        self._running.kill(future.task_run_id)
+
+    def is_lost(self, reason: str) -> bool:  # noqa: ARG002
+        """Return False: this machine exists as long as this process runs."""
+        return False

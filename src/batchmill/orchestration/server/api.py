@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 # The errors of Prefect's client.
 API_ERRORS = (httpx.HTTPError, PrefectException)
 
-_RECORD_SECONDS = 20.0
 _POLL_SECONDS = 0.2
 _PAGE = 200
 _MOST_TASK_RUNS = 5000
@@ -147,7 +146,7 @@ def trouble_with_server(error: Exception) -> tuple[str, str]:
     return f"responded with an error {answer}", "See its log, or try again later"
 
 
-def wait_until_recorded(flow_run: UUID, task_runs: int, seconds: float = _RECORD_SECONDS) -> None:
+def wait_until_recorded(flow_run: UUID, task_runs: int, seconds: float) -> None:
     """Wait until the API has recorded the ends of a flow run's task runs.
 
     The events about the ends arrive with a delay, and a server that stops earlier loses them. After
