@@ -65,18 +65,15 @@ class Format(Protocol):
 
     def shard_name(self, split: str, number: int, count: int) -> str:
         """Return the file name of shard `number` of `count` shards of a split."""
-        ...
 
     def write(self, file: HashingFile, content: ShardContent) -> None:
         """Write a shard."""
-        ...
 
     def payloads(self, path: Path) -> Iterator[bytes]:
         """Yield the contents of the files of each sample, joined.
 
         A damaged shard raises any error.
         """
-        ...
 
 
 _MODULES = {"webdataset": "WebDataset", "huggingface": "HuggingFace"}

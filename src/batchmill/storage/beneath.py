@@ -57,12 +57,19 @@ def _open_parts(root: str, parts: list[str], *, make: bool) -> int:
     path = f"{root}/{parts[0]}"
     descriptor = _open(path, None, path, make=make)
     for part in parts[1:]:
-        outer, path = descriptor, f"{path}/{part}"
-        try:
+        path = f"{path}/{part}"
+        with closing(descriptor) as outer:
             descriptor = _open(part, outer, path, make=make)
-        finally:
-            os.close(outer)
     return descriptor
+
+
+@contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """Close a file descriptor after the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -74,11 +81,8 @@ def folder_of(root: str, name: str, *, make: bool = False) -> Iterator[tuple[int
     """
     parts_of(root, name)
     folder, _, last = name.rpartition("/")
-    descriptor = open_folder(root, folder, make=make)
-    try:
+    with closing(open_folder(root, folder, make=make)) as descriptor:
         yield descriptor, last
-    finally:
-        os.close(descriptor)
 
 
 def open_file(root: str, name: str) -> int:
@@ -101,14 +105,18 @@ def stat_entry(root: str, name: str) -> os.stat_result | None:
         return None
 
 
-def remove_tree(root: str, name: str) -> None:
-    """Remove a folder and its content. Links in it are removed, not followed."""
-    with folder_of(root, name) as (folder, last):
-        try:
-            shutil.rmtree(last, ignore_errors=True, dir_fd=folder)
-        except RecursionError:  # The folders are nested too deeply for Python.
-            command = ["rm", "-rf", "--", last]
-            subprocess.run(command, cwd=f"/dev/fd/{folder}", check=False)
+def remove_tree(place: str, folder: int | None = None) -> None:
+    """Remove a folder and its content. Links in it are removed, not followed.
+
+    Args:
+        place: The path of the folder.
+        folder: The open folder that the path is relative to. None for an absolute path.
+    """
+    try:
+        shutil.rmtree(place, ignore_errors=True, dir_fd=folder)
+    except RecursionError:  # The folders are nested too deeply for Python.
+        above = None if folder is None else f"/dev/fd/{folder}"
+        subprocess.run(["rm", "-rf", "--", place], cwd=above, check=False)  # noqa: S607
 
 
 def sync_file_system(path: str) -> None:
@@ -116,15 +124,17 @@ def sync_file_system(path: str) -> None:
 
     For many small files, this takes a fraction of the time of one `fsync` a file.
     """
-    folder = os.open(path, _FOLDER)
-    try:
+    with closing(os.open(path, _FOLDER)) as folder:
         if _LIBC is None:
             os.sync()
         elif _LIBC.syncfs(folder):
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), path)
-    finally:
-        os.close(folder)
+
+
+def temporary_name(name: str) -> str:
+    """Return a new name for a file or folder that is being written."""
+    return f".{name}.part-{uuid.uuid4().hex}"
 
 
 @contextmanager
@@ -134,7 +144,7 @@ def temporary_file(folder: int, name: str, writer: Callable[[BinaryIO], object])
     Yields:
         The name of the temporary file in the folder.
     """
-    temporary = f".{name}.part-{uuid.uuid4().hex}"
+    temporary = temporary_name(name)
     try:
         with open(os.open(temporary, _CREATE, 0o666, dir_fd=folder), "wb") as file:
             writer(file)

@@ -99,9 +99,7 @@ def recordable(time_ns: int) -> int:
     >>> recordable(5), recordable(2**64), recordable(-(2**64)) == -(2**63)
     (5, 9223372036854775807, True)
     """
-    if _EARLIEST <= time_ns <= _LATEST:
-        return time_ns
-    return _EARLIEST if time_ns < 0 else _LATEST
+    return max(_EARLIEST, min(time_ns, _LATEST))
 
 
 def hash_file(file: IO[bytes]) -> str:

@@ -5,10 +5,8 @@ import os
 import re
 import shutil
 import stat
-import subprocess
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -18,6 +16,7 @@ from batchmill.errors import StoreError
 from batchmill.layout import FILES, PACKS, STAGING
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.beneath import (
+    closing,
     folder_of,
     link_file,
     open_file,
@@ -26,12 +25,13 @@ from batchmill.storage.beneath import (
     stat_entry,
     sync_file_system,
     temporary_file,
+    temporary_name,
 )
 from batchmill.storage.faults import store_fault
 from batchmill.storage.fingerprints import hash_bytes, hash_file
 from batchmill.storage.packed_files import PackedFiles
 from batchmill.storage.retries import retry_local
-from batchmill.storage.store import Upload, no_check
+from batchmill.storage.store import Store, Upload, no_check
 
 _TEMPORARY = re.compile(r"\..+\.part-[0-9a-f]{32}")
 # With less free space than this, even a small write may fail.
@@ -41,7 +41,7 @@ _COPY_BYTES = 2**20
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
 
 
-class LocalStore:
+class LocalStore(Store):
     """A store whose names are paths below one folder. No part of a name may be a link.
 
     A file is written under a temporary name, flushed to the disk, then renamed. After a power cut,
@@ -67,10 +67,6 @@ class LocalStore:
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder in sorted order, without files that are being written."""
         return sorted(name for name, _ in self._list(folder) if not _TEMPORARY.fullmatch(name))
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Do nothing, because listings are fast."""
-        return nullcontext()
 
     def links(self, folder: str) -> list[str]:
         """Return the names in a folder that are links, in sorted order."""
@@ -211,8 +207,8 @@ class LocalStore:
 
     @retry_local
     def _remove_tree(self, name: str) -> None:
-        with self._faults(name):
-            remove_tree(self.url, name)
+        with self._faults(name), folder_of(self.url, name) as (folder, last):
+            remove_tree(last, folder)
 
     @retry_local
     def put_folder(self, folder: Path, name: str, contents: Mapping[str, str]) -> list[Upload]:
@@ -229,7 +225,7 @@ class LocalStore:
                 remove_folder(folder)
                 return []
             # The existing folder is damaged: its name depends on its contents.
-            aside = _temporary_name(last)
+            aside = temporary_name(last)
             os.rename(last, aside, src_dir_fd=above, dst_dir_fd=above)
             _move(folder, above, last)
             self.remove(f"{PurePosixPath(name).parent}/{aside}")
@@ -255,11 +251,8 @@ class LocalStore:
             for pack in sorted({place.pack for place in places if place}):
                 with open(open_file(self.url, pack), "rb", buffering=0) as file:
                     os.fsync(file.fileno())
-            folder = open_folder(self.url, PACKS)
-            try:
+            with closing(open_folder(self.url, PACKS)) as folder:
                 os.fsync(folder)
-            finally:
-                os.close(folder)
 
     @contextmanager
     def staging(self, attempt: str) -> Iterator[Path]:
@@ -287,11 +280,9 @@ class LocalStore:
             seen = stat_entry(self.url, name)
             if seen and stat.S_ISREG(seen.st_mode) and seen.st_size > size:
                 with folder_of(self.url, name) as (folder, last):
-                    file = os.open(last, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-                    try:
+                    flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+                    with closing(os.open(last, flags, dir_fd=folder)) as file:
                         os.ftruncate(file, size)
-                    finally:
-                        os.close(file)
 
     def leftovers(self) -> Iterator[str]:
         """Yield the names of files that are being written, or whose writer died."""
@@ -301,9 +292,6 @@ class LocalStore:
             for name in files:
                 if _TEMPORARY.fullmatch(name):
                     yield os.path.relpath(os.path.join(folder, name), self.root)
-
-    def abort_uploads(self) -> None:
-        """Do nothing, because a folder has no uploads."""
 
     @property
     def is_full(self) -> bool:
@@ -329,11 +317,8 @@ class LocalStore:
                 descriptor = open_folder(self.url, folder)
             except FileNotFoundError:
                 return []
-            try:
-                with os.scandir(descriptor) as entries:
-                    return [(entry.name, _type_of(entry)) for entry in entries]
-            finally:
-                os.close(descriptor)
+            with closing(descriptor), os.scandir(descriptor) as entries:
+                return [(entry.name, _type_of(entry)) for entry in entries]
 
     @contextmanager
     def _faults(self, name: str) -> Iterator[None]:
@@ -361,20 +346,13 @@ def remove_folder(folder: Path | str) -> None:
     if os.path.islink(folder) or not os.path.isdir(folder):
         os.unlink(folder)
         return
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-    except RecursionError:  # The folders are nested too deeply for Python.
-        subprocess.run(["rm", "-rf", "--", os.fspath(folder)], check=False)  # noqa: S607
+    remove_tree(os.fspath(folder))
 
 
 def _type_of(entry: os.DirEntry[str]) -> int:
     if entry.is_symlink():
         return stat.S_IFLNK
     return stat.S_IFDIR if entry.is_dir(follow_symlinks=False) else stat.S_IFREG
-
-
-def _temporary_name(name: str) -> str:
-    return f".{name}.part-{uuid.uuid4().hex}"
 
 
 def _move(folder: Path, above: int, name: str) -> None:
@@ -386,7 +364,7 @@ def _move(folder: Path, above: int, name: str) -> None:
             raise
         # `files` may be the mount point of its own disk. A later run removes an incomplete copy,
         # because no record names it.
-        copied = _temporary_name(name)
+        copied = temporary_name(name)
         shutil.copytree(folder, f"/proc/self/fd/{above}/{copied}")
         try:
             os.rename(copied, name, src_dir_fd=above, dst_dir_fd=above)

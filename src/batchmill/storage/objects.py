@@ -16,7 +16,7 @@ from batchmill.storage.addresses import parse_address
 from batchmill.storage.fingerprints import hash_bytes
 from batchmill.storage.packed_files import PackedFiles
 from batchmill.storage.scratch import scratch_folder
-from batchmill.storage.store import Upload, in_threads, no_check, parts_of
+from batchmill.storage.store import Store, Upload, in_threads, no_check, parts_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def unwritable(url: str) -> str:
     return ""
 
 
-class ObjectStore:
+class ObjectStore(Store):
     """A store whose names are keys below one URL. Nothing is renamed, because a PUT is atomic."""
 
     threads = remote.THREADS
@@ -94,10 +94,6 @@ class ObjectStore:
             while self._listed and folder:
                 folder = folder.rpartition("/")[0]
                 self._listed.pop(folder, None)
-
-    def links(self, folder: str) -> list[str]:  # noqa: ARG002
-        """Return nothing, because an object store has no links."""
-        return []
 
     def files(self, folder: str) -> Iterator[str]:
         """Yield the names of all files below a folder."""
@@ -188,9 +184,6 @@ class ObjectStore:
             for file in contents
         ]
 
-    def sync(self, names: Sequence[str]) -> None:
-        """Do nothing, because an upload is on the store's disks when it ends."""
-
     def staging(self, attempt: str) -> AbstractContextManager[Path]:  # noqa: ARG002
         """Create an empty folder on this machine, for the block."""
         return scratch_folder()
@@ -201,13 +194,6 @@ class ObjectStore:
         folder.mkdir(exist_ok=True)
         return folder
 
-    def cut(self, name: str, size: int) -> None:
-        """Do nothing, because an upload is complete."""
-
-    def leftovers(self) -> Iterator[str]:
-        """Yield nothing, because an incomplete upload has no name."""
-        yield from ()
-
     def abort_uploads(self) -> None:
         """Remove the parts of uploads whose writers died."""
         self.before_change()
@@ -216,11 +202,6 @@ class ObjectStore:
         except StoreError as error:
             # The parts only cost money, and a lifecycle rule of the bucket can remove them.
             logger.warning("The parts of incomplete uploads stay in the bucket. %s", error)
-
-    @property
-    def is_full(self) -> bool:
-        """Return False, because a bucket has no limit."""
-        return False
 
 
 class ReadOnce(ObjectStore):

@@ -9,6 +9,7 @@ from struct import Struct
 
 from batchmill.layout import PACKS
 from batchmill.storage.addresses import BLOCK, Address
+from batchmill.storage.beneath import closing
 from batchmill.storage.faults import store_fault
 from batchmill.storage.retries import retry_local
 
@@ -63,8 +64,7 @@ class PackWriter:
             if end >= self.limit:
                 number, end = number + 1, 0
             name = f"{self._start}-{number}.tar"
-            pack = os.open(self.folder / name, _NEW, 0o666)
-            try:
+            with closing(os.open(self.folder / name, _NEW, 0o666)) as pack:
                 places = {}
                 # A killed process, or a write that failed, may have left a part of a file there.
                 if os.fstat(pack).st_size != end:
@@ -72,8 +72,6 @@ class PackWriter:
                 for file, member in members.items():
                     place = Address(f"{PACKS}/{name}", *_append(pack, end, files / file, member))
                     places[file], end = place, place.end
-            finally:
-                os.close(pack)
             _STATE.pack_into(self._state, 0, number, end)
         except OSError as error:
             raise store_fault(str(self.folder), error) from error
@@ -82,12 +80,10 @@ class PackWriter:
     def _begin(self) -> None:
         """Map the state of this process's worker into memory."""
         worker = self._worker()
-        state = os.open(self._states / f"pack-{worker}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-        try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        with closing(os.open(self._states / f"pack-{worker}", flags)) as state:
             os.ftruncate(state, _STATE.size)
             self._state = mmap(state, _STATE.size)
-        finally:
-            os.close(state)
         self._start = f"{self.prefix}-{worker}"
         self._pid = os.getpid()
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from batchmill.errors import StoreError
+from batchmill.storage.beneath import closing
 from batchmill.storage.local import remove_folder
 
 FOR_FILES, FOR_SOCKETS = "batchmill-scratch-", "batchmill-mp-"
@@ -29,11 +30,11 @@ def scratch_folder(prefix: str = FOR_FILES, base: Path | None = None) -> Iterato
         StoreError: The folder cannot be created.
     """
     folder, descriptor = lock_scratch_folder(prefix, base)
-    try:
-        yield folder
-    finally:
-        remove_folder(folder)
-        os.close(descriptor)
+    with closing(descriptor):
+        try:
+            yield folder
+        finally:
+            remove_folder(folder)
 
 
 def short_base(longest: int) -> Path:
@@ -78,9 +79,7 @@ def _sweep(base: Path, prefix: str) -> None:
                 entry.rmdir()
     for entry in base.glob(f"{prefix}*"):
         with suppress(OSError):  # The folder is in use, or another process removed it.
-            descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+            with closing(os.open(entry, flags)) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 remove_folder(entry)
-            finally:
-                os.close(descriptor)

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, ParamSpec, Protocol, TypeVar
 
@@ -45,76 +45,63 @@ class Store(Protocol):
 
     def url_of(self, name: str) -> str:
         """Return the full path or URL of `name`."""
-        ...
 
     def exists(self, name: str) -> bool:
         """Return whether the name exists."""
-        ...
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder in sorted order, without files that are being written."""
-        ...
 
     def alone(self) -> AbstractContextManager[None]:
         """Declare that no other process changes the dataset during the block.
 
-        In a bucket, each folder is then listed only once, unless this store changes it.
+        In a bucket, each folder is then listed only once, unless this store changes it. In a
+        folder, listings are fast.
         """
-        ...
+        return nullcontext()
 
-    def links(self, folder: str) -> list[str]:
-        """Return the names in a folder that are links, in sorted order."""
-        ...
+    def links(self, folder: str) -> list[str]:  # noqa: ARG002
+        """Return the names in a folder that are links, in sorted order. A bucket has no links."""
+        return []
 
     def files(self, folder: str) -> Iterator[str]:
         """Yield the names of all files below a folder, and of empty folders."""
-        ...
 
     def sizes(self, names: Sequence[str]) -> Iterable[int | None]:
         """Return the size of each file in bytes, None if there is no file."""
-        ...
 
     def content_of(self, name: str) -> str:
         """Read a file and hash its content, as in `fingerprints`."""
-        ...
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
-        ...
 
     def open(self, name: str) -> pa.NativeFile:
         """Open a file for Arrow, which reads only the parts that it needs."""
-        ...
 
     def write(self, name: str, data: bytes) -> None:
         """Write a whole file, and replace an earlier one."""
-        ...
 
     def write_atomic(self, name: str, writer: Callable[[BinaryIO], object]) -> None:
         """Write a temporary file with `writer`, then replace `name` with it.
 
         A retry calls `writer` again.
         """
-        ...
 
     def copy(self, source: str, target: str) -> None:
         """Copy a file within the store, and replace an earlier one."""
-        ...
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file that does not exist yet. Return False if it exists.
 
         If several processes call this for one name, one of them succeeds.
         """
-        ...
 
     def delete(self, name: str) -> None:
         """Remove a file. Ignore a name that does not exist."""
-        ...
 
     def remove(self, name: str) -> None:
         """Remove a file, or a folder and its content. Ignore a name that does not exist."""
-        ...
 
     def put_folder(self, folder: Path, name: str, contents: Mapping[str, str]) -> list[Upload]:
         """Move the files of a local folder into the folder `name`, or begin to.
@@ -130,15 +117,16 @@ class Store(Protocol):
         Returns:
             The uploads that are left to do: one for each file in a bucket, none in a folder.
         """
-        ...
 
-    def sync(self, names: Sequence[str]) -> None:
-        """Wait until these files are on the disk of the store, so that they survive a power cut."""
-        ...
+    def sync(self, names: Sequence[str]) -> None:  # noqa: ARG002
+        """Wait until these files are on the disk of the store, so that they survive a power cut.
+
+        An upload to a bucket is on the disks of the bucket when it ends.
+        """
+        return
 
     def staging(self, attempt: str) -> AbstractContextManager[Path]:
         """Create an empty local folder for the outputs of one attempt, for the block."""
-        ...
 
     def pack_folder(self, staging: Path) -> Path:
         """Return the local folder where packs are written.
@@ -146,27 +134,30 @@ class Store(Protocol):
         Args:
             staging: The folder of an attempt, from `staging`.
         """
-        ...
 
-    def cut(self, name: str, size: int) -> None:
+    def cut(self, name: str, size: int) -> None:  # noqa: ARG002
         """Cut a pack after `size` bytes if it is longer. In a bucket, no pack is too long."""
-        ...
+        return
 
     def leftovers(self) -> Iterator[str]:
         """Yield the names of files that are being written, or whose writer died.
 
-        Only the holder of the lease can be sure that their writers died.
+        Only the holder of the lease can be sure that their writers died. In a bucket, an incomplete
+        upload has no name.
         """
-        ...
+        return iter(())
 
     def abort_uploads(self) -> None:
-        """Remove the parts of uploads whose writers died. Only the holder of the lease may."""
-        ...
+        """Remove the parts of uploads whose writers died. Only the holder of the lease may.
+
+        A folder has no uploads.
+        """
+        return
 
     @property
     def is_full(self) -> bool:
-        """Return whether the store has no free space."""
-        ...
+        """Return whether the store has no free space. A bucket has no limit."""
+        return False
 
 
 def no_check() -> None:
