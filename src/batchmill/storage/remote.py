@@ -3,7 +3,8 @@
 Nothing is cached, so changes by other processes are visible at once.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
@@ -101,12 +102,7 @@ def stat_many(urls: Sequence[str]) -> list[FileStat | None]:
     """
     if len(urls) <= FEW:
         return in_threads(stat, urls, THREADS)
-    folders: dict[str, int] = {}
-    for url in urls:
-        if is_web(url):
-            continue
-        folder = url.rpartition("/")[0]
-        folders[folder] = folders.get(folder, 0) + 1
+    folders = Counter(url.rpartition("/")[0] for url in urls if not is_web(url))
     many = [folder for folder, count in folders.items() if count > FEW // 10]
     listed = dict(zip(many, in_threads(_list_folder, many, THREADS), strict=True))
     alone = [url for url in urls if url.rpartition("/")[0] not in listed]
@@ -119,13 +115,13 @@ def stat_many(urls: Sequence[str]) -> list[FileStat | None]:
 @retry_remote
 def find(url: str) -> dict[str, FileStat]:
     """Return all files below a URL, by relative name, in sorted order."""
-    return dict(sorted(_files_in(url, _descendants)))
+    return dict(sorted(_files_in(url, deep=True)))
 
 
 @retry_remote
 def find_table(url: str) -> pa.Table:
     """Return all files below a URL in sorted order, with the columns of FOUND."""
-    rest = _files_in(url, _descendants)
+    rest = _files_in(url, deep=True)
     parts = iter(lambda: [(name, *seen) for name, seen in islice(rest, SLICE_ROWS)], [])
     table = collected((pa.table([*zip(*part, strict=True)], schema=FOUND) for part in parts), FOUND)
     names = table["name"]
@@ -153,7 +149,7 @@ def glob(pattern: str) -> dict[str, FileStat]:
 @retry_remote
 def names(url: str) -> list[str]:
     """Return the names in a folder in sorted order; empty if the folder does not exist."""
-    found = _listed(url, _children)
+    found = _listed(url, deep=False)
     # Some stores have an empty object as a marker of the folder itself.
     return sorted({name.rstrip("/") for name, _ in found} - {""})
 
@@ -318,17 +314,20 @@ def _whole(files: Any, path: str) -> bytes:
 @retry_remote
 def _list_folder(url: str) -> dict[str, FileStat]:
     """Return the files in a folder, by URL."""
-    return {f"{url}/{name}": seen for name, seen in _files_in(url, _children)}
+    return {f"{url}/{name}": seen for name, seen in _files_in(url, deep=False)}
 
 
-def _listed(
-    url: str, ask: Callable[[Any, str], Iterable[dict[str, Any]]]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the entries of a listing with their relative names; none if the folder is missing."""
+def _listed(url: str, *, deep: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the entries of a folder with their relative names; none if the folder is missing.
+
+    Args:
+        url: The URL of the folder.
+        deep: List all files below the folder, instead of the files and folders in it.
+    """
     try:
         with connected(url) as (files, path):
             start = path.rstrip("/") + "/"
-            for details in ask(files, path):
+            for details in _entries(files, path, deep=deep):
                 name = details["name"]
                 if name.startswith(start):
                     yield name.removeprefix(start), details
@@ -337,28 +336,21 @@ def _listed(
             raise
 
 
-def _children(files: Any, path: str) -> Iterable[dict[str, Any]]:
-    """Return the files and folders in a folder. A thousand are one request."""
+def _entries(files: Any, path: str, *, deep: bool) -> Iterable[dict[str, Any]]:
+    """Return the entries that `_listed` names. A thousand are one request."""
     if is_s3(files):
-        return s3_requests.list_entries(files, path, "/")
-    found: list[dict[str, Any]] = files.ls(path, detail=True)
-    return found
-
-
-def _descendants(files: Any, path: str) -> Iterable[dict[str, Any]]:
-    """Return all files below a folder. A thousand are one request."""
-    if is_s3(files):
-        return s3_requests.list_entries(files, path, "")
-    found = files.find(path, detail=True)
+        return s3_requests.list_entries(files, path, "" if deep else "/")
+    list_all = files.find if deep else files.ls
+    found: Any = list_all(path, detail=True)
+    if isinstance(found, dict):
+        return found.values()
     # adlfs returns a list if the path itself is a file.
-    return found.values() if isinstance(found, dict) else []
+    return [] if deep else list(found)
 
 
-def _files_in(
-    url: str, ask: Callable[[Any, str], Iterable[dict[str, Any]]]
-) -> Iterator[tuple[str, FileStat]]:
+def _files_in(url: str, *, deep: bool) -> Iterator[tuple[str, FileStat]]:
     """Yield the files of a listing with their relative names."""
-    for name, details in _listed(url, ask):
+    for name, details in _listed(url, deep=deep):
         if details.get("type") == "file" and name and not name.endswith("/"):
             yield name, _seen(details)
 
