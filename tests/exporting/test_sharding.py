@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchmill.exporting.sharding import shard_bounds
+from batchmill.exporting.plan import shard_bounds
 
 
 def shards(sizes, keys, limit):

@@ -17,9 +17,9 @@ from live import wait_for
 
 from batchmill import LedgerError, StoreError
 from batchmill.ledger import lease as leases
-from batchmill.ledger import lease_files, lease_holder
+from batchmill.ledger import lease_files
 from batchmill.ledger.lease import Wait, check_free, holder, lease
-from batchmill.ledger.lease_holder import read_holder
+from batchmill.ledger.lease_files import read_holder
 from batchmill.ledger.ledger import Ledger
 from batchmill.storage import LocalStore, open_store
 
@@ -163,7 +163,7 @@ def test_heartbeats_decide_if_the_start_of_a_live_process_is_hidden(
     """Some systems hide /proc/PID of other users."""
     ledger = Ledger(LocalStore(str(tmp_path)))
     ledger.create()
-    me = lease_holder.this_process(3)
+    me = lease_files.this_process(3)
     beat = clock.time() - age
     ledger.store.write(f"{FOLDER}/000003.json", replace(me, token="another", beat=beat).as_json())
     read_text = Path.read_text
@@ -185,7 +185,7 @@ def test_a_process_of_another_user_is_alive(monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr(os, "kill", refuse)
-    assert lease_holder.this_process(1).is_alive
+    assert lease_files.this_process(1).is_alive
 
 
 def test_the_lease_of_another_machine_is_held_while_it_has_heartbeats(ledger):

@@ -5,8 +5,7 @@ import pytest
 from batchmill import LedgerError, StoreError
 from batchmill.layout import LEASES
 from batchmill.ledger import lease_files
-from batchmill.ledger.lease_files import LeaseFiles
-from batchmill.ledger.lease_holder import this_process
+from batchmill.ledger.lease_files import LeaseFiles, this_process
 from batchmill.storage import LocalStore
 
 FIRST, SECOND, THIRD = (this_process(number) for number in (1, 2, 3))

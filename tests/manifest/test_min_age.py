@@ -10,7 +10,7 @@ from object_store import upload
 
 from batchmill.errors import ManifestError, OptionError
 from batchmill.manifest import load_manifest
-from batchmill.manifest.min_age import is_too_young
+from batchmill.manifest.file_stats import is_too_young
 from batchmill.orchestration.arrivals.detection import list_files
 from batchmill.planning.prepare import prepare
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from batchmill.reading.packed import PackReader
+from batchmill.reading.files import PackReader
 from batchmill.storage.addresses import Address
 
 PACKS = 200

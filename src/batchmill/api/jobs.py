@@ -23,7 +23,7 @@ from batchmill.orchestration.interrupts import is_interactive
 from batchmill.orchestration.server.embedded_server import keep_servers
 from batchmill.planning.change_check import ChangeCheck
 from batchmill.planning.forecast import Forecast
-from batchmill.publishing.report.card import run_card
+from batchmill.publishing.report.page import run_card
 from batchmill.publishing.summary import Summary, summarise
 from batchmill.reading.published import read_published
 from batchmill.security.credentials import Access, access_to

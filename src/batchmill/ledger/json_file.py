@@ -1,14 +1,15 @@
-"""Read the small JSON files of a ledger."""
+"""Read and write the small JSON files of a ledger."""
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
 import xxhash
 
 from batchmill.errors import LedgerError
 from batchmill.storage import Store
 
+_Record = TypeVar("_Record")
 _MOVE_AWAY = "Move it away, and run the same command again."
 
 
@@ -72,6 +73,41 @@ def read_sealed(store: Store, name: str, remedy: str = _MOVE_AWAY) -> dict[str, 
     except (ValueError, KeyError, TypeError):
         pass
     raise _damage(store, name, remedy)
+
+
+class SealedRecords(Generic[_Record]):
+    """Small records in a folder of the ledger, one for each run or version.
+
+    Every method raises StoreError if the store cannot be read or written.
+
+    Args:
+        store: The store of the dataset.
+        folder: The name of the folder.
+        kind: The dataclass of the records.
+        key: The attribute of a record that is the number of its run or version.
+    """
+
+    def __init__(self, store: Store, folder: str, kind: type[_Record], key: str) -> None:
+        self._store = store
+        self._folder = folder
+        self._kind = kind
+        self._key = key
+
+    def record(self, record: _Record) -> None:
+        """Write a record. It replaces the earlier one with the same number."""
+        self._store.write(self._name(getattr(record, self._key)), sealed(vars(record)))
+
+    def read_all(self) -> Iterator[_Record]:
+        """Yield the records in the order of their numbers. Raises LedgerError for a damaged one."""
+        for name in self._store.names(self._folder):
+            yield self._kind(**read_sealed(self._store, f"{self._folder}/{name}"))
+
+    def remove(self, number: int) -> None:
+        """Remove a record, if it exists."""
+        self._store.delete(self._name(number))
+
+    def _name(self, number: int) -> str:
+        return f"{self._folder}/{number:06d}.json"
 
 
 def _damage(store: Store, name: str, remedy: str) -> LedgerError:

@@ -21,8 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from batchmill.errors import LedgerError, StoreError
-from batchmill.ledger.lease_files import LeaseFiles
-from batchmill.ledger.lease_holder import Holder, this_process
+from batchmill.ledger.lease_files import Holder, LeaseFiles, this_process
 from batchmill.ledger.ledger import Ledger
 from batchmill.storage import in_threads, open_store
 from batchmill.storage.store import no_check

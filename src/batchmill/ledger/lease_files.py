@@ -1,16 +1,157 @@
-"""Read and write the files of a dataset's leases. The name of a file is the number of its lease."""
+"""The files of a dataset's leases, and the process that each file describes.
 
+The name of a file is the number of its lease.
+"""
+
+import json
+import os
 import re
+import socket
 import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from batchmill.errors import LedgerError, StoreError
 from batchmill.layout import LEASES
-from batchmill.ledger.lease_holder import Holder, read_holder
 from batchmill.storage import Store
 
 _READS = 10
 _READ_AGAIN_SECONDS = 0.1
 _NUMBER = re.compile("([0-9]+)[.]json")
+# Later times than the year 5000 are damage, and `time.localtime` does not accept all of them.
+_LATEST_SECONDS = 1e11
+_LARGEST_PID = 2**31
+# A zombie, or a process that is about to disappear.
+_DEAD_STATES = ("Z", "X")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """The process that holds a lease.
+
+    Attributes:
+        number: The number of the lease.
+        token: A random text that no other lease has.
+        host: The name of the host, for messages.
+        machine: The running system and its process namespace; empty if unknown.
+        pid: The id of the process.
+        started: The start time of the process. A later process with the same id has another one.
+            Empty if unknown.
+        since: When the process acquired the lease, in seconds since 1970 by its own clock.
+        beat: The time of the last heartbeat, on the same clock.
+        ended: True if the process has released the lease.
+        clean: True if the process left no work for the next holder to finish.
+    """
+
+    number: int
+    token: str
+    host: str
+    machine: str
+    pid: int
+    started: str
+    since: float
+    beat: float
+    ended: bool = False
+    clean: bool = False
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(self.since))
+        return f"process {self.pid} on {self.host}, since {since}"
+
+    @property
+    def is_alive(self) -> bool | None:
+        """True if the process is alive, False if not. None if only its heartbeats can show it.
+
+        That is the case on another machine, and for a process whose start time cannot be read.
+        """
+        if not self.machine or self.machine != _machine():
+            return None
+        try:
+            os.kill(self.pid, 0)  # Signal 0 sends nothing.
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # The process exists, and another user started it.
+        state, started = _read_stat(self.pid)
+        if state in _DEAD_STATES:
+            return False
+        return started == self.started if started and self.started else None
+
+    def as_json(self) -> bytes:
+        """Return the content of the lease's file."""
+        return json.dumps(asdict(self)).encode()
+
+
+def this_process(number: int) -> Holder:
+    """Return this process as the holder of a new lease."""
+    now = time.time()
+    return Holder(
+        number=number,
+        token=uuid.uuid4().hex,
+        host=socket.gethostname(),
+        machine=_machine(),
+        pid=os.getpid(),
+        started=_read_stat(os.getpid())[1],
+        since=now,
+        beat=now,
+    )
+
+
+def read_holder(data: bytes, number: int) -> Holder:
+    """Return the holder that the file of a lease describes.
+
+    Args:
+        data: The content of the file.
+        number: The number of the lease.
+
+    Raises:
+        ValueError: The content is not what `Holder.as_json` returns for a lease of this number.
+    """
+    try:
+        holder = Holder(**json.loads(data))
+    except (TypeError, RecursionError) as error:
+        raise ValueError(error) from error
+    texts = (holder.token, holder.host, holder.machine, holder.started)
+    is_sound = (
+        type(holder.number) is type(holder.pid) is int
+        and holder.number == number
+        and 0 < holder.pid < _LARGEST_PID
+        and all(isinstance(text, str) and text.isprintable() for text in texts)
+        and all(_is_time(value) for value in (holder.since, holder.beat))
+        and isinstance(holder.ended, bool)
+        and isinstance(holder.clean, bool)
+    )
+    if not is_sound:
+        raise ValueError(f"not the content of lease {number}")
+    return holder
+
+
+def _is_time(value: object) -> bool:
+    # A comparison with NaN is false.
+    return isinstance(value, int | float) and 0 <= value < _LATEST_SECONDS
+
+
+def _machine() -> str:
+    """Return the running system and its process namespace; empty if unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _read_stat(pid: int) -> tuple[str, str]:
+    """Return the state and the start time of a process; empty if they cannot be read.
+
+    Some systems hide the processes of other users (the mount option `hidepid` of /proc).
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", ""
+    # The start time is in clock ticks since boot.
+    return fields[0], fields[19]
 
 
 class LeaseFiles:

@@ -18,14 +18,13 @@ from batchmill.layout import (
     FORMAT,
     PARTITIONS,
     PARTS,
+    PROOFS,
     RELEASED,
     RUNS,
-    STEPS,
     SUMMARY,
     UPKEEP,
 )
-from batchmill.ledger.adoptions import Adoptions
-from batchmill.ledger.json_file import read_json, read_sealed, sealed
+from batchmill.ledger.json_file import SealedRecords, read_json, read_sealed, sealed
 from batchmill.ledger.parts import (
     PART_SCHEMA,
     VERSION,
@@ -37,7 +36,7 @@ from batchmill.ledger.parts import (
     records_schema,
     write_part,
 )
-from batchmill.ledger.proofs import Proofs
+from batchmill.ledger.proofs import Adoption, Proof
 from batchmill.ledger.published_record import read_published_record
 from batchmill.ledger.run_control import RunControl
 from batchmill.ledger.step_descriptions import StepDescriptions
@@ -73,11 +72,11 @@ class Ledger:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.unchanging = read_once(store)
-        self.control = RunControl(store, RUNS)
-        self.steps = StepDescriptions(store, STEPS)
+        self.control = RunControl(store)
+        self.steps = StepDescriptions(store)
         self.versions = Versions(store)
-        self.adoptions = Adoptions(store, ADOPTED)
-        self.proofs = Proofs(store)
+        self.adoptions = SealedRecords(store, ADOPTED, Adoption, "run")
+        self.proofs = SealedRecords(store, PROOFS, Proof, "version")
 
     @property
     def exists(self) -> bool:

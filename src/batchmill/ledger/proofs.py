@@ -1,13 +1,13 @@
-"""The proofs of a dataset: samples of its results that were made again and compared."""
+"""The records of results that were compared with other code, or made again and compared.
+
+A proof is about a sample of the results of a version. An adoption keeps results of earlier code.
+"""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from batchmill.layout import PROOFS
-from batchmill.ledger.json_file import read_sealed, sealed
 from batchmill.sizes import counted, duration
-from batchmill.storage import Store
 
 # The bound on the share of different results holds with this confidence.
 CONFIDENCE = 0.95
@@ -123,30 +123,42 @@ def most_different(sample: int) -> float:
     return math.ceil(1000 * share) / 10
 
 
-class Proofs:
-    """The last proof of each version of the dataset in one store.
+@dataclass(frozen=True, kw_only=True)
+class Adoption:
+    """The results that one run has adopted.
 
-    Every method raises StoreError if the store cannot be read or written.
-
-    Args:
-        store: The store of the dataset.
+    Attributes:
+        run: The number of the run.
+        outcomes: The number of outcomes that it adopted.
+        sample: The number of inputs whose results were compared. 0: the user gave their word.
+        seed: The seed of the random sample.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    run: int
+    outcomes: int
+    sample: int = 0
+    seed: int = 0
 
-    def record(self, proof: Proof) -> None:
-        """Record a proof. It replaces the earlier one of its version."""
-        self._store.write(self._name(proof.version), sealed(asdict(proof)))
+    @property
+    def text(self) -> str:
+        """How many outcomes of earlier code were kept, and why that is justified."""
+        what = f"{counted(self.outcomes, 'outcome')} of earlier code kept"
+        if not self.sample:
+            return f"{what}, on the user's word."
+        return f"{what}: {equal_text(self.outcomes, self.sample, self.seed)}."
 
-    def read_all(self) -> Iterator[Proof]:
-        """Yield the proofs in the order of their versions. Raises LedgerError for a damaged one."""
-        for name in sorted(self._store.names(PROOFS)):
-            yield Proof(**read_sealed(self._store, f"{PROOFS}/{name}"))
 
-    def remove(self, version: int) -> None:
-        """Remove the proof of a version, if any."""
-        self._store.delete(self._name(version))
+def equal_text(inputs: int, sample: int, seed: int) -> str:
+    """Return what a random sample without differences says about all inputs.
 
-    def _name(self, version: int) -> str:
-        return f"{PROOFS}/{version:06d}.json"
+    >>> equal_text(20_000, 300, 7)
+    '0 of 300 differ (seed 7): under 1 % of all 20,000 at 95 % confidence'
+    >>> equal_text(20, 20, 7)
+    'all 20 are equal'
+    """
+    if sample >= inputs:
+        return f"all {inputs:,} are equal"
+    return (
+        f"0 of {sample:,} differ (seed {seed}): under {most_different(sample):g} % of all "
+        f"{inputs:,} at {100 * CONFIDENCE:g} % confidence"
+    )

@@ -7,7 +7,7 @@ process is killed. Every method raises StoreError if the dataset cannot be read 
 import json
 from typing import NamedTuple
 
-from batchmill.layout import ALONE, CREATING, FLOW_RUN, FORCED, PLACE, SPLIT, STOP, USAGE
+from batchmill.layout import ALONE, CREATING, FLOW_RUN, FORCED, PLACE, RUNS, SPLIT, STOP, USAGE
 from batchmill.storage import Store, if_exists
 
 
@@ -28,14 +28,12 @@ class RunControl:
 
     Args:
         store: The store of the dataset.
-        folder: The name of the folder of the runs.
 
     The methods take the number of a run, and the key of a shard.
     """
 
-    def __init__(self, store: Store, folder: str) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._folder = folder
 
     def request_stop(self, run: int) -> None:
         """Request that all shards of a run commit their finished outcomes and end."""
@@ -137,4 +135,4 @@ class RunControl:
         return None if content is None else content.decode()
 
     def _name(self, run: int, *parts: str) -> str:
-        return "/".join([self._folder, f"{run:06d}", *parts])
+        return "/".join([RUNS, f"{run:06d}", *parts])

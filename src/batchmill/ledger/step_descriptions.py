@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from batchmill.layout import STEPS
 from batchmill.ledger.json_file import read_json
 from batchmill.storage import Store, if_exists
 
@@ -15,12 +16,10 @@ class StepDescriptions:
 
     Args:
         store: The store of the dataset.
-        folder: The name of the folder of the descriptions.
     """
 
-    def __init__(self, store: Store, folder: str) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._folder = folder
 
     def record(self, identity: str, description: Mapping[str, Any]) -> None:
         """Record the description of a step, unless it exists already.
@@ -48,8 +47,7 @@ class StepDescriptions:
             LedgerError: The description is damaged.
             StoreError: The dataset cannot be read.
         """
-        name = self._name(identity)
-        return if_exists(read_json, self._store, name)
+        return if_exists(read_json, self._store, self._name(identity))
 
     def _name(self, identity: str) -> str:
-        return f"{self._folder}/{identity}.json"
+        return f"{STEPS}/{identity}.json"

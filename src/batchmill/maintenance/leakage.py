@@ -1,19 +1,26 @@
-"""Checks the published partitions of a dataset: no group may be in several partitions."""
+"""Checks the published partitions of a dataset: no group may be in several partitions.
+
+They are also compared with the partitions of the dataset that it was made from.
+"""
 
 from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from batchmill.errors import StoreError
-from batchmill.layout import METADATA, PARTITION_COLUMN
+from batchmill.cells import texts_of
+from batchmill.errors import LedgerError, StoreError
+from batchmill.layout import MADE_FROM, METADATA, ORIGINAL_INPUT, PARTITION_COLUMN
 from batchmill.ledger.ledger import Ledger
 from batchmill.partitions.assign import by_hash
+from batchmill.partitions.groups import inherited_keys, recorded_groups
 from batchmill.partitions.partitioning import name_of_key
 from batchmill.partitions.record import Assignment, last_assignment
 from batchmill.planning.run_spec import read_spec
+from batchmill.storage import Store, open_store
 
 
 def find_leaks(ledger: Ledger) -> Iterator[str]:
@@ -29,16 +36,14 @@ def find_leaks(ledger: Ledger) -> Iterator[str]:
         yield "the ledger's record of the partitions is missing; the next run writes it"
         return
     try:
-        table = pq.ParquetFile(ledger.store.open(METADATA)).read(
-            columns=["input", PARTITION_COLUMN]
-        )
+        published = _read_columns(ledger.store, ["input", PARTITION_COLUMN])
     except (OSError, pa.ArrowException, StoreError) as error:
         yield f"cannot be read: {error}"
         return
-    if set(table.column_names) != {"input", PARTITION_COLUMN}:
+    if {*published.columns} != {"input", PARTITION_COLUMN}:
         yield f"has no column {PARTITION_COLUMN!r}"
         return
-    published = table.to_pandas().drop_duplicates()
+    published = published.drop_duplicates()
     groups = _inputs_of(assignment)[["input", "group"]]
     yield from torn_groups(published.merge(groups, on="input"))
     yield from _not_as_assigned(published, assignment)
@@ -122,3 +127,73 @@ def _several(frame: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFra
 def _where(rows: pd.DataFrame) -> str:
     pairs = zip(rows["input"], rows[PARTITION_COLUMN], strict=True)
     return " and ".join(f"{name} ({partition})" for name, partition in pairs)
+
+
+class Finding(NamedTuple):
+    """A leak, or the reason why the partitions were not compared."""
+
+    kind: Literal["leak", "unchecked"]
+    message: str
+
+
+def compare_with_source(ledger: Ledger) -> Iterator[Finding]:
+    """Yield the differences from the partitions of the dataset that was the last run's manifest.
+
+    Yields nothing if the manifest was not a dataset, or if the table has no partitions.
+    """
+    run = ledger.last_ended_run()
+    source = "" if run is None else read_spec(ledger, run).source_dataset
+    if not source:
+        return
+    try:
+        rows = _read_columns(ledger.store, ["input", MADE_FROM, ORIGINAL_INPUT, PARTITION_COLUMN])
+    except (OSError, pa.ArrowException, StoreError):
+        return  # The comparison of the table with its hash has reported it.
+    if not {MADE_FROM, PARTITION_COLUMN} <= {*rows.columns}:
+        return
+    try:
+        groups = recorded_groups(source)
+        table = _read_columns(open_store(source), ["input", PARTITION_COLUMN])
+    except (OSError, pa.ArrowException, LedgerError, StoreError) as error:
+        yield Finding(
+            "unchecked",
+            f"its partitions were not compared with {source}: {error}. Restore that dataset, or "
+            "ignore this warning",
+        )
+        return
+    rows = rows.drop_duplicates()
+    rows["group"] = pd.Series(inherited_keys(rows, groups), rows.index, object)
+    for message in torn_groups(rows):
+        yield Finding("leak", message)
+    if PARTITION_COLUMN in table.columns:
+        for message in _not_as_in_source(rows, table, source):
+            yield Finding("leak", message)
+
+
+def _not_as_in_source(rows: pd.DataFrame, table: pd.DataFrame, source: str) -> Iterator[str]:
+    """Yield the rows in another partition than the input from which they were made."""
+    expected = (
+        table.dropna(subset=[PARTITION_COLUMN])
+        .drop_duplicates("input")
+        .set_index("input")[PARTITION_COLUMN]
+    )
+    wanted = rows[MADE_FROM].map(expected)
+    wrong = rows.assign(wanted=wanted)[wanted.notna() & (wanted != rows[PARTITION_COLUMN])]
+    texts = wrong.astype(object).where(wrong.notna(), "none")
+    for name, made_from, found, right in zip(
+        texts["input"], texts[MADE_FROM], texts[PARTITION_COLUMN], texts["wanted"], strict=True
+    ):
+        yield f"{name} is in {found}, but {made_from} is in {right} in {source}"
+
+
+def _read_columns(store: Store, names: list[str]) -> pd.DataFrame:
+    """Read those columns of a dataset's table that exist. Partitions become text."""
+    if not store.exists(METADATA):
+        raise StoreError(store.url_of(METADATA), "there is no table")
+    file = pq.ParquetFile(store.open(METADATA))
+    known = [name for name in names if name in file.schema_arrow.names]
+    frame: pd.DataFrame = file.read(columns=known).to_pandas()
+    if PARTITION_COLUMN in frame.columns:
+        # A partition from a manifest may be a number.
+        frame[PARTITION_COLUMN] = pd.Series(texts_of(frame[PARTITION_COLUMN]), frame.index, object)
+    return frame

@@ -30,9 +30,8 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import current_records, file_names
 from batchmill.ledger.published_record import read_published_record
 from batchmill.ledger.versions import records_of
-from batchmill.maintenance.leakage import find_duplicates, find_leaks
+from batchmill.maintenance.leakage import compare_with_source, find_duplicates, find_leaks
 from batchmill.maintenance.pack_upkeep import unused_packs
-from batchmill.maintenance.source_partitions import compare_with_source
 from batchmill.planning.plan_file import PlanFile
 from batchmill.storage import Store, if_exists, in_threads
 from batchmill.storage.fingerprints import hash_bytes

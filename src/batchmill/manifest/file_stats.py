@@ -1,13 +1,19 @@
-"""Look up the sizes, times and ETags of inputs and companions: files or folders, paths or URLs."""
+"""Look up the sizes, times and ETags of inputs and companions: files or folders, paths or URLs.
 
+Also find files that changed so recently that another process may still be writing them.
+"""
+
+import math
 import os
 import stat
+import time
 from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchmill.errors import OptionError
 from batchmill.storage import in_threads, is_url, remote
 from batchmill.storage.fingerprints import Fingerprint, recordable
 from batchmill.storage.folder_files import files_in, folder_state
@@ -15,6 +21,7 @@ from batchmill.storage.remote import FileStat
 from batchmill.urls import join
 
 MISSING_SIZE = -1
+_NANOSECONDS = 1_000_000_000
 _NO_FOLDER = Fingerprint(MISSING_SIZE, 0, "")
 
 # The columns of the tables of files.
@@ -164,3 +171,34 @@ def _stat_urls(places: Mapping[int, str], faults: dict[int, str]) -> list[FileSt
     if any(unusable.values()):
         return [None] * len(places)
     return remote.stat_many(list(places.values()))
+
+
+def check_min_age(seconds: float) -> None:
+    """Check the minimum age of files.
+
+    Args:
+        seconds: The value of the option --min-age.
+
+    Raises:
+        OptionError: The value is negative or not finite.
+    """
+    if seconds < 0:
+        raise OptionError(f"--min-age: {seconds:g} is less than the minimum of 0.")
+    if not math.isfinite(seconds):
+        raise OptionError(f"--min-age {seconds}: expected a number of seconds, 0 or more.")
+
+
+def is_too_young(inputs: pa.Table, seconds: float) -> pa.ChunkedArray:
+    """Return which files of a listing are too young to be read.
+
+    Args:
+        inputs: The inputs, with `size` and `mtime_ns`.
+        seconds: The minimum distance between a file's time and now, in either direction.
+
+    Returns:
+        A mask. A file whose time is further in the future is old enough, because a clock was wrong.
+        A file that disappeared is too young, because another process is moving it.
+    """
+    distance = pc.abs(pc.subtract(inputs["mtime_ns"], time.time_ns()))
+    is_near = pc.less(distance, int(seconds * _NANOSECONDS))
+    return pc.or_(is_near, pc.equal(inputs["size"], MISSING_SIZE))

@@ -14,13 +14,16 @@ from batchmill.layout import OUTPUT_COLUMN
 from batchmill.manifest.arrow_columns import to_arrow_table
 from batchmill.manifest.companions import check_companions, digests, lack_companions
 from batchmill.manifest.delimited import type_columns
-from batchmill.manifest.file_stats import MISSING_SIZE
+from batchmill.manifest.file_stats import MISSING_SIZE, check_min_age, is_too_young
 from batchmill.manifest.formats import read_source
 from batchmill.manifest.inputs import check_inputs
-from batchmill.manifest.min_age import check_min_age, is_too_young
 from batchmill.manifest.source import ManifestLike, Source
-from batchmill.partitions.groups import faults_of_groups, missing_columns, read_groups
-from batchmill.partitions.inheritance import inherited_groups
+from batchmill.partitions.groups import (
+    faults_of_groups,
+    inherited_groups,
+    missing_columns,
+    read_groups,
+)
 from batchmill.partitions.partitioning import Groups, Partitioning
 from batchmill.security.allowlist import refused_inputs, restricts_inputs
 from batchmill.sizes import counted

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from batchmill.ledger.adoptions import equal_text
+from batchmill.ledger.proofs import equal_text
 from batchmill.sizes import counted
 
 

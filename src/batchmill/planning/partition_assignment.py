@@ -14,8 +14,7 @@ from batchmill.layout import MADE_FROM, PARTITION_COLUMN
 from batchmill.ledger.ledger import Ledger
 from batchmill.manifest import Manifest
 from batchmill.partitions.assign import assign, given_by_key
-from batchmill.partitions.groups import read_groups
-from batchmill.partitions.inheritance import inherited_groups
+from batchmill.partitions.groups import inherited_groups, read_groups
 from batchmill.partitions.partitioning import Groups, Partitioning
 from batchmill.partitions.record import SCHEMA, Assignment, last_assignment, last_with
 

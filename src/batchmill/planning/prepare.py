@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.errors import OptionError
-from batchmill.ledger.adoptions import Adoption
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_output
+from batchmill.ledger.proofs import Adoption
 from batchmill.manifest import Manifest, ManifestLike, load_manifest
 from batchmill.manifest.saved_list import listed_manifest
 from batchmill.partitions.record import Assignment

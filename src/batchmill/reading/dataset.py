@@ -19,6 +19,7 @@ from batchmill.errors import BatchmillError, OptionError
 from batchmill.layout import PARTITION_COLUMN
 from batchmill.reading.files import (
     Load,
+    PackReader,
     choose_load,
     fetch_place,
     one_of_each_suffix,
@@ -28,7 +29,6 @@ from batchmill.reading.files import (
     open_place,
 )
 from batchmill.reading.mapped import MappedTable, map_table
-from batchmill.reading.packed import PackReader
 from batchmill.reading.published import check_kept, last_spec, read_published
 from batchmill.reading.sample import sample_type
 from batchmill.reading.selection import (

@@ -6,6 +6,8 @@ Files are not unpickled, because a dataset may come from an untrusted source.
 import importlib
 import io
 import json
+import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,10 +18,14 @@ import pyarrow.compute as pc
 import torch
 
 from batchmill.errors import BatchmillError, OptionError, StoreError
-from batchmill.storage import is_url, transfer
+from batchmill.storage import is_url, open_store, transfer
+from batchmill.storage.addresses import Address
+from batchmill.storage.beneath import open_file
 from batchmill.storage.scratch import scratch_folder
 from batchmill.urls import last_part
 
+# A file of an open pack is read with one system call.
+_MOST_OPEN = 64
 Load = Callable[[Path], Any]
 # A file's path, or its content.
 _File: TypeAlias = Path | io.BytesIO
@@ -222,3 +228,50 @@ _SUFFIXES |= dict.fromkeys((".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", "
 _SUFFIXES |= dict.fromkeys((".txt", ".md"), "text")
 # The library of a kind, and the extra that installs it.
 _LIBRARIES = {"audio": ("soundfile", "audio"), "image": ("PIL.Image", "images")}
+
+
+class _OpenPack:
+    """The descriptor of a pack. It is closed when no thread uses it any more."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+class PackReader:
+    """Reads files from the packs of a dataset. It keeps the last packs open.
+
+    Several threads may use it.
+
+    Args:
+        dataset: The dataset's path or URL.
+    """
+
+    def __init__(self, dataset: str) -> None:
+        self._dataset = dataset
+        self._store = open_store(dataset)
+        self._open: OrderedDict[str, _OpenPack] = OrderedDict()
+
+    def read(self, place: Address) -> bytes:
+        """Return the content of a file. Raises StoreError."""
+        if not is_url(self._dataset):
+            try:
+                pack = self._pack(place.pack)
+                content = os.pread(pack.descriptor, place.size, place.offset)
+                if len(content) == place.size:
+                    return content
+            except OSError:
+                pass  # The pack was written again, or the next line reports the error.
+        return self._store.packed.read(place)
+
+    def _pack(self, name: str) -> _OpenPack:
+        pack = self._open.pop(name, None) or _OpenPack(open_file(self._dataset, name))
+        self._open[name] = pack
+        while len(self._open) > _MOST_OPEN:
+            self._open.popitem(last=False)
+        return pack
+
+    def __reduce__(self) -> tuple[type["PackReader"], tuple[str]]:
+        return PackReader, (self._dataset,)

@@ -18,8 +18,8 @@ from batchmill.blocks.saved_job import SavedJob, as_job
 from batchmill.errors import OptionError, ServiceError
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_ledger
+from batchmill.manifest.file_stats import check_min_age
 from batchmill.manifest.listing import is_glob
-from batchmill.manifest.min_age import check_min_age
 from batchmill.options.groups import WATCH_MIN_AGE, InputOptions
 from batchmill.orchestration.arrivals.detection import FileVersion, list_files, recorded_versions
 from batchmill.orchestration.server.api import shown_api, trouble_with_server

@@ -1,17 +1,26 @@
-"""Write the page `report.html`. It is self-contained, so it can be read offline."""
+"""Write the page `report.html`, and the card of a run for the output of a notebook's cell.
 
+The page is self-contained, so it can be read offline.
+"""
+
+import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
-from batchmill.layout import REPORT
+from batchmill.layout import FAILURES_CSV, METADATA_CSV, REPORT
 from batchmill.ledger.ledger import Ledger
-from batchmill.outcome import described, one_line
+from batchmill.outcome import described, one_line, visible
+from batchmill.planning.run_spec import read_spec
+from batchmill.publishing.failure_groups import read_failures
 from batchmill.publishing.report.columns import Columns, describe_columns
 from batchmill.publishing.report.facts import SHOWN_FAILURES, Facts, gather
-from batchmill.publishing.report.figures import figures
-from batchmill.publishing.report.gallery import Gallery, gather_gallery
+from batchmill.publishing.report.figures import NOT_OK, OK, figures
+from batchmill.publishing.report.gallery import Gallery, Limits, gather_gallery
+from batchmill.publishing.summary import Summary
 from batchmill.sizes import counted, duration, readable_size
+from batchmill.storage import is_url
 from batchmill.version import VERSION
 
 if TYPE_CHECKING:
@@ -20,6 +29,10 @@ if TYPE_CHECKING:
 _MESSAGE_CHARACTERS, _MESSAGE_GROUPS = 300, 3
 # A longer text is cut, so that the page stays small with many long tracebacks.
 _SHOWN_CHARACTERS, _SHOWN_GROUPS = 3000, 50
+# The limits of a card. A notebook is saved with its outputs, so each has to stay small.
+_CARD_LIMITS = Limits(samples=8, embedded_bytes=300_000)
+_CARD_FAILURES, _NAME_CHARACTERS = 10, 100
+_CARD_KINDS = ("picture", "sound")
 
 
 class Report(NamedTuple):
@@ -111,3 +124,50 @@ def _end(text: str) -> str:
 
 def _moment(at: Any) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+
+
+def run_card(ledger: Ledger, summary: Summary, dataset: str) -> str:
+    """Return the counts of a run, its first failures and a few of its files as HTML.
+
+    All values from inputs and steps are escaped. The colours of texts are those of the page around
+    it, so that the card is readable in light and in dark themes.
+
+    Args:
+        ledger: The ledger of the dataset.
+        summary: The summary of the run.
+        dataset: The path or URL of the dataset.
+    """
+    failures = read_failures(ledger).table
+    shown = failures[:_CARD_FAILURES].to_pylist()
+    names = [failure["input"] for failure in shown]
+    gallery = gather_gallery(ledger.store, names, read_spec(ledger, summary.run).root, _CARD_LIMITS)
+    tables = {REPORT, METADATA_CSV, *([FAILURES_CSV] if names else [])}
+    return load_template("card.html").render(
+        summary=summary,
+        dataset=dataset,
+        folder=_folder(dataset),
+        files=[] if is_url(dataset) else sorted(tables & {*ledger.store.names("")}, reverse=True),
+        failures=[
+            (_shown(one["input"]), one["outcome"], one_line(one["error"], one["message"]), picture)
+            for one in shown
+            for picture in [gallery.failed.get(one["input"], "")]
+        ],
+        more=len(failures) - len(shown),
+        samples=[one for one in gallery.samples if one.preview.kind in _CARD_KINDS],
+        shown=_shown,
+        ok=OK.colour,
+        not_ok=NOT_OK.colour,
+    )
+
+
+def _folder(dataset: str) -> str:
+    """Return the address of a local dataset, relative to the working folder.
+
+    A notebook is shown below the address of its folder, and its kernel works in that folder.
+    """
+    return "" if is_url(dataset) else quote(os.path.relpath(dataset))
+
+
+def _shown(name: str) -> str:
+    text = visible(name)
+    return text if len(text) <= _NAME_CHARACTERS else f"... {text[-_NAME_CHARACTERS:]}"

@@ -1,6 +1,9 @@
 """Make previews of files: thumbnails of pictures, and the beginning of texts and tables."""
 
+import base64
 import codecs
+import io
+import warnings
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any, Literal, NamedTuple
@@ -14,6 +17,13 @@ _SOUNDS = {".wav", ".mp3", ".flac", ".ogg", ".oga", ".opus", ".m4a", ".aac"}
 _FILE_BYTES, _ALL_BYTES = 16 * 2**20, 64 * 2**20
 _TEXT_BYTES, _TEXT_CHARACTERS = 2400, 600
 _ROWS, _COLUMNS, _CELL_CHARACTERS = 5, 8, 40
+# The limits of thumbnails.
+_SIDE = 240
+_MAX_PIXELS = 30_000_000
+# Formats that Pillow decodes itself. For EPS, it would start another program.
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF")
+# Other modes have a range of values that a thumbnail cannot show.
+_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}
 
 
 class Preview(NamedTuple):
@@ -70,11 +80,17 @@ class Previewer:
         is_picture = PurePosixPath(name).suffix.lower() in _PICTURES
         if not is_picture or self._embedded <= 0 or not self._accept(file.size()):
             return ""
+        data = file.read()
         try:
-            from batchmill.publishing.report.thumbnails import thumbnail
-        except ImportError:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Files that are a little damaged.
+                small = _thumbnail(data)
+        except Exception:
+            # Pillow raises errors of many types for damaged files. None of them may end a run.
             return ""
-        picture = thumbnail(file.read())
+        if not small:
+            return ""
+        picture = f"data:image/jpeg;base64,{base64.b64encode(small).decode()}"
         self._embedded -= len(picture)
         return picture
 
@@ -113,3 +129,25 @@ def _first_rows(file: pa.NativeFile) -> list[list[str]]:
 def _cell(value: Any) -> str:
     text = "" if value is None else str(value)
     return text if len(text) <= _CELL_CHARACTERS else f"{text[:_CELL_CHARACTERS]} ..."
+
+
+def _thumbnail(data: bytes) -> bytes:
+    """Return a small copy of a picture as a JPEG of at most 240 pixels each way.
+
+    It is empty if the picture has too many pixels, or a mode that is not supported. Raises errors
+    of many types for a damaged picture, and ImportError without Pillow.
+    """
+    from PIL import Image, ImageOps
+
+    with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        if image.width * image.height > _MAX_PIXELS or image.mode not in _MODES:
+            return b""
+        image.draft("RGB", (2 * _SIDE, 2 * _SIDE))  # Decodes a large JPEG several times faster.
+        small = ImageOps.exif_transpose(image)
+        small.thumbnail((_SIDE, _SIDE))
+        if small.has_transparency_data:
+            behind = Image.new("RGBA", small.size, "white")
+            small = Image.alpha_composite(behind, small.convert("RGBA"))
+        file = io.BytesIO()
+        small.convert("RGB").save(file, "JPEG", quality=80)
+        return file.getvalue()
