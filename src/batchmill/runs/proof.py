@@ -32,7 +32,7 @@ from batchmill.planning.plan import PLANNED_COLUMNS, make_plan, match_records
 from batchmill.planning.prepare import Prepared
 from batchmill.planning.run_spec import RunSpec, read_spec
 from batchmill.planning.sample import random_sample
-from batchmill.publishing.tables import metadata_table
+from batchmill.publishing.metadata_table import metadata_table
 from batchmill.reading.published import read_published
 from batchmill.runs.discarded_job import part_of
 from batchmill.runs.made_again import RESULT_COLUMNS, ResultDifference, differences, make_again

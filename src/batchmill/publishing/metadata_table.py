@@ -1,0 +1,335 @@
+"""Make the metadata table of a dataset from the rows of its step.
+
+Records are converted some at a time, to limit the memory. A chunk is a table with the rows of some
+records: `more` has the keys above the limit as JSON objects, and `stale` is true for the rows of
+earlier results. The columns with values have the prefix `value `. For each column of the step with
+files, a column with the prefix `address ` has their addresses in packs, null for other files.
+"""
+
+import json
+import logging
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from batchmill.layout import MORE_COLUMNS, OUTPUT_COLUMN, PARTITION_COLUMN
+from batchmill.ledger.table_metadata import TableMetadata
+from batchmill.manifest import Manifest
+from batchmill.publishing.declared_columns import as_vectors, declared_array
+from batchmill.storage.large_tables import Column, kept
+
+# The rows of this number of inputs, and about this size of text, are Python objects at a time. It
+# limits the memory.
+_CHUNK = 20_000
+_CHUNK_BYTES = 256 * 2**20
+# The step's keys that become columns. Each column takes memory in every row, so a table with more
+# columns than this would soon take more memory than a machine has.
+MAX_COLUMNS = 2000
+_STALE, _PACK = "stale", "pack"
+_KINDS: dict[type, str] = {
+    int: "a number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    list: "a list",
+    dict: "a dict",
+}
+
+_MORE, _VALUES, _ADDRESSES = "more", "value ", "address "
+
+logger = logging.getLogger(__name__)
+
+
+class _StepKeys:
+    """Selects the step's keys that become columns: the first keys in the order of the table.
+
+    Args:
+        others: The columns that do not count. They are always accepted.
+    """
+
+    def __init__(self, others: Iterable[str]) -> None:
+        self._accepted = set(others)
+        self._limit = len(self._accepted) + MAX_COLUMNS
+
+    def accept(self, key: str) -> bool:
+        """Return whether a key becomes a column."""
+        if len(self._accepted) < self._limit:
+            self._accepted.add(key)
+        return key in self._accepted
+
+
+def metadata_table(records: pa.Table, manifest: Manifest, declared: Mapping[str, str]) -> pa.Table:
+    """Return the metadata table.
+
+    Args:
+        records: The records with a result, in the order of the table. `position` is the record's
+            row in the manifest, null if its file is too young. `result_run` is valid for an earlier
+            result. `partition` is the input's partition. Without partitions, there is no such
+            column.
+        manifest: The manifest.
+        declared: The Arrow type of each column that has one.
+    """
+    keys = _StepKeys(["output", *manifest.manifest_columns.column_names])
+    parts = list(_parts(records))
+    kinds: dict[str, dict[str, str]] = {}
+    chunks = kept(_chunk(part, manifest, keys, declared, kinds) for part in parts)
+    _warn_of_mixed_types(kinds)
+    found = _names(chunks, _VALUES)
+    names = dict.fromkeys(["input", *(["output"] if "output" in found else [])])
+    if (
+        manifest.partition is not None
+        and PARTITION_COLUMN not in manifest.manifest_columns.column_names
+    ):
+        names[PARTITION_COLUMN] = None
+    names |= dict.fromkeys([*manifest.manifest_columns.column_names, *found])
+    columns = {name: _column(_parts_of(f"{_VALUES}{name}", chunks)) for name in names}
+    columns |= {name: as_vectors(columns[name]) for name in declared if columns.get(name)}
+    mixed = frozenset(name for name, column in columns.items() if column is None)
+    if mixed:
+        # A typed chunk no longer has the text of a value: 1 and 1.0 are equal floats.
+        again = (_chunk(part, manifest, keys, {}, {}, mixed) for part in parts)
+        as_texts = kept(_only(mixed, chunk) for chunk in again)
+        columns |= {name: _joined(f"{_VALUES}{name}", as_texts, pa.string()) for name in mixed}
+    more = _joined(_MORE, chunks, pa.string())
+    if more.null_count < len(more):
+        columns[_free_name(MORE_COLUMNS, columns)] = more
+    added: dict[str, str] = {}
+    for name in _names(chunks, _ADDRESSES):
+        packs = _joined(f"{_ADDRESSES}{name}", chunks, pa.string())
+        column = ""
+        if packs.null_count < len(packs):
+            column = _free_name(_PACK if name == OUTPUT_COLUMN else f"{name}_{_PACK}", columns)
+            columns[column] = packs
+        if column or name != OUTPUT_COLUMN:
+            added[name] = column
+    stale = _joined(_STALE, chunks, pa.bool_())
+    stale_column = ""
+    if pc.any(stale).as_py():
+        stale_column = _free_name(_STALE, columns)
+        columns[stale_column] = stale
+    metadata = TableMetadata(stale=stale_column, packs=added)
+    return pa.table(columns).replace_schema_metadata(metadata.as_arrow())
+
+
+def _names(chunks: Sequence[pa.Table], prefix: str) -> dict[str, None]:
+    """Return the names of the columns of chunks that have a prefix, in order, without it."""
+    names = (name for chunk in chunks for name in chunk.column_names if name.startswith(prefix))
+    return dict.fromkeys(name.removeprefix(prefix) for name in names)
+
+
+def _only(names: Container[str], chunk: pa.Table) -> pa.Table:
+    """Return a chunk without the values of other columns. It limits the memory."""
+    values = [f"{_VALUES}{name}" for name in _names([chunk], _VALUES) if name in names]
+    return chunk.select([_STALE, *values])
+
+
+def _parts(records: pa.Table) -> Iterator[pa.Table]:
+    """Divide records into parts of at most `_CHUNK` records and `_CHUNK_BYTES` of rows."""
+    ends = np.cumsum(pc.binary_length(records["rows"]).to_numpy(), dtype=np.int64)
+    start = 0
+    while start < len(records):
+        limit = (ends[start - 1] if start else 0) + _CHUNK_BYTES
+        stop = min(int(np.searchsorted(ends, limit, side="right")), start + _CHUNK)
+        stop = max(stop, start + 1)
+        yield records.slice(start, stop - start)
+        start = stop
+
+
+def _free_name(name: str, names: Container[str]) -> str:
+    while name in names:
+        name += "_"
+    return name
+
+
+def _chunk(
+    records: pa.Table,
+    manifest: Manifest,
+    keys: _StepKeys,
+    declared: Mapping[str, str],
+    kinds: dict[str, dict[str, str]],
+    mixed: frozenset[str] = frozenset(),
+) -> pa.Table:
+    """Return the metadata rows of some records as a chunk.
+
+    The types of columns that are not `declared` fit these rows only. The columns `mixed` are text.
+    For each column that is not declared, `kinds` gets an input for each kind of its values.
+    """
+    rows: list[dict[str, Any]] = []
+    owners: list[int] = []
+    for index, text in enumerate(records["rows"].to_pylist()):
+        made = json.loads(text)
+        rows += made
+        owners += [index] * len(made)
+    owner = pa.array(owners, pa.int64())
+    columns: dict[str, Column] = {"input": records["input"].take(owner)}
+    place = records["position"].take(owner)
+    for name in manifest.manifest_columns.column_names:
+        column = manifest.manifest_columns[name].take(place)
+        columns[name] = texts(column.to_pylist()) if name in mixed else column
+    cells, more = _cells_of(rows, keys)
+    for key, (places, values) in cells.items():
+        convert = texts if key in mixed else _typed
+        if key in declared:
+            convert = partial(declared_array, kind=declared[key], other=_typed)
+        else:
+            found = {
+                kind: records["input"][owners[places[at]]].as_py()
+                for kind, at in _kinds(values).items()
+            }
+            kinds[key] = {**found, **kinds.get(key, {})}
+        if key in columns:  # The step's value overrides the manifest's value.
+            merged = columns[key].to_pylist()
+            for place, value in zip(places, values, strict=True):
+                merged[place] = value
+            columns[key] = convert(merged)
+        else:
+            columns[key] = _spread(convert(values), places, len(rows))
+    if PARTITION_COLUMN in records.column_names:
+        columns[PARTITION_COLUMN] = records[PARTITION_COLUMN].take(owner)
+    stale = pc.is_valid(records["result_run"]).combine_chunks().take(owner)
+    files = _files(records["outputs"], cells, len(rows))
+    return pa.table(
+        {
+            _MORE: more,
+            _STALE: stale,
+            **{f"{_VALUES}{name}": column for name, column in columns.items()},
+            **{f"{_ADDRESSES}{name}": column for name, column in files.items()},
+        }
+    )
+
+
+def _files(
+    outputs: pa.ChunkedArray, cells: Mapping[str, tuple[list[int], list[Any]]], count: int
+) -> dict[str, pa.Array]:
+    """Return the columns with files. Their values are addresses, null for files outside of packs.
+
+    Args:
+        outputs: The outputs of some records.
+        cells: The cells of the step's rows, as `_cells_of` returns them.
+        count: The number of rows.
+    """
+    files = pc.list_flatten(outputs).combine_chunks()
+    names = files.field("path").to_pylist()
+    addresses = dict(zip(names, files.field("pack").to_pylist(), strict=True))
+    found = {}
+    for key, (places, values) in cells.items():
+        # Only files have such a value: it has the id of the input and a hash of the contents.
+        first = next((value for value in values if value is not None), None)
+        if isinstance(first, str) and first in addresses:
+            column = pa.array(
+                [addresses.get(value) if isinstance(value, str) else None for value in values],
+                pa.string(),
+            )
+            found[key] = _spread(column, places, count)
+    return found
+
+
+def _cells_of(
+    rows: Sequence[Mapping[str, Any]], keys: _StepKeys
+) -> tuple[dict[str, tuple[list[int], list[Any]]], pa.Array]:
+    """Divide rows into cells. The time depends on the number of cells, not of rows and columns.
+
+    Returns:
+        The row numbers and the values of each key that becomes a column. For each row, the other
+        keys and their values as a JSON object, null without other keys.
+    """
+    cells: dict[str, tuple[list[int], list[Any]]] = {}
+    more: list[str | None] = [None] * len(rows)
+    for number, row in enumerate(rows):
+        others = {}
+        for key, value in row.items():
+            if key not in cells:
+                if not keys.accept(key):
+                    others[key] = value
+                    continue
+                cells[key] = ([], [])
+            places, values = cells[key]
+            places.append(number)
+            values.append(value)
+        if others:
+            more[number] = _text(others)
+    return cells, pa.array(more, pa.string())
+
+
+def _spread(values: pa.Array, places: Sequence[int], count: int) -> pa.Array:
+    """Return a column of `count` rows, with the values at their places and null elsewhere."""
+    if len(values) == count:
+        return values
+    index = np.full(count, -1)
+    index[places] = np.arange(len(places))
+    return values.take(pa.array(index, mask=index < 0))
+
+
+def _kinds(values: Sequence[Any]) -> dict[str, int]:
+    """Return the place of the first value of each kind of value."""
+    types = list(map(type, values))
+    # Both kinds of numbers fit into one column.
+    return {_KINDS[kind]: types.index(kind) for kind in set(types) & _KINDS.keys()}
+
+
+def _warn_of_mixed_types(kinds: Mapping[str, Mapping[str, str]]) -> None:
+    """Log a warning for each column that is text because its values have several kinds."""
+    for key, found in kinds.items():
+        if len(found) > 1:
+            examples = " and ".join(f"{kind} in {name}" for kind, name in [*found.items()][:2])
+            logger.warning(
+                "The column %s is text, because its values have several types: %s. Return one "
+                "type, or declare the type of the rows.",
+                *(key, examples),
+            )
+
+
+def _typed(values: Sequence[Any]) -> pa.Array:
+    """Return values as a column of the type that fits all of them, else as text."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {bool} or kinds <= {str} or kinds <= {float}:
+        return pa.array(values)
+    if kinds <= {int, float}:
+        # A whole number may have more than 64 bits. Then the column becomes text.
+        with suppress(OverflowError, pa.ArrowInvalid):
+            return pa.array(values, pa.int64() if kinds == {int} else pa.float64())
+    return texts(values)
+
+
+def texts(values: Iterable[Any]) -> pa.Array:
+    """Return values as a column of text. Lists and dicts become JSON."""
+    return pa.array([_text(value) for value in values], pa.string())
+
+
+def _text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _column(parts: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray | None:
+    """Join the parts of a column. Return None if no type other than text fits all values."""
+    types = {part.type for part in parts} - {pa.null()}
+    if len(types) <= 1:
+        return _cast(parts, types.pop() if types else pa.string())
+    if all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in types):
+        is_whole = all(pa.types.is_integer(kind) for kind in types)
+        with suppress(pa.ArrowInvalid):  # A float cannot hold every whole number.
+            return _cast(parts, pa.int64() if is_whole else pa.float64())
+    return None
+
+
+def _joined(name: str, chunks: Sequence[pa.Table], kind: pa.DataType) -> pa.ChunkedArray:
+    """Return a column of chunks, null in a chunk without it."""
+    return _cast(_parts_of(name, chunks), kind)
+
+
+def _parts_of(name: str, chunks: Sequence[pa.Table]) -> list[pa.ChunkedArray]:
+    return [
+        chunk[name] if name in chunk.column_names else pa.chunked_array([pa.nulls(len(chunk))])
+        for chunk in chunks
+    ]
+
+
+def _cast(parts: Sequence[pa.ChunkedArray], kind: pa.DataType) -> pa.ChunkedArray:
+    return pa.chunked_array([array for part in parts for array in part.cast(kind).chunks], kind)
