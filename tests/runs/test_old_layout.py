@@ -10,7 +10,7 @@ import pytest
 from copying_job import CopyingJob
 
 from batchmill import open_dataset
-from batchmill.ledger.parts import write_part
+from batchmill.ledger.parts import write_hashed
 from batchmill.maintenance.verify import verify
 
 
@@ -47,7 +47,7 @@ def old(tmp_path, monkeypatch):
         place = records.schema.get_field_index(name)
         kind = records.schema.field(name).type
         records = records.set_column(place, name, pa.array(values, kind))
-    write_part(job.ledger.store, ".batchmill/parts/000001-old-00000", records)
+    write_hashed(job.ledger.store, ".batchmill/parts/000001-old-00000", records)
     frame = pd.read_parquet(job.dataset / "metadata.parquet")
     frame["output"] = [earlier(path) for path in frame["output"]]
     frame.to_parquet(job.dataset / "metadata.parquet", index=False)

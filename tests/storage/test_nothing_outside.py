@@ -19,7 +19,7 @@ from jobs import run_job
 from batchmill import BatchmillError, LedgerError, OptionError, StoreError
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_ledger
-from batchmill.ledger.parts import write_part
+from batchmill.ledger.parts import write_hashed
 from batchmill.maintenance.verify import examine
 from batchmill.storage import LocalStore, open_store
 
@@ -175,7 +175,7 @@ def rewrite(dataset, **values):
     rows = table.to_pylist()
     rows[0] |= values
     changed = table.from_pylist(rows, table.schema)
-    write_part(LocalStore(dataset), ".batchmill/parts/000001-a-00000", changed)
+    write_hashed(LocalStore(dataset), ".batchmill/parts/000001-a-00000", changed)
     (part,) = (dataset / ".batchmill" / "parts").iterdir()
     return part.name
 

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from batchmill.errors import StoreError
 from batchmill.security.allowlist import check_input
-from batchmill.storage import in_threads, is_url, open_store, remote
+from batchmill.storage import is_url, open_store, remote
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.fingerprints import hash_bytes
+from batchmill.storage.store import ahead_in_threads
 from batchmill.urls import join
 
 _REQUESTS = 16
@@ -27,13 +28,9 @@ class OutputFile(NamedTuple):
 
 
 def read_outputs(files: Sequence[OutputFile], root: str, *, are_inputs: bool) -> Iterator[bytes]:
-    """Yield the content of each file, in order. See `read_output`."""
+    """Return the content of each file, in order. See `read_output`."""
     read = partial(read_output, root=root, is_input=are_inputs)
-    if not is_url(root):
-        yield from map(read, files)
-        return
-    for start in range(0, len(files), _REQUESTS):
-        yield from in_threads(read, files[start : start + _REQUESTS], _REQUESTS)
+    return ahead_in_threads(read, files, _REQUESTS) if is_url(root) else map(read, files)
 
 
 def read_output(file: OutputFile, root: str, *, is_input: bool) -> bytes:

@@ -18,7 +18,7 @@ from batchmill.manifest.arrow_columns import tensors_as_lists
 from batchmill.options.conditions import rows_that_meet
 from batchmill.planning.run_spec import input_places
 from batchmill.reading.published import last_spec, read_published
-from batchmill.reading.selection import Named, Selection, chosen_rows, further_places, named
+from batchmill.reading.selection import Selection, chosen_rows, further_places, named
 from batchmill.storage import open_store
 from batchmill.urls import join
 
@@ -79,12 +79,9 @@ def choose_rows(
     published = read_published(dataset, version=version, stale=stale)
     added = published.added
     found = named(published.table, dataset, added.pack)
-    found = _filtered(
-        found, chosen_rows(found.rows, Selection(dataset=dataset, partitions=partitions))
-    )
+    found = found.only(chosen_rows(found.rows, Selection(dataset=dataset, partitions=partitions)))
     if where.strip():
-        mask = rows_that_meet(found.rows, where, option="--where", dataset=dataset)
-        found = _filtered(found, mask)
+        found = found.only(rows_that_meet(found.rows, where, option="--where", dataset=dataset))
     if not len(found.rows):
         raise OptionError(f"{dataset}: no sample to export. Check --partition and --where.")
     root, places = dataset, found.places
@@ -174,13 +171,6 @@ def _suffix(place: str) -> str:
     """
     name, _, suffix = place.rpartition("/")[2].lower().rpartition(".")
     return suffix if name and _SUFFIX.fullmatch(suffix) else "bin"
-
-
-def _filtered(found: Named, mask: pa.Array | None) -> Named:
-    if mask is None:
-        return found
-    rows, places, ids = (part.filter(mask) for part in (found.rows, found.places, found.ids))
-    return Named(rows, places, ids, found.are_inputs)
 
 
 def _recorded(

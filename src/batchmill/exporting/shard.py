@@ -155,7 +155,7 @@ def record_name(name: str) -> str:
 def write_record(store: Store, name: str, record: ShardRecord, samples: pa.Table) -> None:
     """Write the record of a shard, with the key, the input and the hash of each sample."""
     table = samples.replace_schema_metadata({_KEY: orjson.dumps(record._asdict())})
-    store.write_atomic(record_name(name), partial(_write_parquet, table))
+    store.write_atomic(record_name(name), partial(pq.write_table, table, compression="zstd"))
 
 
 def read_record(store: Store, name: str) -> ShardRecord | None:
@@ -193,10 +193,6 @@ def read_samples(store: Store, name: str) -> pa.Table:
 def _check(stop: Event) -> None:
     if stop.is_set():
         raise CancelledError("The export was stopped.")
-
-
-def _write_parquet(table: pa.Table, file: BinaryIO) -> None:
-    pq.write_table(table, file, compression="zstd")
 
 
 def _further_files(samples: pa.Table) -> list[list[FurtherFile]]:

@@ -1,16 +1,14 @@
 """Compare an export with its index: every shard, and every sample of a damaged shard."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from batchmill.exporting.formats import find_format
 from batchmill.exporting.index import read_index
 from batchmill.exporting.shard import FOLDER, read_samples
-from batchmill.storage import Store, is_url, open_store, remote
+from batchmill.reading.published import local_copy
+from batchmill.storage import Store, open_store
 from batchmill.storage.fingerprints import hash_bytes
-from batchmill.storage.scratch import scratch_folder
 from batchmill.urls import absolute
 
 
@@ -60,7 +58,7 @@ def find_differences(out: str) -> Iterator[ExportDifference]:
 
 def _changed_samples(store: Store, name: str, to: str) -> Iterator[ExportDifference]:
     """Yield the samples whose file differs. Nothing if the difference is elsewhere in the shard."""
-    with _local(store, name) as path:
+    with local_copy(store, name) as path:
         payloads = find_format(to).payloads(path)
         for sample in read_samples(store, name).to_pylist():
             try:
@@ -69,15 +67,3 @@ def _changed_samples(store: Store, name: str, to: str) -> Iterator[ExportDiffere
                 return
             if data is None or hash_bytes(data) != sample["content"]:
                 yield ExportDifference("changed", name, sample["key"], sample["input"])
-
-
-@contextmanager
-def _local(store: Store, name: str) -> Iterator[Path]:
-    """Yield the path of a file. A remote file is fetched first."""
-    if not is_url(store.url):
-        yield Path(store.url_of(name))
-        return
-    with scratch_folder() as folder:
-        path = folder / "shard"
-        remote.fetch(store.url_of(name), str(path))
-        yield path

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 from batchmill.errors import LedgerError, StoreError
 from batchmill.ledger.lease_files import Holder, LeaseFiles, this_process
@@ -136,17 +137,14 @@ class Lease:
         self._ended.set()
         try:
             self._thread.join()
-            changes = [self._write_end, self._delete_earlier]
+            end = replace(self._holder, ended=True, clean=self.clean_end, beat=time.time())
+            changes = [
+                partial(self._files.write, end),
+                partial(self._files.delete_earlier, self._holder),
+            ]
             in_threads(_if_possible, changes, self._files.store.threads)
         finally:
             _given_up.add(self.token)
-
-    def _write_end(self) -> None:
-        end = replace(self._holder, ended=True, clean=self.clean_end, beat=time.time())
-        self._files.write(end)
-
-    def _delete_earlier(self) -> None:
-        self._files.delete_earlier(self._holder)
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):

@@ -34,7 +34,7 @@ from batchmill.ledger.parts import (
     current_records,
     read_part,
     records_schema,
-    write_part,
+    write_hashed,
 )
 from batchmill.ledger.proofs import Adoption, Proof
 from batchmill.ledger.published_record import read_published_record
@@ -223,7 +223,7 @@ class Ledger:
         names = [file.pack or file.path for outcome, _ in records for file in outcome.outputs]
         if names:
             self.store.sync(names)
-        write_part(self.store, f"{PARTS}/{part}", as_part(records))
+        write_hashed(self.store, f"{PARTS}/{part}", as_part(records))
 
     def rewrite_records(self, run: int, records: pa.Table) -> None:
         """Write records of earlier runs again, with changes or in fewer parts.
@@ -240,7 +240,7 @@ class Ledger:
         number = max((1 + int(found[1]) for found in numbers if found), default=0)
         for start in range(0, len(records) or 1, _ROWS_PER_PART):
             part = records.slice(start, _ROWS_PER_PART).select(PART_SCHEMA.names).cast(PART_SCHEMA)
-            write_part(self.store, f"{PARTS}/{begin}{number:03d}", part)
+            write_hashed(self.store, f"{PARTS}/{begin}{number:03d}", part)
             number += 1
 
     def delete_parts(self, names: Iterable[str]) -> None:

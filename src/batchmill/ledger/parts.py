@@ -141,19 +141,19 @@ def as_part(records: Sequence[tuple[Outcome, Origin]]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=PART_SCHEMA)
 
 
-def write_part(store: Store, name: str, part: pa.Table) -> None:
-    """Write a part to a file of the store.
+def write_hashed(store: Store, name: str, table: pa.Table) -> None:
+    """Write a table, such as a part, to a file of the store whose name ends with its hash.
 
     Args:
         store: The store of the dataset.
         name: The name of the file in the store, without the hash and the suffix.
-        part: A table with the schema `PART_SCHEMA`.
+        table: The table. That of a part has the schema `PART_SCHEMA`.
 
     Raises:
         StoreError: The file cannot be written.
     """
     file = io.BytesIO()
-    pq.write_table(part, file, compression="zstd")
+    pq.write_table(table, file, compression="zstd")
     data = file.getvalue()
     store.write(f"{name}-{xxh3_64_hexdigest(data)}.parquet", data)
 

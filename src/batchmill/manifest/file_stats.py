@@ -17,6 +17,7 @@ from batchmill.errors import OptionError
 from batchmill.storage import in_threads, is_url, remote
 from batchmill.storage.fingerprints import Fingerprint, recordable
 from batchmill.storage.folder_files import files_in, folder_state
+from batchmill.storage.large_tables import SLICE_ROWS
 from batchmill.storage.remote import FileStat
 from batchmill.urls import join
 
@@ -35,8 +36,6 @@ FILES = pa.schema(
     ]
 )
 
-# The number of names that are Python objects at a time. It limits the memory.
-_CHUNK = 65_536
 # The bits of a file's mode that hold its type.
 _FILE_TYPE_BITS = 0o170000
 
@@ -124,9 +123,10 @@ def _stat_local(
     prefix = root if root.endswith("/") else f"{root}/"
     # The loop runs once per input, so lookups are moved out of it.
     read_status = os.stat
-    for start in range(0, len(names), _CHUNK):
-        chunk = names.slice(start, _CHUNK).to_pylist()
-        for index in np.flatnonzero(is_remote[start : start + _CHUNK]).tolist():
+    # Only some names are Python objects at a time. It limits the memory.
+    for start in range(0, len(names), SLICE_ROWS):
+        chunk = names.slice(start, SLICE_ROWS).to_pylist()
+        for index in np.flatnonzero(is_remote[start : start + SLICE_ROWS]).tolist():
             if chunk[index] is not None and is_url(join(root, chunk[index])):
                 chunk[index] = None
         for name in chunk:

@@ -164,11 +164,11 @@ def _listed_objects(
     names = found["name"]
     may_be = pc.or_(pc.starts_with(names, "/"), pc.match_substring(names, "://"))
     if pc.any(may_be).as_py():
-        names = collected_texts(
+        names = (
             f"{url}/{name}" if name.startswith("/") or is_url(name) else name
             for name in names.to_pylist()
         )
-    return _source(name, url, names, nothing, found)
+    return _listed(name, url, names, nothing, found)
 
 
 def read_glob(pattern: str, *, folders: bool = False) -> Source:
@@ -218,17 +218,9 @@ def _escaped(names: Iterable[str]) -> Iterator[str]:
 
 
 def _listed(
-    name: str,
-    folder: str,
-    names: Iterable[str],
-    nothing: str,
+    name: str, folder: str, names: Iterable[str], nothing: str, files: pa.Table | None = None
 ) -> Source:
-    return _source(name, folder, collected_texts(names), nothing)
-
-
-def _source(
-    name: str, folder: str, column: pa.ChunkedArray, nothing: str, files: pa.Table | None = None
-) -> Source:
+    column = names if isinstance(names, pa.ChunkedArray) else collected_texts(names)
     return Source(
         name=name,
         form="listing",

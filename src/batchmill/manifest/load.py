@@ -258,7 +258,11 @@ def _with_companions(
     inputs: pa.Table, companions: Mapping[str, pa.Table], folders: Sequence[str | None]
 ) -> pa.Table:
     """Add the column `companions`. An input that lacks a companion looks like a missing one."""
-    found = inputs.append_column("companions", _digests(companions, folders, len(inputs)))
+    found_digests = digests(companions, len(inputs))
+    if folders:
+        both = zip(folders, found_digests.to_pylist(), strict=True)
+        found_digests = pa.array([joint_digest(*pair) for pair in both], pa.string())
+    found = inputs.append_column("companions", found_digests)
     if not companions:
         return found
     is_missing = lack_companions(companions, len(inputs))
@@ -268,16 +272,6 @@ def _with_companions(
         values = pc.if_else(is_missing, pa.scalar(value, kind), found[name])
         found = found.set_column(found.schema.get_field_index(name), name, values)
     return found
-
-
-def _digests(
-    companions: Mapping[str, pa.Table], folders: Sequence[str | None], count: int
-) -> pa.Array:
-    found = digests(companions, count)
-    if not folders:
-        return found
-    both = zip(folders, found.to_pylist(), strict=True)
-    return pa.array([joint_digest(*pair) for pair in both], pa.string())
 
 
 def _read_manifest_columns(table: Source, names: Set[str], column: str) -> pa.Table:
@@ -296,19 +290,17 @@ def _without_young_files(manifest: Manifest, min_age: float, *, may_be_empty: bo
     is_old = pc.invert(is_young)
     young = inputs["input"].filter(is_young).combine_chunks()
     if len(young) == len(inputs) and len(young) and not may_be_empty:
-        raise ManifestError(manifest.name, [_all_too_young(len(young), min_age)])
+        count = counted(len(young), "file is", "files are")
+        fault = (
+            f"has no inputs, because {count} younger than --min-age {min_age:g} (seconds). "
+            "Wait, or give a smaller --min-age."
+        )
+        raise ManifestError(manifest.name, [fault])
     return replace(
         manifest,
         inputs=inputs.filter(is_old),
         too_young=young,
         groups=groups and groups.only(is_old),
-    )
-
-
-def _all_too_young(count: int, min_age: float) -> str:
-    return (
-        f"has no inputs, because {counted(count, 'file is', 'files are')} younger than --min-age "
-        f"{min_age:g} (seconds). Wait, or give a smaller --min-age."
     )
 
 

@@ -5,7 +5,6 @@ groups in their partitions, and allows a check of the dataset without its manife
 with a hash of its content, so that damage is detected. Files of batchmill 0.1.0 have no hash.
 """
 
-import io
 import json
 import re
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from xxhash import xxh3_64_hexdigest
 from batchmill.errors import LedgerError
 from batchmill.layout import PARTITIONS
 from batchmill.ledger.ledger import Ledger
+from batchmill.ledger.parts import write_hashed
 from batchmill.partitions.partitioning import Partitioning
 
 _VERSION = "1"
@@ -62,10 +62,7 @@ def write_assignment(ledger: Ledger, run: int, assignment: Assignment) -> None:
         _HOW_KEY: json.dumps(asdict(how)),
     }
     rows = rows.replace_schema_metadata(described)
-    file = io.BytesIO()
-    pq.write_table(rows, file, compression="zstd")
-    data = file.getvalue()
-    ledger.store.write(f"{PARTITIONS}/{run:06d}-{xxh3_64_hexdigest(data)}.parquet", data)
+    write_hashed(ledger.store, f"{PARTITIONS}/{run:06d}", rows)
 
 
 def last_assignment(ledger: Ledger, until: int | None = None) -> Assignment | None:

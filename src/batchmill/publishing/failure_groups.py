@@ -8,7 +8,7 @@ the group of a file with content.
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from os.path import splitext
@@ -173,7 +173,9 @@ def read_failures(ledger: Ledger, spec: RunSpec | None = None) -> Failures:
     records = listed_records(select(records, is_odd))
     records = records.filter(pc.not_equal(records["outcome"], "ok")).sort_by("input")
     found: dict[_Key, _Members] = {}
-    indices = np.array([_add(record, found) for record in _dicts(records)], np.int64)
+    batches = records.select(list(_USED)).to_batches(max_chunksize=_CHUNK)
+    dicts = (record for batch in batches for record in batch.to_pylist())
+    indices = np.array([_add(record, found) for record in dicts], np.int64)
     largest_first = sorted(found.items(), key=lambda one: (-one[1].inputs, one[1].first["input"]))
     numbers = np.zeros(len(found), np.int32)
     groups = []
@@ -189,11 +191,6 @@ def group_lines(groups: Sequence[FailureGroup], shown: int) -> list[str]:
     lines = [line for group in groups[:shown] for line in group.lines()]
     more = len(groups) - shown
     return [*lines, *([f"  ... and {counted(more, 'more group')}"] if more > 0 else [])]
-
-
-def _dicts(records: pa.Table) -> Iterator[Mapping[str, Any]]:
-    for batch in records.select(list(_USED)).to_batches(max_chunksize=_CHUNK):
-        yield from batch.to_pylist()
 
 
 def _add(record: Mapping[str, Any], found: dict[_Key, _Members]) -> int:

@@ -21,7 +21,7 @@ from batchmill.publishing.table_check import check_table
 from batchmill.publishing.tables import make_tables, write_tables
 from batchmill.storage import Store
 from batchmill.storage.fingerprints import HashingFile
-from batchmill.storage.large_tables import SLICE_ROWS
+from batchmill.storage.large_tables import slices
 from batchmill.version import VERSION
 
 
@@ -97,7 +97,6 @@ def _hash(table: pa.Table) -> str:
     file = HashingFile()
     with pa.ipc.new_stream(file, table.schema) as writer:
         # The rows are taken, because the hash must not depend on the chunks of the table.
-        for start in range(0, len(table), SLICE_ROWS):
-            part = table.slice(start, SLICE_ROWS)
+        for part in slices(table):
             writer.write_table(part.take(pa.array(range(len(part)))).combine_chunks())
     return file.content

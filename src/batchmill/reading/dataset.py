@@ -316,12 +316,9 @@ class SampleDataset(Dataset[Any]):
     def frame(self) -> pd.DataFrame:
         """The published rows of these samples in their order, indexed by id. Reads the table."""
         found = self._read(None)
-        rows, ids = found.rows, found.ids
-        mask = chosen_rows(rows, self._selection)
-        if mask is not None:
-            rows, ids = rows.filter(mask), ids.filter(mask)
-        frame: pd.DataFrame = rows.to_pandas()
-        return frame.set_index(pd.Index(ids.to_pandas(), name="id"))
+        found = found.only(chosen_rows(found.rows, self._selection))
+        frame: pd.DataFrame = found.rows.to_pandas()
+        return frame.set_index(pd.Index(found.ids.to_pandas(), name="id"))
 
     def _read(self, columns: set[str] | None) -> Named:
         """Read columns of all samples. Raises OptionError if the table changed meanwhile."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 from batchmill.errors import OptionError, StoreError
 from batchmill.layout import METADATA
 from batchmill.ledger.open import last_run, open_ledger
-from batchmill.ledger.published_record import PublishedRecord, read_published_record
+from batchmill.ledger.published_record import read_published_record
 from batchmill.ledger.table_metadata import TableMetadata
 from batchmill.ledger.versions import Versions
 from batchmill.planning.run_spec import RunSpec, read_spec
@@ -89,7 +90,14 @@ def _read_last(dataset: str, store: Store, columns: Collection[str] | None) -> P
     # The record is read before the table. A run deletes the record before it replaces the table.
     record = read_published_record(store)
     published = _read(dataset, store, METADATA, columns)
-    _check_recorded(store, record, published.content)
+    recorded = record.tables.get(METADATA) if record else None
+    is_other = recorded is not None and recorded["content"] != published.content
+    if record and is_other and read_published_record(store) == record:
+        raise StoreError(
+            store.url_of(METADATA),
+            f"differs from the table that run {record.run} published. Run the job again, which "
+            "writes the table again.",
+        )
     return published
 
 
@@ -153,20 +161,6 @@ def _read(
     return Published(table, names, found, added)
 
 
-def _check_recorded(store: Store, record: PublishedRecord | None, found: str) -> None:
-    """Raise StoreError if the table's hash is not the one that was recorded at its publication."""
-    recorded = record.tables.get(METADATA) if record else None
-    if record is None or recorded is None or recorded["content"] == found:
-        return
-    # A run deletes the record before it replaces the table.
-    if read_published_record(store) == record:
-        raise StoreError(
-            store.url_of(METADATA),
-            f"differs from the table that run {record.run} published. Run the job again, which "
-            "writes the table again.",
-        )
-
-
 def last_spec(dataset: str) -> RunSpec:
     """Return the settings of a dataset's last run, such as the root of its inputs."""
     ledger = open_ledger(dataset)
@@ -182,12 +176,22 @@ def _opened(store: Store, dataset: str, name: str) -> Iterator[BinaryIO]:
             f"{dataset}: has no {name} yet, because a run writes it at its end. Complete "
             "a run first."
         )
-    with scratch_folder() as folder:
-        path = str(folder / METADATA) if is_url(place) else place
-        if is_url(place):
-            remote.fetch(place, path)
+    with local_copy(store, name) as path:
         try:
             with open(path, "rb") as file:
                 yield file
         except OSError as error:
             raise StoreError(place, f"{error.strerror}.") from error
+
+
+@contextmanager
+def local_copy(store: Store, name: str) -> Iterator[Path]:
+    """Yield the path of a file of a store. A remote file is fetched first."""
+    place = store.url_of(name)
+    if not is_url(place):
+        yield Path(place)
+        return
+    with scratch_folder() as folder:
+        path = folder / "file"
+        remote.fetch(place, str(path))
+        yield path

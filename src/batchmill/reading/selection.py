@@ -66,6 +66,13 @@ class Named(NamedTuple):
     ids: pa.Array
     are_inputs: bool
 
+    def only(self, mask: pa.Array | None) -> "Named":
+        """Return the rows that a mask selects; all rows without a mask."""
+        if mask is None:
+            return self
+        rows, places, ids = (part.filter(mask) for part in (self.rows, self.places, self.ids))
+        return Named(rows, places, ids, self.are_inputs)
+
 
 def named(table: pa.Table, dataset: str, pack: str = "") -> Named:
     """Return the rows that have an output. In a dataset without outputs, the files are the inputs.
@@ -87,11 +94,7 @@ def named(table: pa.Table, dataset: str, pack: str = "") -> Named:
             table, outputs = table.filter(there), outputs.filter(there)
             _check_inside(outputs, dataset, FILES)
     names = table[INPUT_COLUMN].cast(_TEXT).combine_chunks() if are_inputs else outputs
-    places = names
-    if pack and not are_inputs:
-        addresses = table[pack].cast(_TEXT).combine_chunks()
-        _check_inside(addresses.drop_null(), dataset, PACKS)
-        places = pc.coalesce(addresses, names)
+    places = names if are_inputs else _places(table, names, pack, dataset)
     return Named(table, places, _unique(names), are_inputs)
 
 
@@ -218,6 +221,11 @@ def further_places(rows: pa.Table, column: str, pack: str, dataset: str) -> pa.A
     is_file = pc.starts_with(names, f"{FILES}/").fill_null(False)
     names = pc.if_else(is_file, names, "")
     _check_inside(names.filter(is_file), dataset, FILES)
+    return _places(rows, names, pack, dataset)
+
+
+def _places(rows: pa.Table, names: pa.Array, pack: str, dataset: str) -> pa.Array:
+    """Return the address of each file that is in a pack, and the names of other files."""
     if not pack:
         return names
     addresses = rows[pack].cast(_TEXT).combine_chunks()

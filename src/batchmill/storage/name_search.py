@@ -48,13 +48,10 @@ def _search(hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 def _search_exactly(names: Column, values: Column, unclear: np.ndarray, rows: np.ndarray) -> None:
     few = names.take(pa.array(unclear))
     texts = few.combine_chunks() if isinstance(few, pa.ChunkedArray) else few
-    which = pc.index_in(values, value_set=texts)
-    found = np.flatnonzero(np.asarray(which.is_valid()))
-    first: dict[int, int] = {}
-    for name, row in zip(which.drop_null().to_pylist(), found.tolist(), strict=True):
-        first.setdefault(name, row)
-    for name, text in enumerate(pc.index_in(texts, value_set=texts).to_pylist()):
-        rows[unclear[name]] = first.get(text, -1)
+    # `values` is long, so it is searched for the few names, and not the other way round.
+    found = pa.array(np.flatnonzero(np.asarray(pc.is_in(values, value_set=texts))))
+    first = pc.index_in(texts, value_set=values.take(found))
+    rows[unclear] = found.take(first).fill_null(-1).to_numpy()
 
 
 def repeated(names: Column) -> tuple[np.ndarray, np.ndarray]:

@@ -117,11 +117,7 @@ def chosen_rows(store: Store, count: int) -> Iterator[ChosenRow]:
             rows = rows.filter(pc.is_valid(rows[OUTPUT_COLUMN]))
             rows = rows.take(pa.array(here[here < len(rows)]))
             yield from (
-                ChosenRow(
-                    row[INPUT_COLUMN],
-                    row[OUTPUT_COLUMN],
-                    next((row[name] or "" for name in packs), ""),
-                )
+                ChosenRow(row[INPUT_COLUMN], row[OUTPUT_COLUMN], row.get(pack) or "")
                 for row in rows.to_pylist()
                 # A manifest may have a column with this name, too.
                 if str(row[OUTPUT_COLUMN]).startswith(f"{FILES}/")

@@ -118,8 +118,8 @@ def _start(text: Any, count: int = _SHOWN_CHARACTERS) -> str:
     return whole if len(whole) <= count else f"{whole[:count]} ..."
 
 
-def _end(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARACTERS else f"... {text[-_SHOWN_CHARACTERS:]}"
+def _end(text: str, count: int = _SHOWN_CHARACTERS) -> str:
+    return text if len(text) <= count else f"... {text[-count:]}"
 
 
 def _moment(at: Any) -> str:
@@ -169,5 +169,4 @@ def _folder(dataset: str) -> str:
 
 
 def _shown(name: str) -> str:
-    text = visible(name)
-    return text if len(text) <= _NAME_CHARACTERS else f"... {text[-_NAME_CHARACTERS:]}"
+    return _end(visible(name), _NAME_CHARACTERS)
