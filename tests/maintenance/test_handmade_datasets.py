@@ -14,7 +14,7 @@ from batchmill.ledger.json_file import sealed
 from batchmill.ledger.lease import lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
-from batchmill.ledger.published_record import PublishedRecord
+from batchmill.ledger.published_tables import PublishedRecord
 from batchmill.ledger.versions import Version
 from batchmill.maintenance.cleanup import compact, remove_orphans, sweep
 from batchmill.maintenance.input_files import copy_files, input_files

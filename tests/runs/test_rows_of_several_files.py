@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from batchmill import File, open_dataset
 from batchmill.execution.single_input import run_single_input
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.table_metadata import TableMetadata
+from batchmill.ledger.published_tables import TableMetadata
 from batchmill.maintenance.verify import verify
 from batchmill.step.load import load_step
 from batchmill.storage import LocalStore

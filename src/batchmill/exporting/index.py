@@ -1,20 +1,44 @@
-"""The index of an export, and the list of the files that it has begun to write."""
+"""The index of an export, the records of its shards, and the list of the files it has begun."""
 
 from collections.abc import Set
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-from batchmill.errors import OptionError
-from batchmill.exporting.shard import FOLDER
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchmill.errors import OptionError, StoreError
 from batchmill.ledger.json_file import read_sealed, sealed
 from batchmill.storage import Store, if_exists, open_store
 from batchmill.urls import absolute
 
+# The folder of the records and of the index. Its name begins with a dot, so that no reader of a
+# format opens its files.
+FOLDER = ".batchmill-export"
+_KEY = b"batchmill.shard"
 INDEX = f"{FOLDER}/index.json"
 # The names of all shards that an export has begun to write. A killed export may have left any.
 BEGUN = f"{FOLDER}/begun.json"
 VERSION = 1
 # The advice about a damaged index.
 REMEDY = "Delete the export, and export again."
+
+
+class ShardRecord(NamedTuple):
+    """A complete shard.
+
+    Attributes:
+        digest: The digest of its samples. It decides whether the shard is written again.
+        samples: Their number.
+        size: The size of its file in bytes.
+        content: The hash of its file.
+    """
+
+    digest: str
+    samples: int
+    size: int
+    content: str
 
 
 def read_index(out: str) -> dict[str, Any]:
@@ -49,3 +73,46 @@ def remove_leftovers(store: Store, names: Set[str]) -> None:
         inside = open_store(store.url_of(folder))
         for name in inside.leftovers():
             inside.delete(name)
+
+
+def record_name(name: str) -> str:
+    """Return the name of the record of a shard's file."""
+    return f"{FOLDER}/{name}.record"
+
+
+def write_record(store: Store, name: str, record: ShardRecord, samples: pa.Table) -> None:
+    """Write the record of a shard, with the key, the input and the hash of each sample."""
+    table = samples.replace_schema_metadata({_KEY: orjson.dumps(record._asdict())})
+    store.write_atomic(record_name(name), partial(pq.write_table, table, compression="zstd"))
+
+
+def read_record(store: Store, name: str) -> ShardRecord | None:
+    """Return the record of a shard. None if it is missing or damaged, or the file's size differs.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    path = record_name(name)
+    if not store.exists(path):
+        return None
+    try:
+        with store.open(path) as file:
+            metadata = pq.read_schema(file).metadata or {}
+        record = ShardRecord(**orjson.loads(metadata[_KEY]))
+    except (pa.ArrowException, KeyError, TypeError, ValueError):
+        return None
+    [size] = store.sizes([name])
+    return record if size == record.size else None
+
+
+def read_samples(store: Store, name: str) -> pa.Table:
+    """Return the columns key, input and content of a shard's record.
+
+    Raises:
+        StoreError: The record is missing or damaged.
+    """
+    try:
+        with store.open(record_name(name)) as file:
+            return pq.read_table(file)
+    except pa.ArrowException as error:
+        raise StoreError(store.url_of(record_name(name)), "is damaged. Export again.") from error

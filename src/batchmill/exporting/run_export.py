@@ -13,26 +13,22 @@ from batchmill.errors import OptionError, StoreError
 from batchmill.exporting.formats import find_format
 from batchmill.exporting.index import (
     BEGUN,
+    FOLDER,
     INDEX,
     REMEDY,
     VERSION,
+    ShardRecord,
     begin,
     earlier_files,
-    remove_leftovers,
-)
-from batchmill.exporting.plan import ShardPlan, plan_shards
-from batchmill.exporting.rows import choose_rows
-from batchmill.exporting.shard import (
-    FOLDER,
-    ShardRecord,
-    ShardTask,
-    digest_samples,
     read_record,
     read_samples,
     record_name,
+    remove_leftovers,
     write_record,
-    write_shard,
 )
+from batchmill.exporting.plan import ShardPlan, plan_shards
+from batchmill.exporting.rows import choose_rows
+from batchmill.exporting.shard import ShardTask, digest_samples, write_shard
 from batchmill.layout import LEDGER_FOLDER
 from batchmill.ledger.json_file import read_sealed, sealed
 from batchmill.options.base import parse_size

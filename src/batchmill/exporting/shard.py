@@ -1,7 +1,7 @@
 """Write one shard of an export and its record."""
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from threading import Event
@@ -9,19 +9,19 @@ from typing import BinaryIO, NamedTuple
 
 import orjson
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from batchmill.errors import CancelledError, StoreError
 from batchmill.exporting.formats import FurtherFile, ShardContent, find_format
-from batchmill.exporting.outputs import OutputFile, read_outputs
-from batchmill.storage import Store, open_store
+from batchmill.exporting.index import ShardRecord, record_name, write_record
+from batchmill.security.allowlist import check_input
+from batchmill.storage import is_url, open_store, remote
+from batchmill.storage.addresses import parse_address
 from batchmill.storage.fingerprints import HashingFile, hash_bytes
+from batchmill.storage.store import ahead_in_threads
+from batchmill.urls import join
 
-# The folder of the records and of the index. Its name begins with a dot, so that no reader of a
-# format opens its files.
-FOLDER = ".batchmill-export"
-_KEY = b"batchmill.shard"
+_REQUESTS = 16
 
 
 class ShardTask(NamedTuple):
@@ -50,22 +50,6 @@ class ShardTask(NamedTuple):
     samples: pa.Table
     rows: pa.Table
     digest: str = ""
-
-
-class ShardRecord(NamedTuple):
-    """A complete shard.
-
-    Attributes:
-        digest: The digest of its samples. It decides whether the shard is written again.
-        samples: Their number.
-        size: The size of its file in bytes.
-        content: The hash of its file.
-    """
-
-    digest: str
-    samples: int
-    size: int
-    content: str
 
 
 def digest_samples(task: ShardTask, stop: Event) -> str:
@@ -147,49 +131,6 @@ def write_shard(task: ShardTask, stop: Event) -> ShardRecord:
     return record
 
 
-def record_name(name: str) -> str:
-    """Return the name of the record of a shard's file."""
-    return f"{FOLDER}/{name}.record"
-
-
-def write_record(store: Store, name: str, record: ShardRecord, samples: pa.Table) -> None:
-    """Write the record of a shard, with the key, the input and the hash of each sample."""
-    table = samples.replace_schema_metadata({_KEY: orjson.dumps(record._asdict())})
-    store.write_atomic(record_name(name), partial(pq.write_table, table, compression="zstd"))
-
-
-def read_record(store: Store, name: str) -> ShardRecord | None:
-    """Return the record of a shard. None if it is missing or damaged, or the file's size differs.
-
-    Raises:
-        StoreError: The store cannot be read.
-    """
-    path = record_name(name)
-    if not store.exists(path):
-        return None
-    try:
-        with store.open(path) as file:
-            metadata = pq.read_schema(file).metadata or {}
-        record = ShardRecord(**orjson.loads(metadata[_KEY]))
-    except (pa.ArrowException, KeyError, TypeError, ValueError):
-        return None
-    [size] = store.sizes([name])
-    return record if size == record.size else None
-
-
-def read_samples(store: Store, name: str) -> pa.Table:
-    """Return the columns key, input and content of a shard's record.
-
-    Raises:
-        StoreError: The record is missing or damaged.
-    """
-    try:
-        with store.open(record_name(name)) as file:
-            return pq.read_table(file)
-    except pa.ArrowException as error:
-        raise StoreError(store.url_of(record_name(name)), "is damaged. Export again.") from error
-
-
 def _check(stop: Event) -> None:
     if stop.is_set():
         raise CancelledError("The export was stopped.")
@@ -209,3 +150,60 @@ def _texts(rows: pa.Table) -> Iterator[bytes]:
 def _as_json(value: object) -> str:
     """Return a value that JSON does not have as text."""
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+class OutputFile(NamedTuple):
+    """The file of a sample.
+
+    Attributes:
+        place: Its path or URL, relative to the root.
+        content: The recorded hash of its content. Empty if there is no record.
+    """
+
+    place: str
+    content: str
+
+
+def read_outputs(files: Sequence[OutputFile], root: str, *, are_inputs: bool) -> Iterator[bytes]:
+    """Return the content of each file, in order. See `read_output`."""
+    read = partial(read_output, root=root, is_input=are_inputs)
+    return ahead_in_threads(read, files, _REQUESTS) if is_url(root) else map(read, files)
+
+
+def read_output(file: OutputFile, root: str, *, is_input: bool) -> bytes:
+    """Read a file, and compare it with its recorded hash.
+
+    Args:
+        file: The file.
+        root: The folder or URL that its place is relative to.
+        is_input: True for an input, which the allowlist may reject.
+
+    Returns:
+        Its content.
+
+    Raises:
+        StoreError: The file is missing, or differs from its record.
+        OptionError: The input may not be read here.
+    """
+    place = join(root, file.place)
+    if is_input:
+        check_input(place)
+    if parse_address(file.place):
+        data = open_store(root).read(file.place)
+    elif is_url(place):
+        data = remote.read(place)
+    else:
+        try:
+            with open(place, "rb", buffering=0) as opened:
+                data = opened.read()
+        except OSError as error:
+            raise StoreError(place, f"{error.strerror}. {_remedy(is_input)}") from error
+    if file.content and hash_bytes(data) != file.content:
+        raise StoreError(place, f"differs from what the run recorded. {_remedy(is_input)}")
+    return data
+
+
+def _remedy(is_input: bool) -> str:
+    if is_input:
+        return "The samples are the inputs, so run the job again, then export."
+    return "Repair the dataset: batchmill verify --hash --repair. Then run the job again."

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from batchmill.exporting.formats import find_format
-from batchmill.exporting.index import read_index
-from batchmill.exporting.shard import FOLDER, read_samples
+from batchmill.exporting.index import FOLDER, read_index, read_samples
 from batchmill.reading.published import local_copy
 from batchmill.storage import Store, open_store
 from batchmill.storage.fingerprints import hash_bytes

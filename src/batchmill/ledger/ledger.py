@@ -37,7 +37,7 @@ from batchmill.ledger.parts import (
     write_hashed,
 )
 from batchmill.ledger.proofs import Adoption, Proof
-from batchmill.ledger.published_record import read_published_record
+from batchmill.ledger.published_tables import read_published_record
 from batchmill.ledger.run_control import RunControl
 from batchmill.ledger.step_descriptions import StepDescriptions
 from batchmill.ledger.versions import Versions

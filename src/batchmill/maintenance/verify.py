@@ -28,7 +28,7 @@ from batchmill.layout import (
 from batchmill.ledger.lease import check_free, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import current_records, file_names
-from batchmill.ledger.published_record import read_published_record
+from batchmill.ledger.published_tables import read_published_record
 from batchmill.ledger.versions import records_of
 from batchmill.maintenance.leakage import compare_with_source, find_duplicates, find_leaks
 from batchmill.maintenance.pack_upkeep import unused_packs

@@ -17,7 +17,7 @@ from batchmill.layout import INPUT_COLUMN, MORE_COLUMNS, OUTPUT_COLUMN
 from batchmill.ledger.lease import lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import file_names
-from batchmill.ledger.table_metadata import TableMetadata
+from batchmill.ledger.published_tables import TableMetadata
 from batchmill.ledger.versions import Version, records_of
 from batchmill.storage.fingerprints import hash_bytes
 from batchmill.storage.large_tables import SLICE_ROWS, collected, select, slices, take

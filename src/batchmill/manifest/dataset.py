@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from batchmill.errors import ManifestError
 from batchmill.layout import FORMAT, MADE_FROM, ORIGINAL_INPUT
-from batchmill.ledger.table_metadata import TableMetadata
+from batchmill.ledger.published_tables import TableMetadata
 from batchmill.ledger.versions import Versions
 from batchmill.manifest.records import read_parquet
 from batchmill.manifest.source import Source, fits, numbered

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from batchmill.digests import digest
 from batchmill.layout import FAILURES_CSV, METADATA, PUBLISHED, RELEASED
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.published_record import PublishedRecord, read_published_record
+from batchmill.ledger.published_tables import PublishedRecord, read_published_record
 from batchmill.ledger.versions import Version
 from batchmill.manifest import Manifest
 from batchmill.partitions.record import name_of_last

@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 from batchmill.errors import OptionError, StoreError
 from batchmill.layout import METADATA
 from batchmill.ledger.open import last_run, open_ledger
-from batchmill.ledger.published_record import read_published_record
-from batchmill.ledger.table_metadata import TableMetadata
+from batchmill.ledger.published_tables import TableMetadata, read_published_record
 from batchmill.ledger.versions import Versions
 from batchmill.planning.run_spec import RunSpec, read_spec
 from batchmill.storage import Store, is_url, remote

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from batchmill.errors import OptionError
 from batchmill.layout import FILES, INPUT_COLUMN, OUTPUT_COLUMN, PACKS, PARTITION_COLUMN
-from batchmill.ledger.table_metadata import TableMetadata
+from batchmill.ledger.published_tables import TableMetadata
 from batchmill.options.conditions import parse_condition, rows_that_meet
 from batchmill.planning.run_spec import input_places
 from batchmill.reading.published import last_spec

@@ -85,14 +85,10 @@ def why_unusable(url: str) -> str:
 @retry_remote
 def stat(url: str) -> FileStat | None:
     """Return the description of a file; None if it does not exist."""
-    try:
-        with connected(url) as (files, path):
-            found = _look_up(files, path)
-            return _seen(found) if found.get("type") == "file" else None
-    except StoreError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return None
-        raise
+    with _ignoring_missing(), connected(url) as (files, path):
+        found = _look_up(files, path)
+        return _seen(found) if found.get("type") == "file" else None
+    return None
 
 
 def stat_many(urls: Sequence[str]) -> list[FileStat | None]:
@@ -260,12 +256,8 @@ def fetch(url: str, path: str) -> None:
 @retry_remote
 def delete(url: str) -> None:
     """Remove a file. Ignore a file that does not exist."""
-    try:
-        with connected(url) as (files, path):
-            files.rm_file(path)
-    except StoreError as error:
-        if not isinstance(error.__cause__, FileNotFoundError):
-            raise
+    with _ignoring_missing(), connected(url) as (files, path):
+        files.rm_file(path)
 
 
 @retry_remote
@@ -281,6 +273,16 @@ def abort_uploads(url: str, names: Collection[str]) -> None:
     with connected(url) as (files, path):
         if is_s3(files):
             s3_requests.abort_uploads(files, path, names)
+
+
+@contextmanager
+def _ignoring_missing() -> Iterator[None]:
+    """End the block early if a file or folder in it does not exist."""
+    try:
+        yield
+    except StoreError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
 
 
 @contextmanager
@@ -324,16 +326,12 @@ def _listed(url: str, *, deep: bool) -> Iterator[tuple[str, dict[str, Any]]]:
         url: The URL of the folder.
         deep: List all files below the folder, instead of the files and folders in it.
     """
-    try:
-        with connected(url) as (files, path):
-            start = path.rstrip("/") + "/"
-            for details in _entries(files, path, deep=deep):
-                name = details["name"]
-                if name.startswith(start):
-                    yield name.removeprefix(start), details
-    except StoreError as error:
-        if not isinstance(error.__cause__, FileNotFoundError):
-            raise
+    with _ignoring_missing(), connected(url) as (files, path):
+        start = path.rstrip("/") + "/"
+        for details in _entries(files, path, deep=deep):
+            name = details["name"]
+            if name.startswith(start):
+                yield name.removeprefix(start), details
 
 
 def _entries(files: Any, path: str, *, deep: bool) -> Iterable[dict[str, Any]]:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from batchmill.errors import StoreError
 from batchmill.layout import FILES, INPUT_COLUMN, METADATA, OUTPUT_COLUMN
-from batchmill.ledger.table_metadata import TableMetadata
+from batchmill.ledger.published_tables import TableMetadata
 from batchmill.publishing.report.previews import Preview, Previewer
 from batchmill.storage import Store, is_url
 from batchmill.urls import join
