@@ -13,14 +13,14 @@ from batchmill.storage.fingerprints import HashingFile
 
 
 @dataclass(frozen=True, kw_only=True)
-class FurtherFile:
-    """A further file of a sample.
+class SampleFile:
+    """A file of a sample.
 
     Attributes:
-        column: The column that names it.
+        column: The column that names a further file. Empty for the sample's own file.
         suffix: Its suffix, without the dot.
-        place: Its path in the dataset, or its address in a pack.
-        content: The recorded hash of its content.
+        place: Its path or URL, relative to the root, or its address in a pack.
+        content: The recorded hash of its content. Empty if there is no record.
     """
 
     column: str
@@ -35,22 +35,19 @@ class ShardContent:
 
     Attributes:
         keys: The key of each sample.
-        suffixes: The suffix of each file, without the dot.
         rows: The published row of each sample.
         texts: The same rows, as JSON.
-        kind: The kind of all files of the dataset: "image", "audio" or "file".
-        further: The further files of each sample.
+        files: The files of each sample: its own file, then its further files.
+        kind: The kind of the samples' own files: "image", "audio" or "file".
         further_kinds: The kind of the further files by column.
-        read: Yields the contents of the files of each sample, in order: its own file, then its
-            further files.
+        read: Yields the contents of the files of each sample, in order.
     """
 
     keys: Sequence[str]
-    suffixes: Sequence[str]
     rows: pa.Table
     texts: Sequence[bytes]
+    files: Sequence[Sequence[SampleFile]]
     kind: str
-    further: Sequence[Sequence[FurtherFile]]
     further_kinds: Mapping[str, str]
     read: Callable[[], Iterator[list[bytes]]]
 

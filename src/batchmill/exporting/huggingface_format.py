@@ -36,15 +36,14 @@ class HuggingFace:
         with pq.ParquetWriter(
             file, schema, compression="zstd", use_dictionary=False, write_statistics=False
         ) as writer:
-            for number, (data, *others) in enumerate(content.read()):
-                key = content.keys[number]
-                row = {"": {"bytes": data, "path": f"{key}.{content.suffixes[number]}"}}
-                for one, other in zip(content.further[number], others, strict=True):
-                    path = f"{key}.{one.column}.{one.suffix}"
-                    row[one.column] = {"bytes": other, "path": path}
+            for number, contents in enumerate(content.read()):
+                row = {}
+                for one, data in zip(content.files[number], contents, strict=True):
+                    parts = [content.keys[number], one.column, one.suffix]
+                    row[one.column] = {"bytes": data, "path": ".".join(filter(None, parts))}
                 for column in ("", *content.further_kinds):
                     files.setdefault(column, []).append(row.get(column))
-                held += len(data) + sum(map(len, others))
+                held += sum(map(len, contents))
                 if held >= _GROUP_BYTES or number + 1 == len(content.keys):
                     count = number + 1 - begin
                     columns = [

@@ -3,7 +3,7 @@
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from threading import Event
 from typing import BinaryIO, NamedTuple
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import xxhash
 
 from batchmill.errors import CancelledError, StoreError
-from batchmill.exporting.formats import FurtherFile, ShardContent, find_format
+from batchmill.exporting.formats import SampleFile, ShardContent, find_format
 from batchmill.exporting.index import ShardRecord, record_name, write_record
 from batchmill.security.allowlist import check_input
 from batchmill.storage import is_url, open_store, remote
@@ -64,15 +64,13 @@ def digest_samples(task: ShardTask, stop: Event) -> str:
     state = xxhash.xxh3_128(f"{find_format(task.to).tag} {task.kind} {rows.schema}\n".encode())
     for column in ("key", "suffix"):
         state.update("\n".join(samples[column].to_pylist()).encode())
-    further = _further_files(samples)
-    for number, text in enumerate(_texts(rows)):
+    for (own, *further), text in zip(_files(samples), _texts(rows), strict=True):
         _check(stop)
-        content = samples["content"][number].as_py()
+        content = own.content
         if not content:
-            file = OutputFile(samples["place"][number].as_py(), "")
-            content = hash_bytes(*read_outputs([file], task.root, are_inputs=task.are_inputs))
+            content = hash_bytes(*read_files([own], task.root, are_inputs=task.are_inputs))
         state.update(f"\n{content} ".encode())
-        for one in further[number]:
+        for one in further:
             state.update(f"{one.column}.{one.suffix} {one.content} ".encode())
         state.update(text)
     return state.hexdigest()
@@ -89,29 +87,24 @@ def write_shard(task: ShardTask, stop: Event) -> ShardRecord:
         OptionError: An input may not be read here.
     """
     samples, rows = task.samples, task.rows
-    places = zip(samples["place"].to_pylist(), samples["content"].to_pylist(), strict=True)
-    further = _further_files(samples)
-    files: list[OutputFile] = []
-    for place, more in zip(places, further, strict=True):
-        files += [OutputFile(*place), *(OutputFile(file.place, file.content) for file in more)]
+    files = _files(samples)
     hashes: list[str] = []
 
     def read() -> Iterator[list[bytes]]:
         hashes.clear()
-        contents = read_outputs(files, task.root, are_inputs=task.are_inputs)
-        for more in further:
+        contents = read_files([*chain(*files)], task.root, are_inputs=task.are_inputs)
+        for own in files:
             _check(stop)
-            found = list(islice(contents, 1 + len(more)))
-            hashes.append(hash_bytes(b"".join(found) if more else found[0]))
+            found = list(islice(contents, len(own)))
+            hashes.append(hash_bytes(b"".join(found)))  # A single part is not copied.
             yield found
 
     content = ShardContent(
         keys=samples["key"].to_pylist(),
-        suffixes=samples["suffix"].to_pylist(),
         rows=rows,
         texts=list(_texts(rows)),
+        files=files,
         kind=task.kind,
-        further=further,
         further_kinds=task.further,
         read=read,
     )
@@ -136,8 +129,13 @@ def _check(stop: Event) -> None:
         raise CancelledError("The export was stopped.")
 
 
-def _further_files(samples: pa.Table) -> list[list[FurtherFile]]:
-    return [[FurtherFile(**file) for file in files] for files in samples["further"].to_pylist()]
+def _files(samples: pa.Table) -> list[list[SampleFile]]:
+    """Return the files of each sample: its own file, then its further files."""
+    own = samples.select(["suffix", "place", "content"]).to_pylist()
+    return [
+        [SampleFile(column="", **file), *(SampleFile(**one) for one in more)]
+        for file, more in zip(own, samples["further"].to_pylist(), strict=True)
+    ]
 
 
 def _texts(rows: pa.Table) -> Iterator[bytes]:
@@ -152,25 +150,13 @@ def _as_json(value: object) -> str:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
-class OutputFile(NamedTuple):
-    """The file of a sample.
-
-    Attributes:
-        place: Its path or URL, relative to the root.
-        content: The recorded hash of its content. Empty if there is no record.
-    """
-
-    place: str
-    content: str
-
-
-def read_outputs(files: Sequence[OutputFile], root: str, *, are_inputs: bool) -> Iterator[bytes]:
-    """Return the content of each file, in order. See `read_output`."""
-    read = partial(read_output, root=root, is_input=are_inputs)
+def read_files(files: Sequence[SampleFile], root: str, *, are_inputs: bool) -> Iterator[bytes]:
+    """Return the content of each file, in order. See `_read_file`."""
+    read = partial(_read_file, root=root, is_input=are_inputs)
     return ahead_in_threads(read, files, _REQUESTS) if is_url(root) else map(read, files)
 
 
-def read_output(file: OutputFile, root: str, *, is_input: bool) -> bytes:
+def _read_file(file: SampleFile, root: str, *, is_input: bool) -> bytes:
     """Read a file, and compare it with its recorded hash.
 
     Args:

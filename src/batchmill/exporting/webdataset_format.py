@@ -27,15 +27,14 @@ class WebDataset:
     def write(self, file: HashingFile, content: ShardContent) -> None:
         """Write a shard, one write per sample."""
         size = 0
-        samples = zip(content.keys, content.suffixes, content.texts, content.read(), strict=True)
-        for number, (key, suffix, text, (data, *others)) in enumerate(samples):
-            row = _OTHER_ROW if suffix == _ROW else _ROW
-            further = b"".join(
-                _member(f"{key}.{_part(one.column)}.{one.suffix}", other)
-                for one, other in zip(content.further[number], others, strict=True)
-            )
-            member = _member(f"{key}.{suffix}", data)
-            size += file.write(member + further + _member(f"{key}.{row}", text))
+        samples = zip(content.keys, content.files, content.texts, content.read(), strict=True)
+        for key, files, text, contents in samples:
+            members = [
+                _member(".".join(filter(None, [key, _part(one.column), one.suffix])), data)
+                for one, data in zip(files, contents, strict=True)
+            ]
+            row = _OTHER_ROW if files[0].suffix == _ROW else _ROW
+            size += file.write(b"".join([*members, _member(f"{key}.{row}", text)]))
         # Two empty blocks end an archive. Its size is a multiple of RECORDSIZE.
         end = 2 * tarfile.BLOCKSIZE
         file.write(b"\0" * (end + -(size + end) % tarfile.RECORDSIZE))
