@@ -1,9 +1,8 @@
 """Plan the shards of an export. A small change of the samples changes few shards."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -23,15 +22,8 @@ _ROW_BYTES = 1024
 _LEAST = 0.5
 
 
-class ShardPlan(NamedTuple):
-    """The shards to have in the end, and a function that returns the task of each."""
-
-    names: list[str]
-    task: Callable[[int], ShardTask]
-
-
-def plan_shards(chosen: ExportRows, to: str, out: str, shard_bytes: int) -> ShardPlan:
-    """Return the plan for chosen samples."""
+def plan_shards(chosen: ExportRows, to: str, out: str, shard_bytes: int) -> list[ShardTask]:
+    """Return the tasks of the shards to have in the end, for chosen samples."""
     shape = find_format(to)
     samples = chosen.samples
     kind = _kind_of(pc.unique(samples["suffix"]).to_pylist())
@@ -40,33 +32,30 @@ def plan_shards(chosen: ExportRows, to: str, out: str, shard_bytes: int) -> Shar
     columns = files.field("column").to_pylist(), files.field("suffix").to_pylist()
     for column, suffix in zip(*columns, strict=True):
         suffixes[column].add(suffix)
-    ranges: list[tuple[str, int, int]] = []
+    further = {column: _kind_of(found) for column, found in suffixes.items()}
+    needed = samples.select(["key", "suffix", "place", "content", "further"])
+    tasks: list[ShardTask] = []
     begin = 0
     # The samples of a split are together.
     for split, count in Counter(samples["split"].to_pylist()).items():
         part = samples.slice(begin, count)
         bounds = shard_bounds(part["size"].to_pylist(), part["key"].to_pylist(), shard_bytes)
-        for number, (first, end) in enumerate(pairwise(bounds)):
-            name = shape.shard_name(split or shape.split, number, len(bounds) - 1)
-            ranges.append((name, begin + first, end - first))
+        tasks += [
+            ShardTask(
+                to=to,
+                out=out,
+                name=shape.shard_name(split or shape.split, number, len(bounds) - 1),
+                root=chosen.root,
+                are_inputs=chosen.are_inputs,
+                kind=kind,
+                further=further,
+                samples=needed.slice(begin + first, end - first),
+                rows=chosen.rows.slice(begin + first, end - first),
+            )
+            for number, (first, end) in enumerate(pairwise(bounds))
+        ]
         begin += count
-    needed = samples.select(["key", "suffix", "place", "content", "further"])
-
-    def task(number: int) -> ShardTask:
-        name, first, count = ranges[number]
-        return ShardTask(
-            to=to,
-            out=out,
-            name=name,
-            root=chosen.root,
-            are_inputs=chosen.are_inputs,
-            kind=kind,
-            further={column: _kind_of(found) for column, found in suffixes.items()},
-            samples=needed.slice(first, count),
-            rows=chosen.rows.slice(first, count),
-        )
-
-    return ShardPlan([name for name, _, _ in ranges], task)
+    return tasks
 
 
 def _kind_of(suffixes: Collection[str]) -> str:

@@ -26,7 +26,7 @@ from batchmill.exporting.index import (
     remove_leftovers,
     write_record,
 )
-from batchmill.exporting.plan import ShardPlan, plan_shards
+from batchmill.exporting.plan import plan_shards
 from batchmill.exporting.rows import choose_rows
 from batchmill.exporting.shard import ShardTask, digest_samples, write_shard
 from batchmill.layout import LEDGER_FOLDER
@@ -114,7 +114,7 @@ def export_dataset(
         stale=stale,
     )
     plan = plan_shards(chosen, to, out, shard_bytes)
-    workers = max(1, min(num_workers or own_cores(), len(plan.names)))
+    workers = max(1, min(num_workers or own_cores(), len(plan)))
     try:
         with _locked(store):
             records, written = _write(store, to, plan, workers, progress)
@@ -133,7 +133,7 @@ def export_dataset(
         raise
     size = sum(record.size for record in records.values())
     return ExportResult(
-        out=out, shards=plan.names, samples=len(chosen.rows), bytes=size, written=written
+        out=out, shards=list(records), samples=len(chosen.rows), bytes=size, written=written
     )
 
 
@@ -164,13 +164,13 @@ def _open_out(dataset: str, out: str, to: str) -> Store:
 def _write(
     store: Store,
     to: str,
-    plan: ShardPlan,
+    plan: Sequence[ShardTask],
     workers: int,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[dict[str, ShardRecord], int]:
     """Write the shards that are missing or changed. Return all records, and the number written."""
-    names = plan.names
-    found = dict(_in_threads(digest_samples, map(plan.task, range(len(names))), workers))
+    names = [task.name for task in plan]
+    found = dict(_in_threads(digest_samples, plan, workers))
     digests = {name: found[name] for name in names}
     earlier = earlier_files(store)
     remove_leftovers(store, earlier | set(names))
@@ -187,7 +187,7 @@ def _write(
         begin(store, to, earlier | set(names))
         _move(store, digests, known)
     todo = missing()
-    tasks = (plan.task(number)._replace(digest=digests[names[number]]) for number in todo)
+    tasks = (plan[number]._replace(digest=digests[names[number]]) for number in todo)
     for done, (name, record) in enumerate(_in_threads(write_shard, tasks, workers), 1):
         known[name] = record
         if progress:

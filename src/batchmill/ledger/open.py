@@ -34,15 +34,14 @@ def open_output(output: str) -> Ledger:
         return ledger
     if is_url(output):
         with ThreadPoolExecutor(2) as pool:
-            is_file, names = pool.submit(remote.stat, output), pool.submit(ledger.store.names, "")
+            file, names = pool.submit(remote.stat, output), pool.submit(ledger.store.names, "")
             remote.check_bucket(output)
-        if is_file.result():
-            raise OptionError(f"--output {output}: is a file. Name a folder.")
-        found = names.result()
+        is_file, found = bool(file.result()), names.result()
     else:
-        if os.path.isfile(output):
-            raise OptionError(f"--output {output}: is a file. Name a folder.")
-        found = ledger.store.names("")
+        is_file = os.path.isfile(output)
+        found = [] if is_file else ledger.store.names("")
+    if is_file:
+        raise OptionError(f"--output {output}: is a file. Name a folder.")
     _check_not_inside(output)
     if any(name != LEDGER_FOLDER for name in found):
         raise OptionError(

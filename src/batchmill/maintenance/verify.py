@@ -78,7 +78,6 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
     last = ledger.last_known_run()
     if last and last not in ledger.runs():
         yield Difference("missing", ledger.run_folder(last), message="Run the job again")
-    tables = TABLES if last else ()
     top = store.names("")
     record = read_published_record(store)
     published = record.tables if record else {}
@@ -86,7 +85,7 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
     if last:
         with suppress(LedgerError):  # A damaged summary is a difference of its own.
             unpublished = "unpublished" in (ledger.read_summary(last) or {})
-    for table in tables:
+    for table in TABLES if last else ():
         if table not in top and unpublished:
             yield Difference("unpublished", table, message=f"run {last} published nothing")
         elif table not in top:
@@ -161,8 +160,18 @@ def _compare_outputs(
     sizes = dict(zip(names, store.sizes(names), strict=True))
 
     def compare(name: str) -> Difference | None:
-        owner, file = owners[name]
-        return _compare(store, owner, file, sizes[name], hash_files=hash_files)
+        (owner, file), size = owners[name], sizes[name]
+        if size is None:
+            return Difference("missing", name, owner)
+        if size != file["size"]:
+            message = f"has {size:,} bytes; the ledger has {file['size']:,}"
+            return Difference("changed", name, owner, message)
+        try:
+            if hash_files and store.content_of(name) != file["content"]:
+                return Difference("changed", name, owner, "same size, different content")
+        except StoreError as error:
+            return Difference("changed", name, owner, f"cannot be read: {error.reason}")
+        return None
 
     yield from filter(None, in_threads(compare, names, store.threads))
 
@@ -290,20 +299,3 @@ def repair_differences(ledger: Ledger, differences: list[Difference]) -> None:
         if found.kind == "changed" and folder.startswith(f"{RUNS}/"):
             for name in (SUMMARY, PLAN, PLAN_ROWS):
                 ledger.store.delete(f"{folder}/{name}")
-
-
-def _compare(
-    store: Store, owner: str, file: Mapping[str, Any], size: int | None, *, hash_files: bool
-) -> Difference | None:
-    path = file["pack"] or file["path"]
-    if size is None:
-        return Difference("missing", path, owner)
-    if size != file["size"]:
-        message = f"has {size:,} bytes; the ledger has {file['size']:,}"
-        return Difference("changed", path, owner, message)
-    try:
-        if hash_files and store.content_of(path) != file["content"]:
-            return Difference("changed", path, owner, "same size, different content")
-    except StoreError as error:
-        return Difference("changed", path, owner, f"cannot be read: {error.reason}")
-    return None

@@ -187,7 +187,9 @@ def _is_utf_8(data: bytes) -> bool:
 def _read_fast(data: bytes, separator: str) -> pd.DataFrame | None:
     """Read with Arrow. Returns None if the file has to be read record by record."""
     # Arrow differs from the csv module in quotes, blank lines and lone carriage returns.
-    if b'"' in data or _BLANK_LINE.search(data) or _has_lone_returns(data):
+    if b'"' in data or _BLANK_LINE.search(data):
+        return None
+    if b"\r" in data and b"\r" in data.replace(b"\r\n", b""):
         return None
     header = next(_records(data, separator))[1]
     if len(set(header)) < len(header):
@@ -208,11 +210,6 @@ def _read_fast(data: bytes, separator: str) -> pd.DataFrame | None:
         return None
     frame: pd.DataFrame = table.to_pandas(types_mapper=pd.ArrowDtype)
     return frame
-
-
-def _has_lone_returns(data: bytes) -> bool:
-    """Return whether a line ends with a carriage return only."""
-    return b"\r" in data and b"\r" in data.replace(b"\r\n", b"")
 
 
 def _read_by_record(place: str, data: bytes, separator: str, faults: list[str]) -> Source:

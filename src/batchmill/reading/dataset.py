@@ -148,10 +148,6 @@ def _raise(error: Exception) -> NoReturn:
     raise error
 
 
-def _nothing() -> None:
-    """Return None: the row has no such file."""
-
-
 def _open_and_remove(path: Path, full: str, load: Load) -> Any:
     try:
         return open_fetched(path, full, load)
@@ -232,7 +228,7 @@ class SampleDataset(Dataset[Any]):
         A file in a pack is read now. Another remote file is fetched now if there is a `folder`.
         """
         if not place:
-            return _nothing
+            return lambda: None  # The row has no such file.
         full = join(self._root, place)
         address = parse_address(place)
         try:

@@ -262,11 +262,7 @@ def _converting(url: str) -> Iterator[None]:
             if has_expired(error):
                 forget_settings()
             elif isinstance(error, denied):
-                raise PermissionError(_message_in(str(error))) from error
+                # The text of obstore has the answer of the server in XML.
+                found = re.search(r"<Message>(.*?)</Message>", str(error), re.DOTALL)
+                raise PermissionError(found[1] if found else str(error)) from error
             raise
-
-
-def _message_in(text: str) -> str:
-    """Return the message in the answer of an S3 server."""
-    found = re.search(r"<Message>(.*?)</Message>", text, re.DOTALL)
-    return found[1] if found else text
