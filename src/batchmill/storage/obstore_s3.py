@@ -77,7 +77,7 @@ def prepare(urls: Iterable[str]) -> None:
     buckets = {_bucket_of(url): url for url in urls if _is_plain(url)}
     for url in buckets.values():
         # The environment may have changed since an earlier call.
-        _settings.pop(_cache_key(url, _options_for(url)), None)
+        _settings.pop(_cache_key(url), None)
         with converting_errors(url):
             _settings_for(url)
 
@@ -86,8 +86,7 @@ def store_for(url: str) -> "S3Store | None":
     """Return obstore's store for a URL; None if fsspec must be used."""
     if _process != os.getpid() or not _is_plain(url):
         return None
-    options = _options_for(url)
-    key = _cache_key(url, options)
+    key = _cache_key(url)
     # Another thread may clear the stores at any moment.
     store = _stores.get(key)
     if not store:
@@ -129,17 +128,16 @@ def _options_for(url: str) -> dict[str, Any]:
     return {**configured.get("s3a", {}), **configured.get("s3", {}), **options_for(url)}
 
 
-def _cache_key(url: str, options: Mapping[str, Any]) -> str:
-    return f"{_bucket_of(url)} {sorted(options.items())}"
+def _cache_key(url: str) -> str:
+    return f"{_bucket_of(url)} {sorted(_options_for(url).items())}"
 
 
 def _settings_for(url: str) -> S3Settings | None:
     """Return the settings of a bucket, as s3fs finds them; None if only s3fs can use them."""
-    options = _options_for(url)
-    key = _cache_key(url, options)
+    key = _cache_key(url)
     with suppress(KeyError):
         return _settings[key]
-    settings = _settings[key] = _read_settings(_bucket_of(url), options)
+    settings = _settings[key] = _read_settings(_bucket_of(url), _options_for(url))
     return settings
 
 
