@@ -89,6 +89,7 @@ def test_a_deployment_runs_a_model(shell, api, work):
 TWO_GPUS = """
 import os, sys, torch
 torch.cuda.device_count = lambda: 2
+torch.cuda.is_available = lambda: True
 from batchmill.cli.main import main
 main(sys.argv[1:])
 """
