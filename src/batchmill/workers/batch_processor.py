@@ -117,6 +117,9 @@ class BatchProcessor:
         begun, self._begun = self._begun, None
         if not begun:
             return
+        if not begun.is_in_flight:
+            self._deliver(begun.indices, begun.finish())
+            return
         outcomes, failure = self._attempt(begun.indices, begun.finish)
         if failure:
             self._divide(begun.indices, out_of_memory=failure.out_of_memory)
