@@ -213,7 +213,7 @@ def test_a_step_that_differs_here(module, change, monkeypatch):
         with pytest.raises(StepError, match=f"no module '{module}'"):
             prove_one()
         return
-    # Of another size: Python compares the size of a file, and its time in whole seconds.
+    # The size changes, too: Python compares sizes, and times in whole seconds only.
     file.write_text(STEP.replace("1 / (n + 3)", "1 / (n + 4.5)"))
     proof = prove_one(count=5)
     assert (proof.made, proof.different, proof.is_equal) == (0, 0, False)
