@@ -30,7 +30,8 @@ from pathlib import Path
 import fsspec
 
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.planning.batching import Batching, Cores
+from batchmill.options.groups import ExecutionOptions
+from batchmill.planning.batching import Cores
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.runs.run import open_run
@@ -246,7 +247,7 @@ def with_batchmill(port: int, objects: int, workers: int) -> float:
         output=f"s3://{BUCKET}/batchmill-{os.getpid()}",
     )
     with open_run(prepare(job)) as run:
-        batching, cores = Batching(num_workers=workers), Cores(total=workers, node=workers)
+        batching, cores = ExecutionOptions(num_workers=workers), Cores(total=workers, node=workers)
         _, (shard,) = run.divide(batching, cores, FailurePolicy())
         begun = time.perf_counter()
         result = run_shard(shard)

@@ -22,9 +22,10 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from batchmill import SampleDataset, open_dataset
+from batchmill.options.groups import ExecutionOptions
 from batchmill.options.job_settings import JobSettings
 from batchmill.outcome import Outcome
-from batchmill.planning.batching import Batching, Cores, plan_shards
+from batchmill.planning.batching import Cores, plan_shards
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.planning.run_spec import write_run_plan
@@ -153,7 +154,7 @@ def engine_seconds(
     prepared.ledger.create()
     layout = plan_shards(
         prepared.plan.pending["size"].to_numpy(),
-        Batching(batch_size=BATCH_SIZE, num_workers=workers),
+        ExecutionOptions(batch_size=BATCH_SIZE, num_workers=workers),
         Cores(total=workers, node=workers),
     )
     write_run_plan(prepared, 1, layout)

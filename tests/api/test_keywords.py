@@ -46,7 +46,7 @@ def count(source: Path) -> dict[str, int]:
     return {"bytes": source.stat().st_size}
 
 result: batchmill.RunResult = batchmill.run(
-    Path("words.csv"), count, "dataset", params={}, retries=2, max_failures=3, num_workers="auto",
+    Path("words.csv"), count, "dataset", params={}, retries=2, max_failures=3, num_workers=2,
     partition={"train": 0.8, "test": 0.2}, timeout=None,
 )
 frame: pd.DataFrame = result.metadata

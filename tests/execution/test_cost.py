@@ -13,7 +13,8 @@ from counting import assert_within, bytes_of, calls_of, for_each_input
 from jobs import run_job
 
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.planning.batching import Batching, Cores
+from batchmill.options.groups import ExecutionOptions
+from batchmill.planning.batching import Cores
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.runs.run import open_run
@@ -75,7 +76,7 @@ def shard_of(tmp_path, step, count, counted):
         output=str(tmp_path / f"out{count}"),
     )
     with open_run(prepare(job)) as run:
-        batching = Batching(batch_size=count // BATCHES, num_workers=2)
+        batching = ExecutionOptions(batch_size=count // BATCHES, num_workers=2)
         _, (shard,) = run.divide(batching, Cores(total=2, node=2), FailurePolicy())
         return counted(lambda: run_shard(shard))
 

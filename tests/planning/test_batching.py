@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.batching import (
     MAX_SHARDS,
-    Batching,
     Cores,
     cores_of_machine,
     input_weights,
@@ -27,7 +27,7 @@ sizes = st.lists(st.integers(-1, 10**9), min_size=1, max_size=300)
     st.integers(1, 16),
 )
 def test_every_input_is_in_exactly_one_shard(sizes, batch_size, num_workers, node, nodes):
-    batching = Batching(batch_size=batch_size, num_workers=num_workers)
+    batching = ExecutionOptions(batch_size=batch_size, num_workers=num_workers)
     layout = plan_shards(np.array(sizes), batching, Cores(total=node * nodes, node=node))
     assert sorted(layout.order.tolist()) == list(range(len(sizes)))
     assert layout.bounds[0] == 0
@@ -37,40 +37,44 @@ def test_every_input_is_in_exactly_one_shard(sizes, batch_size, num_workers, nod
 
 
 def test_the_number_of_shards_is_bounded():
-    layout = plan_shards(np.ones(1_000_000, np.int64), Batching(), Cores(total=4096, node=8))
+    layout = plan_shards(
+        np.ones(1_000_000, np.int64), ExecutionOptions(), Cores(total=4096, node=8)
+    )
     assert layout.shards == MAX_SHARDS
 
 
 def test_few_inputs_make_one_shard_that_uses_all_cores():
-    layout = plan_shards(np.ones(4, np.int64), Batching(), Cores(total=2, node=2))
+    layout = plan_shards(np.ones(4, np.int64), ExecutionOptions(), Cores(total=2, node=2))
     assert (layout.shards, layout.batch_size, layout.num_workers) == (1, 1, 2)
 
 
 @pytest.mark.parametrize(("inputs", "shards"), [(100, 2), (768, 3), (1024, 4), (4000, 8)])
 def test_shards_are_large_enough_for_their_overhead(inputs, shards):
-    layout = plan_shards(np.ones(inputs, np.int64), Batching(), Cores(total=4, node=2))
+    layout = plan_shards(np.ones(inputs, np.int64), ExecutionOptions(), Cores(total=4, node=2))
     assert layout.shards == shards
 
 
 @pytest.mark.parametrize(("inputs", "shards"), [(100, 1), (100_000, 1), (100_001, 2)])
 def test_one_slot_gets_one_shard(inputs, shards):
-    layout = plan_shards(np.ones(inputs, np.int64), Batching(), Cores(total=2, node=2))
+    layout = plan_shards(np.ones(inputs, np.int64), ExecutionOptions(), Cores(total=2, node=2))
     assert layout.shards == shards
 
 
 def test_a_growing_cluster_gets_more_shards_than_slots():
-    layout = plan_shards(np.ones(4000, np.int64), Batching(), Cores(total=2, node=2, may_grow=True))
+    layout = plan_shards(
+        np.ones(4000, np.int64), ExecutionOptions(), Cores(total=2, node=2, may_grow=True)
+    )
     assert layout.shards == 4
 
 
 def test_enough_inputs_use_the_whole_cluster():
-    layout = plan_shards(np.ones(500, np.int64), Batching(), Cores(total=128, node=8))
+    layout = plan_shards(np.ones(500, np.int64), ExecutionOptions(), Cores(total=128, node=8))
     assert layout.shards >= 16
 
 
 def test_shards_have_similar_sizes_in_bytes():
     spread = np.random.default_rng(0).integers(1_000, 10**9, 1000)
-    layout = plan_shards(spread, Batching(batch_size=1), Cores(total=8, node=1))
+    layout = plan_shards(spread, ExecutionOptions(batch_size=1), Cores(total=8, node=1))
     loads = [
         spread[layout.order[start:stop]].sum()
         for start, stop in zip(layout.bounds, layout.bounds[1:], strict=False)
@@ -114,7 +118,7 @@ def test_whole_batches_have_the_given_size():
 def test_uneven_inputs_balance_the_shards(seed):
     exponents = np.random.default_rng(seed).uniform(3, 9, 50_000)
     spread = (10**exponents).astype(np.int64)
-    layout = plan_shards(spread, Batching(), Cores(total=64, node=8))
+    layout = plan_shards(spread, ExecutionOptions(), Cores(total=64, node=8))
     loads = [
         input_weights(spread[layout.order[start:stop]]).sum()
         for start, stop in zip(layout.bounds, layout.bounds[1:], strict=False)
@@ -125,7 +129,7 @@ def test_uneven_inputs_balance_the_shards(seed):
 
 def test_small_inputs_are_spread_over_the_shards():
     sizes = np.array([10**12] * 15 + [1] * 400_000)
-    layout = plan_shards(sizes, Batching(), Cores(total=32, node=8))
+    layout = plan_shards(sizes, ExecutionOptions(), Cores(total=32, node=8))
     counts = np.diff(layout.bounds)
     assert len(counts) == 16
     assert counts.max() <= 2.1 * counts.mean()
@@ -133,7 +137,7 @@ def test_small_inputs_are_spread_over_the_shards():
 
 def test_each_choice_has_its_reason():
     layout = plan_shards(
-        np.ones(600_000, np.int64), Batching(num_workers=2), Cores(total=2, node=2)
+        np.ones(600_000, np.int64), ExecutionOptions(num_workers=2), Cores(total=2, node=2)
     )
     assert layout.reasons == (
         "num_workers 2: as given",
@@ -144,7 +148,9 @@ def test_each_choice_has_its_reason():
 
 def test_values_of_the_user_are_kept():
     layout = plan_shards(
-        np.ones(100, np.int64), Batching(batch_size=7, num_workers=3), Cores(total=2, node=2)
+        np.ones(100, np.int64),
+        ExecutionOptions(batch_size=7, num_workers=3),
+        Cores(total=2, node=2),
     )
     assert (layout.batch_size, layout.num_workers) == (7, 3)
 
@@ -178,7 +184,9 @@ def test_batches_that_move_files_begin_large_and_end_small(count, workers):
 
 
 def test_remote_inputs_have_larger_batches():
-    layout = plan_shards(np.ones(600, np.int64), Batching(), Cores(total=2, node=2), remote=True)
+    layout = plan_shards(
+        np.ones(600, np.int64), ExecutionOptions(), Cores(total=2, node=2), remote=True
+    )
     assert layout.batch_size == 75
     assert "at least 4 batches per core" in layout.reasons[1]
 
@@ -188,7 +196,7 @@ def test_remote_inputs_have_larger_batches():
 )
 def test_each_gpu_has_one_shard_and_an_equal_part_of_the_cores(gpus, workers, shards):
     cores = cores_of_machine(16, gpus)
-    layout = plan_shards(np.ones(4000, np.int64), Batching(), cores, whole_batches=True)
+    layout = plan_shards(np.ones(4000, np.int64), ExecutionOptions(), cores, whole_batches=True)
     assert layout.num_workers == workers
     assert cores.slots_for(layout.num_workers) == (gpus or 2)
     assert layout.shards >= shards

@@ -1,4 +1,4 @@
-"""Forecasts from recorded outcomes, and runs of samples and with budgets."""
+"""Forecasts from recorded outcomes, and runs of samples."""
 
 import json
 
@@ -151,22 +151,3 @@ def test_plan_shows_a_forecast_once_something_has_run(job, capsys):
     found = json.loads(plan(capsys, job, "--json")[1].out)["forecast"]
     assert found["inputs"] == 28
     assert found["failures"]["low"] <= found["failures"]["likely"] <= found["failures"]["high"]
-
-
-def test_a_budget_rejects_a_longer_run(job, capsys, tmp_path):
-    code, told = plan(capsys, job, "--budget", "2h")
-    assert code == 2
-    assert "Execute some inputs first: --sample 100" in told.err
-    assert not (tmp_path / "out").exists()
-    sample(job, 12)
-    before = open_ledger("out").runs()
-    assert plan(capsys, job, "--budget", "2h")[0] == 0
-    code, told = plan(capsys, job, "--budget", "0.0001s")
-    assert code == 2
-    assert "is forecast to take" in told.err
-    assert open_ledger("out").runs() == before
-
-
-def test_wrong_budgets_are_rejected(job, capsys):
-    assert "expected a time" in plan(capsys, job, "--budget", "soon")[1].err
-    assert "cannot be combined" in plan(capsys, job, "--budget", "2h", "--sample", "3")[1].err

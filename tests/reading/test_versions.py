@@ -12,7 +12,8 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import compact
 from batchmill.maintenance.verify import named_files, verify
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.planning.batching import Batching, Cores
+from batchmill.options.groups import ExecutionOptions
+from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import prepare
 from batchmill.publishing.publish import publish_changes
 from batchmill.runs.run import open_run
@@ -139,7 +140,7 @@ def test_files_of_a_killed_run_are_replaced_after_the_step_is_changed_back(
     def killed():
         with open_run(prepare(job)) as run:
             _, (shard,) = run.divide(
-                Batching(num_workers=1), Cores(total=1, node=1), FailurePolicy()
+                ExecutionOptions(num_workers=1), Cores(total=1, node=1), FailurePolicy()
             )
             monkeypatch.setattr(Ledger, "commit", lambda *_: os._exit(9))
             run_shard(shard)
@@ -155,7 +156,9 @@ def test_files_of_a_killed_run_are_replaced_after_the_step_is_changed_back(
 def test_after_the_run_the_dataset_can_be_opened_again(out, words):
     job = job_of(words / "manifest.csv", "marking:mark", out, params={"version": 2})
     with open_run(prepare(job)) as run:
-        _, (shard,) = run.divide(Batching(num_workers=1), Cores(total=1, node=1), FailurePolicy())
+        _, (shard,) = run.divide(
+            ExecutionOptions(num_workers=1), Cores(total=1, node=1), FailurePolicy()
+        )
         run_shard(shard)
         run.finalize()
         assert [found.path for found in verify(Ledger(LocalStore(out)))] == ["metadata.parquet"]

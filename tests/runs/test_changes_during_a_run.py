@@ -13,7 +13,8 @@ from jobs import job_of, run_job
 
 from batchmill import StepError
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.planning.batching import Batching, Cores
+from batchmill.options.groups import ExecutionOptions
+from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import prepare
 from batchmill.publishing.summary import summarise
 from batchmill.runs.run import open_run
@@ -67,7 +68,7 @@ class Job:
 
 
 def shards_of(run):
-    batching = Batching(batch_size=1, num_workers=1)
+    batching = ExecutionOptions(batch_size=1, num_workers=1)
     _, (whole,) = run.divide(batching, Cores(total=1, node=1), FailurePolicy())
     return replace(whole, stop=2), replace(whole, start=2)
 

@@ -16,7 +16,8 @@ from batchmill.layout import PICKLED_STEP
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.verify import verify
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.planning.batching import Batching, Cores
+from batchmill.options.groups import ExecutionOptions
+from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import prepare
 from batchmill.publishing.summary import summarise
 from batchmill.runs.run import open_run
@@ -127,7 +128,7 @@ def test_another_process_gets_the_step_from_the_run(words, tmp_path, monkeypatch
     params = {"folder": "here"} if kind == "a function" else {}
     job = job_of(words / "manifest.csv", made(CELLS[kind]), tmp_path / "out", params=params)
     with open_run(prepare(job)) as run:
-        batching = Batching(batch_size=2, num_workers=1)
+        batching = ExecutionOptions(batch_size=2, num_workers=1)
         _, shards = run.divide(batching, Cores(total=1, node=1), FailurePolicy())
         process = ShardProcess()
         try:

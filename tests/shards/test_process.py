@@ -16,7 +16,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions
 from batchmill.options.job_settings import JobSettings
-from batchmill.planning.batching import Batching, Cores
+from batchmill.planning.batching import Cores
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.runs.run import open_run
@@ -87,7 +87,7 @@ def open_shards(words, tmp_path, monkeypatch):
         )
         run = held.enter_context(open_run(prepare(job)))
         policy = FailurePolicy(retries=0)
-        batching = Batching(batch_size=1, num_workers=1)
+        batching = ExecutionOptions(batch_size=1, num_workers=1)
         return run.divide(batching, Cores(total=cores, node=cores), policy)[1]
 
     with ExitStack() as held:

@@ -19,8 +19,9 @@ from batchmill.ledger.lease import check_free, holder, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
 from batchmill.options.failure_policy import FailurePolicy
+from batchmill.options.groups import ExecutionOptions
 from batchmill.outcome import Outcome
-from batchmill.planning.batching import Batching, Cores, plan_shards
+from batchmill.planning.batching import Cores, plan_shards
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.planning.run_spec import read_inputs, write_run_plan
@@ -236,7 +237,9 @@ def test_no_outcome_is_recorded_after_the_lease_is_lost(words, tmp_path, step):
         manifest=str(words / "manifest.csv"), step=f"steps_under_test:{step}", output=out
     )
     with open_run(prepare(job)) as run:
-        _, (whole,) = run.divide(Batching(batch_size=9), Cores(total=1, node=1), FailurePolicy())
+        _, (whole,) = run.divide(
+            ExecutionOptions(batch_size=9), Cores(total=1, node=1), FailurePolicy()
+        )
     # The run has ended and released its lease, but its shard still runs.
     with pytest.raises(LedgerError, match="run 1 no longer holds the lease"):
         run_shard(whole)
@@ -250,7 +253,9 @@ def test_the_plan_file_keeps_manifest_columns_with_their_inputs(words, tmp_path)
     )
     prepared = prepare(job)
     prepared.ledger.create()
-    layout = plan_shards(np.array([1, 4, 2, 3]), Batching(batch_size=1), Cores(total=1, node=1))
+    layout = plan_shards(
+        np.array([1, 4, 2, 3]), ExecutionOptions(batch_size=1), Cores(total=1, node=1)
+    )
     write_run_plan(prepared, 1, layout)
     rows = read_inputs(prepared.ledger, 1, 0, 4).to_pylist()
     assert {row["input"]: row["carried"] for row in rows} == {
@@ -331,7 +336,7 @@ def test_a_split_shard_leaves_its_unbegun_inputs_to_another_shard(tmp_path, monk
     params = {"log": str(tmp_path / "out.log"), "go": str(tmp_path / "go"), "first": 10}
     job = make_job(manifest="in", step="slow:step", output="out", params=params)
     with open_run(prepare(job)) as run:
-        batching = Batching(batch_size=1, num_workers=1)
+        batching = ExecutionOptions(batch_size=1, num_workers=1)
         _, (whole, *_) = run.divide(batching, Cores(total=1, node=1), FailurePolicy())
         ask_to_split(whole)
         answers = []

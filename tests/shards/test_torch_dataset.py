@@ -10,7 +10,8 @@ from jobs import job_of
 from batchmill.errors import StepError
 from batchmill.ledger.ledger import Ledger
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.planning.batching import Batching, Cores
+from batchmill.options.groups import ExecutionOptions
+from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import prepare
 from batchmill.runs.run import open_run
 from batchmill.shards.run_shard import run_shard
@@ -58,7 +59,7 @@ def shard_of(words, tmp_path, monkeypatch):
             job = job_of(words / "manifest.csv", f"checking:{name}", tmp_path / "out")
             run = stack.enter_context(open_run(prepare(job)))
             policy = FailurePolicy(timeout=0.5, retries=0)
-            batching = Batching(batch_size=4, num_workers=1)
+            batching = ExecutionOptions(batch_size=4, num_workers=1)
             _, (shard,) = run.divide(batching, Cores(total=1, node=1), policy)
             return shard
 

@@ -12,7 +12,7 @@ import batchmill
 from batchmill import OptionError, StepError
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions
-from batchmill.planning.batching import Batching, Cores, plan_shards
+from batchmill.planning.batching import Cores, plan_shards
 from batchmill.planning.prepare import prepare
 from batchmill.shards import execution
 from batchmill.step.load import load_step
@@ -242,7 +242,7 @@ def test_a_call_that_needs_more_than_batchmill_gives_is_refused():
 def test_the_plan_says_how_many_inputs_run_at_a_time():
     layout = plan_shards(
         pd.Series([1] * 1000).to_numpy(),
-        Batching(concurrency=50, rate=20),
+        ExecutionOptions(concurrency=50, rate="20/s"),
         Cores(total=8, node=8),
         is_async=True,
     )

@@ -35,7 +35,7 @@ class JobKeywords(TypedDict, total=False):
     stratify: str
     seed: int
     batch_size: int | None
-    num_workers: int | Literal["auto"] | None
+    num_workers: int | None
     concurrency: int | None
     rate: str
     pack: str
@@ -55,7 +55,6 @@ class JobKeywords(TypedDict, total=False):
     accept_change: bool
     verify_change: int
     sample: int
-    budget: str
     prune: bool
     prune_failed: bool
     keep_versions: int

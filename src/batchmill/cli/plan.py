@@ -60,8 +60,7 @@ def plan(
 ) -> None:
     """Show what `batchmill run` would do, with which batch size, and why.
 
-    Starts no run and writes nothing. With `--num-workers auto`, a few inputs are executed, and
-    their results are discarded. Example:
+    Starts no run and writes nothing. Example:
 
     ```
     batchmill plan words.csv --step batchmill.steps.words:split --output dataset --cores 64
@@ -77,8 +76,7 @@ def plan(
         params=parse_params(param, params),
         options=options,
     )
-    messages = console(stderr=True, quiet=json)
-    planned = plan_run(request, cores, messages.print)
+    planned = plan_run(request, cores)
     if json:
         print_json(_as_json(planned))
     else:

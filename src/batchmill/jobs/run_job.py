@@ -7,7 +7,7 @@ has something to execute or to report, or names a saved block.
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -23,19 +23,12 @@ from batchmill.manifest.saved_list import listed_manifest, save_manifest
 from batchmill.options.job_settings import JobSettings
 from batchmill.options.model_options import ModelOptions
 from batchmill.orchestration.server.embedded_server import has_server, starting_server
-from batchmill.planning.batching import (
-    Batching,
-    Layout,
-    cores_of_machine,
-    own_cores,
-    plan_shards,
-)
+from batchmill.planning.batching import Layout, cores_of_machine, own_cores
 from batchmill.planning.forecast import Forecast
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import Prepared, forecast_for, prepare
 from batchmill.publishing.summary import Summary, summarise
 from batchmill.runs.context import handing_over
-from batchmill.runs.worker_trial import resolve_workers
 from batchmill.security.credentials import Access, access_to
 from batchmill.shards.process_pool import shard_processes
 from batchmill.sizes import counted
@@ -43,8 +36,6 @@ from batchmill.step.import_reference import refuse_nested_run
 
 if TYPE_CHECKING:
     from batchmill.blocks import DatasetStore, RayCluster
-
-_MEASURING = "Measuring a few inputs. Their results are not kept."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +77,7 @@ class JobDisplay:
         """Show whether the outputs of changed code are equal, and what the run will do."""
 
     def say(self, *lines: str) -> None:
-        """Show what happens before the run, for example that a few inputs are measured."""
+        """Show what happens before the run, for example that a sample is executed."""
 
     def follow(self, prepared: Prepared) -> AbstractContextManager[None]:  # noqa: ARG002
         """Show progress while the block runs."""
@@ -138,12 +129,6 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
         check_writable(prepared.job.output)
         options = request.options
         display.show_plan(prepared)
-        execution, reason = resolve_workers(
-            options.execution, prepared, own_cores(), lambda: display.say(_MEASURING)
-        )
-        if reason:
-            display.say(f"num_workers {execution.num_workers}: {reason}.")
-        request = replace(request, options=replace(options, execution=execution))
         if not options.run.wait:
             check_free(prepared.ledger)
         _check_cluster(cast("RayCluster | None", request.cluster))
@@ -154,7 +139,7 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
 
             prepared = verify_change(
                 prepared,
-                execution,
+                options.execution,
                 options.failures,
                 on_sample=lambda inputs: display.say(
                     f"Executing {counted(inputs, 'input')} with the changed code to compare them."
@@ -195,15 +180,12 @@ class PlannedRun:
     forecast: Forecast | None = None
 
 
-def plan_run(
-    request: JobRequest, cores: int = 0, say: Callable[[str], None] = lambda _: None
-) -> PlannedRun:
+def plan_run(request: JobRequest, cores: int = 0) -> PlannedRun:
     """Check a request and plan its job. Starts nothing and writes nothing.
 
     Args:
         request: The job.
         cores: The number of cores to plan for. 0: the cores of this machine.
-        say: Called with a text before a few inputs are measured to choose the number of workers.
 
     Returns:
         The plan.
@@ -215,18 +197,8 @@ def plan_run(
         request, prepared, _ = _prepare(request, held)
         gpus = len(gpus_for(prepared.step))
         available = cores_of_machine(cores or own_cores(), gpus)
-        execution, reason = resolve_workers(
-            request.options.execution, prepared, available.node, lambda: say(_MEASURING)
-        )
         forecast = forecast_for(prepared, prepared.plan.pending)
-    layout = plan_shards(
-        prepared.plan.pending["size"].to_numpy(),
-        Batching.from_options(execution, reason),
-        available,
-        whole_batches=prepared.step.is_batched,
-        remote=prepared.is_remote,
-        is_async=prepared.step.is_async,
-    )
+        layout = prepared.layout(request.options.execution, available)
     return PlannedRun(prepared=prepared, layout=layout, cores=available.total, forecast=forecast)
 
 

@@ -21,8 +21,6 @@ from batchmill.options.base import (
 
 _LEAST_PACK = 2**20
 # The pattern has no backslashes, because Prefect's messages print backslashes doubled.
-_TIME_PATTERN = "^ *([0-9]+([.][0-9]+)? *[smhd]?)? *$"
-_TIME_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _RATE_PATTERN = "^ *([0-9]+([.][0-9]+)? */ *(s|min|h))? *$"
 _RATE_UNITS = {"s": 1, "min": 60, "h": 3600}
@@ -127,11 +125,11 @@ class ExecutionOptions(Options):
         title="Batch size",
         description="Inputs per batch. Default: chosen from the number of inputs and cores.",
     )
-    num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] | None = Field(
+    num_workers: int | None = Field(
         default=None,
+        ge=0,
         title="DataLoader workers",
-        description="DataLoader workers per shard. With auto, a few inputs are measured to choose "
-        "the number. Default: one per core, at most 8.",
+        description="DataLoader workers per shard. Default: one per core, at most 8.",
     )
     concurrency: int | None = Field(
         default=None,
@@ -246,13 +244,6 @@ class RunOptions(Options):
         description="Execute at most this number of inputs, chosen by size, suffix, folder and "
         "label, and forecast the time of the others. 0: execute all inputs.",
     )
-    budget: Text = Field(
-        default="",
-        title="Budget of time",
-        description="Reject a run that is forecast to take longer, for example 90m or 2h. Some "
-        "inputs must have been executed before.",
-        json_schema_extra={"pattern": _TIME_PATTERN},
-    )
     prune: bool = Field(
         default=False,
         title="Prune",
@@ -277,29 +268,11 @@ class RunOptions(Options):
         description="If another run uses the dataset, wait until that run has ended.",
     )
 
-    @property
-    def budget_seconds(self) -> float | None:
-        """The budget in seconds; None without one.
-
-        >>> RunOptions(budget="1.5h").budget_seconds
-        5400.0
-        """
-        text = self.budget.replace(" ", "")
-        unit = text.lstrip("0123456789.")
-        return float(text.removesuffix(unit)) * _TIME_UNITS[unit] if text else None
-
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not re.search(_TIME_PATTERN, self.budget):
-            raise OptionError(f"--budget {self.budget}: expected a time such as 90s, 30m or 2h.")
         if self.accept_change and self.verify_change:
             raise OptionError(
                 "--accept-change and --verify-change cannot be combined: one keeps the outputs "
                 "without a comparison, the other compares a sample. Choose one."
-            )
-        if self.budget and self.sample:
-            raise OptionError(
-                "--budget and --sample cannot be combined: a sample only measures. Run the sample "
-                "first, and then all inputs with the budget."
             )
         return self

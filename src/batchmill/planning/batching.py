@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,37 +73,6 @@ class Cores:
             return self.gpus
         workers = max(1, workers)
         return self.slots(workers) if self.slots else max(1, self.total // workers)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batching:
-    """The user's choices. None leaves the choice to batchmill.
-
-    Attributes:
-        batch_size: Inputs per batch.
-        num_workers: DataLoader worker processes per shard.
-        why_workers: The reason for this number of workers, for the plan.
-        concurrency: Inputs at a time in each worker.
-        rate: The most attempts that begin in a second. 0: no limit.
-    """
-
-    batch_size: int | None = None
-    num_workers: int | None = None
-    why_workers: str = _AS_YOU_SAY
-    concurrency: int | None = None
-    rate: float = 0.0
-
-    @classmethod
-    def from_options(cls, options: ExecutionOptions, why_workers: str = "") -> Self:
-        """Return the batching of some options. "auto" leaves the number of workers open."""
-        workers = options.num_workers
-        return cls(
-            batch_size=options.batch_size,
-            num_workers=None if workers == "auto" else workers,
-            why_workers=why_workers or _AS_YOU_SAY,
-            concurrency=options.concurrency,
-            rate=options.rate_per_second,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +148,7 @@ def input_weights(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def plan_shards(
     sizes: NDArray[np.int64],
-    batching: Batching,
+    execution: ExecutionOptions,
     cores: Cores,
     *,
     whole_batches: bool = False,
@@ -191,7 +159,7 @@ def plan_shards(
 
     Args:
         sizes: The size of each input in bytes.
-        batching: The user's choices.
+        execution: The user's choices.
         cores: The cores that the run may use.
         whole_batches: True if the step works on whole batches.
         remote: True if inputs are fetched or outputs are uploaded.
@@ -201,7 +169,7 @@ def plan_shards(
         The division.
     """
     count = len(sizes)
-    workers, why_workers = batching.num_workers, batching.why_workers
+    workers, why_workers = execution.num_workers, _AS_YOU_SAY
     if workers is None:
         most = MAX_AUTO_ASYNC_WORKERS if is_async else MAX_AUTO_WORKERS
         most, share = (
@@ -211,7 +179,7 @@ def plan_shards(
         )
         workers = min(cores.node, most)
         why_workers = f"{share}, at most {most}"
-    batch_size, why_batch = batching.batch_size, _AS_YOU_SAY
+    batch_size, why_batch = execution.batch_size, _AS_YOU_SAY
     if batch_size is None:
         most = MAX_AUTO_WHOLE_BATCH if whole_batches else MAX_AUTO_BATCH
         each = REMOTE_BATCHES_PER_CORE if remote else BATCHES_PER_CORE
@@ -223,14 +191,15 @@ def plan_shards(
         workers, why_workers = max(1, batches), "limited to the number of batches"
     slots = cores.slots_for(workers)
     # Small automatic batches must not reduce the number of inputs per shard.
-    granule = batching.batch_size or max(
+    granule = execution.batch_size or max(
         1, min(_INPUTS_PER_ROUND, count // (cores.total * _ROUNDS_PER_SHARD))
     )
     rounds = -(-parallelism(count, granule) // max(1, workers))
     shards, why_shards = _count_shards(count, rounds, slots, may_grow=cores.may_grow)
     order, bounds = _deal(sizes, shards)
     running = shards if cores.may_grow else min(slots, shards)
-    concurrency = (batching.concurrency or AUTO_CONCURRENCY) if is_async else 1
+    rate = execution.rate_per_second
+    concurrency = (execution.concurrency or AUTO_CONCURRENCY) if is_async else 1
     reasons = [
         f"num_workers {workers}: {why_workers}",
         f"batch_size {batch_size}: {why_batch}",
@@ -248,7 +217,7 @@ def plan_shards(
         bounds=bounds,
         concurrency=concurrency,
         # An even share of the limit for each shard that may run at a time.
-        pace_seconds=running / batching.rate if batching.rate else 0.0,
+        pace_seconds=running / rate if rate else 0.0,
         reasons=tuple(reasons),
     )
 

@@ -267,7 +267,7 @@ def _limit(usage: Usage, speed: _Speed, *, is_remote: bool) -> str:
     if busy >= _BUSY:
         return f"the processor: {share}"
     where = "the network" if is_remote else "the disk or by waiting"
-    return f"{where}: only {share}. More workers can help: --num-workers auto"
+    return f"{where}: only {share}. More workers can help: --num-workers"
 
 
 def written_bytes(outputs: pa.ChunkedArray) -> NDArray[np.int64]:

@@ -59,7 +59,6 @@ class Job:
         concurrency: Inputs at a time in each worker. 0: not chosen.
         rate: The most inputs that begin in a time. Empty: no limit.
         sample: The number of inputs to execute at most, as a sample of all. 0: all inputs.
-        budget_seconds: The forecast duration above which the job is rejected. None: no limit.
         failures: The failure policy. Inputs that exceeded a limit are executed again if this limit
             is higher. None: they are not.
     """
@@ -84,7 +83,6 @@ class Job:
     concurrency: int = 0
     rate: str = ""
     sample: int = 0
-    budget_seconds: float | None = None
 
 
 def make_job(
@@ -134,7 +132,6 @@ def make_job(
         concurrency=execution.concurrency or 0,
         rate=execution.rate.strip(),
         sample=run.sample,
-        budget_seconds=run.budget_seconds,
     )
 
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.errors import OptionError
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_output
 from batchmill.ledger.proofs import Adoption
 from batchmill.manifest import Manifest, ManifestLike, load_manifest
 from batchmill.manifest.saved_list import listed_manifest
+from batchmill.options.groups import ExecutionOptions
 from batchmill.partitions.record import Assignment
+from batchmill.planning.batching import Cores, Layout, plan_shards
 from batchmill.planning.change_check import ChangeCheck
 from batchmill.planning.change_detection import detect_changes
 from batchmill.planning.decisions import Criteria
@@ -38,7 +39,7 @@ from batchmill.planning.partition_assignment import Division, check_rows, divide
 from batchmill.planning.plan import PLANNED_COLUMNS, Plan, make_plan, match_records
 from batchmill.planning.sample import sampled
 from batchmill.security.allowlist import check_step
-from batchmill.sizes import counted, duration
+from batchmill.sizes import counted
 from batchmill.step.load import Step
 from batchmill.step.value.load import load_given_step
 from batchmill.urls import is_url
@@ -86,6 +87,17 @@ class Prepared:
         if not count:
             return None
         return Adoption(run=run, outcomes=count, sample=check.sample, seed=check.seed)
+
+    def layout(self, execution: ExecutionOptions, cores: Cores) -> Layout:
+        """Divide the pending inputs into shards."""
+        return plan_shards(
+            self.plan.pending["size"].to_numpy(),
+            execution,
+            cores,
+            whole_batches=self.step.is_batched,
+            remote=self.is_remote,
+            is_async=self.step.is_async,
+        )
 
     def change_lines(self) -> list[str]:
         """Return lines with the changes of the step, and whether they are accepted."""
@@ -143,10 +155,7 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
     check_confinement(job, step)
     check_concurrency(job, step)
     load_schemas(job.failures.expect, job.search)
-    prepared = _plan(job, manifest, step, ledger, state)
-    if not job.verify_change:
-        check_budget(prepared)
-    return prepared
+    return _plan(job, manifest, step, ledger, state)
 
 
 def forecast_for(prepared: Prepared, inputs: pa.Table) -> Forecast | None:
@@ -165,25 +174,6 @@ def forecast_for(prepared: Prepared, inputs: pa.Table) -> Forecast | None:
         inputs["size"].to_numpy(),
         is_remote=is_url(prepared.manifest.root),
     )
-
-
-def check_budget(prepared: Prepared) -> None:
-    """Raise OptionError if the run is forecast to take longer than its budget."""
-    budget, pending = prepared.job.budget_seconds, prepared.plan.pending
-    if budget is None or not len(pending):
-        return
-    found = forecast_for(prepared, pending)
-    if found is None:
-        raise OptionError(
-            f"--budget: no outcome of the step {prepared.step.ref} is recorded, so the duration is "
-            "unknown. Execute some inputs first: --sample 100 instead of --budget."
-        )
-    if found.seconds.likely > budget:
-        raise OptionError(
-            f"--budget {duration(budget)}: the run is forecast to take {found.duration} for "
-            f"{counted(len(pending), 'input')}. Use more workers or a faster step, or raise the "
-            "budget."
-        )
 
 
 def plan_again(prepared: Prepared, *, always: bool = False) -> Prepared:

@@ -9,7 +9,6 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.manifest import Manifest
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions
-from batchmill.planning.batching import Batching
 from batchmill.planning.decisions import Criteria
 from batchmill.planning.plan import PLANNED_COLUMNS, make_plan
 from batchmill.planning.prepare import Prepared
@@ -50,7 +49,6 @@ def discarded_job(prepared: Prepared, rows: pa.Array | pa.ChunkedArray, folder: 
         accept_change=False,
         verify_change=0,
         sample=0,
-        budget_seconds=None,
         log_steps="",
     )
     return Prepared(
@@ -79,5 +77,5 @@ def execute_discarded(
         BatchmillError: Any error of `prepare` and of the runner.
     """
     with open_run(job) as run, runner:
-        layout, shards = run.divide(Batching.from_options(execution), runner.cores, policy)
+        layout, shards = run.divide(execution, runner.cores, policy)
         runner.run(run, shards, layout.num_workers)

@@ -6,14 +6,12 @@ from batchmill.ledger.lease import Wait
 from batchmill.ledger.ledger import Ledger
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions, RunOptions
-from batchmill.planning.batching import Batching
 from batchmill.planning.prepare import Prepared
 from batchmill.publishing.publish import publish_changes
 from batchmill.publishing.report import write_report
 from batchmill.publishing.summary import Summary, summarise
 from batchmill.runs.run import Run, open_run
 from batchmill.runs.runner import Runner, ShardsEnd
-from batchmill.runs.worker_trial import resolve_workers
 
 
 class RunObserver:
@@ -98,8 +96,7 @@ def execute(
             observer.planned(run)
             return _publish(run, ShardsEnd(), options, observer)
         with runner:  # It ends its processes while the tables are written.
-            chosen, reason = resolve_workers(execution, run.prepared, runner.cores.node)
-            layout, shards = run.divide(Batching.from_options(chosen, reason), runner.cores, policy)
+            layout, shards = run.divide(execution, runner.cores, policy)
             observer.planned(run)
             ended = runner.run(run, shards, layout.num_workers)
             if ended.is_cancelled:

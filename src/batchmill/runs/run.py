@@ -20,8 +20,9 @@ from batchmill.maintenance.cleanup import (
 )
 from batchmill.maintenance.upkeep import Upkeep
 from batchmill.options.failure_policy import FailurePolicy
+from batchmill.options.groups import ExecutionOptions
 from batchmill.partitions.record import forget_earlier, write_assignment
-from batchmill.planning.batching import Batching, Cores, Layout, plan_shards
+from batchmill.planning.batching import Cores, Layout
 from batchmill.planning.partition_assignment import without_withdrawn
 from batchmill.planning.prepare import Prepared, plan_again
 from batchmill.planning.run_spec import partitions_of, write_run_plan
@@ -53,17 +54,10 @@ class Run:
         return len(self.prepared.plan.pending)
 
     def divide(
-        self, batching: Batching, cores: Cores, policy: FailurePolicy
+        self, execution: ExecutionOptions, cores: Cores, policy: FailurePolicy
     ) -> tuple[Layout, list[Shard]]:
         """Divide the pending inputs into shards, and write the plan that the shards read."""
-        layout = plan_shards(
-            self.prepared.plan.pending["size"].to_numpy(),
-            batching,
-            cores,
-            whole_batches=self.prepared.step.is_batched,
-            remote=self.prepared.is_remote,
-            is_async=self.prepared.step.is_async,
-        )
+        layout = self.prepared.layout(execution, cores)
         if self.prepared.forced_after is not None:
             self.ledger.control.record_forced(self.number, self.prepared.forced_after)
         step = self.prepared.step
@@ -92,7 +86,7 @@ class Run:
 
     def divide_nothing(self, policy: FailurePolicy) -> None:
         """Write the plan of a run that has nothing to execute. Later readers need the plan."""
-        self.divide(Batching(), Cores(total=1, node=1), policy)
+        self.divide(ExecutionOptions(), Cores(total=1, node=1), policy)
 
     def probe(self) -> Probe:
         """Return the data that a machine needs to check whether it can run the shards."""

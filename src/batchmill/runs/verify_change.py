@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.change_check import ChangeCheck
-from batchmill.planning.prepare import Prepared, check_budget, code_changes, plan_with
+from batchmill.planning.prepare import Prepared, code_changes, plan_with
 from batchmill.planning.sample import random_sample
 from batchmill.runs.made_again import RESULT_COLUMNS, differences, make_again
 
@@ -43,7 +43,6 @@ def verify_change(
         The job with its `change_check`. If all results are equal, its plan keeps the outputs.
 
     Raises:
-        OptionError: The run is forecast to exceed its budget.
         BatchmillError: Any error of `prepare` and of the sample's shards.
     """
     if not prepared.job.verify_change or prepared.change_check:
@@ -54,16 +53,13 @@ def verify_change(
     kept = candidate.plan.adopted
     if not len(kept):
         reason = check.reason or "there is no input with changed code as its only reason"
-        found = replace(prepared, change_check=ChangeCheck(reason=reason))
-    elif prepared.step.kind == "items":
+        return replace(prepared, change_check=ChangeCheck(reason=reason))
+    if prepared.step.kind == "items":
         reason = "a step with one item per row of the manifest cannot run on a sample"
-        found = replace(prepared, change_check=ChangeCheck(reason=reason))
-    else:
-        check = replace(check, inputs=len(kept), seed=secrets.randbelow(2**31))
-        check = _compare_sample(prepared, kept, check, execution, policy, on_sample, is_cancelled)
-        found = replace(candidate if check.is_equal else prepared, change_check=check)
-    check_budget(found)
-    return found
+        return replace(prepared, change_check=ChangeCheck(reason=reason))
+    check = replace(check, inputs=len(kept), seed=secrets.randbelow(2**31))
+    check = _compare_sample(prepared, kept, check, execution, policy, on_sample, is_cancelled)
+    return replace(candidate if check.is_equal else prepared, change_check=check)
 
 
 def _compare_sample(

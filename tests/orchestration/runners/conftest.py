@@ -11,9 +11,10 @@ from prefect.states import Running
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
 from batchmill.options.failure_policy import FailurePolicy
+from batchmill.options.groups import ExecutionOptions
 from batchmill.orchestration.runners.runner import ShardRunner
 from batchmill.outcome import Outcome
-from batchmill.planning.batching import Batching, Cores
+from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import prepare
 from batchmill.planning.run_spec import read_inputs
 from batchmill.runs.run import open_run
@@ -102,7 +103,7 @@ def planned(tmp_path):
         (tmp_path / "in" / f"{number:02d}.txt").write_text("x")
     job = job_of(tmp_path / "in", "batchmill.steps.text:chunk", tmp_path / "out")
     with open_run(prepare(job)) as run:
-        batching = Batching(batch_size=1, num_workers=1)
+        batching = ExecutionOptions(batch_size=1, num_workers=1)
         _, (shard,) = run.divide(batching, Cores(total=1, node=1), FailurePolicy(retries=1))
         yield shard
 
