@@ -60,7 +60,7 @@ def run_job(
     """
     policy = policy or FailurePolicy()
     job = job_of(manifest, step, output, params=params, force=force, **(options or {}))
-    job = replace(job, failures=policy)
+    job = replace(job, options=replace(job.options, failures=policy))
     execution = ExecutionOptions(
         batch_size=batch_size, num_workers=num_workers, concurrency=concurrency, rate=rate
     )

@@ -121,8 +121,8 @@ def _check_lines(prepared: Prepared) -> list[str]:
     """Return a line about `--verify-change` if it applies to the changes of the step."""
     if prepared.adoption() or not prepared.step_changes or not code_changes(prepared).steps:
         return []
-    if prepared.job.verify_change:
-        count = counted(prepared.job.verify_change, "input")
+    if prepared.job.options.run.verify_change:
+        count = counted(prepared.job.options.run.verify_change, "input")
         return [f"The run first compares a sample of {count}. If it is equal, outputs are kept."]
     return ["To keep the outputs if a sample of 300 inputs is equal: --verify-change 300"]
 

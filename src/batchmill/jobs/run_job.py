@@ -148,7 +148,7 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
             display.show_change_check(prepared)
         if is_listed:
             job = prepared.job
-            save_manifest(prepared.manifest, job.manifest, job.inputs.input_column)
+            save_manifest(prepared.manifest, job.manifest, job.options.inputs.input_column)
         with display.follow(prepared):
             ended = _execute(request, prepared)
         return EndedRun(

@@ -121,8 +121,6 @@ def _explanation(group: type[BaseModel], error: ValidationError) -> str:
             f"{limits['gt']:g}."
         )
     expected = _EXPECTED.get(first["type"]) or first["msg"].removeprefix("Input should be ")
-    if field == "num_workers":
-        expected += " or auto"
     return f"{option_name(field)} {value}: expected {expected}."
 
 

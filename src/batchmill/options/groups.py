@@ -181,6 +181,11 @@ class ExecutionOptions(Options):
         return self
 
     @property
+    def log_level(self) -> str:
+        """The level from which the log of the steps is sent; empty if nothing is sent."""
+        return "" if self.log_steps == "off" else self.log_steps
+
+    @property
     def pack_bytes(self) -> int:
         """The size of a pack in bytes; 0 for one file per output."""
         return parse_size(self.pack, "--pack") if self.pack.strip() else 0

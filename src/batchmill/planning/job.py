@@ -3,15 +3,14 @@
 import glob
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from batchmill.errors import OptionError
 from batchmill.manifest.listing import is_glob
-from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import ConfinementOptions, InputOptions
+from batchmill.options.groups import ConfinementOptions
 from batchmill.options.job_settings import JobSettings
 from batchmill.partitions.partitioning import Partitioning, make_partitioning
 from batchmill.security.allowlist import CONFINE, confinement_is_required
@@ -44,45 +43,28 @@ class Job:
         value: The step itself, if other processes cannot import it.
         output: The folder or URL of the dataset.
         params: The step's parameters.
-        inputs: Options for reading the manifest.
         search: A folder that is appended to the import path.
-        force: True to re-run all inputs.
-        replace_step: True if the dataset may have the results of another step.
-        accept_change: True to keep the outputs of an earlier version of the step's code.
-        verify_change: The number of inputs to execute with changed code, to decide whether the
-            other outputs are kept. 0: none.
+        options: All options. Their root is absolute.
         partitioning: How to divide the inputs. The published tables then have a column with each
             input's partition. Steps do not receive it.
         confinement: The rights of the step. None if the step is not confined.
-        pack_bytes: The size after which a new pack begins. 0: each output is a file.
-        log_steps: The level from which the log of the step goes to Prefect. Empty: none.
-        concurrency: Inputs at a time in each worker. 0: not chosen.
-        rate: The most inputs that begin in a time. Empty: no limit.
-        sample: The number of inputs to execute at most, as a sample of all. 0: all inputs.
-        failures: The failure policy. Inputs that exceeded a limit are executed again if this limit
-            is higher. None: they are not.
     """
 
     manifest: str
     step: str
     output: str
     params: Mapping[str, Any] = field(default_factory=dict)
-    inputs: InputOptions = InputOptions()
     search: str = ""
-    force: bool = False
-    replace_step: bool = False
-    accept_change: bool = False
-    verify_change: int = 0
     # Jobs are compared by the plain values that a flow receives.
     value: Any = field(default=None, compare=False, repr=False)
+    options: JobSettings = JobSettings()
     partitioning: Partitioning | None = None
     confinement: Confinement | None = None
-    failures: FailurePolicy = FailurePolicy()
-    pack_bytes: int = 0
-    log_steps: str = ""
-    concurrency: int = 0
-    rate: str = ""
-    sample: int = 0
+
+    @property
+    def is_over_folders(self) -> bool:
+        """True if the inputs are folders."""
+        return self.options.inputs.input_kind == "folder"
 
 
 def make_job(
@@ -101,7 +83,7 @@ def make_job(
         OptionError: A place is a URL with one slash, a parameter cannot be written as JSON, or
             options do not fit together.
     """
-    inputs, execution, run = options.inputs, options.execution, options.run
+    inputs, run = options.inputs, options.run
     for place in (manifest, inputs.root, output):
         fault = one_slash_fault(place)
         if fault:
@@ -118,20 +100,10 @@ def make_job(
         value=step if reference_to(step) is None else None,
         output=absolute(output),
         params=_plain_params(params or {}),
-        inputs=inputs.model_copy(update={"root": root}),
         search=os.getcwd(),
-        force=run.force,
-        replace_step=run.replace_step,
-        accept_change=run.accept_change,
-        verify_change=run.verify_change,
+        options=replace(options, inputs=inputs.model_copy(update={"root": root})),
         partitioning=make_partitioning(options.partitions),
         confinement=make_confinement(options.confinement),
-        failures=options.failures,
-        pack_bytes=execution.pack_bytes,
-        log_steps="" if execution.log_steps == "off" else execution.log_steps,
-        concurrency=execution.concurrency or 0,
-        rate=execution.rate.strip(),
-        sample=run.sample,
     )
 
 

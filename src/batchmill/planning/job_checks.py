@@ -47,7 +47,9 @@ def check_concurrency(job: Job, step: Step) -> None:
         )
     if step.is_async:
         return
-    for name, value in (("--concurrency", job.concurrency > 1), ("--rate", job.rate)):
+    execution = job.options.execution
+    has_concurrency = (execution.concurrency or 1) > 1
+    for name, value in (("--concurrency", has_concurrency), ("--rate", execution.rate_per_second)):
         if value:
             raise OptionError(
                 f"{name}: step {step.ref} is not async. Use an async function, or --num-workers "

@@ -150,11 +150,11 @@ def prepare(job: Job, listed: ManifestLike | None = None) -> Prepared:
     check_other_place(job, manifest.dataset)
     given = job.step if job.value is None else job.value
     step = load_given_step(
-        given, job.params, search=job.search, file_columns=job.inputs.file_column_names
+        given, job.params, search=job.search, file_columns=job.options.inputs.file_column_names
     )
     check_confinement(job, step)
     check_concurrency(job, step)
-    load_schemas(job.failures.expect, job.search)
+    load_schemas(job.options.failures.expect, job.search)
     return _plan(job, manifest, step, ledger, state)
 
 
@@ -207,14 +207,15 @@ def code_changes(prepared: Prepared) -> ChangeCheck:
 
 
 def _read_manifest(job: Job, listed: ManifestLike | None = None) -> Manifest:
+    inputs = job.options.inputs
     return load_manifest(
         job.manifest if listed is None else listed,
-        input_column=job.inputs.input_column,
-        file_columns=job.inputs.file_column_names,
-        folders=job.inputs.input_kind == "folder",
-        root=job.inputs.root or None,
-        pattern=job.inputs.pattern,
-        min_age=job.inputs.min_age,
+        input_column=inputs.input_column,
+        file_columns=inputs.file_column_names,
+        folders=job.is_over_folders,
+        root=inputs.root or None,
+        pattern=inputs.pattern,
+        min_age=inputs.min_age,
         partitioning=job.partitioning,
     )
 
@@ -228,15 +229,16 @@ def _plan(
     check: ChangeCheck | None = None,
 ) -> Prepared:
     step = fitted(step, manifest)
-    step.check_input_kind(is_folder=job.inputs.input_kind == "folder")
+    step.check_input_kind(is_folder=job.is_over_folders)
     with ThreadPoolExecutor(1) as pool:
         listed = pool.submit(ledger.released)
         records = ledger.records(PLANNED_COLUMNS)
     released = listed.result()
-    if not job.replace_step:
+    options = job.options.run
+    if not options.replace_step:
         check_same_step(job, records, ledger)
     matched = match_records(records, manifest.inputs)
-    adopted = accepted_steps(records, ledger, step) if job.accept_change else set[str]()
+    adopted = accepted_steps(records, ledger, step) if options.accept_change else set[str]()
     if check and check.is_equal:
         adopted = set(check.steps)
     file_changes = detect_changes(
@@ -244,9 +246,9 @@ def _plan(
         matched.done,
         {step.identity, *adopted},
         ledger.store,
-        folders=job.inputs.input_kind == "folder",
+        folders=job.is_over_folders,
     )
-    forced_after = _forced_after(ledger) if job.force else None
+    forced_after = _forced_after(ledger) if options.force else None
     plan = make_plan(
         manifest,
         records,
@@ -255,16 +257,16 @@ def _plan(
             takes_rows=step.takes_rows,
             released=released,
             changes=file_changes,
-            below_limits=inputs_below_limits(ledger, records, job.failures),
+            below_limits=inputs_below_limits(ledger, records, job.options.failures),
             forced_after=forced_after,
             adopted_steps=adopted,
         ),
         matched=matched,
     )
-    if not job.inputs.allow_missing:
+    if not job.options.inputs.allow_missing:
         check_missing(job, manifest, plan)
-    if job.sample:
-        plan = sampled(plan, manifest, job.sample)
+    if options.sample:
+        plan = sampled(plan, manifest, options.sample)
     division = Division(manifest)
     if job.partitioning:
         # These recorded rows are replaced or withdrawn, so they need no check.

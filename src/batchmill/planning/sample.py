@@ -41,52 +41,26 @@ def sampled(plan: Plan, manifest: Manifest, count: int) -> Plan:
     """Return a plan that executes only a sample of `count` inputs. The others are its `left`."""
     if len(plan.pending) <= count:
         return plan
-    labels = manifest.manifest_columns
-    column = labels[_LABEL].take(plan.pending["position"]) if _has_label(labels) else None
+    columns, labels = manifest.manifest_columns, None
+    if _LABEL in columns.column_names:
+        labels = columns[_LABEL].take(plan.pending["position"])
     is_chosen = np.zeros(len(plan.pending), bool)
-    is_chosen[choose_sample(plan.pending, column, count)] = True
+    is_chosen[choose_sample(plan.pending, labels, count)] = True
     return replace(
         plan, pending=plan.pending.filter(is_chosen), left=plan.pending.filter(~is_chosen)
     )
 
 
-def random_sample(manifest: Manifest, rows: pa.Array, count: int, seed: int) -> pa.Array:
-    """Return the positions of a random, stratified sample in `rows`.
-
-    All inputs have the same chance. So a sample of `count` inputs without a fault bounds the share
-    of faults at least as well as an unstratified sample does.
+def random_sample(rows: int, count: int, seed: int) -> NDArray[np.int64]:
+    """Return the positions of a random sample, in ascending order. All rows have the same chance.
 
     Args:
-        manifest: The checked manifest.
-        rows: The rows of the inputs to choose from.
-        count: The number of inputs to choose. If there are not more, all are chosen.
+        rows: The number of rows to choose from.
+        count: The number of rows to choose. If there are not more, all are chosen.
         seed: The seed. The same seed gives the same sample.
     """
-    if len(rows) <= count:
-        return pa.array(np.arange(len(rows)))
-    random = np.random.default_rng(seed)
-    candidates = max(count, _CANDIDATES)
-    found = np.sort(random.permutation(len(rows))[:candidates])
-    inputs = manifest.inputs.take(rows.take(pa.array(found)))
-    columns = manifest.manifest_columns
-    labels = [""] * len(found)
-    if _has_label(columns):
-        labels = columns[_LABEL].take(rows.take(pa.array(found))).to_pylist()
-    names, classes = inputs["input"].to_pylist(), size_classes(inputs["size"].to_numpy())
-    keys = [
-        (size, *_stratum(name, label))
-        for size, name, label in zip(classes.tolist(), names, labels, strict=True)
-    ]
-    order = np.array(sorted(range(len(found)), key=keys.__getitem__))
-    # The order is divided into `count` parts of nearly equal size, and one input of each is chosen.
-    # The parts begin at a random place, so that larger parts are not always at the same place.
-    order = np.roll(order, random.integers(len(order)))
-    bounds = np.arange(count + 1) * len(order) // count
-    return pa.array(np.sort(found[order[random.integers(bounds[:-1], bounds[1:])]]))
-
-
-def _has_label(table: pa.Table) -> bool:
-    return _LABEL in table.column_names
+    chosen = np.random.default_rng(seed).choice(rows, min(count, rows), replace=False)
+    return np.sort(chosen)
 
 
 def choose_sample(

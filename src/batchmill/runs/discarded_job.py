@@ -8,7 +8,7 @@ import pyarrow as pa
 from batchmill.ledger.ledger import Ledger
 from batchmill.manifest import Manifest
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import ExecutionOptions
+from batchmill.options.groups import ExecutionOptions, RunOptions
 from batchmill.planning.decisions import Criteria
 from batchmill.planning.plan import PLANNED_COLUMNS, make_plan
 from batchmill.planning.prepare import Prepared
@@ -39,17 +39,17 @@ def discarded_job(prepared: Prepared, rows: pa.Array | pa.ChunkedArray, folder: 
         folder: An empty folder.
     """
     manifest = part_of(prepared.manifest, rows)
-    output = str(folder / "dataset")
+    output, options = str(folder / "dataset"), prepared.job.options
     ledger = Ledger(open_store(output))
     job = replace(
         prepared.job,
         output=output,
         partitioning=None,
-        force=False,
-        accept_change=False,
-        verify_change=0,
-        sample=0,
-        log_steps="",
+        options=replace(
+            options,
+            execution=options.execution.model_copy(update={"log_steps": "off"}),
+            run=RunOptions(),
+        ),
     )
     return Prepared(
         job=job,

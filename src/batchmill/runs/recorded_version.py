@@ -14,6 +14,7 @@ from batchmill.ledger.parts import WITHDRAWN
 from batchmill.ledger.versions import Version, records_of
 from batchmill.manifest import Manifest, load_manifest
 from batchmill.options.groups import InputOptions
+from batchmill.options.job_settings import JobSettings
 from batchmill.planning.change_detection import FileChanges, detect_changes
 from batchmill.planning.decisions import Criteria
 from batchmill.planning.job import Job
@@ -104,10 +105,8 @@ class RecordedVersion:
 
     def chosen(self, count: int, seed: int) -> pa.Table:
         """Return the records of a random sample."""
-        inputs = self.records.select(["input", "size"])
-        results = Manifest(name="", root="", inputs=inputs, manifest_columns=pa.table({}))
-        rows = pa.array(range(len(inputs)))
-        return take(self.records, random_sample(results, rows, count or len(inputs), seed))
+        found = len(self.records)
+        return take(self.records, pa.array(random_sample(found, count or found, seed)))
 
     def manifest(self, records: pa.Table) -> Manifest:
         """Return a manifest with the inputs of some records, as they are now."""
@@ -157,9 +156,8 @@ class RecordedVersion:
                 output=self.ledger.store.url,
                 params=spec.params,
                 search=spec.search,
-                inputs=inputs,
+                options=JobSettings(inputs=inputs, failures=spec.policy),
                 confinement=spec.confinement,
-                failures=spec.policy,
             ),
             manifest=manifest,
             step=step,

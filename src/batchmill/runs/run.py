@@ -79,7 +79,7 @@ class Run:
                 start=start,
                 stop=stop,
                 pickle_digest=self._pickle_digest,
-                log_steps=self.prepared.job.log_steps,
+                log_steps=self.prepared.job.options.execution.log_level,
             )
             for number, (start, stop) in enumerate(pairwise(layout.bounds), 1)
         ]

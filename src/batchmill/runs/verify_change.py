@@ -45,7 +45,7 @@ def verify_change(
     Raises:
         BatchmillError: Any error of `prepare` and of the sample's shards.
     """
-    if not prepared.job.verify_change or prepared.change_check:
+    if not prepared.job.options.run.verify_change or prepared.change_check:
         return prepared
     check = code_changes(prepared)
     # A plan as if the sample were equal contains the inputs that could be kept.
@@ -74,7 +74,8 @@ def _compare_sample(
     """Execute a sample of the inputs `kept`, and return the check with its result."""
     manifest = prepared.manifest
     rows = pc.indices_nonzero(pc.is_in(manifest.inputs["input"], value_set=kept))
-    rows = rows.take(random_sample(manifest, rows, prepared.job.verify_change, check.seed))
+    count = prepared.job.options.run.verify_change
+    rows = rows.take(pa.array(random_sample(len(rows), count, check.seed)))
     on_sample(len(rows))
     # One failure decides, so the remaining inputs need not be executed.
     strict = policy.model_copy(update={"max_failures": "0", "fail_fast": True})
