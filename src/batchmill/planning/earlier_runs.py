@@ -15,65 +15,76 @@ from batchmill.planning.plan_file import PlanFile
 from batchmill.sizes import counted
 from batchmill.step.fingerprint import differences, has_same_settings
 from batchmill.step.load import Step
+from batchmill.storage.large_tables import count_values
 
 
-def check_same_step(job: Job, records: pa.Table, ledger: Ledger) -> None:
-    """Raise OptionError if all results of the dataset are of other steps.
+class EarlierSteps:
+    """The steps that have records in a dataset.
 
-    The output is probably a mistake, and the run would replace good results. Another version of the
-    same step, or other params, are no mistake.
-    """
-    identities = records["step"].filter(pc.equal(records["outcome"], "ok"))
-    described = [ledger.steps.read(one) for one in pc.unique(identities).to_pylist()]
-    steps = sorted({one["ref"] for one in described if one})
-    if steps and job.step not in steps:
-        raise OptionError(
-            f"--output {job.output}: contains {counted(len(identities), 'result')} of the step "
-            f"{steps[0]}, and this run's step is {job.step}. Choose another output. To replace the "
-            "results, add --replace-step."
-        )
-
-
-def accepted_steps(records: pa.Table, ledger: Ledger, step: Step) -> set[str]:
-    """Return the earlier versions of the step that differ only in their code.
+    Args:
+        ledger: The ledger of the dataset.
+        records: Its records, with at least the columns `step` and `outcome`.
 
     Raises:
-        OptionError: All versions with an `ok` outcome differ in more, so none can be accepted.
+        LedgerError, StoreError: The description of a step cannot be read.
     """
-    steps, reason = earlier_versions(records, ledger, step)
-    if reason:
-        raise OptionError(
-            f"--accept-change: no outcome can be kept, because {reason}. The option accepts only a "
-            "change of the step's code. Drop it to execute the inputs again."
-        )
-    return steps
 
+    def __init__(self, ledger: Ledger, records: pa.Table) -> None:
+        self._results = count_values(records["step"].filter(pc.equal(records["outcome"], "ok")))
+        self._described = {
+            one: ledger.steps.read(one) for one in records["step"].unique().to_pylist()
+        }
 
-def earlier_versions(records: pa.Table, ledger: Ledger, step: Step) -> tuple[set[str], str]:
-    """Return the versions with an `ok` outcome that differ from the step only in their code.
+    def check_same(self, job: Job) -> None:
+        """Raise OptionError if all results of the dataset are of other steps.
 
-    If all versions differ in more, also return what else differs.
-    """
-    identities = pc.unique(records["step"].filter(pc.equal(records["outcome"], "ok"))).to_pylist()
-    described = {one: ledger.steps.read(one) for one in identities if one != step.identity}
-    found = {
-        one
-        for one, before in described.items()
-        if before and has_same_settings(before, step.description)
-    }
-    if not described or found or step.identity in identities:
-        return found, ""
-    before = next(filter(None, described.values()), None)
-    return found, differences(before, step.description)[0] if before else "its step is unknown"
+        The output is probably a mistake, and the run would replace good results. Another version of
+        the same step, or other params, are no mistake.
+        """
+        described = [self._described[one] for one in self._results]
+        steps = sorted({one["ref"] for one in described if one})
+        if steps and job.step not in steps:
+            raise OptionError(
+                f"--output {job.output}: contains {counted(self._results.total(), 'result')} of "
+                f"the step {steps[0]}, and this run's step is {job.step}. Choose another output. "
+                "To replace the results, add --replace-step."
+            )
 
+    def accepted(self, step: Step) -> set[str]:
+        """Return the earlier versions of the step that differ only in their code.
 
-def step_changes(ledger: Ledger, step: Step, plan: Plan) -> list[str]:
-    """Describe the changes since the step that has the most records."""
-    for identity in plan.stale_steps:
-        before = ledger.steps.read(identity)
-        if before:
-            return differences(before, step.description)
-    return []
+        Raises:
+            OptionError: All versions with an `ok` outcome differ in more, so none can be accepted.
+        """
+        steps, reason = self.versions_of(step)
+        if reason:
+            raise OptionError(
+                f"--accept-change: no outcome can be kept, because {reason}. The option accepts "
+                "only a change of the step's code. Drop it to execute the inputs again."
+            )
+        return steps
+
+    def versions_of(self, step: Step) -> tuple[set[str], str]:
+        """Return the versions with an `ok` outcome that differ from the step only in their code.
+
+        If all versions differ in more, also return what else differs.
+        """
+        others = {one: self._described[one] for one in self._results if one != step.identity}
+        found = {
+            one
+            for one, before in others.items()
+            if before and has_same_settings(before, step.description)
+        }
+        if not others or found or step.identity in self._results:
+            return found, ""
+        before = next(filter(None, others.values()), None)
+        return found, differences(before, step.description)[0] if before else "its step is unknown"
+
+    def changes(self, step: Step, plan: Plan) -> list[str]:
+        """Describe the changes since the step that has the most records."""
+        described = filter(None, map(self._described.get, plan.stale_steps))
+        before = next(described, None)
+        return differences(before, step.description) if before else []
 
 
 def inputs_below_limits(ledger: Ledger, records: pa.Table, limits: FailurePolicy) -> set[str]:

@@ -18,13 +18,7 @@ from batchmill.planning.batching import Cores, Layout, plan_shards
 from batchmill.planning.change_check import ChangeCheck
 from batchmill.planning.change_detection import detect_changes
 from batchmill.planning.decisions import Criteria
-from batchmill.planning.earlier_runs import (
-    accepted_steps,
-    check_same_step,
-    earlier_versions,
-    inputs_below_limits,
-    step_changes,
-)
+from batchmill.planning.earlier_runs import EarlierSteps, inputs_below_limits
 from batchmill.planning.forecast import Forecast, make_forecast
 from batchmill.planning.job import Job
 from batchmill.planning.job_checks import (
@@ -202,7 +196,7 @@ def plan_with(prepared: Prepared, check: ChangeCheck) -> Prepared:
 def code_changes(prepared: Prepared) -> ChangeCheck:
     """Return the earlier versions of the step that differ only in their code, or why none does."""
     records = prepared.ledger.records(["step", "outcome"])
-    steps, reason = earlier_versions(records, prepared.ledger, prepared.step)
+    steps, reason = EarlierSteps(prepared.ledger, records).versions_of(prepared.step)
     return ChangeCheck(steps=frozenset(steps), reason=reason)
 
 
@@ -234,11 +228,11 @@ def _plan(
         listed = pool.submit(ledger.released)
         records = ledger.records(PLANNED_COLUMNS)
     released = listed.result()
-    options = job.options.run
+    options, earlier = job.options.run, EarlierSteps(ledger, records)
     if not options.replace_step:
-        check_same_step(job, records, ledger)
+        earlier.check_same(job)
     matched = match_records(records, manifest.inputs)
-    adopted = accepted_steps(records, ledger, step) if options.accept_change else set[str]()
+    adopted = earlier.accepted(step) if options.accept_change else set[str]()
     if check and check.is_equal:
         adopted = set(check.steps)
     file_changes = detect_changes(
@@ -280,7 +274,7 @@ def _plan(
         ledger=ledger,
         plan=plan,
         ledger_state=state,
-        step_changes=step_changes(ledger, step, plan),
+        step_changes=earlier.changes(step, plan),
         forced_after=forced_after,
         assignment=division.assignment,
         partition_changes=division.changes,
