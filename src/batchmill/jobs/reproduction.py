@@ -9,7 +9,6 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -30,6 +29,7 @@ from batchmill.storage import is_url, open_store, remote
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.folder_files import files_in
 from batchmill.urls import join, last_part
+from batchmill.version import VERSION
 
 _RUN = '''"""Run the step on the input. It shows the error without the dataset."""
 
@@ -135,7 +135,7 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
     data_files, left_out = _limited(dict(_data_files(sources)))
     texts = {
         "run.py": _RUN,
-        "README.txt": _README.format(version=version("batchmill"), left_out=left_out),
+        "README.txt": _README.format(version=VERSION, left_out=left_out),
         "job.json": json.dumps(job | {"files": further}, indent=2, ensure_ascii=False),
         "outcome.txt": _outcome_text(record),
         "versions.txt": "\n".join(_versions()) + "\n",

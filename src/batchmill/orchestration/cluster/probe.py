@@ -12,12 +12,12 @@ from prefect.context import SettingsContext, get_settings_context
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-import batchmill
 from batchmill.errors import ServiceError
 from batchmill.orchestration.cluster.address_check import short_reason
 from batchmill.orchestration.cluster.capacity import Node
 from batchmill.runs.node_check import Probe, faults_here
 from batchmill.security.credentials import Access, access_to
+from batchmill.version import VERSION
 
 # Ray may have to set up a runtime environment first. The installation of packages takes minutes.
 _ANSWER_SECONDS = 600.0
@@ -38,7 +38,7 @@ class NodeProbes:
         self._remote: Any = cast("Any", ray).remote(num_cpus=0, max_retries=0)(_portable_probe())
         settings = get_settings_context().serialize()
         stores = [asdict(store) for store in access]
-        self._arguments = (batchmill.__version__, asdict(probe), stores, settings)
+        self._arguments = (VERSION, asdict(probe), stores, settings)
         self._asked: dict[Any, Node] = {}
 
     @property
@@ -121,16 +121,17 @@ def _portable_probe() -> Callable[..., list[str]]:
     def probe(
         version: str, about: dict[str, Any], access: list[Any], settings: dict[str, Any]
     ) -> list[str]:
+        import importlib
         import sys
 
         try:
-            import batchmill
+            found = importlib.import_module("batchmill").__version__
         except ImportError:
             where = f"for {sys.executable}"
             remedy = f"Install the same version as here: pip install batchmill=={version}"
             return [f"batchmill is not installed there ({where}). {remedy}"]
-        if batchmill.__version__ != version:
-            versions = f"batchmill is {batchmill.__version__} there, and {version} here"
+        if found != version:
+            versions = f"batchmill is {found} there, and {version} here"
             return [f"{versions}. Install the same version on all nodes."]
         from batchmill.orchestration.cluster.probe import faults_on_this_node
 
