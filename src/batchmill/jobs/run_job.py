@@ -252,7 +252,7 @@ def _check_cluster(cluster: "RayCluster | None") -> None:
     if cluster is None:
         return
     cluster.present_token()
-    from batchmill.orchestration.cluster.address_check import check_cluster
+    from batchmill.orchestration.cluster.connection import check_cluster
 
     check_cluster(cluster)
 

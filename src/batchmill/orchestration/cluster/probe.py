@@ -2,19 +2,20 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
 import ray
 from prefect.client.orchestration import get_client
 from prefect.context import SettingsContext, get_settings_context
+from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from batchmill.errors import ServiceError
-from batchmill.orchestration.cluster.address_check import short_reason
 from batchmill.orchestration.cluster.capacity import Node
+from batchmill.orchestration.cluster.connection import short_reason
 from batchmill.runs.node_check import Probe, faults_here
 from batchmill.security.credentials import Access, access_to
 from batchmill.version import VERSION
@@ -27,7 +28,10 @@ _MOST_NODES = 64
 
 
 class NodeProbes:
-    """Runs a probe on single nodes of the connected cluster.
+    """Probes the nodes of the connected cluster, and excludes those that cannot run shards.
+
+    Ray may give a shard that it has queued to a new node at once. So the shard itself also checks
+    its node, and `leave_out` gets the result.
 
     Args:
         probe: The checks to run on each node.
@@ -35,69 +39,84 @@ class NodeProbes:
     """
 
     def __init__(self, probe: Probe, access: Sequence[Access]) -> None:
+        self.probe = probe
         self._remote: Any = cast("Any", ray).remote(num_cpus=0, max_retries=0)(_portable_probe())
         settings = get_settings_context().serialize()
         stores = [asdict(store) for store in access]
         self._arguments = (VERSION, asdict(probe), stores, settings)
+        # The nodes whose probe has not ended.
         self._asked: dict[Any, Node] = {}
+        self._known: set[str] = set()
+        self._unfit: set[str] = set()
 
     @property
-    def waiting(self) -> Collection[Node]:
-        """The nodes whose probe has not ended."""
-        return self._asked.values()
+    def excluded(self) -> Sequence[str]:
+        """The ids of the nodes that have not passed the probe."""
+        return sorted(self._unfit | {node.id for node in self._asked.values()})
 
-    def start(self, node: Node) -> None:
-        """Start the probe of a node."""
+    def check_cluster(
+        self, found: Sequence[Node], needs: Mapping[str, float], cancelled: Callable[[], bool]
+    ) -> None:
+        """Run one probe on each node that has the resources for a shard, before the first shard.
+
+        Args:
+            found: The nodes of the cluster.
+            needs: The resources that a shard needs.
+            cancelled: Returns true after the run is cancelled. Then the probes are not awaited.
+
+        Raises:
+            ServiceError: Nodes cannot run shards. The message has one line for each fault.
+        """
+        self._known = {node.id for node in found}
+        for node in [node for node in found if node.room_for(needs)][:_MOST_NODES]:
+            self._start(node)
+        where: dict[str, list[str]] = defaultdict(list)
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while self._asked and time.monotonic() < deadline:
+            # The waits are short, because Python runs no signal handler while Ray waits.
+            for node, faults in self._collect(_WAIT_SECONDS):
+                for fault in faults:
+                    where[fault].append(node.address)
+            if cancelled():
+                return
+        for node in self._asked.values():
+            where[f"no response within {_ANSWER_SECONDS:.0f} s."].append(node.address)
+        if where:
+            lines = [f"  on {', '.join(places)}: {fault}" for fault, places in where.items()]
+            raise ServiceError("\n".join(["The Ray cluster cannot run this:", *lines]))
+
+    def usable(self, found: Sequence[Node]) -> list[Node]:
+        """Probe the nodes that are new, and return the nodes that may get shards.
+
+        Args:
+            found: The living nodes of the cluster.
+        """
+        for node in found:
+            if node.id not in self._known:
+                self._known.add(node.id)
+                self._start(node)
+        for node, faults in self._collect(seconds=0) if self._asked else ():
+            if faults:
+                self.leave_out(node.id, f"on {node.address}: {' '.join(faults)}")
+        excluded = self.excluded
+        return [node for node in found if node.id not in excluded]
+
+    def leave_out(self, node: str, reason: str) -> None:
+        """Stop giving shards to a node. Log the reason once."""
+        if node not in self._unfit:
+            self._unfit.add(node)
+            get_run_logger().error("a node of the Ray cluster gets no shards. %s", reason)
+
+    def _start(self, node: Node) -> None:
         only_there = NodeAffinitySchedulingStrategy(node.id, soft=False)
         options = {"name": "batchmill probe", "scheduling_strategy": only_there}
         self._asked[self._remote.options(**options).remote(*self._arguments)] = node
 
-    def collect(self, seconds: float) -> list[tuple[Node, list[str]]]:
-        """Return the nodes whose probe has ended, with the reasons why they cannot run shards.
-
-        Args:
-            seconds: The longest time to wait.
-        """
-        if not self._asked:
-            return []
+    def _collect(self, seconds: float) -> list[tuple[Node, list[str]]]:
+        """Return the nodes whose probe has ended, with the reasons why they cannot run shards."""
         references = list(self._asked)
         ended, _ = ray.wait(references, num_returns=len(references), timeout=seconds)
         return [(self._asked.pop(reference), _answer(reference)) for reference in ended]
-
-
-def probe_cluster(
-    probes: NodeProbes,
-    found: Sequence[Node],
-    needs: Mapping[str, float],
-    cancelled: Callable[[], bool],
-) -> None:
-    """Run one probe on each node that has the resources for a shard.
-
-    Args:
-        probes: Runs the probes.
-        found: The nodes of the cluster.
-        needs: The resources that a shard needs.
-        cancelled: Returns true after the run is cancelled. Then the probes are not awaited.
-
-    Raises:
-        ServiceError: Nodes cannot run shards. The message has one line for each fault.
-    """
-    for node in [node for node in found if node.room_for(needs)][:_MOST_NODES]:
-        probes.start(node)
-    where: dict[str, list[str]] = defaultdict(list)
-    deadline = time.monotonic() + _ANSWER_SECONDS
-    while probes.waiting and time.monotonic() < deadline:
-        # The waits are short, because Python runs no signal handler while Ray waits.
-        for node, faults in probes.collect(_WAIT_SECONDS):
-            for fault in faults:
-                where[fault].append(node.address)
-        if cancelled():
-            return
-    for node in probes.waiting:
-        where[f"no response within {_ANSWER_SECONDS:.0f} s."].append(node.address)
-    if where:
-        lines = [f"  on {', '.join(places)}: {fault}" for fault, places in where.items()]
-        raise ServiceError("\n".join(["The Ray cluster cannot run this:", *lines]))
 
 
 def _answer(reference: Any) -> list[str]:

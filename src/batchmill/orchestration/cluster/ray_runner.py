@@ -7,13 +7,11 @@ from typing import Any, cast
 
 import ray
 from prefect.client.schemas.objects import State
-from prefect.logging import get_run_logger
 from prefect_ray.context import remote_options
 from prefect_ray.task_runners import PrefectRayFuture, RayTaskRunner
 
 from batchmill.blocks.ray_cluster import RayCluster
 from batchmill.errors import RunError
-from batchmill.orchestration.cluster.address_check import LOST_CONNECTION
 from batchmill.orchestration.cluster.capacity import (
     LivingNodes,
     Node,
@@ -25,8 +23,8 @@ from batchmill.orchestration.cluster.capacity import (
     shard_needs,
     with_gpu,
 )
-from batchmill.orchestration.cluster.connection import ray_runner
-from batchmill.orchestration.cluster.probe import NodeProbes, probe_cluster
+from batchmill.orchestration.cluster.connection import LOST_CONNECTION, ray_runner
+from batchmill.orchestration.cluster.probe import NodeProbes
 from batchmill.orchestration.runners.runner import ShardFuture, ShardRunner
 from batchmill.planning.batching import Cores
 from batchmill.runs.node_check import Probe
@@ -36,50 +34,6 @@ from batchmill.tasks.shard import refusing_node, run_ray_shard
 
 # Ray's name for the end of the raylet that the driver itself is connected to.
 _LOCAL_RAY_IS_GONE = "LocalRayletDiedError"
-
-
-class LateNodes:
-    """The nodes that may not get shards.
-
-    Ray may give a shard that it has queued to a new node at once. So the shard itself also checks
-    its node, and `leave_out` gets the result.
-
-    Args:
-        probes: Runs the probes.
-        known: The nodes that were checked before the first shard.
-    """
-
-    def __init__(self, probes: NodeProbes, known: Sequence[Node]) -> None:
-        self._probes = probes
-        self._known = {node.id for node in known}
-        self._unfit: set[str] = set()
-
-    @property
-    def excluded(self) -> Sequence[str]:
-        """The ids of the nodes that have not passed the probe."""
-        return sorted(self._unfit | {node.id for node in self._probes.waiting})
-
-    def usable(self, found: Sequence[Node]) -> list[Node]:
-        """Probe the nodes that are new, and return the nodes that may get shards.
-
-        Args:
-            found: The living nodes of the cluster.
-        """
-        for node in found:
-            if node.id not in self._known:
-                self._known.add(node.id)
-                self._probes.start(node)
-        for node, faults in self._probes.collect(seconds=0):
-            if faults:
-                self.leave_out(node.id, f"on {node.address}: {' '.join(faults)}")
-        excluded = self.excluded
-        return [node for node in found if node.id not in excluded]
-
-    def leave_out(self, node: str, reason: str) -> None:
-        """Stop giving shards to a node. Log the reason once."""
-        if node not in self._unfit:
-            self._unfit.add(node)
-            get_run_logger().error("a node of the Ray cluster gets no shards. %s", reason)
 
 
 @dataclass
@@ -103,8 +57,7 @@ class RayRunner(ShardRunner):
     _held: ExitStack = field(default_factory=ExitStack)
     _found: list[Node] = field(default_factory=list)
     _needs: Mapping[str, float] = field(default_factory=dict)
-    _late: LateNodes | None = None  # A local Ray has only one node.
-    _probe: Probe | None = None
+    _probes: NodeProbes | None = None  # A local Ray has only one node.
 
     def __post_init__(self) -> None:
         self.is_elastic = not self.cluster.is_local
@@ -129,10 +82,8 @@ class RayRunner(ShardRunner):
         self._needs = shard_needs(self.cluster, self._found, num_workers)
         self._living = LivingNodes(self.cluster)
         if not self.cluster.is_local:
-            self._probe = probe
-            probes = NodeProbes(probe, self.access)
-            probe_cluster(probes, self._found, self._needs, self.cancelled)
-            self._late = LateNodes(probes, self._found)
+            self._probes = NodeProbes(probe, self.access)
+            self._probes.check_cluster(self._found, self._needs, self.cancelled)
 
     def slots(self) -> int | None:
         """Return how many shards the nodes can run now. None while the head does not respond."""
@@ -141,14 +92,15 @@ class RayRunner(ShardRunner):
             if found is None:
                 return None
             self.nodes = frozenset(node.id for node in found)
-            usable = self._late.usable(found) if self._late else found
+            usable = self._probes.usable(found) if self._probes else found
         return count_slots(usable, self._needs)
 
     def submit(self, shard: Shard) -> ShardFuture:
         """Submit a shard to Ray, with the resources that it needs."""
-        excluded = self._late.excluded if self._late else ()
-        options = remote_options_of(self._needs, excluded)
-        parameters = {"shard": shard, "access": self.access, "probe": self._probe}
+        probes = self._probes
+        options = remote_options_of(self._needs, probes.excluded if probes else ())
+        probe = probes.probe if probes else None
+        parameters = {"shard": shard, "access": self.access, "probe": probe}
         with self._lost_connection_is_lost_head(), remote_options(**options):
             future: ShardFuture = self._tasks.submit(run_ray_shard, parameters)
             return future
@@ -175,8 +127,8 @@ class RayRunner(ShardRunner):
     def leave_out(self, state: State[Any]) -> bool:
         """Stop giving shards to a node that could not run one. Return whether there is one."""
         node, reason = refusing_node(state)
-        if self._late and node:
-            self._late.leave_out(node, reason)
+        if self._probes and node:
+            self._probes.leave_out(node, reason)
         return bool(node)
 
     @contextmanager
