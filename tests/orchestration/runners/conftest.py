@@ -69,9 +69,6 @@ class ManualRunner(ShardRunner):
     def kill(self, future):
         self.killed.append(future)
 
-    def release(self):
-        pass
-
     def leave_out(self, state):
         return state.name == "UnfitNode"
 

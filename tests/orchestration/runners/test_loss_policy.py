@@ -5,7 +5,6 @@ from prefect.states import Crashed
 
 from batchmill.ledger.ledger import Ledger
 from batchmill.orchestration.runners.loss_policy import LossPolicy, split_lost
-from batchmill.orchestration.runners.rebalancing import Rebalancer
 from batchmill.orchestration.runners.shard_queue import ShardQueue, SubmittedShard
 from batchmill.shards.shard import Shard
 from batchmill.storage import LocalStore
@@ -15,8 +14,8 @@ def shard_of(dataset="nowhere", start=0, stop=8, **changes):
     return Shard(dataset=str(dataset), run=1, number=1, total=1, start=start, stop=stop, **changes)
 
 
-def policy_of(runner, queue, losses_allowed=50):
-    return LossPolicy(runner, queue, Rebalancer(runner, queue, 1), losses_allowed)
+def queue_of(runner, **shards):
+    return ShardQueue(runner=runner, workers=1, **shards)
 
 
 @pytest.mark.parametrize(
@@ -39,8 +38,8 @@ def test_the_next_attempts_of_a_lost_shard(attempt, left, rows, expected):
 
 
 def test_after_the_allowed_losses_no_shard_is_submitted_again(make_runner, make_future):
-    queue = ShardQueue()
-    policy = policy_of(make_runner(), queue, losses_allowed=0)
+    queue = queue_of(make_runner())
+    policy = LossPolicy(queue, losses_allowed=0)
     policy.handle_loss(SubmittedShard(shard_of(), make_future()), "killed")
     assert policy.losses == 1
     assert queue.waiting == []
@@ -53,8 +52,8 @@ def test_after_the_allowed_losses_no_shard_is_submitted_again(make_runner, make_
 
 
 def test_a_lost_runner_ends_the_waiting_shards_and_is_reported_once(make_runner, make_future):
-    queue = ShardQueue(waiting=[shard_of()])
-    policy = policy_of(make_runner(), queue)
+    queue = queue_of(make_runner(), waiting=[shard_of()])
+    policy = LossPolicy(queue, losses_allowed=50)
     for _ in range(2):
         policy.handle_loss(SubmittedShard(shard_of(), make_future()), "lost")
     assert policy.losses == 0
@@ -71,14 +70,15 @@ def test_the_shards_of_a_missing_node_are_lost_after_five_seconds(
     ledger.control.record_node(1, gone.key, "b")
     futures = [make_future() for _ in range(3)]
     shards = (there, gone, not_begun)
-    queue = ShardQueue(
+    runner = make_runner()
+    queue = queue_of(
+        runner,
         running={
             future.task_run_id: SubmittedShard(shard, future)
             for shard, future in zip(shards, futures, strict=True)
-        }
+        },
     )
-    runner = make_runner()
-    policy = policy_of(runner, queue, losses_allowed=0)
+    policy = LossPolicy(queue, losses_allowed=0)
 
     runner.nodes = frozenset({"a", "b"})
     policy.fail_lost_nodes(0.0)
@@ -106,8 +106,8 @@ def test_a_node_that_returns_is_not_lost_when_it_disappears_again(
 ):
     shard, future, runner = shard_of(tmp_path), make_future(), make_runner()
     Ledger(LocalStore(tmp_path)).control.record_node(1, shard.key, "b")
-    queue = ShardQueue(running={future.task_run_id: SubmittedShard(shard, future)})
-    policy = policy_of(runner, queue, losses_allowed=0)
+    queue = queue_of(runner, running={future.task_run_id: SubmittedShard(shard, future)})
+    policy = LossPolicy(queue, losses_allowed=0)
     times = [(0.0, "ab"), (1.0, "a"), (2.0, "ab"), (10.0, "a"), (14.9, "a")]
     for now, nodes in times:
         runner.nodes = frozenset(nodes)
@@ -119,8 +119,8 @@ def test_a_node_that_returns_is_not_lost_when_it_disappears_again(
 
 def test_a_shard_that_never_began_is_not_halved_after_its_first_loss(make_runner, make_future):
     """Any cause may have ended its first process, as for all shards."""
-    queue = ShardQueue()
-    policy = policy_of(make_runner(), queue)
+    queue = queue_of(make_runner())
+    policy = LossPolicy(queue, losses_allowed=50)
     policy.resubmit(SubmittedShard(shard_of(), make_future()), Crashed(message="a bad node"))
     (moved,) = queue.waiting
     assert moved.key != shard_of().key
@@ -135,10 +135,10 @@ def test_a_shard_that_never_began_is_not_halved_after_its_first_loss(make_runner
 )
 def test_a_run_without_nodes_ends(make_runner, make_future, is_elastic, seconds, message):
     future = make_future()
-    queue = ShardQueue(running={future.task_run_id: SubmittedShard(shard_of(), future)})
     runner = make_runner()
     runner.is_elastic = is_elastic
-    policy = policy_of(runner, queue)
+    queue = queue_of(runner, running={future.task_run_id: SubmittedShard(shard_of(), future)})
+    policy = LossPolicy(queue, losses_allowed=50)
     assert not policy.end_without_nodes(0, 0.0)
     assert not policy.end_without_nodes(1, seconds), "a node is back"
     assert not policy.end_without_nodes(0, 1000.0)
@@ -151,5 +151,5 @@ def test_a_run_without_nodes_ends(make_runner, make_future, is_elastic, seconds,
 
 
 def test_an_unknown_number_of_slots_is_not_a_lack_of_nodes(make_runner):
-    policy = policy_of(make_runner(), ShardQueue())
+    policy = LossPolicy(queue_of(make_runner()), losses_allowed=50)
     assert not any(policy.end_without_nodes(None, now) for now in (0.0, 1000.0))

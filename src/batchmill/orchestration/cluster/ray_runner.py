@@ -40,6 +40,8 @@ _LOCAL_RAY_IS_GONE = "LocalRayletDiedError"
 class RayRunner(ShardRunner):
     """Runs each shard as a Prefect task run in a Ray task.
 
+    Ray ends with the block, after Prefect has recorded the task runs.
+
     Args:
         cluster: The Ray cluster, or a local Ray.
         access: The credentials that the shards need.
@@ -116,9 +118,6 @@ class RayRunner(ShardRunner):
         """Kill the Ray worker of a task run."""
         with self._lost_connection_is_lost_head():
             ray.cancel(_reference_of(future), force=True)
-
-    def release(self) -> None:
-        """Do nothing. Ray ends with the block, after Prefect has recorded the task runs."""
 
     def is_lost(self, reason: str) -> bool:
         """Return whether the raylet on this machine has died. Ray then accepts no task."""

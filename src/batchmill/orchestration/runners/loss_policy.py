@@ -14,8 +14,6 @@ from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Crashed
 
-from batchmill.orchestration.runners.rebalancing import Rebalancer
-from batchmill.orchestration.runners.runner import ShardRunner
 from batchmill.orchestration.runners.shard_queue import ShardQueue, SubmittedShard
 from batchmill.shards.shard import Shard, give_up, place_of, unfinished
 
@@ -31,18 +29,14 @@ class LossPolicy:
     """Counts the losses of one run and resubmits what the lost shards have not finished.
 
     Args:
-        runner: Runs the shards.
         queue: The shards of the run.
-        rebalancer: Removes a lost shard from the running ones.
         losses_allowed: After this many lost processes, no lost shard is submitted again.
 
     Attributes:
         losses: The number of lost shard processes.
     """
 
-    runner: ShardRunner
     queue: ShardQueue
-    rebalancer: Rebalancer
     losses_allowed: int
     losses: int = 0
     _known_nodes: frozenset[str] = frozenset()
@@ -64,8 +58,8 @@ class LossPolicy:
         self.queue.record_end(submitted, Crashed(message=reason))
         logger = get_run_logger()
         logger.error("%s ended early: %s", shard.title, reason)
-        if self.runner.is_lost(reason):
-            self._add_ended_early(self.runner.lost_message)
+        if self.queue.runner.is_lost(reason):
+            self._add_ended_early(self.queue.runner.lost_message)
             self.queue.waiting.clear()
             return
         self.losses += 1
@@ -107,7 +101,7 @@ class LossPolicy:
             for task_run, (shard, _) in list(self.queue.running.items()):
                 begun_on = place_of(shard)
                 if begun_on == node:
-                    self.handle_loss(self.rebalancer.remove(task_run), "its node was lost")
+                    self.handle_loss(self.queue.remove(task_run), "its node was lost")
                 elif begun_on is None:
                     self._move(task_run)
 
@@ -129,19 +123,19 @@ class LossPolicy:
             get_run_logger().warning(
                 "no node of the Ray cluster can run a shard now. Waiting for a node."
             )
-        is_elastic = self.runner.is_elastic
+        is_elastic = self.queue.runner.is_elastic
         if now - self._no_node_since < (_NO_NODE_SECONDS if is_elastic else _LOST_NODE_SECONDS):
             return False
-        self._add_ended_early(_NO_NODE if is_elastic else self.runner.lost_message)
+        self._add_ended_early(_NO_NODE if is_elastic else self.queue.runner.lost_message)
         for future in self.queue.futures:
-            self.runner.kill(future)
+            self.queue.runner.kill(future)
         return True
 
     def _find_lost_nodes(self, now: float) -> list[str]:
         """Return the nodes that have been missing for too long. Each node is returned once."""
-        missing = self._known_nodes - self.runner.nodes
-        self._known_nodes |= self.runner.nodes
-        for node in self.runner.nodes:
+        missing = self._known_nodes - self.queue.runner.nodes
+        self._known_nodes |= self.queue.runner.nodes
+        for node in self.queue.runner.nodes:
             self._missing_since.pop(node, None)
         # A node that has just disappeared is left to Ray, which usually reports the reason.
         lost = [
@@ -157,8 +151,8 @@ class LossPolicy:
 
         Ray may have requested a worker from the lost node, and would wait for the response.
         """
-        submitted = self.rebalancer.remove(task_run)
-        self.runner.kill(submitted.future)
+        submitted = self.queue.remove(task_run)
+        self.queue.runner.kill(submitted.future)
         self.resubmit(submitted, Crashed(message="a node was lost before the shard began"))
 
     def _add_ended_early(self, reason: str) -> None:

@@ -83,9 +83,11 @@ class ShardRunner(AbstractContextManager["ShardRunner"], ABC):
     def kill(self, future: ShardFuture) -> None:
         """Kill the process of a task run. The task run ends soon after."""
 
-    @abstractmethod
     def release(self) -> None:
-        """Begin to free the resources of the shards. No shard is submitted afterwards."""
+        """Begin to free the resources of the shards. By default, they are freed at the end.
+
+        No shard is submitted afterwards.
+        """
 
     def leave_out(self, state: State[Any]) -> bool:  # noqa: ARG002
         """Stop giving shards to a node that could not run one.
@@ -98,13 +100,13 @@ class ShardRunner(AbstractContextManager["ShardRunner"], ABC):
         """
         return False
 
-    @abstractmethod
-    def is_lost(self, reason: str) -> bool:
+    def is_lost(self, reason: str) -> bool:  # noqa: ARG002
         """Return whether a crash means that the runner cannot run any shard.
 
         Args:
             reason: The message of the crashed task run.
         """
+        return False
 
 
 class LocalRunner(ShardRunner):
@@ -173,7 +175,3 @@ class LocalRunner(ShardRunner):
     def kill(self, future: ShardFuture) -> None:
         """Kill the shard's process. A shard that has no process yet does not begin."""
         self._running.kill(future.task_run_id)
-
-    def is_lost(self, reason: str) -> bool:  # noqa: ARG002
-        """Return False: this machine exists as long as this process runs."""
-        return False

@@ -1,6 +1,6 @@
 """Submits the shards of one run as Prefect task runs, and collects how they ended.
 
-`loss_policy` decides what happens when a shard loses its process or its node. `rebalancing` moves
+`loss_policy` decides what happens when a shard loses its process or its node. `shard_queue` moves
 inputs to nodes that would be idle.
 """
 
@@ -12,7 +12,6 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Crashed
 
 from batchmill.orchestration.runners.loss_policy import LossPolicy
-from batchmill.orchestration.runners.rebalancing import Rebalancer
 from batchmill.orchestration.runners.runner import ShardRunner
 from batchmill.orchestration.runners.shard_queue import ShardQueue, SubmittedShard
 from batchmill.shards.shard import Shard
@@ -49,15 +48,14 @@ class ShardScheduler:
     on_tick: Callable[[], bool]
     cancelled: Callable[[], bool]
     losses_allowed: int
-    queue: ShardQueue = field(default_factory=ShardQueue)
+    queue: ShardQueue = field(init=False)
     _stopped: bool = False
     _cancelled_since: float | None = None
     _killed: bool = False
 
     def __post_init__(self) -> None:
-        runner, queue = self.runner, self.queue
-        self._rebalancer = Rebalancer(runner, queue, self.workers)
-        self._loss_policy = LossPolicy(runner, queue, self._rebalancer, self.losses_allowed)
+        self.queue = ShardQueue(runner=self.runner, workers=self.workers)
+        self._loss_policy = LossPolicy(self.queue, self.losses_allowed)
 
     @property
     def losses(self) -> int:
@@ -126,7 +124,7 @@ class ShardScheduler:
             or self._loss_policy.end_without_nodes(slots, time.monotonic())
         )
         if not self._stopped and slots is not None:
-            self._rebalancer.rebalance(slots, time.monotonic())
+            self.queue.rebalance(slots, time.monotonic())
 
     def _may_submit(self) -> bool:
         if not self.queue.waiting:
@@ -141,7 +139,7 @@ class ShardScheduler:
             time.sleep(_WAIT_SECONDS)
             return
         for future in self.runner.wait(self.queue.futures, _WAIT_SECONDS):
-            self._collect(self._rebalancer.remove(future.task_run_id))
+            self._collect(self.queue.remove(future.task_run_id))
 
     def _collect(self, submitted: SubmittedShard) -> None:
         shard, future = submitted
