@@ -11,7 +11,7 @@ from prefect.states import Completed, Failed
 
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import advice, examine
-from batchmill.orchestration.display.run_reporter import LiveArtifact, artifact_key
+from batchmill.orchestration.artifacts import LiveArtifact, artifact_key
 from batchmill.runs.proof import ProofOptions, prove, record_proof
 from batchmill.sizes import list_counts
 

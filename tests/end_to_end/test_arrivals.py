@@ -13,7 +13,7 @@ from live import ROOT, ask, clean_environment, free_ports, prefect_server_in, sh
 from object_store import upload
 from watcher import Watcher
 
-from batchmill.orchestration.resource_ids import resource_id
+from batchmill.orchestration.server.api import resource_id
 
 ON_ARRIVAL = "preprocess/on-arrival"
 LETTERS = {"step": "batchmill.steps.words:split", "params": {"num_chars": 1, "overlap": 0}}

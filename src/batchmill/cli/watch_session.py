@@ -13,7 +13,7 @@ from batchmill.orchestration.arrivals.detection import FileVersion
 from batchmill.orchestration.arrivals.watch_target import WatchTarget, read_recorded_versions
 from batchmill.orchestration.arrivals.watching import ARRIVED, SourceWatcher
 from batchmill.orchestration.interrupts import SIGNALS, restoring_handlers
-from batchmill.orchestration.resource_ids import resource_id
+from batchmill.orchestration.server.api import resource_id
 from batchmill.outcome import visible
 from batchmill.sizes import counted, readable_size
 

@@ -1,1 +1,1 @@
-"""A run on Prefect and Ray: runners, servers, signals, display, new data."""
+"""A run on Prefect and Ray: runners, servers, signals, artifacts, new data."""

@@ -1,10 +1,13 @@
 """Shows a run in Prefect: its events, artifacts and state. Its tables are written by tasks."""
 
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 from uuid import UUID
 
+from prefect.artifacts import MarkdownArtifact, ProgressArtifact, TableArtifact
 from prefect.client.schemas.objects import State
+from prefect.events import emit_event
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Crashed, Failed
 from prefect.utilities.annotations import opaque
@@ -12,11 +15,16 @@ from prefect.utilities.annotations import opaque
 from batchmill.ledger.lease import Wait
 from batchmill.ledger.ledger import Ledger
 from batchmill.options.failure_policy import FailurePolicy
+from batchmill.orchestration.artifacts import (
+    LiveArtifact,
+    artifact_key,
+    failure_rows,
+    final_message,
+    summary_text,
+)
 from batchmill.orchestration.cancellation import Cancellation
-from batchmill.orchestration.display.metrics import RunMetrics
-from batchmill.orchestration.display.run_reporter import RunReporter, artifact_key
-from batchmill.orchestration.display.summary_text import final_message
-from batchmill.orchestration.server.api import end_flow_run
+from batchmill.orchestration.metrics import RunMetrics
+from batchmill.orchestration.server.api import end_flow_run, resource_id
 from batchmill.planning.prepare import Prepared
 from batchmill.publishing.summary import Summary, failure_message
 from batchmill.runs.execute import RunEnd, RunObserver
@@ -42,11 +50,15 @@ class FlowObserver(RunObserver):
     def begin(self, run: Run) -> None:
         """Send the event that the run has started."""
         job = run.prepared.job
-        self._reporter = RunReporter(job.output, run.number)
-        self._dataset = job.output
+        self._dataset, self._run = job.output, run.number
+        self._progress_artifact, self._failures_artifact = LiveArtifact(), LiveArtifact()
+        self._sent_failures = 0
         self.metrics = RunMetrics(job.output, job.step)
         self.metrics.pending(run.pending)
-        self._reporter.begin(inputs=len(run.prepared.manifest), pending=run.pending, step=job.step)
+        inputs = len(run.prepared.manifest)
+        self._emit(
+            "batchmill.run.started", {"inputs": inputs, "pending": run.pending, "step": job.step}
+        )
 
     def planned(self, run: Run) -> None:
         """Record the id of this flow run. Mark the previous one as crashed if it was killed."""
@@ -60,8 +72,20 @@ class FlowObserver(RunObserver):
             end_flow_run(UUID(before), Crashed(message=reason))
 
     def show(self, progress: Progress) -> None:
-        """Show the progress and the failures so far."""
-        self._reporter.show(progress)
+        """Send the new failures, and update the artifacts that have changed."""
+        for failure in progress.failures[self._sent_failures :]:
+            self._emit("batchmill.input.failed", failure._asdict())
+        self._sent_failures = len(progress.failures)
+        share = 100.0 * progress.done / progress.total if progress.total else 100.0
+        failed = f", {progress.failed:,} not ok" if progress.failed else ""
+        artifact = ProgressArtifact(
+            key=artifact_key("progress", self._dataset),
+            progress=share,
+            description=f"{progress.done:,} of {progress.total:,} inputs{failed}",
+        )
+        self._progress_artifact.show(artifact)
+        if progress.failed or self._failures_artifact.id:
+            self._show_failures(progress)
         self.metrics.pending(progress.total - progress.done)
 
     def write_tables(self, prepared: Prepared) -> str:
@@ -72,13 +96,25 @@ class FlowObserver(RunObserver):
     def write_report(self, ledger: Ledger, run: int, dataset: str) -> None:
         """Write the report in a task run, and show it as an artifact."""
         hidden: Any = opaque(ledger)
-        self._reporter.sum_up(write_report(hidden, run, dataset))
+        report = write_report(hidden, run, dataset)
+        artifact = MarkdownArtifact(
+            key=artifact_key("summary", dataset),
+            markdown=summary_text(report),
+            description=f"{report.facts.summary.sentence()}. Dataset: `{dataset}`",
+        )
+        LiveArtifact().show(artifact)
 
     def end(self, summary: Summary, *, is_cancelled: bool) -> None:
         """Send the event that the run has ended."""
         accepted = "Completed" if summary.accepted(self.policy) else "Failed"
         state = "Cancelled" if is_cancelled else accepted
-        self._reporter.end(summary, state)
+        message = failure_message(summary, self._dataset)
+        self._emit(
+            "batchmill.run.finished",
+            summary.as_json() | {"state": state, "message": message},
+            # A trigger can match labels, but not the payload.
+            {"batchmill.state": state, "batchmill.not-ok": str(summary.failed)},
+        )
         self.metrics.end(state)
 
     def final_state(self, ended: RunEnd) -> State[Any]:
@@ -94,3 +130,28 @@ class FlowObserver(RunObserver):
             # A caller of the flow and the end of its log get the whole text.
             return Failed(message=message, data="\n".join(lines))
         return Completed(message=summary.sentence(), data=summary.as_json())
+
+    def _show_failures(self, progress: Progress) -> None:
+        rows = failure_rows(progress.failures)
+        cut = f". The first {len(rows):,} are shown" if progress.failed > len(rows) else ""
+        artifact = TableArtifact(
+            key=artifact_key("failures", self._dataset),
+            table=rows,
+            description=f"{progress.failed:,} not ok in run {self._run}{cut}. "
+            f"For whole names and tracebacks: `batchmill failures {quote(self._dataset)}`",
+        )
+        self._failures_artifact.show(artifact)
+
+    def _emit(
+        self, event: str, payload: dict[str, object], labels: dict[str, str] | None = None
+    ) -> None:
+        # Prefect sends the event from another thread, and adds the id of the flow run.
+        emit_event(
+            event,
+            resource={
+                "prefect.resource.id": resource_id("dataset", self._dataset),
+                "prefect.resource.name": self._dataset,
+                **(labels or {}),
+            },
+            payload={"dataset": self._dataset, "run": self._run} | payload,
+        )

@@ -13,8 +13,8 @@ from batchmill.errors import StoreError
 from batchmill.inference.gpus import gpus_for
 from batchmill.layout import STAGING
 from batchmill.orchestration.cancellation import Cancellation
-from batchmill.orchestration.display.metrics import COLUMNS
 from batchmill.orchestration.flow_observer import FlowObserver
+from batchmill.orchestration.metrics import COLUMNS
 from batchmill.orchestration.runners.runner import LocalRunner, ShardRunner
 from batchmill.orchestration.runners.scheduler import ShardScheduler
 from batchmill.orchestration.server.api import record_ends, wait_until_recorded

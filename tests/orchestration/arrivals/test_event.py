@@ -16,7 +16,7 @@ from batchmill.orchestration.arrivals.watch_target import (
     watched,
 )
 from batchmill.orchestration.arrivals.watching import announce, make_payload, retry_pauses
-from batchmill.orchestration.resource_ids import resource_id
+from batchmill.orchestration.server.api import resource_id
 from batchmill.storage import LocalStore
 
 

@@ -13,8 +13,12 @@ from prefect.logging import get_run_logger
 from batchmill.errors import BatchmillError, ServiceError
 from batchmill.orchestration.arrivals.detection import Arrivals, FileVersion
 from batchmill.orchestration.arrivals.watch_target import WatchTarget
-from batchmill.orchestration.resource_ids import resource_id
-from batchmill.orchestration.server.api import API_ERRORS, client_without_retries, shown_api
+from batchmill.orchestration.server.api import (
+    API_ERRORS,
+    client_without_retries,
+    resource_id,
+    shown_api,
+)
 from batchmill.storage import is_url
 
 ARRIVED = "batchmill.data.arrived"

@@ -1,10 +1,11 @@
-"""Choose the Prefect API of a run, and complete its records when the run ends."""
+"""Choose the Prefect API of a run, name datasets in it, and complete its records at the end."""
 
 import logging
+import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 import httpx
@@ -25,6 +26,7 @@ from prefect.settings import (
 )
 from prefect.states import Completed
 
+from batchmill.digests import readable_id
 from batchmill.errors import ServiceError
 from batchmill.orchestration.server.embedded_server import embedded_server
 from batchmill.tasks.shard_log import send_events, send_logs
@@ -111,6 +113,15 @@ def lost_server_message(error: Exception) -> str:
 def shown_api() -> str:
     """Return the URL of the Prefect API without its password, for messages."""
     return hide_secrets(str(PREFECT_API_URL.value()))
+
+
+def resource_id(kind: Literal["dataset", "source"], place: str) -> str:
+    """Return the id of a dataset or a source in Prefect's events.
+
+    A trigger can match all datasets with `batchmill.dataset.*`, and all sources with
+    `batchmill.source.*`.
+    """
+    return f"batchmill.{kind}.{readable_id(kind, os.path.basename(place.rstrip('/')), place)}"
 
 
 def _check_configured() -> None:

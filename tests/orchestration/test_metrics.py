@@ -10,9 +10,9 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from batchmill.ledger.parts import PART_SCHEMA
-from batchmill.orchestration.display.metrics import COLUMNS, RunMetrics
+from batchmill.orchestration.metrics import COLUMNS, RunMetrics
 
-DASHBOARD = Path(__file__).parents[3] / "examples" / "metrics" / "dashboard.json"
+DASHBOARD = Path(__file__).parents[2] / "examples" / "metrics" / "dashboard.json"
 
 
 def records(*outcomes):

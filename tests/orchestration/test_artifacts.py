@@ -1,4 +1,4 @@
-"""The texts of a run in the Prefect UI: they fit into the column that Prefect's page leaves."""
+"""The artifacts of a run in the Prefect UI: their texts fit into the columns of Prefect's page."""
 
 import re
 from pathlib import Path
@@ -8,8 +8,12 @@ from jobs import run_job
 
 from batchmill.ledger.open import open_ledger
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.orchestration.display.run_reporter import failure_rows
-from batchmill.orchestration.display.summary_text import final_message, summary_text
+from batchmill.orchestration.artifacts import (
+    artifact_key,
+    failure_rows,
+    final_message,
+    summary_text,
+)
 from batchmill.publishing.report import write_report
 from batchmill.publishing.summary import Summary
 from batchmill.runs.progress import Failure
@@ -104,3 +108,10 @@ def test_the_state_message_of_a_failed_run_has_no_list_of_inputs():
     )
     summary = Summary(run=1, inputs=3, outcomes={"ok": 2}, pending=1, executed=2)
     assert final_message(summary, [], "summary-clips-1a2b") == "3 inputs: 2 ok, 1 pending."
+
+
+def test_a_key_is_readable_and_differs_between_datasets_of_one_name():
+    one, other = (artifact_key("summary", f"/data/{folder}/Clips") for folder in "ab")
+    assert one.startswith("summary-clips-")
+    assert len(one) == len("summary-clips-") + 4
+    assert one != other

@@ -1,20 +1,118 @@
-"""The summary page of a run in the Prefect UI, as Markdown."""
+"""The artifacts of a run in the Prefect UI, and the summary page as Markdown."""
 
-from collections.abc import Iterator, Sequence
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from shlex import quote
+from typing import Any
+from uuid import UUID
 
+from prefect.artifacts import Artifact
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactUpdate
+
+from batchmill.digests import readable_id
+from batchmill.orchestration.server.api import API_ERRORS, without_retries
 from batchmill.outcome import described
 from batchmill.publishing.failure_groups import FailureGroup
 from batchmill.publishing.report import Facts, Report
 from batchmill.publishing.report.charts import as_data_url
 from batchmill.publishing.summary import Summary
+from batchmill.runs.progress import Failure
 from batchmill.sizes import counted, duration, readable_size
 
+logger = logging.getLogger(__name__)
+
+# Prefect's table breaks no lines, and cuts the right side. With the outcome, these columns fill the
+# 567 pixels that the page leaves at a width of 1,200 pixels.
+_REASON_CHARACTERS, _INPUT_CHARACTERS = 36, 30
+# After an error of the server, an artifact is not sent for this time.
+_PAUSE_SECONDS = 30.0
+_DIGITS = 4
 _SHOWN_GROUPS = 20
 # At a width of 1,200 pixels, Prefect's page has a column of 567 pixels for the text. Prefect breaks
 # no words in code, so a longer word would be below the page's right column. The first number is for
 # a line of text, and the second for the last column of a table.
 _WORD_CHARACTERS, _CELL_CHARACTERS = 56, 30
+
+
+class LiveArtifact:
+    """One artifact. The first call of `show` creates it, and later calls update it.
+
+    Attributes:
+        id: The id of the artifact. None before the server has accepted it.
+    """
+
+    def __init__(self) -> None:
+        self.id: UUID | None = None
+        self._shown: Artifact | None = None
+        self._next = 0.0
+
+    def show(self, artifact: Artifact) -> None:
+        """Create the artifact, or update its data and description if they have changed.
+
+        An error of the server does not end the run. A later call sends the artifact again, but no
+        request is sent for 30 s after an error.
+
+        Args:
+            artifact: The artifact with its data and description.
+        """
+        if artifact == self._shown or time.monotonic() < self._next:
+            return
+        try:
+            with without_retries():
+                self._send(artifact)
+        except API_ERRORS as error:
+            self._next = time.monotonic() + _PAUSE_SECONDS
+            logger.warning("the artifact %s could not be sent to Prefect: %s", artifact.key, error)
+            return
+        self._shown = artifact
+
+    def _send(self, artifact: Artifact) -> None:
+        if self.id is None:
+            made: Any = artifact.create(_sync=True)  # type: ignore[call-arg]
+            self.id = made.id
+            return
+        data: Any = artifact.format(_sync=True)  # type: ignore[call-arg]
+        update = ArtifactUpdate(data=data, description=artifact.description)
+        with get_client(sync_client=True) as client:
+            client.update_artifact(self.id, update)
+
+
+def failure_rows(failures: Iterable[Failure]) -> list[dict[str, object]]:
+    """Return the rows of the artifact with the failures, the most frequent reasons first.
+
+    They have short names and reasons.
+    """
+    rows = [
+        {
+            "reason": _shortened(one.reason),
+            "input": shortened_name(one.input, _INPUT_CHARACTERS),
+            "outcome": one.outcome,
+            "attempts": one.attempts,
+        }
+        for one in failures
+    ]
+    inputs = Counter(row["reason"] for row in rows)
+    return sorted(rows, key=lambda row: (-inputs[row["reason"]], str(row["reason"])))
+
+
+def _shortened(reason: str) -> str:
+    end = "" if len(reason) <= _REASON_CHARACTERS else " ..."
+    return f"{reason[:_REASON_CHARACTERS]}{end}"
+
+
+def artifact_key(kind: str, dataset: str) -> str:
+    """Return an artifact's key: KIND-NAME-HASH. It is the same for all runs over a dataset.
+
+    Prefect shows the key as a title, so the hash is short. It distinguishes datasets of one name.
+
+    >>> artifact_key("progress", "/data/Clips 2024")
+    'progress-clips-2024-ed8e'
+    """
+    return f"{kind}-{readable_id('dataset', Path(dataset).name, dataset, _DIGITS)}".lower()
 
 
 def summary_text(report: Report) -> str:

@@ -1,1 +1,0 @@
-"""Artifacts and events of a run in Prefect."""
