@@ -10,7 +10,7 @@ from batchmill.planning.prepare import Prepared
 from batchmill.publishing.publish import publish_changes
 from batchmill.publishing.report import Report
 from batchmill.publishing.report import write_report as write
-from batchmill.runs.context import prepare_once
+from batchmill.runs.run import prepare_once
 from batchmill.sizes import list_counts
 
 

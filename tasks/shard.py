@@ -1,16 +1,20 @@
-"""The tasks that run one shard: in a process of this machine, or on a Ray worker."""
+"""The tasks that run one shard, in a process of this machine or on a Ray worker, and their log."""
 
+import logging
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 from uuid import UUID
 
-from batchmill.tasks.shard_log import ShardLog, send_logs
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.events.worker import EventsWorker
+from prefect.logging import get_run_logger
+from prefect.logging.handlers import APILogWorker
 from prefect.runtime import task_run
-from prefect.states import Cancelled, Crashed
+from prefect.states import Cancelled, Completed, Crashed
 
 from batchmill.outcome import Outcome
 from batchmill.runs.node_check import Probe, first_fault
@@ -19,8 +23,43 @@ from batchmill.shards.process import ShardProcess, ShardProcessDiedError
 from batchmill.shards.process_pool import ShardProcesses
 from batchmill.shards.run_shard import ShardResult, run_shard
 from batchmill.shards.shard import Shard
+from batchmill.shards.step_log import StepLines
 
 _UNFIT = "UnfitNode"
+SHOWN_FAILURES = 100
+# The longest time to send logs or events.
+_DRAIN_SECONDS = 5
+
+
+class ShardLog:
+    """Writes the inputs that are not ok, and the number of inputs by outcome, to the log."""
+
+    def __init__(self) -> None:
+        self._logger: Any = get_run_logger()
+        self._failures = 0
+
+    def failure(self, name: str, kind: str, reason: str) -> None:
+        """Log an input that is not ok, with the reason. Only the first 100 are logged."""
+        self._failures += 1
+        if self._failures <= SHOWN_FAILURES:
+            self._logger.error("%s: %s: %s", name, kind, reason)
+
+    def step_lines(self, found: StepLines) -> None:
+        """Log the lines that a step printed or logged, each after the name of its input."""
+        prefix = f"{found.input}: " if found.input else ""
+        for line in found.lines:
+            known = logging.getLevelNamesMapping().get(line.partition(":")[0], logging.INFO)
+            # By default, Prefect drops records below INFO, also those that the user requested.
+            self._logger.log(max(known, logging.INFO), "%s%s", prefix, line)
+
+    def end(self, result: ShardResult) -> State[ShardResult]:
+        """Log the number of inputs by outcome. Return the final state, which names the failures."""
+        counts = ", ".join(f"{count} {kind}" for kind, count in result.outcomes.items())
+        self._logger.info("%s in %.1f s", counts, result.seconds)
+        inputs = sum(result.outcomes.values())
+        failed = inputs - result.outcomes.get("ok", 0)
+        what = f"{failed:,} of {inputs:,} inputs failed" if failed else f"{inputs:,} inputs are ok"
+        return Completed(message=f"{what}.", data=result)
 
 
 class RunningShards:
@@ -127,3 +166,20 @@ def refusing_node(state: State[Any]) -> tuple[str, str]:
         return "", ""
     node, _, reason = str(state.message).partition(" ")
     return node, reason
+
+
+def send_logs() -> None:
+    """Send the logs of this process to the Prefect API immediately."""
+    _drain(APILogWorker)
+
+
+def send_events() -> None:
+    """Send the events of this process, such as the ends of task runs, to the Prefect API."""
+    _drain(EventsWorker)
+
+
+def _drain(worker: type[APILogWorker | EventsWorker]) -> None:
+    # If an event loop runs, as in a notebook, `drain_all` only returns a coroutine. No loop runs
+    # in a new thread.
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        thread.submit(worker.drain_all, timeout=_DRAIN_SECONDS, at_exit=False).result()

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import warnings
 
-from batchmill.tasks.shard_log import send_logs
+from batchmill.tasks.shard import send_logs
 
 
 def test_logs_are_sent_while_an_event_loop_runs():

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from batchmill.jobs.progress_line import STARTING, following, poll, progress_line
+from batchmill.runs.progress import STARTING, following, poll, progress_line
 from batchmill.jobs.run_job import JobDisplay
 from batchmill.planning.prepare import Prepared
 from batchmill.runs.progress import RunWatcher

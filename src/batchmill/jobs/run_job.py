@@ -28,7 +28,7 @@ from batchmill.planning.forecast import Forecast
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import Prepared, forecast_for, prepare
 from batchmill.publishing.summary import Summary, summarise
-from batchmill.runs.context import handing_over
+from batchmill.runs.run import handing_over
 from batchmill.security.credentials import Access, access_to
 from batchmill.shards.process_pool import shard_processes
 from batchmill.sizes import counted

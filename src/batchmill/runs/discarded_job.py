@@ -1,7 +1,15 @@
-"""A job over some inputs of another job, whose dataset is discarded."""
+"""Executes inputs of a job again, and compares the results with the recorded ones.
 
+The new results are in a dataset that is discarded.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -9,12 +17,31 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.manifest import Manifest
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions, RunOptions
+from batchmill.outcome import one_line
+from batchmill.planning.batching import Cores, own_cores
 from batchmill.planning.decisions import Criteria
 from batchmill.planning.plan import PLANNED_COLUMNS, make_plan
 from batchmill.planning.prepare import Prepared
-from batchmill.runs.run import open_run
-from batchmill.runs.runner import Runner
+from batchmill.runs.run import Run, open_run
+from batchmill.runs.runner import Runner, ShardsEnd
+from batchmill.security.credentials import granted
+from batchmill.shards.process import ShardProcessDiedError
+from batchmill.shards.process_pool import shard_processes
+from batchmill.shards.shard import Shard
 from batchmill.storage import open_store
+from batchmill.storage.scratch import scratch_folder
+
+# The columns of a record that `differences` compares.
+RESULT_COLUMNS = ("input", "outcome", "rows", "outputs", "error", "message")
+_SHOWN_CHARACTERS = 80
+_POLL_SECONDS = 1.0
+
+
+class ResultDifference(NamedTuple):
+    """A difference between two results of an input: the column or file, and a line of text."""
+
+    what: str
+    text: str
 
 
 def part_of(manifest: Manifest, rows: pa.Array | pa.ChunkedArray) -> Manifest:
@@ -79,3 +106,143 @@ def execute_discarded(
     with open_run(job) as run, runner:
         layout, shards = run.divide(execution, runner.cores, policy)
         runner.run(run, shards, layout.num_workers)
+
+
+def make_again(
+    prepared: Prepared,
+    rows: pa.Array | pa.ChunkedArray,
+    execution: ExecutionOptions,
+    policy: FailurePolicy,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> dict[str, dict[str, Any]]:
+    """Execute some inputs of a job in a child process, without Prefect and Ray.
+
+    Args:
+        prepared: The job.
+        rows: The rows of the inputs in its manifest.
+        execution: How the inputs are divided into batches.
+        policy: The limits of an input.
+        is_cancelled: Returns True if the execution must end early.
+
+    Returns:
+        The RESULT_COLUMNS of each input that has an outcome, by the input's name.
+
+    Raises:
+        BatchmillError: Any error of `prepare` and of the shards.
+    """
+    with scratch_folder() as folder:
+        job = discarded_job(prepared, rows, folder)
+        execute_discarded(job, _ChildProcess(is_cancelled), execution, policy)
+        records: list[dict[str, Any]] = job.ledger.records(RESULT_COLUMNS).to_pylist()
+    return {record["input"]: record for record in records}
+
+
+def differences(
+    before: Mapping[str, Any], after: Mapping[str, Any] | None
+) -> Iterator[ResultDifference]:
+    """Yield the differences between two results of an input.
+
+    Args:
+        before: The RESULT_COLUMNS of its `ok` record.
+        after: Those of the new result. None if it has no outcome.
+    """
+    if after is None:
+        yield ResultDifference("outcome", "has no outcome")
+        return
+    if after["outcome"] != "ok":
+        why = f"{after['outcome']}: {one_line(after['error'], after['message'])}"
+        yield ResultDifference("outcome", why)
+        return
+    files = ({_name(file["path"]): file for file in one["outputs"]} for one in (before, after))
+    yield from _file_differences(*files)
+    old_rows, new_rows = (json.loads(result["rows"]) for result in (before, after))
+    if len(old_rows) != len(new_rows):
+        text = f"{len(old_rows):,} rows -> {len(new_rows):,} rows"
+        yield ResultDifference("number of rows", text)
+    for old, new in zip(old_rows, new_rows, strict=False):
+        for column in dict.fromkeys([*old, *new]):
+            values = [_value(row, column) for row in (old, new)]
+            if values[0] != values[1]:
+                text = f"{column}: {' -> '.join(map(_short, values))}"
+                yield ResultDifference(column, text)
+
+
+def _file_differences(
+    before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]
+) -> Iterator[ResultDifference]:
+    for name in sorted(before.keys() | after.keys()):
+        old, new = before.get(name), after.get(name)
+        if old is None or new is None:
+            text = f"{name} {'is new' if old is None else 'is not written'}"
+            yield ResultDifference(name, text)
+        elif (old["size"], old["content"]) != (new["size"], new["content"]):
+            text = f"{name}: {old['size']:,} bytes -> {new['size']:,} bytes, other content"
+            yield ResultDifference(name, text)
+
+
+def _value(row: Mapping[str, Any], column: str) -> str:
+    """Return a value as JSON, without the folder of an output, whose name has a hash."""
+    if column not in row:
+        return "no value"
+    value = row[column]
+    if column == "output" and isinstance(value, str):
+        value = _name(value)
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _name(path: str) -> str:
+    """Return the name of an output in the folder of its input.
+
+    >>> _name("files/a-ae53ac10e51459de.7cd8e667d143/sub/clip.wav")
+    'sub/clip.wav'
+    """
+    return path.split("/", 2)[-1]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} ..."
+
+
+class _ChildProcess(Runner):
+    """Executes shards one after another in a child process, without Prefect and Ray.
+
+    Args:
+        is_cancelled: Returns True if the shards must end early.
+    """
+
+    def __init__(self, is_cancelled: Callable[[], bool]) -> None:
+        self._is_cancelled = is_cancelled
+
+    @property
+    def cores(self) -> Cores:
+        """The cores that this process may use."""
+        return Cores(total=own_cores(), node=own_cores())
+
+    def run(self, run: Run, shards: Sequence[Shard], num_workers: int) -> ShardsEnd:  # noqa: ARG002
+        """Execute the shards. If the process dies, the remaining inputs have no outcome."""
+        try:
+            with self._stopping(run), shard_processes() as processes, processes.one() as process:
+                for shard in shards:
+                    process.run(shard, granted(), lambda _: None)
+        except ShardProcessDiedError as error:
+            return ShardsEnd(lost=True, reasons=[str(error)])
+        return ShardsEnd()
+
+    @contextmanager
+    def _stopping(self, run: Run) -> Iterator[None]:
+        """Request that the shards end early if the run is cancelled during the block."""
+        is_over = threading.Event()
+
+        def watch() -> None:
+            while not self._is_cancelled():
+                if is_over.wait(_POLL_SECONDS):
+                    return
+            run.ledger.control.request_stop(run.number)
+
+        watcher = threading.Thread(target=watch, name="cancelled-sample", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            watcher.join()

@@ -25,7 +25,7 @@ from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.prepare import Prepared
 from batchmill.publishing.metadata_table import metadata_table
 from batchmill.reading.published import read_published
-from batchmill.runs.made_again import ResultDifference, differences, make_again
+from batchmill.runs.discarded_job import ResultDifference, differences, make_again
 from batchmill.runs.recorded_version import RecordedVersion
 from batchmill.step.packages import imported_packages
 from batchmill.storage import if_exists

@@ -1,9 +1,13 @@
-"""One run over a dataset: its lease, its shards, its records, its summary."""
+"""One run over a dataset: its lease, its shards, its records, its summary.
+
+The caller of a flow can pass its prepared job to the flow, in one process.
+"""
 
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -23,8 +27,9 @@ from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions
 from batchmill.partitions.record import forget_earlier, write_assignment
 from batchmill.planning.batching import Cores, Layout
+from batchmill.planning.job import Job
 from batchmill.planning.partition_assignment import without_withdrawn
-from batchmill.planning.prepare import Prepared, plan_again
+from batchmill.planning.prepare import Prepared, plan_again, prepare
 from batchmill.planning.run_spec import partitions_of, write_run_plan
 from batchmill.publishing.summary import Summary, summarise
 from batchmill.runs.node_check import Probe
@@ -32,6 +37,11 @@ from batchmill.shards.planned_step import pickled_step_name
 from batchmill.shards.shard import Shard
 from batchmill.step.value.shipping import pickle_digest
 from batchmill.storage import is_url
+
+
+# A flow's parameters are plain values, so a plan of a million inputs cannot be one of them. The
+# caller has made it to show it to the user, and the flow need not make it again.
+_handover: ContextVar[Prepared | None] = ContextVar("handover", default=None)
 
 
 @dataclass(kw_only=True)
@@ -226,3 +236,19 @@ def _keep_results(ledger: Ledger, run: int) -> None:
         upkeep = Upkeep(ledger, run)
         upkeep.keep_results()
         upkeep.write()
+
+
+@contextmanager
+def handing_over(prepared: Prepared) -> Iterator[None]:
+    """Make `prepare_once` return `prepared` for its job during the block."""
+    token = _handover.set(prepared)
+    try:
+        yield
+    finally:
+        _handover.reset(token)
+
+
+def prepare_once(job: Job) -> Prepared:
+    """Return the caller's prepared job if it is the same job; otherwise prepare the job."""
+    prepared = _handover.get()
+    return prepared if prepared and prepared.job == job else prepare(job)

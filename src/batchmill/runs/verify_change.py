@@ -13,7 +13,7 @@ from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.change_check import ChangeCheck
 from batchmill.planning.prepare import Prepared, code_changes, plan_with
 from batchmill.planning.sample import random_sample
-from batchmill.runs.made_again import RESULT_COLUMNS, differences, make_again
+from batchmill.runs.discarded_job import RESULT_COLUMNS, differences, make_again
 
 _SHOWN_INPUTS = 5
 
