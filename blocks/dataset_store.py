@@ -3,11 +3,11 @@
 import os
 from typing import Annotated, Any
 
-from batchmill.blocks.saved_block import load_saved, saved_name
+from batchmill.blocks.saved_block import FORM, load_saved, saved_name
 from prefect.blocks.core import Block
 from prefect.blocks.fields import SecretDict
 from prefect.filesystems import LocalFileSystem, RemoteFileSystem
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, HttpUrl, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, HttpUrl, field_validator
 
 from batchmill.errors import OptionError
 from batchmill.security.credentials import Access
@@ -30,8 +30,7 @@ class DatasetStore(Block):
         ```
     """
 
-    # Pydantic's messages would contain the rejected values, including secrets.
-    model_config = ConfigDict(hide_input_in_errors=True)
+    model_config = FORM
 
     _block_type_name = "Dataset Store (batchmill)"
     _block_type_slug = "batchmill-dataset-store"
@@ -41,17 +40,11 @@ class DatasetStore(Block):
     _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
     _description = "A bucket or folder that contains batchmill's datasets, with its credentials."
 
-    url: str = Field(
-        title="URL",
-        description="A bucket prefix such as s3://bucket/datasets, or the full path of a folder.",
-    )
-    options: SecretDict = Field(
-        default_factory=lambda: SecretDict({}),
-        title="Options",
-        description='Options of the fsspec file system in JSON, for example {"key": "...", '
-        '"secret": "..."}. They are kept secret. Default: the credentials in the environment or '
-        "profile of each machine.",
-    )
+    url: str = Field(title="URL")
+    """A bucket prefix such as s3://bucket/datasets, or the full path of a folder."""
+    options: SecretDict = Field(default_factory=lambda: SecretDict({}))
+    """Options of the fsspec file system in JSON, for example {"key": "...", "secret": "..."}. They
+    are kept secret. Default: the credentials in the environment or profile of each machine."""
 
     @field_validator("url")
     @classmethod

@@ -7,17 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from batchmill.blocks.saved_block import load_saved, saved_name
+from batchmill.blocks.saved_block import FORM, load_saved, saved_name
 from prefect.blocks.core import Block
-from pydantic import (
-    ConfigDict,
-    Field,
-    HttpUrl,
-    SecretStr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, HttpUrl, SecretStr, ValidationError, field_validator, model_validator
 
 from batchmill.errors import OptionError
 from batchmill.options.base import parse_size
@@ -46,8 +38,7 @@ class RayCluster(Block):
         ```
     """
 
-    # Pydantic's messages would contain the rejected values, including secrets.
-    model_config = ConfigDict(hide_input_in_errors=True)
+    model_config = FORM
 
     _block_type_name = "Ray Cluster (batchmill)"
     _block_type_slug = "batchmill-ray-cluster"
@@ -58,46 +49,24 @@ class RayCluster(Block):
     _documentation_url = HttpUrl("https://docs.prefect.io/integrations/prefect-ray")
     _description = "The Ray cluster that runs batchmill's shards, and the resources of each shard."
 
-    address: str = Field(
-        title="Address",
-        description="ray://HOST:10001 (Ray Client); HOST:6379 or auto (the flow run is on a machine"
-        " of the cluster); or local (the flow run starts Ray on its own machine).",
-    )
-    token: SecretStr | None = Field(
-        default=None,
-        title="Token",
-        description="The cluster's token, if it requires one. Default: RAY_AUTH_TOKEN or"
-        " ~/.ray/auth_token.",
-    )
-    runtime_env: dict[str, Any] = Field(
-        default_factory=dict,
-        title="Runtime environment",
-        description="Runtime environment that Ray sets up on its nodes: working_dir, py_modules,"
-        " pip, env_vars.",
-    )
-    num_cpus: float | None = Field(
-        default=None,
-        ge=_LEAST,
-        title="CPUs of a shard",
-        description="Default: one per DataLoader worker.",
-    )
-    num_gpus: float | None = Field(
-        default=None,
-        ge=0,
-        title="GPUs of a shard",
-        description="May be a fraction, for example 0.5. Default: 1 for a model that can use a GPU,"
-        " if the cluster has GPUs; otherwise 0.",
-    )
-    memory: str | None = Field(
-        default=None,
-        title="Memory of a shard",
-        description="For example 8G. Ray uses it to choose a machine, but does not enforce it.",
-    )
+    address: str
+    """ray://HOST:10001 (Ray Client); HOST:6379 or auto (the flow run is on a machine of the
+    cluster); or local (the flow run starts Ray on its own machine)."""
+    token: SecretStr | None = None
+    """The cluster's token, if it requires one. Default: RAY_AUTH_TOKEN or ~/.ray/auth_token."""
+    runtime_env: dict[str, Any] = Field(default_factory=dict, title="Runtime environment")
+    """Runtime environment that Ray sets up on its nodes: working_dir, py_modules, pip, env_vars."""
+    num_cpus: float | None = Field(default=None, ge=_LEAST, title="CPUs of a shard")
+    """Default: one per DataLoader worker."""
+    num_gpus: float | None = Field(default=None, ge=0, title="GPUs of a shard")
+    """May be a fraction, for example 0.5. Default: 1 for a model that can use a GPU, if the cluster
+    has GPUs; otherwise 0."""
+    memory: str | None = Field(default=None, title="Memory of a shard")
+    """For example 8G. Ray uses it to choose a machine, but does not enforce it."""
     resources: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        default_factory=dict,
-        title="Other resources of a shard",
-        description='Custom resources of the machines, for example {"scanner": 1}.',
+        default_factory=dict, title="Other resources of a shard"
     )
+    """Custom resources of the machines, for example {"scanner": 1}."""
 
     @field_validator("address")
     @classmethod

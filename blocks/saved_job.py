@@ -4,9 +4,9 @@ from typing import Any, Self
 
 from batchmill.blocks.dataset_store import Store
 from batchmill.blocks.ray_cluster import RayCluster
-from batchmill.blocks.saved_block import load_saved, saved_name
+from batchmill.blocks.saved_block import FORM, load_saved, saved_name
 from prefect.blocks.core import Block
-from pydantic import ConfigDict, Field, HttpUrl, model_validator
+from pydantic import Field, HttpUrl, model_validator
 
 from batchmill.errors import OptionError
 from batchmill.options.failure_policy import FailurePolicy
@@ -32,8 +32,7 @@ class SavedJob(Block):
         ```
     """
 
-    # Pydantic's messages would contain the rejected values, including secrets.
-    model_config = ConfigDict(hide_input_in_errors=True)
+    model_config = FORM
 
     _block_type_name = "Saved Job (batchmill)"
     _block_type_slug = "batchmill-saved-job"
@@ -43,53 +42,29 @@ class SavedJob(Block):
     _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
     _description = "A manifest, a step, a dataset and their settings, to run under one name."
 
-    manifest: str = Field(
-        title="Manifest",
-        description="CSV, TSV, JSON Lines or Parquet file with one row per input; or a folder, a"
-        " glob or a bucket prefix. Give a full path: a worker's working folder is temporary.",
-    )
-    step: str = Field(
-        title="Step",
-        description="The function or Dataset class to run, as package.module:attribute.",
-    )
-    output: str = Field(
-        title="Output",
-        description="The dataset: a full path or URL, or a name in the store.",
-    )
-    params: dict[str, Any] = Field(
-        default_factory=dict, title="Params", description="The step's keyword arguments."
-    )
-    failures: FailurePolicy = Field(
-        default=FailurePolicy(),
-        title="Failures",
-        description="Limits per input, retries and allowed failures.",
-    )
-    inputs: InputOptions = Field(
-        default=InputOptions(),
-        title="Inputs",
-        description="Options that select the inputs of the manifest.",
-    )
-    execution: ExecutionOptions = Field(
-        default=ExecutionOptions(),
-        title="Execution",
-        description="Options that divide inputs into batches and processes.",
-    )
-    partitions: PartitionOptions = Field(
-        default=PartitionOptions(),
-        title="Partitions",
-        description="Options that assign the rows of the tables to partitions.",
-    )
-    cluster: RayCluster | None = Field(
-        default=None,
-        title="Ray cluster",
-        description="Default: shards run on the machine of the flow run, without Ray.",
-    )
-    store: Store = Field(default=None, title="Store", description="Store of the dataset.")
-    confinement: ConfinementOptions = Field(
-        default=ConfinementOptions(),
-        title="Confinement",
-        description="Options that confine the step to a few folders.",
-    )
+    manifest: str
+    """CSV, TSV, JSON Lines or Parquet file with one row per input; or a folder, a glob or a bucket
+    prefix. Give a full path: a worker's working folder is temporary."""
+    step: str
+    """The function or Dataset class to run, as package.module:attribute."""
+    output: str
+    """The dataset: a full path or URL, or a name in the store."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """The step's keyword arguments."""
+    failures: FailurePolicy = FailurePolicy()
+    """Limits per input, retries and allowed failures."""
+    inputs: InputOptions = InputOptions()
+    """Options that select the inputs of the manifest."""
+    execution: ExecutionOptions = ExecutionOptions()
+    """Options that divide inputs into batches and processes."""
+    partitions: PartitionOptions = PartitionOptions()
+    """Options that assign the rows of the tables to partitions."""
+    cluster: RayCluster | None = Field(default=None, title="Ray cluster")
+    """Default: shards run on the machine of the flow run, without Ray."""
+    store: Store = None
+    """Store of the dataset."""
+    confinement: ConfinementOptions = ConfinementOptions()
+    """Options that confine the step to a few folders."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
