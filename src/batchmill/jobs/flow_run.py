@@ -40,19 +40,7 @@ def run_flow(model: str, parameters: dict[str, Any], prepared: Prepared) -> JobE
     """
     ledger = prepared.ledger
     before = max(ledger.runs(), default=0)
-    try:
-        return _run(infer if model else preprocess, parameters, prepared, before)
-    except CancelledError:
-        raise
-    except RunError as error:
-        run = _run_after(ledger, before)
-        if not run:
-            raise
-        return JobEnd(run, error)
-
-
-def _run(flow: Any, parameters: dict[str, Any], prepared: Prepared, before: int) -> JobEnd:
-    """Run a flow. Raises RunError unless it has completed a run."""
+    flow: Any = infer if model else preprocess
     with interrupts() as signals, shard_processes() as processes, ExitStack() as api:
         if len(prepared.plan.pending) and parameters["cluster"] is None:
             # The shard processes start while the server is still starting.
@@ -66,22 +54,25 @@ def _run(flow: Any, parameters: dict[str, Any], prepared: Prepared, before: int)
         except TerminationSignal as error:  # Prefect's handler of SIGTERM raises it.
             raise CancelledError("The flow run had not begun.") from error
         except httpx.HTTPError as error:
-            return _run_without_server(prepared.ledger, before, parameters["failures"], error)
-        # A run that was skipped has no summary. Without `_sync`, the result is a coroutine in a
-        # notebook, because a kernel has an event loop.
-        ended = state.result(_sync=True) if state.is_completed() else None
-        if ended:
-            return JobEnd(ended["run"])
-        flow_run = state.state_details.flow_run_id
-        run = _run_after(prepared.ledger, before, str(flow_run))
-        summary = prepared.ledger.read_summary(run) if run else None
+            return _end_without_server(ledger, before, parameters["failures"], error)
+        run = _run_after(ledger, before, str(state.state_details.flow_run_id))
     if state.is_cancelled():
         raise CancelledError(state.message or "cancelled")
-    if not summary:
-        state.result(_sync=True)  # Raises the error that ended the run early.
+    if state.is_completed() and run:
+        return JobEnd(run)
+    try:
+        # Without `_sync`, the result is a coroutine in a notebook, because a kernel has an event
+        # loop. This raises the error that ended the run early. Too many failures are a text.
+        is_ended = run and ledger.read_summary(run)
+        details = state.result(raise_on_failure=not is_ended, _sync=True)
+    except RunError as error:
+        if not run:
+            raise
+        return JobEnd(run, error)
+    if not is_ended:
+        # A run that was skipped, for example, has no summary.
         raise RunError(f"the run ended as {state.name}: {state.message or 'no reason given'}")
-    details = state.result(raise_on_failure=False, _sync=True)
-    raise RunError(details if isinstance(details, str) else state.message or "failed")
+    return JobEnd(run, RunError(details if isinstance(details, str) else state.message or "failed"))
 
 
 def _import_rest() -> None:
@@ -91,20 +82,22 @@ def _import_rest() -> None:
     import prefect.utilities.visualization  # noqa: F401
 
 
-def _run_without_server(
-    ledger: Ledger, before: int, policy: FailurePolicy, error: httpx.HTTPError
+def _end_without_server(
+    ledger: Ledger, before: int, policy: FailurePolicy, cause: httpx.HTTPError
 ) -> JobEnd:
-    """Return the end of a run whose server stopped responding, but whose tables are published.
+    """Return the end of a run whose server stopped responding. Its tables may be published.
 
     Raises:
-        RunError: The run is incomplete, or more inputs failed than allowed.
+        RunError: The run ended before its plan was recorded.
     """
     run = _run_after(ledger, before)
-    if not run or ledger.read_summary(run) is None:
-        raise RunError(lost_server_message(error)) from error
+    if not run:
+        raise RunError(lost_server_message(cause)) from cause
+    if ledger.read_summary(run) is None:
+        return JobEnd(run, RunError(lost_server_message(cause)))
     summary = summarise(ledger, run)
     if not summary.accepted(policy):
-        raise RunError(failure_message(summary, ledger.store.url, policy)) from error
+        return JobEnd(run, RunError(failure_message(summary, ledger.store.url, policy)))
     return JobEnd(
         run,
         note="Prefect's history of this run is incomplete, because its server stopped responding.",
