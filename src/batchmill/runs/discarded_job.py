@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from batchmill.ledger.ledger import Ledger
 from batchmill.manifest import Manifest
@@ -33,6 +34,7 @@ from batchmill.storage.scratch import scratch_folder
 
 # The columns of a record that `differences` compares.
 RESULT_COLUMNS = ("input", "outcome", "rows", "outputs", "error", "message")
+NO_OUTCOME = "has no outcome"
 _SHOWN_CHARACTERS = 80
 _POLL_SECONDS = 1.0
 
@@ -108,24 +110,26 @@ def execute_discarded(
         runner.run(run, shards, layout.num_workers)
 
 
-def make_again(
+def compare_again(
     prepared: Prepared,
     rows: pa.Array | pa.ChunkedArray,
+    records: pa.Table,
     execution: ExecutionOptions,
     policy: FailurePolicy,
-    is_cancelled: Callable[[], bool] = lambda: False,
-) -> dict[str, dict[str, Any]]:
-    """Execute some inputs of a job in a child process, without Prefect and Ray.
+    is_cancelled: Callable[[], bool],
+) -> dict[str, list[ResultDifference]]:
+    """Execute some inputs of a job in a child process, without Prefect and Ray, and compare.
 
     Args:
         prepared: The job.
         rows: The rows of the inputs in its manifest.
+        records: The RESULT_COLUMNS of `ok` records. Those of other inputs are ignored.
         execution: How the inputs are divided into batches.
         policy: The limits of an input.
         is_cancelled: Returns True if the execution must end early.
 
     Returns:
-        The RESULT_COLUMNS of each input that has an outcome, by the input's name.
+        The differences of the new results from the records, by the input's name.
 
     Raises:
         BatchmillError: Any error of `prepare` and of the shards.
@@ -133,8 +137,10 @@ def make_again(
     with scratch_folder() as folder:
         job = discarded_job(prepared, rows, folder)
         execute_discarded(job, _ChildProcess(is_cancelled), execution, policy)
-        records: list[dict[str, Any]] = job.ledger.records(RESULT_COLUMNS).to_pylist()
-    return {record["input"]: record for record in records}
+        after = {one["input"]: one for one in job.ledger.records(RESULT_COLUMNS).to_pylist()}
+    names = prepared.manifest.inputs["input"].take(rows)
+    before = records.filter(pc.is_in(records["input"], value_set=names)).to_pylist()
+    return {one["input"]: list(differences(one, after.get(one["input"]))) for one in before}
 
 
 def differences(
@@ -147,7 +153,7 @@ def differences(
         after: Those of the new result. None if it has no outcome.
     """
     if after is None:
-        yield ResultDifference("outcome", "has no outcome")
+        yield ResultDifference("outcome", NO_OUTCOME)
         return
     if after["outcome"] != "ok":
         why = f"{after['outcome']}: {one_line(after['error'], after['message'])}"

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,7 +24,7 @@ from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.prepare import Prepared
 from batchmill.publishing.metadata_table import metadata_table
 from batchmill.reading.published import read_published
-from batchmill.runs.discarded_job import ResultDifference, differences, make_again
+from batchmill.runs.discarded_job import ResultDifference, compare_again
 from batchmill.runs.recorded_version import RecordedVersion
 from batchmill.step.packages import imported_packages
 from batchmill.storage import if_exists
@@ -133,7 +132,7 @@ def _prove(
     seed = secrets.randbelow(2**31) if options.seed is None else options.seed
     records = recorded.chosen(options.count, seed)
     reasons: dict[str, str] = {}
-    after: dict[str, dict[str, Any]] = {}
+    found: dict[str, list[ResultDifference]] = {}
     if recorded.step_change:
         reasons = dict.fromkeys(records["input"].to_pylist(), recorded.step_change)
     else:
@@ -143,18 +142,14 @@ def _prove(
         rows = pc.indices_nonzero(left)
         on_begin(len(rows))
         if len(rows):
-            after = make_again(
+            found = compare_again(
                 job,
                 rows,
+                records,
                 ExecutionOptions(batch_size=recorded.spec.batch_size),
                 recorded.spec.policy.model_copy(update={"max_failures": "100%", "expect": ()}),
                 is_cancelled,
             )
-    found = {
-        record["input"]: list(differences(record, after.get(record["input"])))
-        for record in records.to_pylist()
-        if record["input"] not in reasons
-    }
     table_fault = _table_fault(recorded.ledger, version)
     if not table_fault:
         for name, difference in _unlike_table(recorded, records):

@@ -38,7 +38,6 @@ from batchmill.shards.shard import Shard
 from batchmill.step.value.shipping import pickle_digest
 from batchmill.storage import is_url
 
-
 # A flow's parameters are plain values, so a plan of a million inputs cannot be one of them. The
 # caller has made it to show it to the user, and the flow need not make it again.
 _handover: ContextVar[Prepared | None] = ContextVar("handover", default=None)

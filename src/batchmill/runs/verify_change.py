@@ -13,7 +13,7 @@ from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.change_check import ChangeCheck
 from batchmill.planning.prepare import Prepared, code_changes, plan_with
 from batchmill.planning.sample import random_sample
-from batchmill.runs.discarded_job import RESULT_COLUMNS, differences, make_again
+from batchmill.runs.discarded_job import NO_OUTCOME, RESULT_COLUMNS, compare_again
 
 _SHOWN_INPUTS = 5
 
@@ -80,16 +80,11 @@ def _compare_sample(
     # One failure decides, so the remaining inputs need not be executed.
     strict = policy.model_copy(update={"max_failures": "0", "fail_fast": True})
     before = prepared.ledger.records(RESULT_COLUMNS)
-    after = make_again(prepared, rows, execution, strict, is_cancelled)
-    names = manifest.inputs["input"].take(rows)
-    before = before.filter(pc.is_in(before["input"], value_set=names))
-    found = {
-        record["input"]: list(differences(record, after.get(record["input"])))
-        for record in before.to_pylist()
-    }
+    found = compare_again(prepared, rows, before, execution, strict, is_cancelled)
     # With `fail_fast`, inputs without an outcome say nothing. They follow those with an outcome.
     different = sorted(
-        (name for name in found if found[name]), key=lambda name: (name not in after, name)
+        (name for name in found if found[name]),
+        key=lambda name: (found[name][0].text == NO_OUTCOME, name),
     )
     return replace(
         check,
