@@ -7,10 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from batchmill.runs.progress import STARTING, following, poll, progress_line
 from batchmill.jobs.run_job import JobDisplay
 from batchmill.planning.prepare import Prepared
-from batchmill.runs.progress import RunWatcher
+from batchmill.runs.progress import STARTING, RunWatcher, following, poll, progress_line
 
 _CLEAR_REST = "\x1b[K"
 

@@ -24,7 +24,6 @@ from batchmill.cli.console import console, print_json
 from batchmill.cli.plan import MEANINGS, partition_lines, partitions_as_json
 from batchmill.cli.status import executed_text
 from batchmill.errors import RunError
-from batchmill.runs.progress import STARTING, following, poll, progress_line, time_left
 from batchmill.jobs.run_job import EndedRun, JobDisplay, JobRequest, run_job
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.leakage import find_duplicates
@@ -33,7 +32,7 @@ from batchmill.options.job_settings import JobSettings
 from batchmill.partitions.record import has_assigned
 from batchmill.planning.prepare import Prepared
 from batchmill.publishing.summary import failure_message
-from batchmill.runs.progress import RunWatcher
+from batchmill.runs.progress import STARTING, RunWatcher, following, poll, progress_line, time_left
 from batchmill.security.credentials import access_to
 from batchmill.sizes import counted, list_counts
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 from uuid import UUID
 
@@ -75,11 +76,15 @@ class FlowRunner(Runner):
         self._runner.prepare(num_workers, run.probe())
         if self.cancellation.reason:
             return ShardsEnd(is_cancelled=True)
-        watch = _StopConditions(run, self.observer, self.cancellation)
+        metrics = self.observer.metrics
+        more: dict[str, Any] = {"columns": COLUMNS, "on_records": metrics.record}
+        watcher = RunWatcher(run.ledger, run.number, **(more if metrics.is_on else {}))
+        enough_failures = read_spec(run.ledger, run.number).enough_failures
+        has_to_stop = partial(self._has_to_stop, run, watcher, enough_failures)
         scheduler = ShardScheduler(
             runner=self._runner,
             workers=num_workers,
-            on_tick=watch.check,
+            on_tick=has_to_stop,
             cancelled=self.cancellation.is_cancelled,
             losses_allowed=_LOSSES_ALLOWED,
         )
@@ -90,13 +95,29 @@ class FlowRunner(Runner):
             self._runner.release()
             self._at_end.callback(self._record_shards, scheduler)
         reasons = scheduler.queue.ended_early
-        if watch.check() and not self.cancellation.reason:
+        if has_to_stop() and not self.cancellation.reason:
             reasons.append("The run was stopped early. Inputs without an outcome are pending.")
         return ShardsEnd(
             lost=scheduler.losses > 0,
             reasons=reasons,
             is_cancelled=self.cancellation.is_cancelled(),
         )
+
+    def _has_to_stop(self, run: Run, watcher: RunWatcher, enough_failures: int | None) -> bool:
+        """Show the progress and the failures so far. Return whether the run has to stop.
+
+        This is called about every second.
+        """
+        run.lease.ensure()
+        progress = watcher.poll()
+        has_failed = False
+        if progress:
+            self.observer.show(progress)
+            has_failed = enough_failures is not None and progress.failed > enough_failures
+        control = run.ledger.control
+        if has_failed or (self.cancellation.reason and not control.stop_requested(run.number)):
+            control.request_stop(run.number)
+        return control.stop_requested(run.number)
 
     def _make_runner(self) -> ShardRunner:
         """Make the runner. Ray is imported only for a cluster."""
@@ -129,32 +150,3 @@ def _kill_shards(run: Run, scheduler: ShardScheduler) -> None:
     scheduler.kill(_KILL_SECONDS)
     with suppress(StoreError):  # The next run removes the rest.
         run.ledger.store.remove(STAGING)
-
-
-@dataclass
-class _StopConditions:
-    """Checks about every second whether the run has to stop, while shards run."""
-
-    run: Run
-    observer: FlowObserver
-    cancellation: Cancellation
-
-    def __post_init__(self) -> None:
-        run, metrics = self.run, self.observer.metrics
-        more: dict[str, Any] = {"columns": COLUMNS, "on_records": metrics.record}
-        self._watcher = RunWatcher(run.ledger, run.number, **(more if metrics.is_on else {}))
-        self._enough_failures = read_spec(run.ledger, run.number).enough_failures
-
-    def check(self) -> bool:
-        """Show the progress and the failures so far. Return whether the run has to stop."""
-        run = self.run
-        run.lease.ensure()
-        progress = self._watcher.poll()
-        if progress:
-            self.observer.show(progress)
-            enough = self._enough_failures
-            if enough is not None and progress.failed > enough:
-                run.ledger.control.request_stop(run.number)
-        if self.cancellation.reason and not run.ledger.control.stop_requested(run.number):
-            run.ledger.control.request_stop(run.number)
-        return run.ledger.control.stop_requested(run.number)
