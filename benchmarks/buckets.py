@@ -29,7 +29,6 @@ from pathlib import Path
 
 import fsspec
 
-from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.batching import Cores
 from batchmill.planning.job import make_job
@@ -248,7 +247,7 @@ def with_batchmill(port: int, objects: int, workers: int) -> float:
     )
     with open_run(prepare(job)) as run:
         batching, cores = ExecutionOptions(num_workers=workers), Cores(total=workers, node=workers)
-        _, (shard,) = run.divide(batching, cores, FailurePolicy())
+        _, (shard,) = run.divide(batching, cores)
         begun = time.perf_counter()
         result = run_shard(shard)
         seconds = time.perf_counter() - begun

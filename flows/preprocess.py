@@ -97,13 +97,12 @@ def preprocess(
     access = dataset_store.access if dataset_store else []
     cancellation = Cancellation(UUID(flow_run.get_id()))
     wait = WaitingRun(lambda: cancellation.reason) if run.wait else None
-    observer = FlowObserver(failures, cancellation, wait)
+    observer = FlowObserver(cancellation, wait)
     with access_to(access), cancellation.listening(), finding_step(step):
         try:
             prepared = verify_change(
                 load_manifest(job),
                 execution,
-                failures,
                 is_cancelled=cancellation.is_cancelled,
             )
             for line in prepared.change_check.lines() if prepared.change_check else ():
@@ -112,7 +111,6 @@ def preprocess(
                 prepared,
                 FlowRunner(cluster, access, cancellation, observer, prepared.step),
                 execution=execution,
-                policy=failures,
                 options=run,
                 observer=observer,
             )

@@ -12,7 +12,6 @@ import pytest
 from counting import assert_within, bytes_of, calls_of, for_each_input
 from jobs import run_job
 
-from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.batching import Cores
 from batchmill.planning.job import make_job
@@ -77,7 +76,7 @@ def shard_of(tmp_path, step, count, counted):
     )
     with open_run(prepare(job)) as run:
         batching = ExecutionOptions(batch_size=count // BATCHES, num_workers=2)
-        _, (shard,) = run.divide(batching, Cores(total=2, node=2), FailurePolicy())
+        _, (shard,) = run.divide(batching, Cores(total=2, node=2))
         return counted(lambda: run_shard(shard))
 
 

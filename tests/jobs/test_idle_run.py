@@ -5,8 +5,8 @@ import pytest
 from jobs import job_of, run_job
 
 from batchmill.jobs.idle_run import NotIdleError, is_idle, run_idle
-from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import RunOptions
+from batchmill.options.groups import ExecutionOptions, RunOptions
+from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import prepare
 from batchmill.runs.run import open_run
 
@@ -31,7 +31,7 @@ def done(tmp_path):
 def test_a_run_after_a_killed_run_is_not_idle(done):
     assert is_idle(prepared_in(done))
     with open_run(prepared_in(done)) as run:
-        run.divide_nothing(FailurePolicy())  # The run does not end.
+        run.divide(ExecutionOptions(), Cores(total=1, node=1))  # The run does not end.
     assert not is_idle(prepared_in(done))
 
 

@@ -27,7 +27,7 @@ def job(words, tmp_path, monkeypatch):
 def record_outcomes(job):
     """Record a run of the job in which the inputs had `OUTCOMES`. Returns the ledger."""
     with open_run(prepare(job)) as run:
-        run.divide(ExecutionOptions(batch_size=9), Cores(total=1, node=1), job.options.failures)
+        run.divide(ExecutionOptions(batch_size=9), Cores(total=1, node=1))
         planned = read_inputs(run.ledger, run.number, 0, run.pending)
         records = []
         for row, name in enumerate(planned["input"].to_pylist()):

@@ -199,7 +199,7 @@ def stop_early():
     """Start a run, and stop it before it executes an input."""
     job = make_job(manifest="in", step="copying:step", output="out")
     with open_run(prepare(job)) as run:
-        run.divide(ExecutionOptions(), Cores(total=1, node=1), FailurePolicy())
+        run.divide(ExecutionOptions(), Cores(total=1, node=1))
 
 
 def test_report_of_a_stopped_run_shows_pending_inputs(run, tmp_path):

@@ -104,10 +104,10 @@ def test_a_table_that_is_already_published_is_checked(job):
     before = snapshot(job.dataset / "files"), shown(job)
     prepared = prepare(job.job(expect=["length < 9"]))
     assert is_idle(prepared)
-    ended = run_idle(prepared, RunOptions(), prepared.job.options.failures)
+    ended = run_idle(prepared, RunOptions())
     assert "length < 9: 3 of 3 rows break it" in str(ended.error)
     assert (snapshot(job.dataset / "files"), shown(job)) == before
-    assert run_idle(prepare(job.job()), RunOptions(), FailurePolicy()).error is None
+    assert run_idle(prepare(job.job()), RunOptions()).error is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from batchmill import OptionError, StoreError, open_dataset
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import compact
 from batchmill.maintenance.verify import named_files, verify
-from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import prepare
@@ -139,9 +138,7 @@ def test_files_of_a_killed_run_are_replaced_after_the_step_is_changed_back(
 
     def killed():
         with open_run(prepare(job)) as run:
-            _, (shard,) = run.divide(
-                ExecutionOptions(num_workers=1), Cores(total=1, node=1), FailurePolicy()
-            )
+            _, (shard,) = run.divide(ExecutionOptions(num_workers=1), Cores(total=1, node=1))
             monkeypatch.setattr(Ledger, "commit", lambda *_: os._exit(9))
             run_shard(shard)
 
@@ -156,9 +153,7 @@ def test_files_of_a_killed_run_are_replaced_after_the_step_is_changed_back(
 def test_after_the_run_the_dataset_can_be_opened_again(out, words):
     job = job_of(words / "manifest.csv", "marking:mark", out, params={"version": 2})
     with open_run(prepare(job)) as run:
-        _, (shard,) = run.divide(
-            ExecutionOptions(num_workers=1), Cores(total=1, node=1), FailurePolicy()
-        )
+        _, (shard,) = run.divide(ExecutionOptions(num_workers=1), Cores(total=1, node=1))
         run_shard(shard)
         run.finalize()
         assert [found.path for found in verify(Ledger(LocalStore(out)))] == ["metadata.parquet"]

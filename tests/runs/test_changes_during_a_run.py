@@ -12,7 +12,6 @@ import pytest
 from jobs import job_of, run_job
 
 from batchmill import StepError
-from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import prepare
@@ -69,7 +68,7 @@ class Job:
 
 def shards_of(run):
     batching = ExecutionOptions(batch_size=1, num_workers=1)
-    _, (whole,) = run.divide(batching, Cores(total=1, node=1), FailurePolicy())
+    _, (whole,) = run.divide(batching, Cores(total=1, node=1))
     return replace(whole, stop=2), replace(whole, start=2)
 
 

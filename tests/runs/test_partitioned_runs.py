@@ -154,7 +154,7 @@ def test_new_shares_execute_nothing_and_update_the_table(job):
 def test_the_report_is_stale_after_the_partitions_change(job):
     def is_stale(**options):
         with open_run(job.plan(**options)) as run:
-            run.divide(ExecutionOptions(), Cores(total=1, node=1), FailurePolicy())
+            run.divide(ExecutionOptions(), Cores(total=1, node=1))
             run.finalize()
             is_stale = run.report_is_stale
             run.end()

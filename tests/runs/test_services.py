@@ -76,7 +76,6 @@ def summarise(tmp_path, monkeypatch):
             prepare(job),
             InThisProcess(cores=num_workers, on_outcome=seen.append),
             execution=settings.execution,
-            policy=settings.failures,
             options=settings.run,
         )
         return sorted(seen, key=lambda outcome: Path(outcome.input).name)

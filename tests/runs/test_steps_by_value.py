@@ -15,7 +15,6 @@ from batchmill import OptionError, StepError
 from batchmill.layout import PICKLED_STEP
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.verify import verify
-from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import prepare
@@ -129,7 +128,7 @@ def test_another_process_gets_the_step_from_the_run(words, tmp_path, monkeypatch
     job = job_of(words / "manifest.csv", made(CELLS[kind]), tmp_path / "out", params=params)
     with open_run(prepare(job)) as run:
         batching = ExecutionOptions(batch_size=2, num_workers=1)
-        _, shards = run.divide(batching, Cores(total=1, node=1), FailurePolicy())
+        _, shards = run.divide(batching, Cores(total=1, node=1))
         process = ShardProcess()
         try:
             for shard in shards:

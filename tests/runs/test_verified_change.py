@@ -9,7 +9,6 @@ from copying_job import HELPER, STEP, CopyingJob
 
 from batchmill import OptionError
 from batchmill.cli.main import main
-from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.prepare import prepare
 from batchmill.publishing.summary import adoption_lines
@@ -40,10 +39,10 @@ def executed(job):
     return names
 
 
-def check(job, count=5, policy=FailurePolicy(), **options):
+def check(job, count=5, **options):
     executed(job)
     prepared = prepare(job.job(verify_change=count, **options))
-    checked = verify_change(prepared, ONE_WORKER, policy)
+    checked = verify_change(prepared, ONE_WORKER)
     assert not list((job.folder / "scratch").iterdir()), "the sample leaves nothing"
     return checked
 
@@ -108,7 +107,7 @@ def test_a_different_value_executes_all_inputs(job):
 )
 def test_each_difference_is_described(job, old, new, difference):
     job.edit(step=STEP.format(helper=job.helper).replace(old, new))
-    found = check(job, 2, FailurePolicy(retries=0)).change_check
+    found = check(job, 2, retries=0).change_check
     assert not found.is_equal
     assert difference in found.differences[0]
 
@@ -141,9 +140,7 @@ def test_outputs_in_packs_are_compared(tmp_path, monkeypatch):
     job = CopyingJob(tmp_path, 5)
     job.run(options={"pack": "1MB"})
     job.edit(helper=SAME)
-    checked = verify_change(
-        prepare(job.job(verify_change=3, pack="1MB")), ONE_WORKER, FailurePolicy()
-    )
+    checked = verify_change(prepare(job.job(verify_change=3, pack="1MB")), ONE_WORKER)
     assert checked.change_check.is_equal
 
 
@@ -152,9 +149,8 @@ def test_a_cancelled_sample_is_requested_to_stop(job):
     wait = f"while not list(Path({str(scratch)!r}).rglob('runs/*/stop')): time.sleep(0.01)"
     step = STEP.format(helper=job.helper).replace("    with", f"    {wait}\n    with")
     job.edit(step=f"import time\n{step}")
-    prepared = prepare(job.job(verify_change=20))
-    policy = FailurePolicy(timeout=60, retries=0)
-    checked = verify_change(prepared, ONE_WORKER, policy, is_cancelled=lambda: True)
+    prepared = prepare(job.job(verify_change=20, timeout=60, retries=0))
+    checked = verify_change(prepared, ONE_WORKER, is_cancelled=lambda: True)
     # Without a request to stop, the inputs exceed the time limit.
     assert not any("timeout" in line for line in checked.change_check.differences)
 

@@ -83,12 +83,13 @@ def open_shards(words, tmp_path, monkeypatch):
             manifest=str(words),
             step=f"of_this_test:{step}",
             output=str(tmp_path / "out"),
-            options=JobSettings(execution=ExecutionOptions(**execution)),
+            options=JobSettings(
+                execution=ExecutionOptions(**execution), failures=FailurePolicy(retries=0)
+            ),
         )
         run = held.enter_context(open_run(prepare(job)))
-        policy = FailurePolicy(retries=0)
         batching = ExecutionOptions(batch_size=1, num_workers=1)
-        return run.divide(batching, Cores(total=cores, node=cores), policy)[1]
+        return run.divide(batching, Cores(total=cores, node=cores))[1]
 
     with ExitStack() as held:
         yield open_shards

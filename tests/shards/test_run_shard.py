@@ -237,9 +237,7 @@ def test_no_outcome_is_recorded_after_the_lease_is_lost(words, tmp_path, step):
         manifest=str(words / "manifest.csv"), step=f"steps_under_test:{step}", output=out
     )
     with open_run(prepare(job)) as run:
-        _, (whole,) = run.divide(
-            ExecutionOptions(batch_size=9), Cores(total=1, node=1), FailurePolicy()
-        )
+        _, (whole,) = run.divide(ExecutionOptions(batch_size=9), Cores(total=1, node=1))
     # The run has ended and released its lease, but its shard still runs.
     with pytest.raises(LedgerError, match="run 1 no longer holds the lease"):
         run_shard(whole)
@@ -337,7 +335,7 @@ def test_a_split_shard_leaves_its_unbegun_inputs_to_another_shard(tmp_path, monk
     job = make_job(manifest="in", step="slow:step", output="out", params=params)
     with open_run(prepare(job)) as run:
         batching = ExecutionOptions(batch_size=1, num_workers=1)
-        _, (whole, *_) = run.divide(batching, Cores(total=1, node=1), FailurePolicy())
+        _, (whole, *_) = run.divide(batching, Cores(total=1, node=1))
         ask_to_split(whole)
         answers = []
 

@@ -9,7 +9,6 @@ from jobs import job_of
 
 from batchmill.errors import StepError
 from batchmill.ledger.ledger import Ledger
-from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import prepare
@@ -56,11 +55,11 @@ def shard_of(words, tmp_path, monkeypatch):
 
         def plan(name, fault):
             (tmp_path / "checking.py").write_text(MODULE.format(bad=BAD, fault=fault))
-            job = job_of(words / "manifest.csv", f"checking:{name}", tmp_path / "out")
+            limits = {"timeout": 0.5, "retries": 0}
+            job = job_of(words / "manifest.csv", f"checking:{name}", tmp_path / "out", **limits)
             run = stack.enter_context(open_run(prepare(job)))
-            policy = FailurePolicy(timeout=0.5, retries=0)
             batching = ExecutionOptions(batch_size=4, num_workers=1)
-            _, (shard,) = run.divide(batching, Cores(total=1, node=1), policy)
+            _, (shard,) = run.divide(batching, Cores(total=1, node=1))
             return shard
 
         yield plan

@@ -58,17 +58,15 @@ def run_job(
 
     `before` is called between the plan and the shards. `options` are further options of the job.
     """
-    policy = policy or FailurePolicy()
     job = job_of(manifest, step, output, params=params, force=force, **(options or {}))
-    job = replace(job, options=replace(job.options, failures=policy))
+    job = replace(job, options=replace(job.options, failures=policy or FailurePolicy()))
     execution = ExecutionOptions(
         batch_size=batch_size, num_workers=num_workers, concurrency=concurrency, rate=rate
     )
     ended = execute(
-        verify_change(prepare(job), execution, policy),
+        verify_change(prepare(job), execution),
         InThisProcess(cores=cores, on_outcome=seen.append if seen is not None else None),
         execution=execution,
-        policy=policy,
         options=RunOptions(prune=prune, keep_versions=keep_versions, prune_failed=prune_failed),
         observer=Before(before),
     )

@@ -13,13 +13,12 @@ from prefect.logging.handlers import PrefectConsoleHandler
 from batchmill.errors import CancelledError, RunError
 from batchmill.flows.infer import infer
 from batchmill.flows.preprocess import preprocess
-from batchmill.jobs.idle_run import JobEnd
+from batchmill.jobs.idle_run import JobEnd, failure_of
 from batchmill.ledger.ledger import Ledger
-from batchmill.options.failure_policy import FailurePolicy
 from batchmill.orchestration.interrupts import interrupts
 from batchmill.orchestration.server.api import lost_server_message, shared_api
 from batchmill.planning.prepare import Prepared
-from batchmill.publishing.summary import failure_message, summarise
+from batchmill.publishing.summary import summarise
 from batchmill.shards.process_pool import shard_processes
 
 
@@ -54,7 +53,7 @@ def run_flow(model: str, parameters: dict[str, Any], prepared: Prepared) -> JobE
         except TerminationSignal as error:  # Prefect's handler of SIGTERM raises it.
             raise CancelledError("The flow run had not begun.") from error
         except httpx.HTTPError as error:
-            return _end_without_server(ledger, before, parameters["failures"], error)
+            return _end_without_server(prepared, before, error)
         run = _run_after(ledger, before, str(state.state_details.flow_run_id))
     if state.is_cancelled():
         raise CancelledError(state.message or "cancelled")
@@ -82,26 +81,22 @@ def _import_rest() -> None:
     import prefect.utilities.visualization  # noqa: F401
 
 
-def _end_without_server(
-    ledger: Ledger, before: int, policy: FailurePolicy, cause: httpx.HTTPError
-) -> JobEnd:
+def _end_without_server(prepared: Prepared, before: int, cause: httpx.HTTPError) -> JobEnd:
     """Return the end of a run whose server stopped responding. Its tables may be published.
 
     Raises:
         RunError: The run ended before its plan was recorded.
     """
+    ledger = prepared.ledger
     run = _run_after(ledger, before)
     if not run:
         raise RunError(lost_server_message(cause)) from cause
     if ledger.read_summary(run) is None:
         return JobEnd(run, RunError(lost_server_message(cause)))
-    summary = summarise(ledger, run)
-    if not summary.accepted(policy):
-        return JobEnd(run, RunError(failure_message(summary, ledger.store.url, policy)))
-    return JobEnd(
-        run,
-        note="Prefect's history of this run is incomplete, because its server stopped responding.",
-    )
+    failure = failure_of(summarise(ledger, run), prepared.job)
+    reason = "its server stopped responding"
+    note = f"Prefect's history of this run is incomplete, because {reason}."
+    return JobEnd(run, failure, note="" if failure else note)
 
 
 def _run_after(ledger: Ledger, before: int, flow_run: str = "") -> int:

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from batchmill.errors import RunError
 from batchmill.ledger.lease import Wait
-from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import RunOptions
+from batchmill.planning.job import Job
 from batchmill.planning.prepare import Prepared
-from batchmill.publishing.summary import failure_message
+from batchmill.publishing.summary import Summary, failure_message
 from batchmill.runs.execute import RunObserver, execute
 from batchmill.runs.run import Run
 from batchmill.runs.runner import InThisProcess
@@ -28,6 +28,13 @@ class JobEnd(NamedTuple):
     run: int
     error: RunError | None = None
     note: str = ""
+
+
+def failure_of(summary: Summary, job: Job) -> RunError | None:
+    """Return the error of a run that its failure policy does not accept."""
+    if summary.accepted(job.options.failures):
+        return None
+    return RunError(failure_message(summary, job.output, job.options.failures))
 
 
 class NotIdleError(Exception):
@@ -56,15 +63,12 @@ class _Idle(RunObserver):
             raise NotIdleError
 
 
-def run_idle(
-    prepared: Prepared, options: RunOptions, policy: FailurePolicy = FailurePolicy()
-) -> JobEnd:
+def run_idle(prepared: Prepared, options: RunOptions) -> JobEnd:
     """Update the tables of an idle run, without Prefect.
 
     Args:
         prepared: The job, for which `is_idle` returned True.
         options: The options of this run.
-        policy: The failure policy. It contains the expectations that the table must meet.
 
     Returns:
         How the job ended.
@@ -75,9 +79,5 @@ def run_idle(
     """
     observer = _Idle()
     observer.wait = Wait() if options.wait else None
-    ended = execute(prepared, InThisProcess(), policy=policy, options=options, observer=observer)
-    summary, dataset = ended.summary, prepared.job.output
-    error = (
-        None if summary.accepted(policy) else RunError(failure_message(summary, dataset, policy))
-    )
-    return JobEnd(summary.run, error)
+    ended = execute(prepared, InThisProcess(), options=options, observer=observer)
+    return JobEnd(ended.summary.run, failure_of(ended.summary, prepared.job))

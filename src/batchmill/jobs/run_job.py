@@ -140,7 +140,6 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
             prepared = verify_change(
                 prepared,
                 options.execution,
-                options.failures,
                 on_sample=lambda inputs: display.say(
                     f"Executing {counted(inputs, 'input')} with the changed code to compare them."
                 ),
@@ -262,7 +261,7 @@ def _execute(request: JobRequest, prepared: Prepared) -> JobEnd:
     # Only the flow can check a cluster.
     if request.cluster is None and is_idle(prepared):
         with suppress(NotIdleError):
-            return run_idle(prepared, request.options.run, request.options.failures)
+            return run_idle(prepared, request.options.run)
     # The server starts while this process imports Prefect, which takes one or two seconds. A run in
     # a user's own flow uses the server of that flow. Two servers on one database lose records.
     with (

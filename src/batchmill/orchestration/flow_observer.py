@@ -14,7 +14,6 @@ from prefect.utilities.annotations import opaque
 
 from batchmill.ledger.lease import Wait
 from batchmill.ledger.ledger import Ledger
-from batchmill.options.failure_policy import FailurePolicy
 from batchmill.orchestration.artifacts import (
     LiveArtifact,
     artifact_key,
@@ -38,19 +37,17 @@ class FlowObserver(RunObserver):
     """Shows one run as a flow run.
 
     Args:
-        policy: Decides whether the run is Completed or Failed.
         cancellation: Detects that the flow run is cancelled.
         wait: Wait while another run holds the dataset, with these actions. None: do not wait.
     """
 
-    policy: FailurePolicy
     cancellation: Cancellation
     wait: Wait | None
 
     def begin(self, run: Run) -> None:
         """Send the event that the run has started."""
         job = run.prepared.job
-        self._dataset, self._run = job.output, run.number
+        self._dataset, self._run, self._policy = job.output, run.number, job.options.failures
         self._progress_artifact, self._failures_artifact = LiveArtifact(), LiveArtifact()
         self._sent_failures = 0
         self.metrics = RunMetrics(job.output, job.step)
@@ -106,7 +103,7 @@ class FlowObserver(RunObserver):
 
     def end(self, summary: Summary, *, is_cancelled: bool) -> None:
         """Send the event that the run has ended."""
-        accepted = "Completed" if summary.accepted(self.policy) else "Failed"
+        accepted = "Completed" if summary.accepted(self._policy) else "Failed"
         state = "Cancelled" if is_cancelled else accepted
         message = failure_message(summary, self._dataset)
         self._emit(
@@ -123,8 +120,8 @@ class FlowObserver(RunObserver):
         if ended.is_cancelled:
             reason = self.cancellation.reason
             return Cancelled(message=f"Cancelled {reason}. {summary.sentence()}")
-        if not summary.accepted(self.policy):
-            lines = [failure_message(summary, self._dataset, self.policy), *ended.reasons]
+        if not summary.accepted(self._policy):
+            lines = [failure_message(summary, self._dataset, self._policy), *ended.reasons]
             key = artifact_key("summary", self._dataset)
             message = final_message(summary, ended.reasons, key)
             # A caller of the flow and the end of its log get the whole text.

@@ -105,8 +105,10 @@ def execute_discarded(
     Raises:
         BatchmillError: Any error of `prepare` and of the runner.
     """
+    options = replace(job.job.options, failures=policy)
+    job = replace(job, job=replace(job.job, options=options))
     with open_run(job) as run, runner:
-        layout, shards = run.divide(execution, runner.cores, policy)
+        layout, shards = run.divide(execution, runner.cores)
         runner.run(run, shards, layout.num_workers)
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from batchmill.ledger.lease import Wait
 from batchmill.ledger.ledger import Ledger
-from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions, RunOptions
+from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import Prepared
 from batchmill.publishing.publish import publish_changes
 from batchmill.publishing.report import write_report
@@ -67,7 +67,6 @@ def execute(
     runner: Runner,
     *,
     execution: ExecutionOptions = ExecutionOptions(),
-    policy: FailurePolicy = FailurePolicy(),
     options: RunOptions = RunOptions(),
     observer: RunObserver | None = None,
 ) -> RunEnd:
@@ -77,7 +76,6 @@ def execute(
         prepared: The checked job and its plan.
         runner: Executes the shards.
         execution: How the inputs are divided into batches and shards.
-        policy: How failed inputs are handled.
         options: The options of this run only.
         observer: Receives the stages of the run, and writes its tables and report.
 
@@ -92,11 +90,12 @@ def execute(
     with open_run(prepared, wait=observer.wait) as run:
         observer.begin(run)
         if not run.pending:
-            run.divide_nothing(policy)
+            # Later readers need a plan, also of a run that has nothing to execute.
+            run.divide(ExecutionOptions(), Cores(total=1, node=1))
             observer.planned(run)
             return _publish(run, ShardsEnd(), options, observer)
         with runner:  # It ends its processes while the tables are written.
-            layout, shards = run.divide(execution, runner.cores, policy)
+            layout, shards = run.divide(execution, runner.cores)
             observer.planned(run)
             ended = runner.run(run, shards, layout.num_workers)
             if ended.is_cancelled:

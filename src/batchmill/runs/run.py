@@ -23,7 +23,6 @@ from batchmill.maintenance.cleanup import (
     sweep,
 )
 from batchmill.maintenance.upkeep import Upkeep
-from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions
 from batchmill.partitions.record import forget_earlier, write_assignment
 from batchmill.planning.batching import Cores, Layout
@@ -62,9 +61,7 @@ class Run:
         """The number of inputs to execute."""
         return len(self.prepared.plan.pending)
 
-    def divide(
-        self, execution: ExecutionOptions, cores: Cores, policy: FailurePolicy
-    ) -> tuple[Layout, list[Shard]]:
+    def divide(self, execution: ExecutionOptions, cores: Cores) -> tuple[Layout, list[Shard]]:
         """Divide the pending inputs into shards, and write the plan that the shards read."""
         layout = self.prepared.layout(execution, cores)
         if self.prepared.forced_after is not None:
@@ -72,6 +69,7 @@ class Run:
         step = self.prepared.step
         with ThreadPoolExecutor(1) as pool:
             recorded = pool.submit(self.ledger.steps.record, step.identity, step.description)
+            policy = self.prepared.job.options.failures
             write_run_plan(self.prepared, self.number, layout, policy, self.lease.token)
         recorded.result()
         if not self.pending:
@@ -92,10 +90,6 @@ class Run:
             )
             for number, (start, stop) in enumerate(pairwise(layout.bounds), 1)
         ]
-
-    def divide_nothing(self, policy: FailurePolicy) -> None:
-        """Write the plan of a run that has nothing to execute. Later readers need the plan."""
-        self.divide(ExecutionOptions(), Cores(total=1, node=1), policy)
 
     def probe(self) -> Probe:
         """Return the data that a machine needs to check whether it can run the shards."""

@@ -98,7 +98,8 @@ class Trial:
                 inputs=InputOptions(
                     allow_missing=True,
                     file_columns=",".join(dict.fromkeys(chain.from_iterable(self.companions))),
-                )
+                ),
+                failures=FailurePolicy(retries=0, timeout=_TIMEOUT_SECONDS),
             ),
         )
 
@@ -113,7 +114,6 @@ class Trial:
             self.prepare(),
             InThisProcess(cores=num_workers, on_outcome=outcomes.append),
             execution=ExecutionOptions(batch_size=batch_size, num_workers=num_workers),
-            policy=FailurePolicy(retries=0, timeout=_TIMEOUT_SECONDS),
         )
         return {outcome.input.removeprefix("inputs/"): result_of(outcome) for outcome in outcomes}
 
