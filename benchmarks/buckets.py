@@ -30,6 +30,7 @@ from pathlib import Path
 import fsspec
 
 from batchmill.options.groups import ExecutionOptions
+from batchmill.options.job_settings import JobSettings
 from batchmill.planning.batching import Cores
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
@@ -244,10 +245,10 @@ def with_batchmill(port: int, objects: int, workers: int) -> float:
         manifest=f"s3://{BUCKET}/in",
         step="benchmarks.buckets:copy",
         output=f"s3://{BUCKET}/batchmill-{os.getpid()}",
+        options=JobSettings(execution=ExecutionOptions(num_workers=workers)),
     )
     with open_run(prepare(job)) as run:
-        batching, cores = ExecutionOptions(num_workers=workers), Cores(total=workers, node=workers)
-        _, (shard,) = run.divide(batching, cores)
+        _, (shard,) = run.divide(Cores(total=workers, node=workers))
         begun = time.perf_counter()
         result = run_shard(shard)
         seconds = time.perf_counter() - begun

@@ -68,7 +68,7 @@ def make_datasets(folder: Path, samples: int, size: int) -> None:
             params={"size": size},
             options=JobSettings(execution=execution),
         )
-        execute(prepare(job), InThisProcess(cores=2), execution=execution)
+        execute(prepare(job), InThisProcess(cores=2))
 
 
 def _rows(dataset: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:

@@ -100,19 +100,13 @@ def preprocess(
     observer = FlowObserver(cancellation, wait)
     with access_to(access), cancellation.listening(), finding_step(step):
         try:
-            prepared = verify_change(
-                load_manifest(job),
-                execution,
-                is_cancelled=cancellation.is_cancelled,
-            )
+            prepared = verify_change(load_manifest(job), is_cancelled=cancellation.is_cancelled)
             for line in prepared.change_check.lines() if prepared.change_check else ():
                 get_run_logger().info(line)
             ended = execute(
                 prepared,
                 FlowRunner(cluster, access, cancellation, observer, prepared.step),
-                execution=execution,
-                options=run,
-                observer=observer,
+                observer,
             )
         except SupersededError as error:
             return Completed(name="Skipped", message=str(error))

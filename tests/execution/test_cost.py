@@ -13,6 +13,7 @@ from counting import assert_within, bytes_of, calls_of, for_each_input
 from jobs import run_job
 
 from batchmill.options.groups import ExecutionOptions
+from batchmill.options.job_settings import JobSettings
 from batchmill.planning.batching import Cores
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
@@ -73,10 +74,10 @@ def shard_of(tmp_path, step, count, counted):
         manifest=str(folder_with(tmp_path, count) / "manifest.csv"),
         step=step,
         output=str(tmp_path / f"out{count}"),
+        options=JobSettings(execution=ExecutionOptions(batch_size=count // BATCHES, num_workers=2)),
     )
     with open_run(prepare(job)) as run:
-        batching = ExecutionOptions(batch_size=count // BATCHES, num_workers=2)
-        _, (shard,) = run.divide(batching, Cores(total=2, node=2))
+        _, (shard,) = run.divide(Cores(total=2, node=2))
         return counted(lambda: run_shard(shard))
 
 

@@ -5,7 +5,6 @@ import pytest
 from jobs import job_of, run_job
 
 from batchmill.jobs.idle_run import NotIdleError, is_idle, run_idle
-from batchmill.options.groups import ExecutionOptions, RunOptions
 from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import prepare
 from batchmill.runs.run import open_run
@@ -31,7 +30,7 @@ def done(tmp_path):
 def test_a_run_after_a_killed_run_is_not_idle(done):
     assert is_idle(prepared_in(done))
     with open_run(prepared_in(done)) as run:
-        run.divide(ExecutionOptions(), Cores(total=1, node=1))  # The run does not end.
+        run.divide(Cores(total=1, node=1))  # The run does not end.
     assert not is_idle(prepared_in(done))
 
 
@@ -39,7 +38,7 @@ def test_an_idle_run_writes_missing_tables(done):
     (done / "out" / "metadata.parquet").unlink()
     prepared = prepared_in(done)
     assert is_idle(prepared)
-    run = run_idle(prepared, RunOptions()).run
+    run = run_idle(prepared).run
     summary = prepared.ledger.read_summary(run)
     assert (summary["inputs"], summary["executed"]) == (2, 0)
     table = pd.read_parquet(done / "out" / "metadata.parquet")
@@ -49,7 +48,7 @@ def test_an_idle_run_writes_missing_tables(done):
 
 def test_an_idle_run_prunes(done):
     (done / "in" / "b.txt").unlink()
-    run_idle(prepared_in(done), RunOptions(prune=True))
+    run_idle(prepared_in(done, prune=True))
     table = pd.read_parquet(done / "out" / "metadata.parquet")
     assert set(table["input"]) == {"a.txt"}
 
@@ -59,7 +58,7 @@ def test_a_run_is_not_idle_if_inputs_became_pending_meanwhile(done):
     (done / "in" / "c.txt").write_text("c")
     prepared.ledger.release(["a.txt"])
     with pytest.raises(NotIdleError):
-        run_idle(prepared, RunOptions())
+        run_idle(prepared)
 
 
 def test_a_run_with_failures_of_earlier_runs_is_not_idle(tmp_path):
@@ -70,4 +69,4 @@ def test_a_run_with_failures_of_earlier_runs_is_not_idle(tmp_path):
     assert not len(prepared.plan.pending)
     assert not is_idle(prepared)
     with pytest.raises(NotIdleError):
-        run_idle(prepared, RunOptions())
+        run_idle(prepared)

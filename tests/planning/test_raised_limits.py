@@ -5,7 +5,6 @@ from jobs import job_of
 
 from batchmill.ledger.parts import Origin
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import ExecutionOptions
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Cores
 from batchmill.planning.plan_file import PlanFile
@@ -27,7 +26,7 @@ def job(words, tmp_path, monkeypatch):
 def record_outcomes(job):
     """Record a run of the job in which the inputs had `OUTCOMES`. Returns the ledger."""
     with open_run(prepare(job)) as run:
-        run.divide(ExecutionOptions(batch_size=9), Cores(total=1, node=1))
+        run.divide(Cores(total=1, node=1))
         planned = read_inputs(run.ledger, run.number, 0, run.pending)
         records = []
         for row, name in enumerate(planned["input"].to_pylist()):

@@ -12,7 +12,6 @@ from jobs import run_job
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import verify
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.batching import Cores
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
@@ -199,7 +198,7 @@ def stop_early():
     """Start a run, and stop it before it executes an input."""
     job = make_job(manifest="in", step="copying:step", output="out")
     with open_run(prepare(job)) as run:
-        run.divide(ExecutionOptions(), Cores(total=1, node=1))
+        run.divide(Cores(total=1, node=1))
 
 
 def test_report_of_a_stopped_run_shows_pending_inputs(run, tmp_path):

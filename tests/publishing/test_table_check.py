@@ -11,7 +11,6 @@ from batchmill.jobs.idle_run import is_idle, run_idle
 from batchmill.maintenance.cleanup import compact
 from batchmill.maintenance.verify import advice, verify
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import RunOptions
 from batchmill.planning.prepare import prepare
 
 STEP = """
@@ -104,10 +103,10 @@ def test_a_table_that_is_already_published_is_checked(job):
     before = snapshot(job.dataset / "files"), shown(job)
     prepared = prepare(job.job(expect=["length < 9"]))
     assert is_idle(prepared)
-    ended = run_idle(prepared, RunOptions())
+    ended = run_idle(prepared)
     assert "length < 9: 3 of 3 rows break it" in str(ended.error)
     assert (snapshot(job.dataset / "files"), shown(job)) == before
-    assert run_idle(prepare(job.job()), RunOptions()).error is None
+    assert run_idle(prepare(job.job())).error is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from batchmill import OptionError, StoreError, open_dataset
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.cleanup import compact
 from batchmill.maintenance.verify import named_files, verify
-from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import prepare
 from batchmill.publishing.publish import publish_changes
@@ -134,11 +133,11 @@ def test_versions_stay_when_the_parts_of_the_ledger_are_merged(out, words):
 def test_files_of_a_killed_run_are_replaced_after_the_step_is_changed_back(
     out, words, tmp_path, monkeypatch
 ):
-    job = job_of(words / "manifest.csv", "marking:mark", out, params={"version": 2})
+    job = job_of(words / "manifest.csv", "marking:mark", out, params={"version": 2}, num_workers=1)
 
     def killed():
         with open_run(prepare(job)) as run:
-            _, (shard,) = run.divide(ExecutionOptions(num_workers=1), Cores(total=1, node=1))
+            _, (shard,) = run.divide(Cores(total=1, node=1))
             monkeypatch.setattr(Ledger, "commit", lambda *_: os._exit(9))
             run_shard(shard)
 
@@ -151,9 +150,9 @@ def test_files_of_a_killed_run_are_replaced_after_the_step_is_changed_back(
 
 
 def test_after_the_run_the_dataset_can_be_opened_again(out, words):
-    job = job_of(words / "manifest.csv", "marking:mark", out, params={"version": 2})
+    job = job_of(words / "manifest.csv", "marking:mark", out, params={"version": 2}, num_workers=1)
     with open_run(prepare(job)) as run:
-        _, (shard,) = run.divide(ExecutionOptions(num_workers=1), Cores(total=1, node=1))
+        _, (shard,) = run.divide(Cores(total=1, node=1))
         run_shard(shard)
         run.finalize()
         assert [found.path for found in verify(Ledger(LocalStore(out)))] == ["metadata.parquet"]

@@ -12,7 +12,6 @@ import pytest
 from jobs import job_of, run_job
 
 from batchmill import StepError
-from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import prepare
 from batchmill.publishing.summary import summarise
@@ -55,7 +54,8 @@ class Job:
 
     def start(self, **params):
         """Begin a run."""
-        job = job_of("in", f"{self.step}:step", "out", params={"table": "table.txt"} | params)
+        params = {"table": "table.txt"} | params
+        job = job_of("in", f"{self.step}:step", "out", params=params, batch_size=1, num_workers=1)
         return open_run(prepare(job))
 
     def values(self):
@@ -67,8 +67,7 @@ class Job:
 
 
 def shards_of(run):
-    batching = ExecutionOptions(batch_size=1, num_workers=1)
-    _, (whole,) = run.divide(batching, Cores(total=1, node=1))
+    _, (whole,) = run.divide(Cores(total=1, node=1))
     return replace(whole, stop=2), replace(whole, start=2)
 
 

@@ -19,7 +19,6 @@ from batchmill.ledger.lease import Wait, lease
 from batchmill.ledger.parts import write_hashed
 from batchmill.maintenance.verify import verify
 from batchmill.manifest.saved_list import listed_manifest, save_manifest
-from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.batching import Cores
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
@@ -343,7 +342,7 @@ def test_a_run_after_a_kill_that_only_removed_withdrawn_inputs(job):
     job.names.pop()
     job.list()
     with open_run(prepare(job.job())) as killed:  # It ends without a clean end, like a kill.
-        killed.divide(ExecutionOptions(), Cores(total=1, node=1))
+        killed.divide(Cores(total=1, node=1))
         killed.finalize(prune=True)
     assert job.run() == 0
     assert len(pd.read_parquet(job.dataset / "metadata.parquet")) == 19

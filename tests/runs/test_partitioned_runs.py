@@ -16,7 +16,6 @@ from batchmill import LedgerError, ManifestError, OptionError
 from batchmill.ledger.open import open_ledger
 from batchmill.maintenance.verify import verify
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import ExecutionOptions
 from batchmill.partitions.record import last_assignment
 from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import prepare
@@ -154,7 +153,7 @@ def test_new_shares_execute_nothing_and_update_the_table(job):
 def test_the_report_is_stale_after_the_partitions_change(job):
     def is_stale(**options):
         with open_run(job.plan(**options)) as run:
-            run.divide(ExecutionOptions(), Cores(total=1, node=1))
+            run.divide(Cores(total=1, node=1))
             run.finalize()
             is_stale = run.report_is_stale
             run.end()

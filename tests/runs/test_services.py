@@ -16,7 +16,6 @@ from chat_server import chat_server
 from jobs import job_of
 from live import ROOT
 
-from batchmill.options.job_settings import JobSettings
 from batchmill.planning.prepare import prepare
 from batchmill.runs.execute import execute
 from batchmill.runs.runner import InThisProcess
@@ -70,14 +69,8 @@ def summarise(tmp_path, monkeypatch):
         job = job_of(
             tmp_path / "in", "summarise:Summarise", tmp_path / "out", params=params, **options
         )
-        settings = JobSettings.from_flat(options)
         seen = []
-        execute(
-            prepare(job),
-            InThisProcess(cores=num_workers, on_outcome=seen.append),
-            execution=settings.execution,
-            options=settings.run,
-        )
+        execute(prepare(job), InThisProcess(cores=num_workers, on_outcome=seen.append))
         return sorted(seen, key=lambda outcome: Path(outcome.input).name)
 
     return run

@@ -15,7 +15,6 @@ from batchmill import OptionError, StepError
 from batchmill.layout import PICKLED_STEP
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.verify import verify
-from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import prepare
 from batchmill.publishing.summary import summarise
@@ -125,10 +124,10 @@ def test_the_plan_names_what_changed_and_it_can_be_accepted(run, words, tmp_path
 def test_another_process_gets_the_step_from_the_run(words, tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     params = {"folder": "here"} if kind == "a function" else {}
-    job = job_of(words / "manifest.csv", made(CELLS[kind]), tmp_path / "out", params=params)
+    given = {"params": params, "batch_size": 2, "num_workers": 1}
+    job = job_of(words / "manifest.csv", made(CELLS[kind]), tmp_path / "out", **given)
     with open_run(prepare(job)) as run:
-        batching = ExecutionOptions(batch_size=2, num_workers=1)
-        _, shards = run.divide(batching, Cores(total=1, node=1))
+        _, shards = run.divide(Cores(total=1, node=1))
         process = ShardProcess()
         try:
             for shard in shards:

@@ -9,14 +9,12 @@ from copying_job import HELPER, STEP, CopyingJob
 
 from batchmill import OptionError
 from batchmill.cli.main import main
-from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.prepare import prepare
 from batchmill.publishing.summary import adoption_lines
 from batchmill.runs.execute import execute
 from batchmill.runs.runner import InThisProcess
 from batchmill.runs.verify_change import verify_change
 
-ONE_WORKER = ExecutionOptions(num_workers=1)
 SAME = HELPER.replace("len(", "0 + len(")
 
 
@@ -41,14 +39,14 @@ def executed(job):
 
 def check(job, count=5, **options):
     executed(job)
-    prepared = prepare(job.job(verify_change=count, **options))
-    checked = verify_change(prepared, ONE_WORKER)
+    prepared = prepare(job.job(verify_change=count, num_workers=1, **options))
+    checked = verify_change(prepared)
     assert not list((job.folder / "scratch").iterdir()), "the sample leaves nothing"
     return checked
 
 
 def run(job, checked):
-    execute(checked, InThisProcess(), execution=ONE_WORKER)
+    execute(checked, InThisProcess())
 
 
 def test_equal_results_are_kept_after_a_sample(job):
@@ -140,7 +138,7 @@ def test_outputs_in_packs_are_compared(tmp_path, monkeypatch):
     job = CopyingJob(tmp_path, 5)
     job.run(options={"pack": "1MB"})
     job.edit(helper=SAME)
-    checked = verify_change(prepare(job.job(verify_change=3, pack="1MB")), ONE_WORKER)
+    checked = verify_change(prepare(job.job(verify_change=3, pack="1MB", num_workers=1)))
     assert checked.change_check.is_equal
 
 
@@ -149,8 +147,8 @@ def test_a_cancelled_sample_is_requested_to_stop(job):
     wait = f"while not list(Path({str(scratch)!r}).rglob('runs/*/stop')): time.sleep(0.01)"
     step = STEP.format(helper=job.helper).replace("    with", f"    {wait}\n    with")
     job.edit(step=f"import time\n{step}")
-    prepared = prepare(job.job(verify_change=20, timeout=60, retries=0))
-    checked = verify_change(prepared, ONE_WORKER, is_cancelled=lambda: True)
+    prepared = prepare(job.job(verify_change=20, timeout=60, retries=0, num_workers=1))
+    checked = verify_change(prepared, is_cancelled=lambda: True)
     # Without a request to stop, the inputs exceed the time limit.
     assert not any("timeout" in line for line in checked.change_check.differences)
 

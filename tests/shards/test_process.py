@@ -84,12 +84,12 @@ def open_shards(words, tmp_path, monkeypatch):
             step=f"of_this_test:{step}",
             output=str(tmp_path / "out"),
             options=JobSettings(
-                execution=ExecutionOptions(**execution), failures=FailurePolicy(retries=0)
+                execution=ExecutionOptions(batch_size=1, num_workers=1, **execution),
+                failures=FailurePolicy(retries=0),
             ),
         )
         run = held.enter_context(open_run(prepare(job)))
-        batching = ExecutionOptions(batch_size=1, num_workers=1)
-        return run.divide(batching, Cores(total=cores, node=cores))[1]
+        return run.divide(Cores(total=cores, node=cores))[1]
 
     with ExitStack() as held:
         yield open_shards

@@ -20,6 +20,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.options.groups import ExecutionOptions
+from batchmill.options.job_settings import JobSettings
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Cores, plan_shards
 from batchmill.planning.job import make_job
@@ -234,10 +235,13 @@ def test_progress_counts_an_input_with_two_outcomes_once(words, tmp_path):
 def test_no_outcome_is_recorded_after_the_lease_is_lost(words, tmp_path, step):
     out = str(tmp_path / "out")
     job = make_job(
-        manifest=str(words / "manifest.csv"), step=f"steps_under_test:{step}", output=out
+        manifest=str(words / "manifest.csv"),
+        step=f"steps_under_test:{step}",
+        output=out,
+        options=JobSettings(execution=ExecutionOptions(batch_size=9)),
     )
     with open_run(prepare(job)) as run:
-        _, (whole,) = run.divide(ExecutionOptions(batch_size=9), Cores(total=1, node=1))
+        _, (whole,) = run.divide(Cores(total=1, node=1))
     # The run has ended and released its lease, but its shard still runs.
     with pytest.raises(LedgerError, match="run 1 no longer holds the lease"):
         run_shard(whole)
@@ -332,10 +336,15 @@ def test_a_split_shard_leaves_its_unbegun_inputs_to_another_shard(tmp_path, monk
     monkeypatch.setattr("batchmill.ledger.committer.COMMIT_SECONDS", 0.1)
     gated.make_inputs(tmp_path)
     params = {"log": str(tmp_path / "out.log"), "go": str(tmp_path / "go"), "first": 10}
-    job = make_job(manifest="in", step="slow:step", output="out", params=params)
+    job = make_job(
+        manifest="in",
+        step="slow:step",
+        output="out",
+        params=params,
+        options=JobSettings(execution=ExecutionOptions(batch_size=1, num_workers=1)),
+    )
     with open_run(prepare(job)) as run:
-        batching = ExecutionOptions(batch_size=1, num_workers=1)
-        _, (whole, *_) = run.divide(batching, Cores(total=1, node=1))
+        _, (whole, *_) = run.divide(Cores(total=1, node=1))
         ask_to_split(whole)
         answers = []
 

@@ -9,7 +9,6 @@ from jobs import job_of
 
 from batchmill.errors import StepError
 from batchmill.ledger.ledger import Ledger
-from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import prepare
 from batchmill.runs.run import open_run
@@ -55,11 +54,10 @@ def shard_of(words, tmp_path, monkeypatch):
 
         def plan(name, fault):
             (tmp_path / "checking.py").write_text(MODULE.format(bad=BAD, fault=fault))
-            limits = {"timeout": 0.5, "retries": 0}
-            job = job_of(words / "manifest.csv", f"checking:{name}", tmp_path / "out", **limits)
+            options = {"timeout": 0.5, "retries": 0, "batch_size": 4, "num_workers": 1}
+            job = job_of(words / "manifest.csv", f"checking:{name}", tmp_path / "out", **options)
             run = stack.enter_context(open_run(prepare(job)))
-            batching = ExecutionOptions(batch_size=4, num_workers=1)
-            _, (shard,) = run.divide(batching, Cores(total=1, node=1))
+            _, (shard,) = run.divide(Cores(total=1, node=1))
             return shard
 
         yield plan

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import ExecutionOptions, RunOptions
 from batchmill.options.job_settings import JobSettings
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
@@ -58,16 +57,22 @@ def run_job(
 
     `before` is called between the plan and the shards. `options` are further options of the job.
     """
-    job = job_of(manifest, step, output, params=params, force=force, **(options or {}))
+    given = {
+        "batch_size": batch_size,
+        "num_workers": num_workers,
+        "concurrency": concurrency,
+        "rate": rate,
+        "force": force,
+        "prune": prune,
+        "keep_versions": keep_versions,
+        "prune_failed": prune_failed,
+        **(options or {}),
+    }
+    job = job_of(manifest, step, output, params=params, **given)
     job = replace(job, options=replace(job.options, failures=policy or FailurePolicy()))
-    execution = ExecutionOptions(
-        batch_size=batch_size, num_workers=num_workers, concurrency=concurrency, rate=rate
-    )
     ended = execute(
-        verify_change(prepare(job), execution),
+        verify_change(prepare(job)),
         InThisProcess(cores=cores, on_outcome=seen.append if seen is not None else None),
-        execution=execution,
-        options=RunOptions(prune=prune, keep_versions=keep_versions, prune_failed=prune_failed),
-        observer=Before(before),
+        Before(before),
     )
     return ended.summary

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from batchmill.errors import RunError
 from batchmill.ledger.lease import Wait
-from batchmill.options.groups import RunOptions
 from batchmill.planning.job import Job
 from batchmill.planning.prepare import Prepared
 from batchmill.publishing.summary import Summary, failure_message
@@ -63,12 +62,11 @@ class _Idle(RunObserver):
             raise NotIdleError
 
 
-def run_idle(prepared: Prepared, options: RunOptions) -> JobEnd:
+def run_idle(prepared: Prepared) -> JobEnd:
     """Update the tables of an idle run, without Prefect.
 
     Args:
         prepared: The job, for which `is_idle` returned True.
-        options: The options of this run.
 
     Returns:
         How the job ended.
@@ -78,6 +76,6 @@ def run_idle(prepared: Prepared, options: RunOptions) -> JobEnd:
         BatchmillError: See `execute`.
     """
     observer = _Idle()
-    observer.wait = Wait() if options.wait else None
-    ended = execute(prepared, InThisProcess(), options=options, observer=observer)
+    observer.wait = Wait() if prepared.job.options.run.wait else None
+    ended = execute(prepared, InThisProcess(), observer)
     return JobEnd(ended.summary.run, failure_of(ended.summary, prepared.job))

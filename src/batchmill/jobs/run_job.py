@@ -139,7 +139,6 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
 
             prepared = verify_change(
                 prepared,
-                options.execution,
                 on_sample=lambda inputs: display.say(
                     f"Executing {counted(inputs, 'input')} with the changed code to compare them."
                 ),
@@ -197,7 +196,7 @@ def plan_run(request: JobRequest, cores: int = 0) -> PlannedRun:
         gpus = len(gpus_for(prepared.step))
         available = cores_of_machine(cores or own_cores(), gpus)
         forecast = forecast_for(prepared, prepared.plan.pending)
-        layout = prepared.layout(request.options.execution, available)
+        layout = prepared.layout(available)
     return PlannedRun(prepared=prepared, layout=layout, cores=available.total, forecast=forecast)
 
 
@@ -261,7 +260,7 @@ def _execute(request: JobRequest, prepared: Prepared) -> JobEnd:
     # Only the flow can check a cluster.
     if request.cluster is None and is_idle(prepared):
         with suppress(NotIdleError):
-            return run_idle(prepared, request.options.run)
+            return run_idle(prepared)
     # The server starts while this process imports Prefect, which takes one or two seconds. A run in
     # a user's own flow uses the server of that flow. Two servers on one database lose records.
     with (

@@ -61,6 +61,11 @@ class Job:
     partitioning: Partitioning | None = None
     confinement: Confinement | None = None
 
+    def with_failures(self, **changes: Any) -> "Job":
+        """Return the job with another failure policy."""
+        policy = self.options.failures.model_copy(update=changes)
+        return replace(self, options=replace(self.options, failures=policy))
+
     @property
     def is_over_folders(self) -> bool:
         """True if the inputs are folders."""

@@ -12,7 +12,6 @@ from batchmill.ledger.open import open_output
 from batchmill.ledger.proofs import Adoption
 from batchmill.manifest import Manifest, ManifestLike, load_manifest
 from batchmill.manifest.saved_list import listed_manifest
-from batchmill.options.groups import ExecutionOptions
 from batchmill.partitions.record import Assignment
 from batchmill.planning.batching import Cores, Layout, plan_shards
 from batchmill.planning.change_check import ChangeCheck
@@ -82,11 +81,11 @@ class Prepared:
             return None
         return Adoption(run=run, outcomes=count, sample=check.sample, seed=check.seed)
 
-    def layout(self, execution: ExecutionOptions, cores: Cores) -> Layout:
+    def layout(self, cores: Cores) -> Layout:
         """Divide the pending inputs into shards."""
         return plan_shards(
             self.plan.pending["size"].to_numpy(),
-            execution,
+            self.job.options.execution,
             cores,
             whole_batches=self.step.is_batched,
             remote=self.is_remote,

@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 
 from batchmill.ledger.ledger import Ledger
 from batchmill.manifest import Manifest
-from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import ExecutionOptions, RunOptions
+from batchmill.options.groups import RunOptions
 from batchmill.outcome import one_line
 from batchmill.planning.batching import Cores, own_cores
 from batchmill.planning.decisions import Criteria
@@ -91,33 +90,10 @@ def discarded_job(prepared: Prepared, rows: pa.Array | pa.ChunkedArray, folder: 
     )
 
 
-def execute_discarded(
-    job: Prepared, runner: Runner, execution: ExecutionOptions, policy: FailurePolicy
-) -> None:
-    """Execute the inputs of a discarded job. Its tables are not written.
-
-    Args:
-        job: The job.
-        runner: Executes the shards.
-        execution: How the inputs are divided into batches.
-        policy: How failed inputs are handled.
-
-    Raises:
-        BatchmillError: Any error of `prepare` and of the runner.
-    """
-    options = replace(job.job.options, failures=policy)
-    job = replace(job, job=replace(job.job, options=options))
-    with open_run(job) as run, runner:
-        layout, shards = run.divide(execution, runner.cores)
-        runner.run(run, shards, layout.num_workers)
-
-
 def compare_again(
     prepared: Prepared,
     rows: pa.Array | pa.ChunkedArray,
     records: pa.Table,
-    execution: ExecutionOptions,
-    policy: FailurePolicy,
     is_cancelled: Callable[[], bool],
 ) -> dict[str, list[ResultDifference]]:
     """Execute some inputs of a job in a child process, without Prefect and Ray, and compare.
@@ -126,8 +102,6 @@ def compare_again(
         prepared: The job.
         rows: The rows of the inputs in its manifest.
         records: The RESULT_COLUMNS of `ok` records. Those of other inputs are ignored.
-        execution: How the inputs are divided into batches.
-        policy: The limits of an input.
         is_cancelled: Returns True if the execution must end early.
 
     Returns:
@@ -138,7 +112,9 @@ def compare_again(
     """
     with scratch_folder() as folder:
         job = discarded_job(prepared, rows, folder)
-        execute_discarded(job, _ChildProcess(is_cancelled), execution, policy)
+        with open_run(job) as run, _ChildProcess(is_cancelled) as runner:
+            layout, shards = run.divide(runner.cores)
+            runner.run(run, shards, layout.num_workers)  # The tables are not written.
         after = {one["input"]: one for one in job.ledger.records(RESULT_COLUMNS).to_pylist()}
     names = prepared.manifest.inputs["input"].take(rows)
     before = records.filter(pc.is_in(records["input"], value_set=names)).to_pylist()

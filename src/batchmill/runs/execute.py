@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from batchmill.ledger.lease import Wait
 from batchmill.ledger.ledger import Ledger
-from batchmill.options.groups import ExecutionOptions, RunOptions
 from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import Prepared
 from batchmill.publishing.publish import publish_changes
@@ -65,9 +64,6 @@ class RunEnd:
 def execute(
     prepared: Prepared,
     runner: Runner,
-    *,
-    execution: ExecutionOptions = ExecutionOptions(),
-    options: RunOptions = RunOptions(),
     observer: RunObserver | None = None,
 ) -> RunEnd:
     """Execute the pending inputs of a job, and publish the dataset.
@@ -75,8 +71,6 @@ def execute(
     Args:
         prepared: The checked job and its plan.
         runner: Executes the shards.
-        execution: How the inputs are divided into batches and shards.
-        options: The options of this run only.
         observer: Receives the stages of the run, and writes its tables and report.
 
     Returns:
@@ -91,21 +85,22 @@ def execute(
         observer.begin(run)
         if not run.pending:
             # Later readers need a plan, also of a run that has nothing to execute.
-            run.divide(ExecutionOptions(), Cores(total=1, node=1))
+            run.divide(Cores(total=1, node=1))
             observer.planned(run)
-            return _publish(run, ShardsEnd(), options, observer)
+            return _publish(run, ShardsEnd(), observer)
         with runner:  # It ends its processes while the tables are written.
-            layout, shards = run.divide(execution, runner.cores)
+            layout, shards = run.divide(runner.cores)
             observer.planned(run)
             ended = runner.run(run, shards, layout.num_workers)
             if ended.is_cancelled:
                 summary = summarise(run.ledger, run.number)
                 observer.end(summary, is_cancelled=True)
                 return RunEnd(summary=summary, is_cancelled=True)
-            return _publish(run, ended, options, observer)
+            return _publish(run, ended, observer)
 
 
-def _publish(run: Run, ended: ShardsEnd, options: RunOptions, observer: RunObserver) -> RunEnd:
+def _publish(run: Run, ended: ShardsEnd, observer: RunObserver) -> RunEnd:
+    options = run.prepared.job.options.run
     # A node that seemed lost may still commit an outcome. The next run publishes it.
     with run.ledger.store.alone():
         run.finalize(prune=options.prune, prune_failed=options.prune_failed)

@@ -20,7 +20,6 @@ from batchmill.ledger.proofs import Proof
 from batchmill.ledger.versions import Version
 from batchmill.manifest import Manifest
 from batchmill.manifest.file_stats import MISSING_SIZE
-from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.prepare import Prepared
 from batchmill.publishing.metadata_table import metadata_table
 from batchmill.reading.published import read_published
@@ -142,14 +141,7 @@ def _prove(
         rows = pc.indices_nonzero(left)
         on_begin(len(rows))
         if len(rows):
-            found = compare_again(
-                job,
-                rows,
-                records,
-                ExecutionOptions(batch_size=recorded.spec.batch_size),
-                recorded.spec.policy.model_copy(update={"max_failures": "100%", "expect": ()}),
-                is_cancelled,
-            )
+            found = compare_again(job, rows, records, is_cancelled)
     table_fault = _table_fault(recorded.ledger, version)
     if not table_fault:
         for name, difference in _unlike_table(recorded, records):

@@ -13,7 +13,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import WITHDRAWN
 from batchmill.ledger.versions import Version, records_of
 from batchmill.manifest import Manifest, load_manifest
-from batchmill.options.groups import InputOptions
+from batchmill.options.groups import ExecutionOptions, InputOptions
 from batchmill.options.job_settings import JobSettings
 from batchmill.planning.change_detection import FileChanges, detect_changes
 from batchmill.planning.decisions import Criteria
@@ -144,6 +144,8 @@ class RecordedVersion:
         )
         # A missing output is no reason not to make it again.
         criteria = Criteria(step.identity, changes=FileChanges(contents=found.contents))
+        execution = ExecutionOptions(batch_size=spec.batch_size)
+        policy = spec.policy.model_copy(update={"max_failures": "100%", "expect": ()})
         inputs = InputOptions(
             input_kind="folder" if spec.folders else "file",
             file_columns=",".join(spec.file_columns),
@@ -155,7 +157,7 @@ class RecordedVersion:
                 output=self.ledger.store.url,
                 params=spec.params,
                 search=spec.search,
-                options=JobSettings(inputs=inputs, failures=spec.policy),
+                options=JobSettings(inputs=inputs, execution=execution, failures=policy),
                 confinement=spec.confinement,
             ),
             manifest=manifest,

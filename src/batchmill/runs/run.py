@@ -23,7 +23,6 @@ from batchmill.maintenance.cleanup import (
     sweep,
 )
 from batchmill.maintenance.upkeep import Upkeep
-from batchmill.options.groups import ExecutionOptions
 from batchmill.partitions.record import forget_earlier, write_assignment
 from batchmill.planning.batching import Cores, Layout
 from batchmill.planning.job import Job
@@ -61,9 +60,9 @@ class Run:
         """The number of inputs to execute."""
         return len(self.prepared.plan.pending)
 
-    def divide(self, execution: ExecutionOptions, cores: Cores) -> tuple[Layout, list[Shard]]:
+    def divide(self, cores: Cores) -> tuple[Layout, list[Shard]]:
         """Divide the pending inputs into shards, and write the plan that the shards read."""
-        layout = self.prepared.layout(execution, cores)
+        layout = self.prepared.layout(cores)
         if self.prepared.forced_after is not None:
             self.ledger.control.record_forced(self.number, self.prepared.forced_after)
         step = self.prepared.step

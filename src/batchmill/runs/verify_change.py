@@ -8,7 +8,6 @@ from itertools import islice
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.options.groups import ExecutionOptions
 from batchmill.planning.change_check import ChangeCheck
 from batchmill.planning.prepare import Prepared, code_changes, plan_with
 from batchmill.planning.sample import random_sample
@@ -19,7 +18,6 @@ _SHOWN_INPUTS = 5
 
 def verify_change(
     prepared: Prepared,
-    execution: ExecutionOptions,
     *,
     on_sample: Callable[[int], None] = lambda _: None,
     is_cancelled: Callable[[], bool] = lambda: False,
@@ -32,7 +30,6 @@ def verify_change(
     Args:
         prepared: The prepared job. Without `verify_change`, or if the check is done, nothing
             happens.
-        execution: How the inputs are divided into batches.
         on_sample: Called with the number of inputs before they are executed.
         is_cancelled: Returns True if the run must end early.
 
@@ -55,7 +52,7 @@ def verify_change(
         reason = "a step with one item per row of the manifest cannot run on a sample"
         return replace(prepared, change_check=ChangeCheck(reason=reason))
     check = replace(check, inputs=len(kept), seed=secrets.randbelow(2**31))
-    check = _compare_sample(prepared, kept, check, execution, on_sample, is_cancelled)
+    check = _compare_sample(prepared, kept, check, on_sample, is_cancelled)
     return replace(candidate if check.is_equal else prepared, change_check=check)
 
 
@@ -63,7 +60,6 @@ def _compare_sample(
     prepared: Prepared,
     kept: pa.ChunkedArray,
     check: ChangeCheck,
-    execution: ExecutionOptions,
     on_sample: Callable[[int], None],
     is_cancelled: Callable[[], bool],
 ) -> ChangeCheck:
@@ -74,11 +70,9 @@ def _compare_sample(
     rows = rows.take(pa.array(random_sample(len(rows), count, check.seed)))
     on_sample(len(rows))
     # One failure decides, so the remaining inputs need not be executed.
-    strict = prepared.job.options.failures.model_copy(
-        update={"max_failures": "0", "fail_fast": True}
-    )
+    strict = prepared.job.with_failures(max_failures="0", fail_fast=True)
     before = prepared.ledger.records(RESULT_COLUMNS)
-    found = compare_again(prepared, rows, before, execution, strict, is_cancelled)
+    found = compare_again(replace(prepared, job=strict), rows, before, is_cancelled)
     # With `fail_fast`, inputs without an outcome say nothing. They follow those with an outcome.
     different = sorted(
         (name for name in found if found[name]),

@@ -86,7 +86,7 @@ class Trial:
         place.parent.mkdir(parents=True)
         shutil.copyfile(source, place)
 
-    def job(self) -> Job:
+    def job(self, execution: ExecutionOptions = ExecutionOptions()) -> Job:
         """Return the job. Raises OptionError if params cannot be written as JSON."""
         return make_job(
             manifest=str(self.folder / "manifest.jsonl"),
@@ -99,6 +99,7 @@ class Trial:
                     allow_missing=True,
                     file_columns=",".join(dict.fromkeys(chain.from_iterable(self.companions))),
                 ),
+                execution=execution,
                 failures=FailurePolicy(retries=0, timeout=_TIMEOUT_SECONDS),
             ),
         )
@@ -110,11 +111,9 @@ class Trial:
     def run(self, *, num_workers: int, batch_size: int) -> dict[str, Result]:
         """Execute the pending inputs, and return their results by input."""
         outcomes: list[Outcome] = []
-        execute(
-            self.prepare(),
-            InThisProcess(cores=num_workers, on_outcome=outcomes.append),
-            execution=ExecutionOptions(batch_size=batch_size, num_workers=num_workers),
-        )
+        execution = ExecutionOptions(batch_size=batch_size, num_workers=num_workers)
+        runner = InThisProcess(cores=num_workers, on_outcome=outcomes.append)
+        execute(prepare(self.job(execution)), runner)
         return {outcome.input.removeprefix("inputs/"): result_of(outcome) for outcome in outcomes}
 
     def seen(self) -> dict[str, Fingerprint]:

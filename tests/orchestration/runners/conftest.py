@@ -10,7 +10,6 @@ from prefect.states import Running
 
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
-from batchmill.options.groups import ExecutionOptions
 from batchmill.orchestration.runners.runner import ShardRunner
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Cores
@@ -97,10 +96,10 @@ def planned(tmp_path):
     (tmp_path / "in").mkdir()
     for number in range(20):
         (tmp_path / "in" / f"{number:02d}.txt").write_text("x")
-    job = job_of(tmp_path / "in", "batchmill.steps.text:chunk", tmp_path / "out", retries=1)
+    options = {"batch_size": 1, "num_workers": 1, "retries": 1}
+    job = job_of(tmp_path / "in", "batchmill.steps.text:chunk", tmp_path / "out", **options)
     with open_run(prepare(job)) as run:
-        batching = ExecutionOptions(batch_size=1, num_workers=1)
-        _, (shard,) = run.divide(batching, Cores(total=1, node=1))
+        _, (shard,) = run.divide(Cores(total=1, node=1))
         yield shard
 
 
