@@ -80,18 +80,13 @@ class RayCluster(Block):
                 )
         return address
 
-    @field_validator("resources", mode="after")
-    @classmethod
-    def _check_resources(cls, resources: dict[str, float]) -> dict[str, float]:
-        for name in resources:
+    @model_validator(mode="after")
+    def _check_resources(self) -> Self:
+        for name in self.resources:
             if not name.strip() or name == "object_store_memory":
                 raise OptionError(
                     f"--shard-resource {name!r}: a shard cannot request this resource. Remove it."
                 )
-        return resources
-
-    @model_validator(mode="after")
-    def _check_whole(self) -> Self:
         for name, amount in {"num_gpus": self.num_gpus or 0, **self.resources}.items():
             if amount % 1 and (amount > 1 or amount < _LEAST):
                 raise OptionError(

@@ -122,13 +122,12 @@ def log_level(*, verbose: bool) -> Iterator[None]:
         elif FlowRunContext.get() is None:
             for console in logging.getLogger().handlers:
                 if isinstance(console, PrefectConsoleHandler):  # It prints to the screen.
-                    hidden.enter_context(_quiet(console))
+                    _hide_log(console, hidden)
         yield
 
 
-@contextmanager
-def _quiet(console: logging.Handler) -> Iterator[None]:
-    """Hide Prefect's log during the block, and show batchmill's warnings.
+def _hide_log(console: logging.Handler, hidden: ExitStack) -> None:
+    """Hide Prefect's log until `hidden` is closed, and show batchmill's warnings.
 
     On the command line, the level is CRITICAL. A warning of batchmill is for the user.
     """
@@ -139,9 +138,6 @@ def _quiet(console: logging.Handler) -> Iterator[None]:
         return name == "batchmill" or (name != "prefect" and record.levelno >= level)
 
     console.addFilter(is_shown)
+    hidden.callback(console.removeFilter, is_shown)
     console.setLevel(min(level, logging.WARNING))
-    try:
-        yield
-    finally:
-        console.removeFilter(is_shown)
-        console.setLevel(level)
+    hidden.callback(console.setLevel, level)
