@@ -16,7 +16,7 @@ from batchmill.flows.preprocess import preprocess
 from batchmill.jobs.idle_run import JobEnd, failure_of
 from batchmill.ledger.ledger import Ledger
 from batchmill.orchestration.interrupts import interrupts
-from batchmill.orchestration.server.api import lost_server_message, shared_api
+from batchmill.orchestration.server.api import shared_api, shown_api
 from batchmill.planning.prepare import Prepared
 from batchmill.publishing.summary import summarise
 from batchmill.shards.process_pool import shard_processes
@@ -89,10 +89,14 @@ def _end_without_server(prepared: Prepared, before: int, cause: httpx.HTTPError)
     """
     ledger = prepared.ledger
     run = _run_after(ledger, before)
+    lost = RunError(
+        f"The Prefect server at {shown_api()} stopped responding. Committed results are kept. Run "
+        f"the same command again to complete the dataset. ({cause})"
+    )
     if not run:
-        raise RunError(lost_server_message(cause)) from cause
+        raise lost from cause
     if ledger.read_summary(run) is None:
-        return JobEnd(run, RunError(lost_server_message(cause)))
+        return JobEnd(run, lost)
     failure = failure_of(summarise(ledger, run), prepared.job)
     reason = "its server stopped responding"
     note = f"Prefect's history of this run is incomplete, because {reason}."

@@ -102,14 +102,6 @@ def client_without_retries() -> Iterator[SyncPrefectClient]:
         yield client
 
 
-def lost_server_message(error: Exception) -> str:
-    """Return the message for a Prefect server that stopped responding during a run."""
-    return (
-        f"The Prefect server at {shown_api()} stopped responding. Committed "
-        f"results are kept. Run the same command again to complete the dataset. ({error})"
-    )
-
-
 def shown_api() -> str:
     """Return the URL of the Prefect API without its password, for messages."""
     return hide_secrets(str(PREFECT_API_URL.value()))
