@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pandas as pd
 import pyarrow as pa
@@ -19,6 +20,7 @@ from batchmill.ledger.lease import Wait, lease
 from batchmill.ledger.parts import write_hashed
 from batchmill.maintenance.verify import verify
 from batchmill.manifest.saved_list import listed_manifest, save_manifest
+from batchmill.options.groups import RunOptions
 from batchmill.planning.batching import Cores
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
@@ -192,9 +194,11 @@ def arrive_and_run(job, name="late.txt"):
 
 def prune(prepared):
     """Start a run that executes no input, prune the dataset, and return the plan."""
+    options = replace(prepared.job.options, run=RunOptions(prune=True))
+    prepared = replace(prepared, job=replace(prepared.job, options=options))
     with open_run(prepared) as run:
         plan = run.prepared.plan
-        run.finalize(prune=True)
+        run.finalize()
         write_tables(run.ledger.store, make_tables(run.ledger, run.prepared.manifest))
     return plan
 
@@ -341,9 +345,10 @@ def test_a_run_after_a_kill_that_only_removed_withdrawn_inputs(job):
     job.run()
     job.names.pop()
     job.list()
-    with open_run(prepare(job.job())) as killed:  # It ends without a clean end, like a kill.
+    # It ends without a clean end, like a kill.
+    with open_run(prepare(job.job(prune=True))) as killed:
         killed.divide(Cores(total=1, node=1))
-        killed.finalize(prune=True)
+        killed.finalize()
     assert job.run() == 0
     assert len(pd.read_parquet(job.dataset / "metadata.parquet")) == 19
 

@@ -94,7 +94,7 @@ def compare_again(
     prepared: Prepared,
     rows: pa.Array | pa.ChunkedArray,
     records: pa.Table,
-    is_cancelled: Callable[[], bool],
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> dict[str, list[ResultDifference]]:
     """Execute some inputs of a job in a child process, without Prefect and Ray, and compare.
 

@@ -100,18 +100,12 @@ def execute(
 
 
 def _publish(run: Run, ended: ShardsEnd, observer: RunObserver) -> RunEnd:
-    options = run.prepared.job.options.run
     # A node that seemed lost may still commit an outcome. The next run publishes it.
     with run.ledger.store.alone():
-        run.finalize(prune=options.prune, prune_failed=options.prune_failed)
+        run.finalize()
         unpublished = observer.write_tables(run.prepared)
         is_stale = not unpublished and run.report_is_stale
-        summary = run.end(
-            lost=ended.lost,
-            keep_versions=options.keep_versions,
-            unpublished=unpublished,
-            prune=options.prune,
-        )
+        summary = run.end(lost=ended.lost, unpublished=unpublished)
         if is_stale:
             observer.write_report(run.ledger, run.number, run.prepared.job.output)
     observer.end(summary, is_cancelled=False)

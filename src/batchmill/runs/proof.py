@@ -60,7 +60,6 @@ def prove(
     options: ProofOptions = ProofOptions(),
     *,
     on_begin: Callable[[int], None] = lambda _: None,
-    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Proof]:
     """Make results of a version again on this machine, and compare them with its records.
 
@@ -70,7 +69,6 @@ def prove(
         dataset: The path or URL of the dataset.
         options: The part to prove, and the place of its inputs.
         on_begin: Called with the number of results to make, before they are made.
-        is_cancelled: Returns True if the execution must end early.
 
     Yields:
         The proof of the dataset. With `deep`, also those of the datasets that it was made from.
@@ -85,11 +83,11 @@ def prove(
     recorded = RecordedVersion.read(
         ledger, dataset, version, root=options.root, trust_step=options.trust_step
     )
-    yield _prove(dataset, recorded, options, on_begin, is_cancelled)
+    yield _prove(dataset, recorded, options, on_begin)
     source = recorded.spec.source_dataset
     if options.deep and source:
         deeper = replace(options, version=recorded.spec.source_version or None, root="")
-        yield from prove(source, deeper, on_begin=on_begin, is_cancelled=is_cancelled)
+        yield from prove(source, deeper, on_begin=on_begin)
 
 
 def record_proof(proof: Proof) -> str:
@@ -124,7 +122,6 @@ def _prove(
     recorded: RecordedVersion,
     options: ProofOptions,
     on_begin: Callable[[int], None],
-    is_cancelled: Callable[[], bool],
 ) -> Proof:
     begun, started = time.time(), time.perf_counter()
     version = recorded.version
@@ -141,7 +138,7 @@ def _prove(
         rows = pc.indices_nonzero(left)
         on_begin(len(rows))
         if len(rows):
-            found = compare_again(job, rows, records, is_cancelled)
+            found = compare_again(job, rows, records)
     table_fault = _table_fault(recorded.ledger, version)
     if not table_fault:
         for name, difference in _unlike_table(recorded, records):

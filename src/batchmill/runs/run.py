@@ -23,6 +23,7 @@ from batchmill.maintenance.cleanup import (
     sweep,
 )
 from batchmill.maintenance.upkeep import Upkeep
+from batchmill.options.groups import RunOptions
 from batchmill.partitions.record import forget_earlier, write_assignment
 from batchmill.planning.batching import Cores, Layout
 from batchmill.planning.job import Job
@@ -54,6 +55,11 @@ class Run:
     def ledger(self) -> Ledger:
         """The dataset's ledger."""
         return self.prepared.ledger
+
+    @property
+    def options(self) -> RunOptions:
+        """The options of this run only."""
+        return self.prepared.job.options.run
 
     @property
     def pending(self) -> int:
@@ -104,14 +110,10 @@ class Run:
         pickled = self.prepared.step.pickled
         return pickle_digest(pickled) if pickled else ""
 
-    def finalize(self, *, prune: bool = False, prune_failed: bool = False) -> None:
+    def finalize(self) -> None:
         """Record partitions, touched and adopted inputs, and compact the ledger.
 
-        The tables are published after this.
-
-        Args:
-            prune: Also remove the inputs that the manifest no longer lists.
-            prune_failed: Also remove the earlier results of inputs that are not ok.
+        Also remove what the options name. The tables are published after this.
 
         Raises:
             LedgerError: Another run has taken the dataset's lease.
@@ -120,7 +122,7 @@ class Run:
         # Record the partitions before the tables are published: a published partition never changes
         # without a change of settings.
         assignment = self.prepared.assignment
-        if assignment and prune:
+        if assignment and self.options.prune:
             assignment = without_withdrawn(assignment, self.prepared.manifest)
         if assignment:
             write_assignment(self.ledger, self.number, assignment)
@@ -135,9 +137,9 @@ class Run:
             if not is_url(self.ledger.store.url):
                 # A step can write beside its folder: to `out/../../x`.
                 self.ledger.store.remove(STAGING)
-        if prune_failed:
+        if self.options.prune_failed:
             upkeep.drop_kept_results()
-        if prune:
+        if self.options.prune:
             upkeep.remove_withdrawn(prepared.plan.withdrawn)
         upkeep.write()
         forget_released(self.ledger)
@@ -157,31 +159,22 @@ class Run:
         changed = changed or before.get("partitions", {}) != partitions_of(self.prepared)
         return bool(changed) or REPORT not in self.ledger.store.names("")
 
-    def end(
-        self,
-        *,
-        lost: bool = False,
-        keep_versions: int = 1,
-        unpublished: str = "",
-        prune: bool = False,
-    ) -> Summary:
+    def end(self, *, lost: bool = False, unpublished: str = "") -> Summary:
         """Record the run's summary, and return it. Remove old versions and old runs' folders.
 
         Args:
-            keep_versions: The number of versions to keep before the last one.
             lost: True if a process or machine was lost.
             unpublished: Why the run published nothing. Usually empty.
-            prune: True if the run has removed the inputs that the manifest no longer lists.
         """
         summary = replace(summarise(self.ledger, self.number), unpublished=unpublished)
         # An input without a committed outcome may have files in the dataset that no outcome names.
         # The next run must remove them.
         self.lease.clean_end = summary.pending == 0 and not lost
         seconds = round(time.time() - self._begun, 3)
-        more = {"seconds": seconds, "pruned": prune}
+        more = {"seconds": seconds, "pruned": self.options.prune}
         self.ledger.write_summary(self.number, summary.as_json() | more)
         # A run that publishes nothing removes no version, also not one that is too old.
-        sweep(self.ledger, self.number, None if unpublished else keep_versions)
+        sweep(self.ledger, self.number, None if unpublished else self.options.keep_versions)
         with ThreadPoolExecutor(1) as pool:
             forgotten = pool.submit(forget_earlier, self.ledger)
             forget_runs(self.ledger, self.number)
