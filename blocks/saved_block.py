@@ -6,16 +6,12 @@ from prefect.blocks.core import Block
 from pydantic import ConfigDict
 
 from batchmill.errors import OptionError
+from batchmill.options.base import FIELDS_IN_FORMS
 from batchmill.security.allowlist import restrictions
 
 _SAVED = "block:"
-# A field's docstring is its description in the form. Its default title is its name in words.
-FORM = ConfigDict(
-    use_attribute_docstrings=True,
-    field_title_generator=lambda name, _: name.replace("_", " ").capitalize(),
-    # Pydantic's messages would contain the rejected values, including secrets.
-    hide_input_in_errors=True,
-)
+# Pydantic's messages would contain the rejected values, including secrets.
+FORM = ConfigDict(hide_input_in_errors=True, **FIELDS_IN_FORMS)
 
 
 def saved_name(given: object) -> str | None:

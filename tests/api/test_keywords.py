@@ -33,7 +33,7 @@ def test_help_shows_each_option_with_its_default_and_its_description(call):
     text = " ".join(call.__doc__.split())
     for name, field in fields.items():
         assert parameters[name].default == field.default
-        assert f"{name}: {field.description}" in text
+        assert f"{name}: {' '.join(field.description.split())}" in text
 
 
 SCRIPT = """

@@ -54,11 +54,12 @@ CommaSeparated = Annotated[str, BeforeValidator(_as_list)]
 
 
 def _for_forms(schema: dict[str, Any]) -> None:
-    """Remove the null alternative of optional fields from a schema.
+    """Remove line breaks, and the null alternative of optional fields, from a schema.
 
-    Prefect's form would show it as a separate field that cannot be filled in.
+    Prefect's form would show the alternative as a separate field that cannot be filled in.
     """
     for entry in schema.get("properties", {}).values():
+        entry["description"] = " ".join(entry["description"].split())
         kinds = [kind for kind in entry.get("anyOf", ()) if kind != {"type": "null"}]
         if "anyOf" in entry and len(kinds) < len(entry["anyOf"]):
             del entry["anyOf"]
@@ -67,10 +68,19 @@ def _for_forms(schema: dict[str, Any]) -> None:
                 del entry["default"]
 
 
+# A field's docstring is its description in a form. Its default title is its name in words.
+FIELDS_IN_FORMS = ConfigDict(
+    use_attribute_docstrings=True,
+    field_title_generator=lambda name, _: name.replace("_", " ").capitalize(),
+)
+
+
 class Options(BaseModel):
     """A group of options. It is immutable. Raises OptionError for unknown names and bad values."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=_for_forms)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", json_schema_extra=_for_forms, **FIELDS_IN_FORMS
+    )
 
     @model_serializer(mode="wrap")
     def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -33,53 +33,32 @@ class FailurePolicy(Options):
     """
 
     max_failures: Text = Field(
-        default="0",
-        title="Failures allowed",
-        description="Number or percentage of inputs that may fail, for example 3 or 2%. If more "
-        "inputs fail, the run counts as failed.",
-        json_schema_extra={"pattern": _SHARE_PATTERN},
+        default="0", title="Failures allowed", json_schema_extra={"pattern": _SHARE_PATTERN}
     )
-    retries: int = Field(
-        default=1,
-        ge=0,
-        title="Retries",
-        description="Number of times that a failed input is executed again in the same run.",
-    )
+    """Number or percentage of inputs that may fail, for example 3 or 2%. If more inputs fail, the
+    run counts as failed."""
+    retries: int = Field(default=1, ge=0)
+    """Number of times that a failed input is executed again in the same run."""
     timeout: Annotated[float, BeforeValidator(lambda value: 0 if value is None else value)] = Field(
-        default=DEFAULT_TIMEOUT_SECONDS,
-        ge=0,
-        allow_inf_nan=False,
-        title="Time limit in seconds",
-        description="Maximum number of seconds for one input. After that, its worker process is "
-        "killed. 0: no limit.",
+        default=DEFAULT_TIMEOUT_SECONDS, ge=0, allow_inf_nan=False, title="Time limit in seconds"
     )
-    memory_limit: Text = Field(
-        default="",
-        title="Memory limit",
-        description="Maximum memory for one input, for example 2G or 500M. Above that, its worker "
-        "process is killed. Default: the machine's memory.",
-        json_schema_extra={"pattern": SIZE_PATTERN},
-    )
-    known_failures: Literal["failed", "ok"] = Field(
-        default="failed",
-        title="Known failures",
-        description="How inputs that failed in an earlier run count. With ok, they do not make "
-        "this run fail. New failures do.",
-    )
-    fail_fast: bool = Field(
-        default=False,
-        title="Fail fast",
-        description="Stop the run as soon as more inputs have failed than allowed. The remaining "
-        "inputs stay pending.",
-    )
+    """Maximum number of seconds for one input. After that, its worker process is killed. 0: no
+    limit."""
+    memory_limit: Text = Field(default="", json_schema_extra={"pattern": SIZE_PATTERN})
+    """Maximum memory for one input, for example 2G or 500M. Above that, its worker process is
+    killed. Default: the machine's memory."""
+    known_failures: Literal["failed", "ok"] = "failed"
+    """How inputs that failed in an earlier run count. With ok, they do not make this run fail. New
+    failures do."""
+    fail_fast: bool = False
+    """Stop the run as soon as more inputs have failed than allowed. The remaining inputs stay
+    pending."""
 
     expect: Annotated[tuple[str, ...], BeforeValidator(_as_texts)] = Field(
-        default=(),
-        title="Expectations",
-        description="Condition that each row of the table must meet, for example peak <= 1.0, or "
-        "a Pandera schema as module:SCHEMA. If a row breaks it, the run fails and publishes "
-        "nothing. Repeatable.",
+        default=(), title="Expectations"
     )
+    """Condition that each row of the table must meet, for example peak <= 1.0, or a Pandera schema
+    as module:SCHEMA. If a row breaks it, the run fails and publishes nothing. Repeatable."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

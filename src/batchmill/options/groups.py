@@ -39,49 +39,26 @@ def _as_shares(value: object) -> object:
 class InputOptions(Options):
     """Options that select the inputs of the manifest."""
 
-    input_column: Text = Field(
-        default="input",
-        title="Input column",
-        description="Manifest column that contains the inputs' paths.",
-    )
-    input_kind: Literal["file", "folder"] = Field(
-        default="file",
-        title="Kind of input",
-        description="file, or folder if each input is a folder with all of its files, for example "
-        "a series of pictures. Over a folder, its sub-folders are the inputs.",
-    )
-    file_columns: CommaSeparated = Field(
-        default="",
-        title="File columns",
-        description="Manifest columns that name further files of each input, for example mask, "
-        "separated by commas. The step receives them as parameters of the same names.",
-    )
-    root: Text = Field(
-        default="",
-        title="Root",
-        description="Folder that contains all inputs. Relative paths start there. Default: the "
-        "manifest's folder.",
-    )
-    pattern: Text = Field(
-        default="*",
-        title="Pattern",
-        description="For a folder: use only files whose name or relative path matches this glob, "
-        "or one of several globs, separated by commas.",
-    )
-    min_age: float = Field(
-        default=0,
-        ge=0,
-        allow_inf_nan=False,
-        title="Minimum age in seconds",
-        description="For a folder or glob: skip files modified less than this many seconds ago. "
-        "Such files may still be incomplete.",
-    )
-    allow_missing: bool = Field(
-        default=False,
-        title="Allow missing inputs",
-        description="Run even if most inputs do not exist. Otherwise the job is rejected, because "
-        "its root or manifest is probably wrong.",
-    )
+    input_column: Text = "input"
+    """Manifest column that contains the inputs' paths."""
+    input_kind: Literal["file", "folder"] = Field(default="file", title="Kind of input")
+    """file, or folder if each input is a folder with all of its files, for example a series of
+    pictures. Over a folder, its sub-folders are the inputs."""
+    file_columns: CommaSeparated = ""
+    """Manifest columns that name further files of each input, for example mask, separated by
+    commas. The step receives them as parameters of the same names."""
+    root: Text = ""
+    """Folder that contains all inputs. Relative paths start there. Default: the manifest's
+    folder."""
+    pattern: Text = "*"
+    """For a folder: use only files whose name or relative path matches this glob, or one of several
+    globs, separated by commas."""
+    min_age: float = Field(default=0, ge=0, allow_inf_nan=False, title="Minimum age in seconds")
+    """For a folder or glob: skip files modified less than this many seconds ago. Such files may
+    still be incomplete."""
+    allow_missing: bool = Field(default=False, title="Allow missing inputs")
+    """Run even if most inputs do not exist. Otherwise the job is rejected, because its root or
+    manifest is probably wrong."""
 
     @property
     def file_column_names(self) -> tuple[str, ...]:
@@ -93,71 +70,39 @@ class InputOptions(Options):
 class PartitionOptions(Options):
     """Options that assign the rows of the tables to partitions."""
 
-    partition: Annotated[str, BeforeValidator(_as_shares)] = Field(
-        default="",
-        title="Shares",
-        description="Partitions and their shares, for example train=0.8,validation=0.1,test=0.1 or "
-        "percentages. The tables then have a column named partition.",
-    )
-    group_by: Text = Field(
-        default="",
-        title="Keep together by column",
-        description="Manifest column, for example the speaker. Rows with the same value stay in "
-        "one partition.",
-    )
-    stratify: Text = Field(
-        default="",
-        title="Stratify by column",
-        description="Manifest column, for example the label. The rows of each value are divided "
-        "close to the shares.",
-    )
-    seed: int = Field(
-        default=0, title="Seed", description="Random seed for the partition assignment."
-    )
+    partition: Annotated[str, BeforeValidator(_as_shares)] = Field(default="", title="Shares")
+    """Partitions and their shares, for example train=0.8,validation=0.1,test=0.1 or percentages.
+    The tables then have a column named partition."""
+    group_by: Text = Field(default="", title="Keep together by column")
+    """Manifest column, for example the speaker. Rows with the same value stay in one partition."""
+    stratify: Text = Field(default="", title="Stratify by column")
+    """Manifest column, for example the label. The rows of each value are divided close to the
+    shares."""
+    seed: int = 0
+    """Random seed for the partition assignment."""
 
 
 class ExecutionOptions(Options):
     """Options that divide inputs into batches and processes."""
 
-    batch_size: int | None = Field(
-        default=None,
-        ge=1,
-        title="Batch size",
-        description="Inputs per batch. Default: chosen from the number of inputs and cores.",
-    )
-    num_workers: int | None = Field(
-        default=None,
-        ge=0,
-        title="DataLoader workers",
-        description="DataLoader workers per shard. Default: one per core, at most 8.",
-    )
-    concurrency: int | None = Field(
-        default=None,
-        ge=1,
-        title="Inputs at a time in a worker",
-        description="Inputs of an async step that each worker executes at a time. Default: 32. A "
-        "step that is not async executes one.",
-    )
-    rate: Text = Field(
-        default="",
-        title="Rate",
-        description="Begin at most this number of inputs in a time, on all workers together, for "
-        "example 20/s or 600/min. For async steps. Default: no limit.",
-        json_schema_extra={"pattern": _RATE_PATTERN},
-    )
-    pack: Text = Field(
-        default="",
-        title="Pack size",
-        description="Write outputs into tar files of about this size, for example 256MB, instead "
-        "of one file each. It is faster for many small files. Default: one file each.",
-        json_schema_extra={"pattern": SIZE_PATTERN},
-    )
+    batch_size: int | None = Field(default=None, ge=1)
+    """Inputs per batch. Default: chosen from the number of inputs and cores."""
+    num_workers: int | None = Field(default=None, ge=0, title="DataLoader workers")
+    """DataLoader workers per shard. Default: one per core, at most 8."""
+    concurrency: int | None = Field(default=None, ge=1, title="Inputs at a time in a worker")
+    """Inputs of an async step that each worker executes at a time. Default: 32. A step that is not
+    async executes one."""
+    rate: Text = Field(default="", json_schema_extra={"pattern": _RATE_PATTERN})
+    """Begin at most this number of inputs in a time, on all workers together, for example 20/s or
+    600/min. For async steps. Default: no limit."""
+    pack: Text = Field(default="", title="Pack size", json_schema_extra={"pattern": SIZE_PATTERN})
+    """Write outputs into tar files of about this size, for example 256MB, instead of one file each.
+    It is faster for many small files. Default: one file each."""
     log_steps: Literal["off", "debug", "info", "warning", "error"] = Field(
-        default="off",
-        title="Log of the steps",
-        description="Send the printed text of the step, and its log from this level, to Prefect, "
-        "which shows it with the run. With off, nothing is sent.",
+        default="off", title="Log of the steps"
     )
+    """Send the printed text of the step, and its log from this level, to Prefect, which shows it
+    with the run. With off, nothing is sent."""
 
     @property
     def rate_per_second(self) -> float:
@@ -194,84 +139,44 @@ class ExecutionOptions(Options):
 class ConfinementOptions(Options):
     """Options that confine the step to a few folders."""
 
-    confine: bool = Field(
-        default=False,
-        title="Confine the step",
-        description="The step may change files only in its output folder and in a temporary "
-        "folder, and may not open TCP connections. Needs Linux 6.7 or newer.",
-    )
-    allow_write: CommaSeparated = Field(
-        default="",
-        title="Folders that the step may change",
-        description="Further folders or files that a confined step may change, separated by "
-        "commas.",
-    )
-    allow_network: bool = Field(
-        default=False,
-        title="Allow TCP connections",
-        description="A confined step may open TCP connections.",
-    )
+    confine: bool = Field(default=False, title="Confine the step")
+    """The step may change files only in its output folder and in a temporary folder, and may not
+    open TCP connections. Needs Linux 6.7 or newer."""
+    allow_write: CommaSeparated = Field(default="", title="Folders that the step may change")
+    """Further folders or files that a confined step may change, separated by commas."""
+    allow_network: bool = Field(default=False, title="Allow TCP connections")
+    """A confined step may open TCP connections."""
 
 
 class RunOptions(Options):
     """Options of a single run. A saved job does not contain them."""
 
-    force: bool = Field(
-        default=False,
-        title="Force",
-        description="Execute all inputs again, including those that are already done. If the "
-        "run is stopped, the same command resumes it.",
-    )
-    replace_step: bool = Field(
-        default=False,
-        title="Replace the step",
-        description="The dataset may have the results of another step. They are replaced. Without "
-        "this option, such a run is rejected.",
-    )
-    accept_change: bool = Field(
-        default=False,
-        title="Accept the changed code",
-        description="Keep the outputs that an earlier version of the step's code made, because the "
-        "change does not affect them. Only inputs that did not change are kept.",
-    )
-    verify_change: int = Field(
-        default=0,
-        ge=0,
-        title="Verify the changed code",
-        description="If the step's code changed, execute a random sample of this number of inputs "
-        "with it. If all results are equal, keep the outputs of all inputs that did not change, "
-        "for example 300. 0: execute all inputs.",
-    )
-    sample: int = Field(
-        default=0,
-        ge=0,
-        title="Sample",
-        description="Execute at most this number of inputs, chosen by size, suffix, folder and "
-        "label, and forecast the time of the others. 0: execute all inputs.",
-    )
-    prune: bool = Field(
-        default=False,
-        title="Prune",
-        description="Remove files and rows of inputs that are no longer in the manifest.",
-    )
-    prune_failed: bool = Field(
-        default=False,
-        title="Prune results of failed inputs",
-        description="Remove the files and rows that inputs had before they failed. Without this "
-        "option, the last good result stays until the input succeeds.",
-    )
-    keep_versions: int = Field(
-        default=1,
-        ge=0,
-        title="Earlier versions to keep",
-        description="Number of earlier versions of the dataset to keep. A program that "
-        "reads one of them can continue. Versions with a name always stay.",
-    )
-    wait: bool = Field(
-        default=False,
-        title="Wait for another run",
-        description="If another run uses the dataset, wait until that run has ended.",
-    )
+    force: bool = False
+    """Execute all inputs again, including those that are already done. If the run is stopped, the
+    same command resumes it."""
+    replace_step: bool = Field(default=False, title="Replace the step")
+    """The dataset may have the results of another step. They are replaced. Without this option,
+    such a run is rejected."""
+    accept_change: bool = Field(default=False, title="Accept the changed code")
+    """Keep the outputs that an earlier version of the step's code made, because the change does not
+    affect them. Only inputs that did not change are kept."""
+    verify_change: int = Field(default=0, ge=0, title="Verify the changed code")
+    """If the step's code changed, execute a random sample of this number of inputs with it. If all
+    results are equal, keep the outputs of all inputs that did not change, for example 300. 0:
+    execute all inputs."""
+    sample: int = Field(default=0, ge=0)
+    """Execute at most this number of inputs, chosen by size, suffix, folder and label, and forecast
+    the time of the others. 0: execute all inputs."""
+    prune: bool = False
+    """Remove files and rows of inputs that are no longer in the manifest."""
+    prune_failed: bool = Field(default=False, title="Prune results of failed inputs")
+    """Remove the files and rows that inputs had before they failed. Without this option, the last
+    good result stays until the input succeeds."""
+    keep_versions: int = Field(default=1, ge=0, title="Earlier versions to keep")
+    """Number of earlier versions of the dataset to keep. A program that reads one of them can
+    continue. Versions with a name always stay."""
+    wait: bool = Field(default=False, title="Wait for another run")
+    """If another run uses the dataset, wait until that run has ended."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

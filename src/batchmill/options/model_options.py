@@ -2,7 +2,7 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from batchmill.errors import OptionError
 from batchmill.options.base import CommaSeparated, Options, Text
@@ -11,40 +11,22 @@ from batchmill.options.base import CommaSeparated, Options, Text
 class ModelOptions(Options):
     """Options that load and apply a model."""
 
-    weights: Text = Field(
-        default="",
-        title="Weights",
-        description="File that is passed to the function that makes the model. If its content "
-        "changes, all inputs are executed again.",
-    )
-    load: Text = Field(
-        default="",
-        title="Load",
-        description="How inputs are opened: tensor, array, arrays, audio, image, text, json, "
-        "bytes, or package.module:function, which receives the path. Default: by the suffix.",
-    )
-    collate: Text = Field(
-        default="default",
-        title="Collate",
-        description="How samples are combined into a batch: default (torch), pad (to the longest "
-        "sample), or package.module:function.",
-    )
-    device: Text = Field(
-        default="auto",
-        title="Device",
-        description="Device that runs the model: auto, cpu, cuda or cuda:1.",
-    )
-    classes: CommaSeparated = Field(
-        default="",
-        title="Classes",
-        description="Names of the model's outputs, separated by commas. The rows then have the "
-        "columns predicted and probability.",
-    )
-    predictions: Literal["rows", "files"] = Field(
-        default="rows",
-        title="Predictions",
-        description="Write predictions as rows of the table, or as one file per input (.npy, .pt).",
-    )
+    weights: Text = ""
+    """File that is passed to the function that makes the model. If its content changes, all inputs
+    are executed again."""
+    load: Text = ""
+    """How inputs are opened: tensor, array, arrays, audio, image, text, json, bytes, or
+    package.module:function, which receives the path. Default: by the suffix."""
+    collate: Text = "default"
+    """How samples are combined into a batch: default (torch), pad (to the longest sample), or
+    package.module:function."""
+    device: Text = "auto"
+    """Device that runs the model: auto, cpu, cuda or cuda:1."""
+    classes: CommaSeparated = ""
+    """Names of the model's outputs, separated by commas. The rows then have the columns predicted
+    and probability."""
+    predictions: Literal["rows", "files"] = "rows"
+    """Write predictions as rows of the table, or as one file per input (.npy, .pt)."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
