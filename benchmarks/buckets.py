@@ -29,8 +29,7 @@ from pathlib import Path
 
 import fsspec
 
-from batchmill.options.groups import ExecutionOptions
-from batchmill.options.job_settings import JobSettings
+from batchmill.options.groups import ExecutionOptions, JobSettings
 from batchmill.planning.batching import Cores
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare

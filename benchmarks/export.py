@@ -32,8 +32,7 @@ import psutil
 from torch.utils.data import DataLoader
 
 import batchmill
-from batchmill.options.groups import ExecutionOptions
-from batchmill.options.job_settings import JobSettings
+from batchmill.options.groups import ExecutionOptions, JobSettings
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.runs.execute import execute

@@ -22,8 +22,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from batchmill import SampleDataset, open_dataset
-from batchmill.options.groups import ExecutionOptions
-from batchmill.options.job_settings import JobSettings
+from batchmill.options.groups import ExecutionOptions, JobSettings
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Cores, plan_shards
 from batchmill.planning.job import make_job

@@ -18,10 +18,10 @@ from batchmill.options.groups import (
     ConfinementOptions,
     ExecutionOptions,
     InputOptions,
+    ModelOptions,
     PartitionOptions,
     RunOptions,
 )
-from batchmill.options.model_options import ModelOptions
 
 
 def _run_name() -> str:

@@ -21,10 +21,10 @@ from batchmill.options.groups import (
     ConfinementOptions,
     ExecutionOptions,
     InputOptions,
+    JobSettings,
     PartitionOptions,
     RunOptions,
 )
-from batchmill.options.job_settings import JobSettings
 from batchmill.orchestration.cancellation import Cancellation
 from batchmill.orchestration.flow_observer import FlowObserver
 from batchmill.orchestration.flow_runner import FlowRunner

@@ -9,8 +9,7 @@ import pytest
 
 import batchmill
 from batchmill.api.keywords import InferKeywords, JobKeywords
-from batchmill.options.job_settings import JobSettings
-from batchmill.options.model_options import ModelOptions
+from batchmill.options.groups import JobSettings, ModelOptions
 
 GROUPS = [type(group) for group in JobSettings().parameters().values()]
 

@@ -12,8 +12,7 @@ import pytest
 from counting import assert_within, bytes_of, calls_of, for_each_input
 from jobs import run_job
 
-from batchmill.options.groups import ExecutionOptions
-from batchmill.options.job_settings import JobSettings
+from batchmill.options.groups import ExecutionOptions, JobSettings
 from batchmill.planning.batching import Cores
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare

@@ -14,8 +14,7 @@ from live import wait_for
 from batchmill import StepError
 from batchmill.ledger.ledger import Ledger
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import ExecutionOptions
-from batchmill.options.job_settings import JobSettings
+from batchmill.options.groups import ExecutionOptions, JobSettings
 from batchmill.planning.batching import Cores
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare

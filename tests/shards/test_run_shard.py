@@ -19,8 +19,7 @@ from batchmill.ledger.lease import check_free, holder, lease
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import ExecutionOptions
-from batchmill.options.job_settings import JobSettings
+from batchmill.options.groups import ExecutionOptions, JobSettings
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Cores, plan_shards
 from batchmill.planning.job import make_job

@@ -16,7 +16,7 @@ from batchmill.errors import OptionError, StepError
 from batchmill.inference.gpus import gpus_for
 from batchmill.inference.model_step import make_inference
 from batchmill.inference.models import choose_device, load_model
-from batchmill.options.model_options import ModelOptions
+from batchmill.options.groups import ModelOptions
 from batchmill.step.load import load_step
 from batchmill.steps.predict import PredictItems, predict_with
 

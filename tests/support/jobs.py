@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.job_settings import JobSettings
+from batchmill.options.groups import JobSettings
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.runs.execute import RunObserver, execute

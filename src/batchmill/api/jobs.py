@@ -17,8 +17,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import last_run, open_ledger
 from batchmill.ledger.parts import listed_records
 from batchmill.manifest import ManifestLike
-from batchmill.options.job_settings import JobSettings
-from batchmill.options.model_options import ModelOptions
+from batchmill.options.groups import JobSettings, ModelOptions
 from batchmill.orchestration.interrupts import is_interactive
 from batchmill.orchestration.server.embedded_server import keep_servers
 from batchmill.planning.change_check import ChangeCheck

@@ -15,7 +15,7 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_type_hints
 
 from batchmill.errors import BatchmillError, OptionError
 from batchmill.options.base import Options
-from batchmill.options.job_settings import JobSettings
+from batchmill.options.groups import JobSettings
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 

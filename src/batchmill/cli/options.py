@@ -12,11 +12,11 @@ from batchmill.options.groups import (
     ConfinementOptions,
     ExecutionOptions,
     InputOptions,
+    JobSettings,
+    ModelOptions,
     PartitionOptions,
     RunOptions,
 )
-from batchmill.options.job_settings import JobSettings
-from batchmill.options.model_options import ModelOptions
 from batchmill.step.params import parse_pairs, read_object
 
 # The help lists the groups in this order. The first one has the options that most users need.

@@ -26,7 +26,7 @@ from batchmill.cli.options import (
 )
 from batchmill.errors import OptionError
 from batchmill.layout import LEDGER_FOLDER
-from batchmill.options.model_options import ModelOptions
+from batchmill.options.groups import ModelOptions
 from batchmill.orchestration.server.embedded_server import preparing_server
 from batchmill.step.params import parse_params
 from batchmill.urls import is_url, without_file_scheme

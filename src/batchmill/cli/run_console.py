@@ -27,8 +27,7 @@ from batchmill.errors import RunError
 from batchmill.jobs.run_job import EndedRun, JobDisplay, JobRequest, run_job
 from batchmill.ledger.ledger import Ledger
 from batchmill.maintenance.leakage import find_duplicates
-from batchmill.options.groups import RunOptions
-from batchmill.options.job_settings import JobSettings
+from batchmill.options.groups import JobSettings, RunOptions
 from batchmill.partitions.record import has_assigned
 from batchmill.planning.prepare import Prepared
 from batchmill.publishing.summary import failure_message

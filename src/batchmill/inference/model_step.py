@@ -5,7 +5,7 @@ import zipfile
 from typing import Any, NamedTuple
 
 from batchmill.errors import OptionError
-from batchmill.options.model_options import ModelOptions, names_in
+from batchmill.options.groups import ModelOptions, names_in
 from batchmill.storage import is_url
 
 # The usual suffixes of files that torch.export and torch.jit save.

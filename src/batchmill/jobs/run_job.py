@@ -20,8 +20,7 @@ from batchmill.jobs.output_check import check_writable
 from batchmill.ledger.lease import check_free
 from batchmill.manifest import ManifestLike
 from batchmill.manifest.saved_list import listed_manifest, save_manifest
-from batchmill.options.job_settings import JobSettings
-from batchmill.options.model_options import ModelOptions
+from batchmill.options.groups import JobSettings, ModelOptions
 from batchmill.orchestration.server.embedded_server import has_server, starting_server
 from batchmill.planning.batching import Layout, cores_of_machine, own_cores
 from batchmill.planning.forecast import Forecast

@@ -5,7 +5,8 @@ The command line, the flow's form, saved jobs and the Python API use these model
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -17,11 +18,12 @@ from batchmill.options.base import (
     Text,
     as_text,
     parse_size,
+    unknown_option,
 )
+from batchmill.options.failure_policy import FailurePolicy
 
 _LEAST_PACK = 2**20
 # The pattern has no backslashes, because Prefect's messages print backslashes doubled.
-
 _RATE_PATTERN = "^ *([0-9]+([.][0-9]+)? */ *(s|min|h))? *$"
 _RATE_UNITS = {"s": 1, "min": 60, "h": 3600}
 
@@ -186,3 +188,72 @@ class RunOptions(Options):
                 "without a comparison, the other compares a sample. Choose one."
             )
         return self
+
+
+class ModelOptions(Options):
+    """Options that load and apply a model."""
+
+    weights: Text = ""
+    """File that is passed to the function that makes the model. If its content changes, all inputs
+    are executed again."""
+    load: Text = ""
+    """How inputs are opened: tensor, array, arrays, audio, image, text, json, bytes, or
+    package.module:function, which receives the path. Default: by the suffix."""
+    collate: Text = "default"
+    """How samples are combined into a batch: default (torch), pad (to the longest sample), or
+    package.module:function."""
+    device: Text = "auto"
+    """Device that runs the model: auto, cpu, cuda or cuda:1."""
+    classes: CommaSeparated = ""
+    """Names of the model's outputs, separated by commas. The rows then have the columns predicted
+    and probability."""
+    predictions: Literal["rows", "files"] = "rows"
+    """Write predictions as rows of the table, or as one file per input (.npy, .pt)."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = names_in(self.classes)
+        if not all(names) or len(set(names)) < len(names):
+            raise OptionError(
+                f"--classes {self.classes}: a name is empty or listed twice. Name each class once."
+            )
+        return self
+
+
+def names_in(classes: str) -> list[str]:
+    """Return the names in a text that separates them by commas."""
+    return [name.strip() for name in classes.split(",")] if classes else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSettings:
+    """The options of a job. Each field is one group, and one parameter of the flow."""
+
+    inputs: InputOptions = InputOptions()
+    partitions: PartitionOptions = PartitionOptions()
+    execution: ExecutionOptions = ExecutionOptions()
+    confinement: ConfinementOptions = ConfinementOptions()
+    failures: FailurePolicy = FailurePolicy()
+    run: RunOptions = RunOptions()
+
+    @classmethod
+    def from_flat(cls, options: Mapping[str, Any]) -> Self:
+        """Sort options by name into their groups. Raises OptionError for an unknown name.
+
+        >>> JobSettings.from_flat({"retries": 2, "pattern": "*.wav"}).failures.retries
+        2
+        """
+        models: dict[str, Any] = {field.name: type(field.default) for field in fields(cls)}
+        known = [name for model in models.values() for name in model.model_fields]
+        for name in options:
+            if name not in known:
+                raise OptionError(unknown_option(name, known))
+        groups = {
+            group: model(**{name: options[name] for name in model.model_fields if name in options})
+            for group, model in models.items()
+        }
+        return cls(**groups)
+
+    def parameters(self) -> dict[str, Options]:
+        """Return the groups by name, as parameters of the flow."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -10,8 +10,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from batchmill.errors import OptionError
 from batchmill.manifest.listing import is_glob
-from batchmill.options.groups import ConfinementOptions
-from batchmill.options.job_settings import JobSettings
+from batchmill.options.groups import ConfinementOptions, JobSettings
 from batchmill.partitions.partitioning import Partitioning, make_partitioning
 from batchmill.security.allowlist import CONFINE, confinement_is_required
 from batchmill.step.load import reference_to

@@ -13,8 +13,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import WITHDRAWN
 from batchmill.ledger.versions import Version, records_of
 from batchmill.manifest import Manifest, load_manifest
-from batchmill.options.groups import ExecutionOptions, InputOptions
-from batchmill.options.job_settings import JobSettings
+from batchmill.options.groups import ExecutionOptions, InputOptions, JobSettings
 from batchmill.planning.change_detection import FileChanges, detect_changes
 from batchmill.planning.decisions import Criteria
 from batchmill.planning.job import Job

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from batchmill.execution.single_input import relative_to_own_folder
 from batchmill.options.failure_policy import FailurePolicy
-from batchmill.options.groups import ExecutionOptions, InputOptions
-from batchmill.options.job_settings import JobSettings
+from batchmill.options.groups import ExecutionOptions, InputOptions, JobSettings
 from batchmill.outcome import Outcome
 from batchmill.planning.job import Job, make_job
 from batchmill.planning.prepare import Prepared, prepare
