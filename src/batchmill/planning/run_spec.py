@@ -108,13 +108,7 @@ class RunSpec:
         return self.policy.failures_allowed(self.inputs) if self.policy.fail_fast else None
 
 
-def write_run_plan(
-    prepared: Prepared,
-    run: int,
-    layout: Layout,
-    policy: FailurePolicy | None = None,
-    token: str = "",
-) -> None:
+def write_run_plan(prepared: Prepared, run: int, layout: Layout, token: str = "") -> None:
     """Write a run's plan, with its inputs in the order of the shards."""
     job, plan, manifest, ledger = prepared.job, prepared.plan, prepared.manifest, prepared.ledger
     spec = RunSpec(
@@ -128,7 +122,7 @@ def write_run_plan(
         identity=prepared.step.identity,
         batch_size=layout.batch_size,
         num_workers=layout.num_workers,
-        policy=policy or FailurePolicy(),
+        policy=job.options.failures,
         token=token,
         partitioning=job.partitioning,
         partitions=partitions_of(prepared),

@@ -74,8 +74,7 @@ class Run:
         step = self.prepared.step
         with ThreadPoolExecutor(1) as pool:
             recorded = pool.submit(self.ledger.steps.record, step.identity, step.description)
-            policy = self.prepared.job.options.failures
-            write_run_plan(self.prepared, self.number, layout, policy, self.lease.token)
+            write_run_plan(self.prepared, self.number, layout, self.lease.token)
         recorded.result()
         if not self.pending:
             return layout, []
