@@ -1,15 +1,28 @@
-"""The interface of the formats, and the formats by name."""
+"""The formats of shards: WebDataset (tar files) and Hugging Face (Parquet files)."""
 
-import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import base64
+import json
+import re
+import tarfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple
 
+import orjson
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from batchmill.errors import OptionError
 from batchmill.storage.fingerprints import HashingFile
+
+# For samples whose own file is JSON, the row is `row.json`. The library decodes by the last part.
+_ROW, _OTHER_ROW = "json", "row.json"
+# With small row groups, streaming is slow. A reader needs the memory for one row group.
+_GROUP_BYTES = 32 * 2**20
+_FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+_FEATURES = {"image": {"_type": "Image"}, "audio": {"_type": "Audio"}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,63 +36,197 @@ class SampleFile:
         content: The recorded hash of its content. Empty if there is no record.
     """
 
-    column: str
+    column: str = ""
     suffix: str
     place: str
     content: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardContent:
-    """The samples of one shard.
+class ShardTask(NamedTuple):
+    """The samples of one shard, and its file.
 
     Attributes:
-        keys: The key of each sample.
-        rows: The published row of each sample.
-        texts: The same rows, as JSON.
-        files: The files of each sample: its own file, then its further files.
+        to: The name of the format.
+        out: The folder or URL of the export.
+        name: The name of the shard's file.
+        root: The folder or URL of the samples' files.
+        are_inputs: True if these files are the inputs.
         kind: The kind of the samples' own files: "image", "audio" or "file".
-        further_kinds: The kind of the further files by column.
-        read: Yields the contents of the files of each sample, in order.
+        further: The kind of the further files by column.
+        samples: The columns key, suffix, place, content and further.
+        rows: The published row of each sample.
+        digest: The digest of the samples, if it is known.
     """
 
-    keys: Sequence[str]
-    rows: pa.Table
-    texts: Sequence[bytes]
-    files: Sequence[Sequence[SampleFile]]
+    to: str
+    out: str
+    name: str
+    root: str
+    are_inputs: bool
     kind: str
-    further_kinds: Mapping[str, str]
-    read: Callable[[], Iterator[list[bytes]]]
+    further: Mapping[str, str]
+    samples: pa.Table
+    rows: pa.Table
+    digest: str = ""
+
+    def keys(self) -> list[str]:
+        """Return the key of each sample."""
+        keys: list[str] = self.samples["key"].to_pylist()
+        return keys
+
+    def files(self) -> list[list[SampleFile]]:
+        """Return the files of each sample: its own file, then its further files."""
+        own = self.samples.select(["suffix", "place", "content"]).to_pylist()
+        return [
+            [SampleFile(**file), *(SampleFile(**one) for one in more)]
+            for file, more in zip(own, self.samples["further"].to_pylist(), strict=True)
+        ]
+
+    def texts(self) -> Iterator[bytes]:
+        """Yield the row of each sample as JSON."""
+        for batch in self.rows.to_batches(max_chunksize=1000):
+            for row in batch.to_pylist():
+                yield orjson.dumps(row, default=_as_json)
 
 
-class Format(Protocol):
-    """A format of shards."""
+def _as_json(value: object) -> str:
+    """Return a value that JSON does not have as text."""
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
-    tag: str
-    """The name and the version. A shard with another tag is written again."""
-    split: str
-    """The split of a dataset without partitions."""
 
-    def shard_name(self, split: str, number: int, count: int) -> str:
-        """Return the file name of shard `number` of `count` shards of a split."""
+class WebDataset:
+    """Writes tar files with the standard library. The same samples give the same bytes.
 
-    def write(self, file: HashingFile, content: ShardContent) -> None:
-        """Write a shard."""
+    Members with one key are a sample: its files, and its row as JSON.
+
+    Attributes:
+        tag: The name and the version. A shard with another tag is written again.
+        split: The split of a dataset without partitions.
+    """
+
+    tag = "webdataset 1"
+    split = "data"
+
+    def shard_name(self, split: str, number: int, count: int) -> str:  # noqa: ARG002
+        """Return the file name of shard `number` of a split: SPLIT-000000.tar."""
+        return f"{split}-{number:06d}.tar"
+
+    def write(self, file: HashingFile, task: ShardTask, contents: Iterator[list[bytes]]) -> None:
+        """Write a shard, one write per sample. `contents` are those of each sample's files."""
+        size = 0
+        samples = zip(task.keys(), task.files(), task.texts(), contents, strict=True)
+        for key, files, text, own in samples:
+            members = [
+                _member(".".join(filter(None, [key, _part(one.column), one.suffix])), data)
+                for one, data in zip(files, own, strict=True)
+            ]
+            row = _OTHER_ROW if files[0].suffix == _ROW else _ROW
+            size += file.write(b"".join([*members, _member(f"{key}.{row}", text)]))
+        # Two empty blocks end an archive. Its size is a multiple of RECORDSIZE.
+        end = 2 * tarfile.BLOCKSIZE
+        file.write(b"\0" * (end + -(size + end) % tarfile.RECORDSIZE))
 
     def payloads(self, path: Path) -> Iterator[bytes]:
-        """Yield the contents of the files of each sample, joined.
+        """Yield the contents of the members of each key, without the last one, its row.
 
         A damaged shard raises any error.
         """
+        with tarfile.open(path, "r:") as archive:
+            for _, members in groupby(archive, lambda member: member.name.partition(".")[0]):
+                contents = [archive.extractfile(member) for member in members]
+                yield b"".join(opened.read() for opened in contents[:-1] if opened)
 
 
-_MODULES = {"webdataset": "WebDataset", "huggingface": "HuggingFace"}
+def _part(column: str) -> str:
+    """Return a column as a part of a member's name: the library splits names at dots."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", column)
 
 
-def find_format(name: str) -> Format:
+def _member(name: str, data: bytes) -> bytes:
+    """Return a member of an archive: its header, its content, and zeros to a full block."""
+    header = tarfile.TarInfo(name)  # Its time is 0.
+    header.size = len(data)
+    return header.tobuf(tarfile.GNU_FORMAT) + data + b"\0" * (-len(data) % tarfile.BLOCKSIZE)
+
+
+class HuggingFace:
+    """Writes Parquet files with pyarrow, in the folders and with the metadata of `datasets`.
+
+    `datasets.load_dataset` opens them with decoded images and audio. For the attributes, see
+    `WebDataset`.
+    """
+
+    tag = "huggingface 1"
+    split = "train"
+
+    def shard_name(self, split: str, number: int, count: int) -> str:
+        """Return data/SPLIT-00000-of-00001.parquet: `load_dataset` finds splits by such names."""
+        return f"data/{split}-{number:05d}-of-{count:05d}.parquet"
+
+    def write(self, file: HashingFile, task: ShardTask, contents: Iterator[list[bytes]]) -> None:
+        """Write a shard, one row group after another. See `WebDataset.write`."""
+        keys, rows = task.keys(), task.rows.drop_columns([*task.further])
+        schema = _schema(rows.schema, task)
+        begin, held = 0, 0
+        files: dict[str, list[dict[str, Any] | None]] = {}
+        with pq.ParquetWriter(
+            file, schema, compression="zstd", use_dictionary=False, write_statistics=False
+        ) as writer:
+            samples = enumerate(zip(keys, task.files(), contents, strict=True))
+            for number, (key, own, found) in samples:
+                row = {}
+                for one, data in zip(own, found, strict=True):
+                    parts = [key, one.column, one.suffix]
+                    row[one.column] = {"bytes": data, "path": ".".join(filter(None, parts))}
+                for column in ("", *task.further):
+                    files.setdefault(column, []).append(row.get(column))
+                held += sum(map(len, found))
+                if held >= _GROUP_BYTES or number + 1 == len(keys):
+                    count = number + 1 - begin
+                    columns = [
+                        pa.array(keys[begin : number + 1], pa.string()),
+                        *(pa.array(column, _FILE) for column in files.values()),
+                        *rows.slice(begin, count).columns,
+                    ]
+                    table = pa.Table.from_arrays(columns, schema=schema)
+                    writer.write_table(table, row_group_size=count)
+                    begin, held, files = number + 1, 0, {}
+
+    def payloads(self, path: Path) -> Iterator[bytes]:
+        """Yield the joined bytes of the columns with files, which follow the key.
+
+        A damaged shard raises any error.
+        """
+        with pq.ParquetFile(path) as file:
+            names = []
+            for field in list(file.schema_arrow)[1:]:
+                if field.type != _FILE:
+                    break
+                names.append(field.name)
+            for batch in file.iter_batches(batch_size=64, columns=names):
+                for files in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                    yield b"".join(file["bytes"] for file in files if file)
+
+
+def _schema(rows: pa.Schema, task: ShardTask) -> pa.Schema:
+    """Return the schema of a shard. A table's own column keeps its name."""
+    taken = {*rows.names, *task.further}
+    own = [name + "_" * (name in taken) for name in ("key", task.kind)]
+    kinds = {own[1]: task.kind, **task.further}
+    fields = [pa.field(own[0], pa.string()), *(pa.field(name, _FILE) for name in kinds), *rows]
+    features = {name: _FEATURES[kind] for name, kind in kinds.items() if kind in _FEATURES}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})} if features else None
+    return pa.schema(fields, metadata=metadata)
+
+
+_FORMATS: dict[str, WebDataset | HuggingFace] = {
+    "webdataset": WebDataset(),
+    "huggingface": HuggingFace(),
+}
+
+
+def find_format(name: str) -> WebDataset | HuggingFace:
     """Return a format by its name. Raises OptionError."""
-    if name not in _MODULES:
-        raise OptionError(f"--to {name}: is not a format. Choose from {', '.join(_MODULES)}.")
-    module = importlib.import_module(f"batchmill.exporting.{name}_format")
-    found: Format = getattr(module, _MODULES[name])()
-    return found
+    if name not in _FORMATS:
+        raise OptionError(f"--to {name}: is not a format. Choose from {', '.join(_FORMATS)}.")
+    return _FORMATS[name]

@@ -22,7 +22,7 @@ INDEX = f"{FOLDER}/index.json"
 BEGUN = f"{FOLDER}/begun.json"
 VERSION = 1
 # The advice about a damaged index.
-REMEDY = "Delete the export, and export again."
+_REMEDY = "Delete the export, and export again."
 
 
 class ShardRecord(NamedTuple):
@@ -47,17 +47,18 @@ def read_index(out: str) -> dict[str, Any]:
     if not store.exists(INDEX):
         what = "is not complete" if store.exists(BEGUN) else "is not an export"
         raise OptionError(f"{out}: {what}. Run batchmill export, then this command again.")
-    return read_sealed(store, INDEX, REMEDY)
+    return read_sealed(store, INDEX, _REMEDY)
+
+
+def earlier_exports(store: Store) -> list[dict[str, Any]]:
+    """Return the list of the files that an export has begun, and the index of a complete one."""
+    found = (if_exists(read_sealed, store, name, _REMEDY) for name in (BEGUN, INDEX))
+    return [content for content in found if content]
 
 
 def earlier_files(store: Store) -> set[str]:
     """Return the names of the files that earlier exports wrote, or began to write."""
-    found: set[str] = set()
-    for name in (INDEX, BEGUN):
-        content = if_exists(read_sealed, store, name, REMEDY)
-        if content:
-            found.update(shard["name"] for shard in content["shards"])
-    return found
+    return {shard["name"] for content in earlier_exports(store) for shard in content["shards"]}
 
 
 def begin(store: Store, to: str, names: Set[str]) -> None:
@@ -92,11 +93,11 @@ def read_record(store: Store, name: str) -> ShardRecord | None:
     Raises:
         StoreError: The store cannot be read.
     """
-    path = record_name(name)
-    if not store.exists(path):
+    file = if_exists(store.open, record_name(name))
+    if file is None:
         return None
     try:
-        with store.open(path) as file:
+        with file:
             metadata = pq.read_schema(file).metadata or {}
         record = ShardRecord(**orjson.loads(metadata[_KEY]))
     except (pa.ArrowException, KeyError, TypeError, ValueError):

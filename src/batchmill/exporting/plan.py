@@ -8,9 +8,8 @@ import numpy as np
 import pyarrow.compute as pc
 import xxhash
 
-from batchmill.exporting.formats import find_format
+from batchmill.exporting.formats import ShardTask, find_format
 from batchmill.exporting.rows import ExportRows
-from batchmill.exporting.shard import ShardTask
 
 _KINDS = {
     "image": {"png", "jpg", "jpeg", "webp", "tif", "tiff", "bmp", "gif"},

@@ -10,15 +10,15 @@ from threading import Event
 from typing import Any, TypeVar
 
 from batchmill.errors import OptionError, StoreError
-from batchmill.exporting.formats import find_format
+from batchmill.exporting.formats import ShardTask, find_format
 from batchmill.exporting.index import (
     BEGUN,
     FOLDER,
     INDEX,
-    REMEDY,
     VERSION,
     ShardRecord,
     begin,
+    earlier_exports,
     earlier_files,
     read_record,
     read_samples,
@@ -28,13 +28,13 @@ from batchmill.exporting.index import (
 )
 from batchmill.exporting.plan import plan_shards
 from batchmill.exporting.rows import choose_rows
-from batchmill.exporting.shard import ShardTask, digest_samples, write_shard
+from batchmill.exporting.shard import digest_samples, write_shard
 from batchmill.layout import LEDGER_FOLDER
-from batchmill.ledger.json_file import read_sealed, sealed
+from batchmill.ledger.json_file import sealed
 from batchmill.options.base import parse_size
 from batchmill.planning.batching import own_cores
 from batchmill.reading.published import check_kept
-from batchmill.storage import Store, if_exists, is_url, open_store, remote
+from batchmill.storage import Store, is_url, open_store, remote
 from batchmill.storage.objects import unwritable
 from batchmill.urls import absolute
 
@@ -151,9 +151,8 @@ def _open_out(dataset: str, out: str, to: str) -> Store:
     if names and FOLDER not in names:
         kind = "a dataset" if LEDGER_FOLDER in names else "files, but no export"
         raise OptionError(f"{out}: contains {kind}. Name a new or empty folder.")
-    for name in (BEGUN, INDEX):
-        earlier = if_exists(read_sealed, store, name, REMEDY)
-        if earlier and (earlier["version"], earlier["to"]) != (VERSION, to):
+    for earlier in earlier_exports(store):
+        if (earlier["version"], earlier["to"]) != (VERSION, to):
             raise OptionError(
                 f"{out}: contains an export to {earlier['to']} (version {earlier['version']}). "
                 "Name another folder."

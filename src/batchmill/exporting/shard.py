@@ -1,55 +1,24 @@
 """Write one shard of an export and its record."""
 
-import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from threading import Event
-from typing import BinaryIO, NamedTuple
 
-import orjson
 import pyarrow as pa
 import xxhash
 
 from batchmill.errors import CancelledError, StoreError
-from batchmill.exporting.formats import SampleFile, ShardContent, find_format
+from batchmill.exporting.formats import SampleFile, ShardTask, find_format
 from batchmill.exporting.index import ShardRecord, record_name, write_record
 from batchmill.security.allowlist import check_input
 from batchmill.storage import is_url, open_store, remote
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.fingerprints import HashingFile, hash_bytes
-from batchmill.storage.store import ahead_in_threads
+from batchmill.storage.store import ahead_in_threads, write_and_hash
 from batchmill.urls import join
 
 _REQUESTS = 16
-
-
-class ShardTask(NamedTuple):
-    """The samples of one shard, and its file.
-
-    Attributes:
-        to: The name of the format.
-        out: The folder or URL of the export.
-        name: The name of the shard's file.
-        root: The folder or URL of the samples' files.
-        are_inputs: True if these files are the inputs.
-        kind: The kind of all files: "image", "audio" or "file".
-        further: The kind of the further files by column.
-        samples: The columns key, suffix, place, content and further.
-        rows: The published rows.
-        digest: The digest of the samples, if it is known.
-    """
-
-    to: str
-    out: str
-    name: str
-    root: str
-    are_inputs: bool
-    kind: str
-    further: Mapping[str, str]
-    samples: pa.Table
-    rows: pa.Table
-    digest: str = ""
 
 
 def digest_samples(task: ShardTask, stop: Event) -> str:
@@ -60,11 +29,11 @@ def digest_samples(task: ShardTask, stop: Event) -> str:
         StoreError: A file without a recorded hash cannot be read.
         OptionError: An input may not be read here.
     """
-    samples, rows = task.samples, task.rows
-    state = xxhash.xxh3_128(f"{find_format(task.to).tag} {task.kind} {rows.schema}\n".encode())
+    tag = find_format(task.to).tag
+    state = xxhash.xxh3_128(f"{tag} {task.kind} {task.rows.schema}\n".encode())
     for column in ("key", "suffix"):
-        state.update("\n".join(samples[column].to_pylist()).encode())
-    for (own, *further), text in zip(_files(samples), _texts(rows), strict=True):
+        state.update("\n".join(task.samples[column].to_pylist()).encode())
+    for (own, *further), text in zip(task.files(), task.texts(), strict=True):
         _check(stop)
         content = own.content
         if not content:
@@ -86,12 +55,10 @@ def write_shard(task: ShardTask, stop: Event) -> ShardRecord:
         StoreError: A file cannot be read, or the shard cannot be written.
         OptionError: An input may not be read here.
     """
-    samples, rows = task.samples, task.rows
-    files = _files(samples)
     hashes: list[str] = []
 
     def read() -> Iterator[list[bytes]]:
-        hashes.clear()
+        files = task.files()
         contents = read_files([*chain(*files)], task.root, are_inputs=task.are_inputs)
         for own in files:
             _check(stop)
@@ -99,27 +66,15 @@ def write_shard(task: ShardTask, stop: Event) -> ShardRecord:
             hashes.append(hash_bytes(b"".join(found)))  # A single part is not copied.
             yield found
 
-    content = ShardContent(
-        keys=samples["key"].to_pylist(),
-        rows=rows,
-        texts=list(_texts(rows)),
-        files=files,
-        kind=task.kind,
-        further_kinds=task.further,
-        read=read,
-    )
+    def write(file: HashingFile) -> None:
+        hashes.clear()  # A retry writes the file again.
+        find_format(task.to).write(file, task, read())
+
     store = open_store(task.out)
     store.delete(record_name(task.name))
-    made: list[HashingFile] = []
-
-    def write(file: BinaryIO) -> None:
-        made.append(HashingFile(file))
-        find_format(task.to).write(made[-1], content)
-
-    store.write_atomic(task.name, write)
-    written = made[-1]
-    record = ShardRecord(task.digest, len(content.keys), written.size, written.content)
-    table = pa.table({"key": content.keys, "input": rows["input"], "content": hashes})
+    written = write_and_hash(store, task.name, write)
+    record = ShardRecord(task.digest, len(task.samples), written.size, written.content)
+    table = pa.table({"key": task.keys(), "input": task.rows["input"], "content": hashes})
     write_record(store, task.name, record, table)
     return record
 
@@ -127,27 +82,6 @@ def write_shard(task: ShardTask, stop: Event) -> ShardRecord:
 def _check(stop: Event) -> None:
     if stop.is_set():
         raise CancelledError("The export was stopped.")
-
-
-def _files(samples: pa.Table) -> list[list[SampleFile]]:
-    """Return the files of each sample: its own file, then its further files."""
-    own = samples.select(["suffix", "place", "content"]).to_pylist()
-    return [
-        [SampleFile(column="", **file), *(SampleFile(**one) for one in more)]
-        for file, more in zip(own, samples["further"].to_pylist(), strict=True)
-    ]
-
-
-def _texts(rows: pa.Table) -> Iterator[bytes]:
-    """Yield each row as JSON."""
-    for batch in rows.to_batches(max_chunksize=1000):
-        for row in batch.to_pylist():
-            yield orjson.dumps(row, default=_as_json)
-
-
-def _as_json(value: object) -> str:
-    """Return a value that JSON does not have as text."""
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 def read_files(files: Sequence[SampleFile], root: str, *, are_inputs: bool) -> Iterator[bytes]:

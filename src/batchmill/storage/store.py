@@ -10,6 +10,7 @@ from typing import BinaryIO, ParamSpec, Protocol, TypeVar
 import pyarrow as pa
 
 from batchmill.errors import StoreError
+from batchmill.storage.fingerprints import HashingFile
 from batchmill.storage.packed_files import PackedFiles
 
 NO_ROOM = (
@@ -177,6 +178,18 @@ def if_exists(
         if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             return None
         raise
+
+
+def write_and_hash(store: Store, name: str, writer: Callable[[HashingFile], object]) -> HashingFile:
+    """Write a file as `Store.write_atomic` does. Return its size and the hash of its content."""
+    attempts: list[HashingFile] = []
+
+    def write(file: BinaryIO) -> None:
+        attempts.append(HashingFile(file))
+        writer(attempts[-1])
+
+    store.write_atomic(name, write)
+    return attempts[-1]
 
 
 def parts_of(root: str, name: str) -> list[str]:
