@@ -53,7 +53,7 @@ def publish_changes(ledger: Ledger, manifest: Manifest) -> str:
     # The record is deleted first. If the process stops now, the next run publishes again.
     if before:
         store.delete(PUBLISHED)
-    tables = {name: table._asdict() for name, table in write_tables(store, made).items()}
+    tables = write_tables(store, made)
     _add_version(ledger, spec, tables)
     PublishedRecord(run=run, made_of=made_of, tables=tables).write(store)
     return ""

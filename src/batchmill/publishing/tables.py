@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,14 +27,7 @@ from batchmill.storage import Store, in_threads
 from batchmill.storage.fingerprints import HashingFile
 from batchmill.storage.large_tables import take
 from batchmill.storage.name_search import rows_of
-
-
-class PublishedTable(NamedTuple):
-    """The size in bytes, the content hash and the number of rows of a table."""
-
-    size: int
-    content: str
-    rows: int
+from batchmill.storage.store import write_and_hash
 
 
 class Tables(NamedTuple):
@@ -88,8 +81,12 @@ def _in_order(records: pa.Table, rows: np.ndarray) -> pa.Array:
     return pa.array(np.append(listed[np.argsort(position[position >= 0])], young))
 
 
-def write_tables(store: Store, tables: Tables) -> dict[str, PublishedTable]:
-    """Write a dataset's tables, and return them by name. Each file is replaced atomically."""
+def write_tables(store: Store, tables: Tables) -> dict[str, dict[str, Any]]:
+    """Write a dataset's tables. Each file is replaced atomically.
+
+    Returns:
+        The size in bytes, the content hash and the number of rows of each table by name.
+    """
     write_parquet = partial(pq.write_table, compression="zstd", row_group_size=128 * 1024)
     writes: list[tuple[str, pa.Table, Callable[[pa.Table, HashingFile], object]]] = [
         (METADATA, tables.metadata, write_parquet),
@@ -114,16 +111,9 @@ def _assigned(ledger: Ledger, names: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _write(
     store: Store, name: str, table: pa.Table, writer: Callable[[pa.Table, HashingFile], object]
-) -> PublishedTable:
-    written: list[PublishedTable] = []
-
-    def write(file: BinaryIO) -> None:
-        hashing = HashingFile(file)
-        writer(table, hashing)
-        written.append(PublishedTable(hashing.size, hashing.content, len(table)))
-
-    store.write_atomic(name, write)
-    return written[-1]
+) -> dict[str, Any]:
+    written = write_and_hash(store, name, partial(writer, table))
+    return {"size": written.size, "content": written.content, "rows": len(table)}
 
 
 def without_lists(table: pa.Table) -> pa.Table:
