@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -165,7 +164,8 @@ def test_heartbeats_decide_if_the_start_of_a_live_process_is_hidden(
     ledger.create()
     me = lease_files.this_process(3)
     beat = clock.time() - age
-    ledger.store.write(f"{FOLDER}/000003.json", replace(me, token="another", beat=beat).as_json())
+    other = me.model_copy(update={"token": "another", "beat": beat})
+    ledger.store.write(f"{FOLDER}/000003.json", other.as_json())
     read_text = Path.read_text
 
     def hidden(path, *args):
@@ -242,7 +242,7 @@ def test_a_late_contender_does_not_get_an_old_number(ledger, monkeypatch):
     lease_of_another_machine(ledger, age=0.0, number=7)
     # The contender reads an old state: lease 3 has ended, and lease 4 does not exist yet.
     early = [read_holder(ledger.store.read(f"{FOLDER}/000007.json"), 7)]
-    early[0] = leases.replace(early[0], number=3, ended=True)
+    early[0] = early[0].model_copy(update={"number": 3, "ended": True})
     real = lease_files.LeaseFiles.latest
     monkeypatch.setattr(
         lease_files.LeaseFiles, "latest", lambda files: early.pop() if early else real(files)

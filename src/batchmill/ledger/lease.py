@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 
 from batchmill.errors import LedgerError, StoreError
@@ -93,7 +92,7 @@ class Lease:
             StoreError: The lease cannot be read or written.
         """
         begun = _uptime()
-        self._files.write(replace(self._holder, beat=time.time()))
+        self._files.write(self._holder.model_copy(update={"beat": time.time()}))
         # The write may have taken so long that the lease has expired. So this is checked after it.
         latest = self._files.latest()
         if latest is None or latest.token != self.token:
@@ -137,7 +136,8 @@ class Lease:
         self._ended.set()
         try:
             self._thread.join()
-            end = replace(self._holder, ended=True, clean=self.clean_end, beat=time.time())
+            state = {"ended": True, "clean": self.clean_end, "beat": time.time()}
+            end = self._holder.model_copy(update=state)
             changes = [
                 partial(self._files.write, end),
                 partial(self._files.delete_earlier, self._holder),

@@ -3,14 +3,15 @@
 The name of a file is the number of its lease.
 """
 
-import json
 import os
 import re
 import socket
 import time
 import uuid
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, Field
 
 from batchmill.errors import LedgerError, StoreError
 from batchmill.layout import LEASES
@@ -19,15 +20,22 @@ from batchmill.storage import Store
 _READS = 10
 _READ_AGAIN_SECONDS = 0.1
 _NUMBER = re.compile("([0-9]+)[.]json")
-# Later times than the year 5000 are damage, and `time.localtime` does not accept all of them.
-_LATEST_SECONDS = 1e11
-_LARGEST_PID = 2**31
 # A zombie, or a process that is about to disappear.
 _DEAD_STATES = ("Z", "X")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Holder:
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("has characters that cannot be printed")
+    return text
+
+
+_Text = Annotated[str, AfterValidator(_printable)]
+# Later times than the year 5000 are damage, and `time.localtime` does not accept all of them.
+_Time = Annotated[float, Field(ge=0, lt=1e11, allow_inf_nan=False)]
+
+
+class Holder(BaseModel, frozen=True, strict=True, extra="forbid"):
     """The process that holds a lease.
 
     Attributes:
@@ -45,13 +53,13 @@ class Holder:
     """
 
     number: int
-    token: str
-    host: str
-    machine: str
-    pid: int
-    started: str
-    since: float
-    beat: float
+    token: _Text
+    host: _Text
+    machine: _Text
+    pid: Annotated[int, Field(gt=0, lt=2**31)]
+    started: _Text
+    since: _Time
+    beat: _Time
     ended: bool = False
     clean: bool = False
 
@@ -80,7 +88,7 @@ class Holder:
 
     def as_json(self) -> bytes:
         """Return the content of the lease's file."""
-        return json.dumps(asdict(self)).encode()
+        return self.model_dump_json().encode()
 
 
 def this_process(number: int) -> Holder:
@@ -108,28 +116,10 @@ def read_holder(data: bytes, number: int) -> Holder:
     Raises:
         ValueError: The content is not what `Holder.as_json` returns for a lease of this number.
     """
-    try:
-        holder = Holder(**json.loads(data))
-    except (TypeError, RecursionError) as error:
-        raise ValueError(error) from error
-    texts = (holder.token, holder.host, holder.machine, holder.started)
-    is_sound = (
-        type(holder.number) is type(holder.pid) is int
-        and holder.number == number
-        and 0 < holder.pid < _LARGEST_PID
-        and all(isinstance(text, str) and text.isprintable() for text in texts)
-        and all(_is_time(value) for value in (holder.since, holder.beat))
-        and isinstance(holder.ended, bool)
-        and isinstance(holder.clean, bool)
-    )
-    if not is_sound:
+    holder = Holder.model_validate_json(data)
+    if holder.number != number:
         raise ValueError(f"not the content of lease {number}")
     return holder
-
-
-def _is_time(value: object) -> bool:
-    # A comparison with NaN is false.
-    return isinstance(value, int | float) and 0 <= value < _LATEST_SECONDS
 
 
 def _machine() -> str:
