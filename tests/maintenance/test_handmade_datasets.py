@@ -22,8 +22,7 @@ from batchmill.maintenance.leakage import find_duplicates, find_leaks
 from batchmill.maintenance.verify import advice, examine
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import Outcome, WrittenFile
-from batchmill.partitions.assign import by_hash
-from batchmill.partitions.partitioning import Partitioning
+from batchmill.partitions.partitioning import Partitioning, by_hash
 from batchmill.partitions.record import SCHEMA, Assignment, write_assignment
 from batchmill.planning.run_spec import RunSpec
 from batchmill.storage import LocalStore

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from batchmill import ManifestError, OptionError, load_manifest
 from batchmill.options.groups import PartitionOptions
-from batchmill.partitions.assign import assign
-from batchmill.partitions.partitioning import Groups, make_partitioning, uneven_partitions
+from batchmill.partitions.partitioning import GROUPS, assign, make_partitioning, uneven_partitions
 
 SHARES = "train=0.8,validation=0.1,test=0.1"
 names = st.text("abcdef", min_size=1, max_size=4)
@@ -20,11 +19,8 @@ shares = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any)
 
 
 def groups_of(keys, strata=None, given=None):
-    return Groups(
-        keys=pa.array(keys, pa.string()),
-        strata=None if strata is None else pa.array(strata, pa.string()),
-        given=pa.array(given or [None] * len(keys), pa.string()),
-    )
+    nothing = [None] * len(keys)
+    return pa.table([keys, strata or nothing, given or nothing], schema=GROUPS)
 
 
 def make(partition="", **options):
@@ -221,7 +217,7 @@ def test_missing_columns_are_reported_with_the_existing_columns(tmp_path):
 
 def test_an_input_without_a_value_is_a_separate_group(tmp_path):
     manifest = manifest_of(tmp_path, "input,who\na,b\nb,\nc, \n", group_by="who")
-    assert manifest.groups.keys.to_pylist() == ["group:b", "input:b", "input:c"]
+    assert manifest.groups["group"].to_pylist() == ["group:b", "input:b", "input:c"]
 
 
 @pytest.mark.parametrize("value", ["7", "1.5", "1e3", "true", "007"])
@@ -230,8 +226,8 @@ def test_a_groups_key_does_not_depend_on_other_values_in_its_column(tmp_path, va
         manifest_of(tmp_path, f"input,who\na,{value}\nb,{other}\nc,\n", group_by="who")
         for other in (value, "text")
     )
-    assert alone.groups.keys[0] == mixed.groups.keys[0]
-    assert alone.groups.keys[0].as_py() == f"group:{value}"
+    assert alone.groups["group"][0] == mixed.groups["group"][0]
+    assert alone.groups["group"][0].as_py() == f"group:{value}"
 
 
 def test_a_groups_key_is_the_same_in_all_forms_of_manifest(tmp_path, monkeypatch):
@@ -245,7 +241,7 @@ def test_a_groups_key_is_the_same_in_all_forms_of_manifest(tmp_path, monkeypatch
     )
     how = make(SHARES, group_by="who")
     for source in (frame, "m.parquet", "m.csv", "n.csv", "m.jsonl"):
-        found = load_manifest(source, partitioning=how).groups.keys.to_pylist()
+        found = load_manifest(source, partitioning=how).groups["group"].to_pylist()
         assert found == ["group:7", "input:b", "group:8"], source
 
 

@@ -15,9 +15,8 @@ from batchmill.cells import texts_of
 from batchmill.errors import LedgerError, StoreError
 from batchmill.layout import MADE_FROM, METADATA, ORIGINAL_INPUT, PARTITION_COLUMN
 from batchmill.ledger.ledger import Ledger
-from batchmill.partitions.assign import by_hash
 from batchmill.partitions.groups import inherited_keys, recorded_groups
-from batchmill.partitions.partitioning import name_of_key
+from batchmill.partitions.partitioning import by_hash, name_of_key
 from batchmill.partitions.record import Assignment, last_assignment
 from batchmill.planning.run_spec import read_spec
 from batchmill.storage import Store, open_store

@@ -24,7 +24,7 @@ from batchmill.partitions.groups import (
     missing_columns,
     read_groups,
 )
-from batchmill.partitions.partitioning import Groups, Partitioning
+from batchmill.partitions.partitioning import Partitioning
 from batchmill.security.allowlist import refused_inputs, restricts_inputs
 from batchmill.sizes import counted
 from batchmill.storage import is_url
@@ -57,7 +57,8 @@ class Manifest:
         manifest_columns: The manifest's other columns, row for row.
         too_young: Names of the files that were left out because they are too young. Another
             process may still be writing them.
-        groups: The groups of the inputs. None without a partitioning.
+        groups: The groups of the inputs, as `read_groups` returns them. None without a
+            partitioning.
         partition: The partition of each row, once it is decided.
         dataset: The folder or URL of the dataset that is the manifest. Empty for other manifests.
         version: The number of the version of that dataset. 0 without one.
@@ -69,7 +70,7 @@ class Manifest:
     manifest_columns: pa.Table
     companions: Mapping[str, pa.Table] = field(default_factory=dict)
     too_young: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
-    groups: Groups | None = None
+    groups: pa.Table | None = None
     partition: pa.Array | None = None
     dataset: str = ""
     version: int = 0
@@ -242,7 +243,7 @@ def _check_allowed(table: Source, inputs: pa.Table, base: str) -> list[str]:
 
 def _check_groups(
     table: Source, inputs: pa.Table, partitioning: Partitioning
-) -> tuple[Groups, list[str]]:
+) -> tuple[pa.Table, list[str]]:
     # The groups are read from the values before type_columns(): a column's type depends on all of
     # its rows, so the text of a number could change when a row is added.
     inherited = inherited_groups(_dataset_of(table), partitioning)
@@ -300,7 +301,7 @@ def _without_young_files(manifest: Manifest, min_age: float, *, may_be_empty: bo
         manifest,
         inputs=inputs.filter(is_old),
         too_young=young,
-        groups=groups and groups.only(is_old),
+        groups=None if groups is None else groups.filter(is_old),
     )
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from batchmill.cells import is_missing, texts_of
 from batchmill.layout import MADE_FROM, ORIGINAL_INPUT, PARTITION_COLUMN
 from batchmill.ledger.ledger import Ledger
-from batchmill.partitions.partitioning import Groups, Partitioning, key_of_group, key_of_input
+from batchmill.partitions.partitioning import GROUPS, Partitioning, key_of_group, key_of_input
 from batchmill.partitions.record import last_assignment
 from batchmill.storage import open_store
 
@@ -38,7 +38,7 @@ def read_groups(
     names: pa.ChunkedArray,
     partitioning: Partitioning,
     inherited: Mapping[str, str] | None = None,
-) -> Groups:
+) -> pa.Table:
     """Read the groups of a manifest.
 
     Args:
@@ -49,7 +49,8 @@ def read_groups(
             with a group column.
 
     Returns:
-        The groups. An input without a value in the group column is a group of its own.
+        A table with the schema `GROUPS`. An input without a value in the group column is a group of
+        its own.
     """
     names = names.to_pylist()
     keys = [key_of_input(name) for name in names]
@@ -62,26 +63,19 @@ def read_groups(
     elif inherited is not None:
         found = inherited_keys(frame, inherited)
         keys = [key or own for key, own in zip(found, keys, strict=True)]
-    strata = None if partitioning.stratify is None else texts_of(frame[partitioning.stratify])
-    given = (
-        texts_of(frame[PARTITION_COLUMN])
-        if PARTITION_COLUMN in frame.columns
-        else [None] * len(frame)
-    )
-    return Groups(
-        keys=pa.array(keys, pa.string()),
-        strata=None if strata is None else pa.array(strata, pa.string()),
-        given=pa.array(given, pa.string()),
-    )
+    nothing: list[str | None] = [None] * len(frame)
+    strata = nothing if partitioning.stratify is None else texts_of(frame[partitioning.stratify])
+    given = texts_of(frame[PARTITION_COLUMN]) if PARTITION_COLUMN in frame.columns else nothing
+    return pa.table([keys, strata, given], schema=GROUPS)
 
 
 def faults_of_groups(
-    groups: Groups, partitioning: Partitioning, places: Callable[[], Sequence[str]]
+    groups: pa.Table, partitioning: Partitioning, places: Callable[[], Sequence[str]]
 ) -> list[str]:
     """Return a fault for each unknown partition, and for each group in two partitions.
 
     Args:
-        groups: The manifest's groups.
+        groups: The manifest's groups, with the schema `GROUPS`.
         partitioning: Its shares name the known partitions.
         places: Returns the place of each row, such as "line 7".
 
@@ -90,7 +84,7 @@ def faults_of_groups(
     """
     faults = []
     first: dict[str, int] = {}
-    given = groups.given.to_pylist()
+    given = groups["given"].to_pylist()
     for row, name in enumerate(given):
         if name is None:
             continue
@@ -101,7 +95,7 @@ def faults_of_groups(
                 f"Correct it, or add {name}=0 to --partition."
             )
             continue
-        key = groups.keys[row].as_py()
+        key = groups["group"][row].as_py()
         earlier = first.setdefault(key, row)
         if given[earlier] != name:
             faults.append(

@@ -5,21 +5,36 @@ So a group keeps its partition if other inputs are added, removed or reordered. 
 are assigned one after the other within each stratum, and earlier assignments are kept.
 """
 
+import heapq
 import math
 import re
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import xxhash
 
 from batchmill.errors import OptionError
 from batchmill.options.base import option_name
 from batchmill.options.groups import PartitionOptions
 
+# The group and the stratum of each row of a manifest.
+GROUPS = pa.schema(
+    [
+        # The key, made from the group's value or the input's name.
+        ("group", pa.string()),
+        # Null in each row without `stratify`.
+        ("stratum", pa.string()),
+        # The partition that the manifest itself names. Null if it names no partition.
+        ("given", pa.string()),
+    ]
+)
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _NEAR = 1e-9
+# Deficits are rounded to this number of digits: without it, 1.3 - 1 is not equal to 0.3.
+_DIGITS = 9
 _EXAMPLE = (
     "Example: --partition train=0.8,validation=0.1,test=0.1, or in percent: train=80,test=20."
 )
@@ -51,36 +66,6 @@ class Partitioning:
             ("--seed", before.seed, self.seed),
         ]
         return [f"{name} was {was}, and is {now}" for name, was, now in pairs if was != now]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Groups:
-    """The group and the stratum of each row of a manifest.
-
-    Attributes:
-        keys: Key of the row's group, made from the group's value or the input's name.
-        strata: Stratum of each row. None without `stratify`.
-        given: Partition that the manifest itself names. Null if it names no partition.
-    """
-
-    keys: pa.Array
-    strata: pa.Array | None
-    given: pa.Array
-
-    def followed_by(self, others: "Groups") -> "Groups":
-        """Return these rows, and then the rows of others."""
-        strata = [part for part in (self.strata, others.strata) if part is not None]
-        return Groups(
-            keys=pa.concat_arrays([self.keys, others.keys]),
-            strata=pa.concat_arrays(strata) if strata else None,
-            given=pa.concat_arrays([self.given, others.given]),
-        )
-
-    def only(self, mask: Any) -> "Groups":
-        """Return the rows that a mask selects."""
-        columns = (self.keys, self.strata, self.given)
-        keys, strata, given = (column and pa.array(column.filter(mask)) for column in columns)
-        return Groups(keys=keys, strata=strata, given=given)
 
 
 def make_partitioning(options: PartitionOptions) -> Partitioning | None:
@@ -187,14 +172,108 @@ def uneven_partitions(counts: Mapping[str, int], partitioning: Partitioning) -> 
 
 
 def count_strata(
-    partitions: pa.Array, groups: Groups, partitioning: Partitioning
+    partitions: pa.Array, groups: pa.Table, partitioning: Partitioning
 ) -> dict[str, dict[str, int]]:
     """Count the rows of each partition in each stratum. The result is empty without strata."""
-    if groups.strata is None:
+    if partitioning.stratify is None:
         return {}
-    pairs = zip(groups.strata.fill_null("").to_pylist(), partitions.to_pylist(), strict=True)
+    pairs = zip(groups["stratum"].fill_null("").to_pylist(), partitions.to_pylist(), strict=True)
     counts = Counter(pairs)
     return {
         stratum: {name: counts[stratum, name] for name in partitioning.shares}
         for stratum in sorted({stratum for stratum, _ in counts})
     }
+
+
+def assign(
+    groups: pa.Table, partitioning: Partitioning, known: Mapping[str, str] | None = None
+) -> pa.Array:
+    """Return the partition of each row.
+
+    A partition that the manifest names applies to all rows of the group. For other groups, the hash
+    decides. With strata, a group keeps its `known` partition, and new groups are assigned to the
+    partitions with the largest deficits.
+    """
+    coded = groups["group"].combine_chunks().dictionary_encode()
+    keys: list[str] = coded.dictionary.to_pylist()
+    fixed = dict(known or {}) if partitioning.stratify is not None else {}
+    fixed |= given_by_key(groups)
+    if partitioning.stratify is None:
+        found = [
+            fixed.get(key, hashed)
+            for key, hashed in zip(keys, by_hash(keys, partitioning), strict=True)
+        ]
+    else:
+        strata = _stratum_of_each(groups["stratum"], coded)
+        dealt = _deal(keys, strata, fixed, partitioning)
+        found = [dealt[key] for key in keys]
+    return pa.array(found, pa.string()).take(coded.indices)
+
+
+def given_by_key(groups: pa.Table) -> dict[str, str]:
+    """Return the partitions that the manifest itself names, by the key of the group."""
+    named = groups.filter(groups["given"].is_valid())
+    return dict(zip(named["group"].to_pylist(), named["given"].to_pylist(), strict=True))
+
+
+def by_hash(keys: Iterable[str], partitioning: Partitioning) -> list[str]:
+    """Return the partition of each key, chosen by its hash."""
+    # A partition with the share 0 must not get the keys at the end of the interval.
+    names = [name for name, share in partitioning.shares.items() if share > 0]
+    bounds = np.cumsum([partitioning.shares[name] for name in names])[:-1]
+    places = [_place(key, partitioning.seed) for key in keys]
+    return [names[index] for index in np.searchsorted(bounds, places, side="right")]
+
+
+def _place(key: str, seed: int) -> float:
+    """Return a key's position in [0, 1)."""
+    # XXH3 takes a tenth of BLAKE2b's time. The text is unambiguous: only the key may have a colon.
+    number = xxhash.xxh3_64_intdigest(f"partition:{seed}:{key}".encode("utf-8", "surrogateescape"))
+    # A float has 53 bits. With all 64 bits, the result could be rounded up to 1.
+    return (number >> 11) / 2**53
+
+
+def _stratum_of_each(strata: pa.ChunkedArray, coded: pa.DictionaryArray) -> list[str]:
+    """Return the stratum of each group: the most frequent one of its rows.
+
+    If two are equally frequent, the first by name counts, so the order of the rows does not matter.
+    Rows without a value form a stratum as well.
+    """
+    counts = Counter(zip(coded.indices.to_pylist(), strata.fill_null("").to_pylist(), strict=True))
+    best: dict[int, tuple[int, str]] = {}
+    for (group, stratum), count in counts.items():
+        best[group] = min(best.get(group, (0, "")), (-count, stratum))
+    return [best[group][1] for group in range(len(coded.dictionary))]
+
+
+def _deal(
+    keys: Sequence[str],
+    strata: Sequence[str],
+    fixed: Mapping[str, str],
+    partitioning: Partitioning,
+) -> dict[str, str]:
+    """Assign the groups that are not `fixed`, in the order of their hashes, in each stratum."""
+    members: dict[str, list[str]] = defaultdict(list)
+    for key, stratum in zip(keys, strata, strict=True):
+        members[stratum].append(key)
+    dealt: dict[str, str] = {}
+    for group in members.values():
+        lacking = {name: share * len(group) for name, share in partitioning.shares.items()}
+        new = []
+        for key in group:
+            if key in fixed:
+                dealt[key] = fixed[key]
+                lacking[fixed[key]] -= 1
+            else:
+                new.append((_place(key, partitioning.seed), key))
+        # If two deficits are equal, the first partition is chosen. A partition with the share 0 is
+        # never chosen: while groups remain, another partition has a larger deficit.
+        most = [
+            (round(-number, _DIGITS), order, name)
+            for order, (name, number) in enumerate(lacking.items())
+        ]
+        heapq.heapify(most)
+        for _, key in sorted(new):
+            lack, order, dealt[key] = most[0]
+            heapq.heapreplace(most, (round(lack + 1, _DIGITS), order, dealt[key]))
+    return dealt

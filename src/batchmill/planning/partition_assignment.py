@@ -13,9 +13,8 @@ from batchmill.errors import OptionError
 from batchmill.layout import MADE_FROM, PARTITION_COLUMN
 from batchmill.ledger.ledger import Ledger
 from batchmill.manifest import Manifest
-from batchmill.partitions.assign import assign, given_by_key
 from batchmill.partitions.groups import inherited_groups, read_groups
-from batchmill.partitions.partitioning import Groups, Partitioning
+from batchmill.partitions.partitioning import GROUPS, Partitioning, assign, given_by_key
 from batchmill.partitions.record import SCHEMA, Assignment, last_assignment, last_with
 
 
@@ -31,7 +30,7 @@ class _Withdrawn(NamedTuple):
     """The inputs that have a record, but are not in the manifest."""
 
     names: pa.Array
-    groups: Groups
+    groups: pa.Table
 
 
 def divide_manifest(
@@ -55,11 +54,12 @@ def divide_manifest(
         return Division(manifest)
     last, same = last_assignment(ledger), last_with(ledger, partitioning)
     withdrawn = _withdrawn(records, manifest, partitioning, same or last)
-    groups = manifest.groups.followed_by(withdrawn.groups)
+    valid = _without_overruled(withdrawn.groups, manifest.groups, partitioning)
+    groups = pa.concat_tables([manifest.groups, valid])
     names = pa.chunked_array([*manifest.inputs["input"].chunks, withdrawn.names], pa.string())
     partition = assign(groups, partitioning, same.by_group() if same else {})
-    given = pc.is_in(groups.keys, value_set=pa.array(list(given_by_key(groups)), pa.string()))
-    rows = pa.table([names.combine_chunks(), groups.keys, partition, given], schema=SCHEMA)
+    given = pc.is_in(groups["group"], value_set=pa.array(list(given_by_key(groups)), pa.string()))
+    rows = pa.table([names.combine_chunks(), groups["group"], partition, given], schema=SCHEMA)
     changes: list[str] = []
     if partitioning.stratify is not None:
         if same:
@@ -94,7 +94,7 @@ def _withdrawn(
     frame = frame.reindex(columns=list(dict.fromkeys([*frame.columns, *wanted])))
     inherited = inherited_groups(manifest.dataset if len(names) else "", partitioning)
     groups = read_groups(frame, names, partitioning, inherited)
-    keys, given = groups.keys.to_pylist(), groups.given.to_pylist()
+    keys, given = groups["group"].to_pylist(), groups["given"].to_pylist()
     before = _recorded(recorded, names)
     has_same_groups = recorded and recorded.partitioning.group_by == partitioning.group_by
     for row, name in enumerate(names.to_pylist()):
@@ -103,7 +103,7 @@ def _withdrawn(
             given[row] = partition if is_given else None
             if has_same_groups and carried[row].get(MADE_FROM) not in (inherited or {}):
                 keys[row] = key
-    return _Withdrawn(names, _without_overruled(keys, given, groups.strata, manifest, partitioning))
+    return _Withdrawn(names, pa.table([keys, groups["stratum"], given], schema=GROUPS))
 
 
 def _recorded(recorded: Assignment | None, names: pa.Array) -> dict[str, tuple[str, str, bool]]:
@@ -116,26 +116,17 @@ def _recorded(recorded: Assignment | None, names: pa.Array) -> dict[str, tuple[s
     }
 
 
-def _without_overruled(
-    keys: list[str],
-    given: list[str | None],
-    strata: pa.Array | None,
-    manifest: Manifest,
-    partitioning: Partitioning,
-) -> Groups:
+def _without_overruled(groups: pa.Table, listed: pa.Table, partitioning: Partitioning) -> pa.Table:
     """Return groups without the given partitions that do not apply any longer.
 
     The listed inputs decide for their group, and a partition must be one of the options.
     """
-    keys_of_listed = manifest.groups.keys if manifest.groups else pa.array([], pa.string())
-    is_overruled = pc.is_in(pa.array(keys, pa.string()), value_set=keys_of_listed).to_pylist()
-    valid = [
-        None if overruled or name not in partitioning.shares else name
-        for name, overruled in zip(given, is_overruled, strict=True)
-    ]
-    return Groups(
-        keys=pa.array(keys, pa.string()), strata=strata, given=pa.array(valid, pa.string())
-    )
+    known = pa.array(list(partitioning.shares), pa.string())
+    is_known = pc.is_in(groups["given"], value_set=known)
+    is_overruled = pc.is_in(groups["group"], value_set=listed["group"])
+    applies = pc.and_(is_known, pc.invert(is_overruled))
+    given = pc.if_else(applies, groups["given"], pa.scalar(None, pa.string()))
+    return groups.set_column(2, GROUPS.field("given"), given)
 
 
 def without_withdrawn(assignment: Assignment, manifest: Manifest) -> Assignment:
