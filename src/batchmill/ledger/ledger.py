@@ -24,7 +24,13 @@ from batchmill.layout import (
     SUMMARY,
     UPKEEP,
 )
-from batchmill.ledger.json_file import SealedRecords, read_json, read_sealed, sealed
+from batchmill.ledger.json_file import (
+    SealedRecords,
+    StepDescriptions,
+    read_json,
+    read_sealed,
+    sealed,
+)
 from batchmill.ledger.parts import (
     PART_SCHEMA,
     VERSION,
@@ -39,7 +45,6 @@ from batchmill.ledger.parts import (
 from batchmill.ledger.proofs import Adoption, Proof
 from batchmill.ledger.published_tables import read_published_record
 from batchmill.ledger.run_control import RunControl
-from batchmill.ledger.step_descriptions import StepDescriptions
 from batchmill.ledger.versions import Versions
 from batchmill.outcome import Outcome
 from batchmill.storage import Store, if_exists, in_threads, read_once
