@@ -17,8 +17,7 @@ from batchmill.ledger.open import open_ledger
 from batchmill.options.failure_policy import FailurePolicy
 from batchmill.publishing.report import write_report
 from batchmill.publishing.report.facts import gather
-from batchmill.publishing.report.gallery import PAGE, chosen_rows, gather_gallery
-from batchmill.publishing.report.previews import Previewer
+from batchmill.publishing.report.gallery import PAGE, Previewer, chosen_rows, gather_gallery
 from batchmill.storage import LocalStore
 
 SAMPLES = PAGE.samples
@@ -245,7 +244,7 @@ def test_a_picture_with_too_many_pixels_is_not_decoded():
 
 
 def test_files_above_the_limits_are_not_read(monkeypatch):
-    monkeypatch.setattr("batchmill.publishing.report.previews._ALL_BYTES", 3000)
+    monkeypatch.setattr("batchmill.publishing.report.gallery._ALL_BYTES", 3000)
     previewer = Previewer(PAGE.embedded_bytes)
     content = png()
     assert 1000 < len(content) < 2000
