@@ -1,4 +1,4 @@
-"""Test that the records of old runs do not accumulate."""
+"""Test that old records and little used packs do not accumulate."""
 
 import logging
 import os
@@ -14,15 +14,25 @@ from object_store import begin_upload, incomplete_uploads
 from s3_proxy import Reply
 
 from batchmill import open_dataset
-from batchmill.layout import PUBLISHED, RELEASED
+from batchmill.layout import PACKS, PUBLISHED, RELEASED
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.versions import records_of
-from batchmill.maintenance.cleanup import KEPT_RUNS, compact, forget_runs, remove_orphans
+from batchmill.maintenance import cleanup
+from batchmill.maintenance.cleanup import (
+    KEPT_RUNS,
+    compact,
+    forget_runs,
+    remove_orphans,
+    rewrite_packs,
+    unused_packs,
+)
 from batchmill.maintenance.verify import verify
 from batchmill.planning.prepare import prepare
 from batchmill.runs.progress import RunWatcher
 from batchmill.runs.run import open_run
-from batchmill.storage import open_store
+from batchmill.storage import LocalStore, open_store
+from batchmill.storage.addresses import Address
+from batchmill.storage.pack_writer import encode_member
 
 
 @pytest.fixture
@@ -184,3 +194,49 @@ def test_a_store_that_denies_the_list_of_uploads_changes_nothing_else(proxied, b
         remove_orphans(Ledger(open_store(f"{bucket}/made")))
     assert "The parts of incomplete uploads stay in the bucket" in caplog.text
     assert "access denied" in caplog.text
+
+
+def write_pack(store, name, paths):
+    """Write a pack with a file at each path. Return the path of each file by its address."""
+    addresses, data = {}, b""
+    for path in paths:
+        content = path.encode() * 40
+        header, member = encode_member(path, content)
+        place = Address(name, len(data) + header, len(content))
+        addresses[place.named(path)] = path
+        data += member
+    store.write(name, data)
+    return addresses
+
+
+def test_files_that_stay_where_they_are_keep_their_address(tmp_path, monkeypatch):
+    """An old pack was moved to several new ones. Later, only one of these is written again."""
+    monkeypatch.setattr(cleanup, "_JOINED_BYTES", 4000)
+    store = LocalStore(tmp_path)
+    used = write_pack(store, f"{PACKS}/000001-a-0.tar", [f"files/a/{n:02}" for n in range(20)])
+    for kept in (9, 7, 6, 5):
+        # The first files are in the first new pack. Some of them are no longer used.
+        used = dict(list(used.items())[-kept:])
+        rewrite_packs(store, used)
+        fresh = LocalStore(tmp_path)
+        for address, path in used.items():
+            assert fresh.read(address) == path.encode() * 40, kept
+    assert len(store.names(PACKS)) >= 3
+
+
+@pytest.mark.parametrize(
+    ("kept", "is_rewritten"), [((1, 3, 5, 7), False), ((0, 1, 2), True), ((7,), True)]
+)
+def test_packs_are_joined_if_less_than_half_of_them_is_used(tmp_path, kept, is_rewritten):
+    store, used = LocalStore(tmp_path), {}
+    for number in range(2):
+        paths = [f"files/{number}{place}/x" for place in range(8)]
+        places = list(write_pack(store, f"{PACKS}/{number}.tar", paths).items())
+        used |= dict(places[place] for place in kept)
+    rewrite_packs(store, used)
+    assert all(LocalStore(tmp_path).read(at) == path.encode() * 40 for at, path in used.items())
+    names = store.names(PACKS)
+    assert (names == ["0.tar", "1.tar"]) != is_rewritten
+    assert len(names) == (3 if is_rewritten else 2), "one new pack, and the lists that lead to it"
+    assert unused_packs(store, used) == []
+    assert unused_packs(store, []) == [f"{PACKS}/{name}" for name in names]

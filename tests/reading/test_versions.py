@@ -9,8 +9,8 @@ from jobs import job_of, run_job
 
 from batchmill import OptionError, StoreError, open_dataset
 from batchmill.ledger.ledger import Ledger
-from batchmill.maintenance.cleanup import compact
-from batchmill.maintenance.verify import named_files, verify
+from batchmill.maintenance.cleanup import compact, named_files
+from batchmill.maintenance.verify import verify
 from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import prepare
 from batchmill.publishing.publish import publish_changes

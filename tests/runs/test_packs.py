@@ -20,8 +20,7 @@ from batchmill.exporting.run_export import export_dataset
 from batchmill.exporting.verify_export import find_differences
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import packed_paths
-from batchmill.maintenance.cleanup import remove_orphans
-from batchmill.maintenance.pack_upkeep import rewrite_packs
+from batchmill.maintenance.cleanup import remove_orphans, rewrite_packs
 from batchmill.maintenance.verify import examine
 from batchmill.planning.prepare import prepare
 from batchmill.planning.run_spec import read_spec

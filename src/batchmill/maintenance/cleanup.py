@@ -1,14 +1,20 @@
-"""Removes old files and records from a dataset. Only the holder of its lease may do that."""
+"""Removes old files and records from a dataset. Only the holder of its lease may do that.
 
-from collections.abc import Set
+Packs that nothing names are removed. Packs of which little is still used are written again.
+"""
+
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import reduce
 from operator import or_
+from pathlib import PurePosixPath
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.layout import FILES, LEASES, RELEASED, STAGING
+from batchmill.layout import FILES, LEASES, PACKS, RELEASED, STAGING
 from batchmill.ledger.json_file import read_json
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import (
@@ -21,18 +27,22 @@ from batchmill.ledger.parts import (
     winning_rows,
 )
 from batchmill.ledger.versions import records_of
-from batchmill.maintenance.pack_upkeep import cut_packs, rewrite_packs, unused_packs
-from batchmill.maintenance.verify import named_files, unreferenced
 from batchmill.storage import Store, in_threads
-from batchmill.storage.addresses import parse_address
+from batchmill.storage.addresses import BLOCK, Address, parse_address
 from batchmill.storage.large_tables import select, take
 from batchmill.storage.name_search import repeated
+from batchmill.storage.pack_writer import encode_member
+from batchmill.storage.packed_files import encode_moved, list_of_moved
 
 # Reading a part takes a millisecond, so a dataset with this number opens in half a second.
 MANY_PARTS = 500
 # A run adds four or five files. An open dataset needs the plans of all later runs, so they are kept
 # longer than the report needs.
 KEPT_RUNS = 500
+# A pack is written again if less than this share of its bytes is used.
+_LEAST_USED = 0.5
+# The packs that are written again are joined up to about this size in bytes.
+_JOINED_BYTES = 256 * 2**20
 
 
 def remove_orphans(ledger: Ledger) -> None:
@@ -176,3 +186,109 @@ def forget_runs(ledger: Ledger, run: int, kept: int = KEPT_RUNS) -> None:
     """Remove the folders of all but the last `kept` runs, at the end of a run."""
     old = [ledger.run_folder(number) for number in ledger.runs() if number <= run - kept]
     in_threads(ledger.store.remove, old, ledger.store.threads)
+
+
+def named_files(ledger: Ledger) -> set[str]:
+    """Return the names of all outputs of the dataset and of its versions."""
+    records = ledger.all_records(["outputs"])
+    tables = [current_records(records)]
+    tables += [records_of(records, version.number) for version in ledger.versions.read_all()]
+    return {name for table in tables for name in file_names(table).to_pylist()}
+
+
+def unreferenced(store: Store, named: Set[str]) -> Iterator[str]:
+    """Yield the outputs that are not `named`. A folder without any named output is one item."""
+    yield from unused_packs(store, named)
+    folders = {str(above) for name in named for above in PurePosixPath(name).parents}
+    last = ""
+    for name in store.files(FILES):
+        if name in named or name == FILES:
+            continue
+        above = [*map(str, reversed(PurePosixPath(name).parents)), name]
+        # The default is a file or an empty folder at a path that is a folder in the ledger.
+        strays = (part for part in above if part not in folders and part not in (".", FILES))
+        stray = next(strays, name)
+        if stray != last:
+            yield stray
+        last = stray
+
+
+def cut_packs(ledger: Ledger) -> None:
+    """Cut each pack after its last recorded file. A tar program rejects an incomplete file."""
+    ends: dict[str, int] = {}
+    for name in file_names(ledger.all_records(["outputs"])).to_pylist():
+        place = parse_address(name)
+        if place:
+            ends[place.pack] = max(ends.get(place.pack, 0), place.end)
+    for pack, end in ends.items():
+        ledger.store.cut(pack, end)
+
+
+def unused_packs(store: Store, named: Iterable[str]) -> list[str]:
+    """Return the files in the folder of packs that no output needs.
+
+    Args:
+        store: The dataset's store.
+        named: The names of all outputs that stay.
+    """
+    present = _present(store)
+    needed = set()
+    for place in {parse_address(name) for name in named} if present else ():
+        if place and place.pack in present:
+            needed.add(place.pack)
+        elif place and (now := store.packed.find(place)):
+            needed |= {list_of_moved(place.pack), now.pack}
+    return sorted(present - needed)
+
+
+def rewrite_packs(store: Store, paths: Mapping[str, str]) -> None:
+    """Write files again that are in packs of which less than half is used.
+
+    First the new packs are written, then the lists that lead to them. The old packs are removed
+    last. After a kill in between, `unused_packs` has the new packs, and the old ones are complete.
+
+    Args:
+        store: The dataset's store.
+        paths: The path of each output in a pack that stays, by its address.
+    """
+    places = {place: path for name, path in paths.items() if (place := parse_address(name))}
+    present = _present(store)
+    now = {p: p if p.pack in present else store.packed.find(p) for p in places}
+    used: Counter[str] = Counter()
+    for at in now.values():
+        if at:
+            used[at.pack] += at.end - at.offset + BLOCK
+    packs = sorted(used)
+    lengths = zip(packs, store.sizes(packs), strict=True)
+    sparse = {pack for pack, length in lengths if used[pack] < _LEAST_USED * (length or 0)}
+    moving = {p: at for p, at in now.items() if at and at.pack in sparse}
+    new = _copy_members(store, {at: places[p] for p, at in moving.items()})
+    for pack in sorted({p.pack for p in moving}):
+        moved = {p.offset: new.get(at, at) for p, at in now.items() if at and p.pack == pack}
+        store.write(list_of_moved(pack), encode_moved(moved))
+    in_threads(store.delete, sorted(sparse), store.threads)
+
+
+def _copy_members(store: Store, paths: Mapping[Address, str]) -> dict[Address, Address]:
+    """Copy files into new packs. Return where they are now."""
+    new: dict[Address, Address] = {}
+    data = bytearray()
+    name = _new_name()
+    for place in sorted(paths):
+        header, member = encode_member(paths[place], store.packed.read(place))
+        new[place] = Address(name, len(data) + header, place.size)
+        data += member
+        if len(data) >= _JOINED_BYTES:
+            store.write(name, bytes(data))
+            data, name = bytearray(), _new_name()
+    if data:
+        store.write(name, bytes(data))
+    return new
+
+
+def _new_name() -> str:
+    return f"{PACKS}/joined-{uuid.uuid4().hex[:12]}.tar"
+
+
+def _present(store: Store) -> set[str]:
+    return {f"{PACKS}/{name}" for name in store.names(PACKS)}

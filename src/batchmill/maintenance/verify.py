@@ -1,8 +1,7 @@
 """Compares a dataset with its ledger, and repairs the differences."""
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import PurePosixPath
 from shlex import quote
 from typing import Any, Literal, NamedTuple
 
@@ -12,7 +11,6 @@ import pyarrow.parquet as pq
 
 from batchmill.errors import LedgerError, OptionError, StoreError
 from batchmill.layout import (
-    FILES,
     INPUT_COLUMN,
     LEDGER_FOLDER,
     LEDGER_NAMES,
@@ -27,11 +25,10 @@ from batchmill.layout import (
 )
 from batchmill.ledger.lease import check_free, lease
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.parts import current_records, file_names
 from batchmill.ledger.published_tables import read_published_record
 from batchmill.ledger.versions import records_of
+from batchmill.maintenance.cleanup import named_files, unreferenced
 from batchmill.maintenance.leakage import compare_with_source, find_duplicates, find_leaks
-from batchmill.maintenance.pack_upkeep import unused_packs
 from batchmill.planning.plan_file import PlanFile
 from batchmill.storage import Store, if_exists, in_threads
 from batchmill.storage.fingerprints import hash_bytes
@@ -198,31 +195,6 @@ def files_by_path(records: pa.Table) -> dict[str, tuple[str, Mapping[str, Any]]]
         )
         for file in files
     }
-
-
-def named_files(ledger: Ledger) -> set[str]:
-    """Return the names of all outputs of the dataset and of its versions."""
-    records = ledger.all_records(["outputs"])
-    tables = [current_records(records)]
-    tables += [records_of(records, version.number) for version in ledger.versions.read_all()]
-    return {name for table in tables for name in file_names(table).to_pylist()}
-
-
-def unreferenced(store: Store, named: Set[str]) -> Iterator[str]:
-    """Yield the outputs that are not `named`. A folder without any named output is one item."""
-    yield from unused_packs(store, named)
-    folders = {str(above) for name in named for above in PurePosixPath(name).parents}
-    last = ""
-    for name in store.files(FILES):
-        if name in named or name == FILES:
-            continue
-        above = [*map(str, reversed(PurePosixPath(name).parents)), name]
-        # The default is a file or an empty folder at a path that is a folder in the ledger.
-        strays = (part for part in above if part not in folders and part not in (".", FILES))
-        stray = next(strays, name)
-        if stray != last:
-            yield stray
-        last = stray
 
 
 def examine(
