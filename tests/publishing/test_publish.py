@@ -104,7 +104,7 @@ def test_an_interrupted_publication_is_repeated(dataset, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("batchmill.publishing.tables.pcsv.write_csv", stop)
+        patched.setattr("batchmill.publishing.publish.pcsv.write_csv", stop)
         with pytest.raises(KeyboardInterrupt):
             _publish(dataset)
     _list(dataset, "a.txt,x\nb.txt,y\n")

@@ -15,7 +15,7 @@ from batchmill.ledger.parts import Origin
 from batchmill.manifest import Manifest
 from batchmill.outcome import Outcome
 from batchmill.publishing import metadata_table as publishing
-from batchmill.publishing.tables import make_tables, write_tables
+from batchmill.publishing.publish import make_tables, write_tables
 from batchmill.storage import LocalStore
 
 

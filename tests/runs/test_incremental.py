@@ -24,7 +24,7 @@ from batchmill.options.groups import RunOptions
 from batchmill.planning.batching import Cores
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
-from batchmill.publishing.tables import make_tables, write_tables
+from batchmill.publishing.publish import make_tables, write_tables
 from batchmill.runs.run import open_run
 from batchmill.step.fingerprint import differences
 from batchmill.step.load import load_step

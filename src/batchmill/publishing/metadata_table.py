@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from batchmill.layout import MORE_COLUMNS, OUTPUT_COLUMN, PARTITION_COLUMN
 from batchmill.ledger.published_tables import TableMetadata
 from batchmill.manifest import Manifest
+from batchmill.manifest.arrow_columns import tensors_as_lists
 from batchmill.publishing.declared_columns import as_vectors, declared_array
 from batchmill.storage.large_tables import Column, kept
 
@@ -299,6 +300,15 @@ def _typed(values: Sequence[Any]) -> pa.Array:
 def texts(values: Iterable[Any]) -> pa.Array:
     """Return values as a column of text. Lists and dicts become JSON."""
     return pa.array([_text(value) for value in values], pa.string())
+
+
+def without_lists(table: pa.Table) -> pa.Table:
+    """Return a table for CSV, which has no lists: they become JSON text."""
+    table = tensors_as_lists(table)
+    for number, field in enumerate(table.schema):
+        if pa.types.is_nested(field.type):
+            table = table.set_column(number, field.name, texts(table.column(number).to_pylist()))
+    return table
 
 
 def _text(value: Any) -> str | None:

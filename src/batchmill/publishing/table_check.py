@@ -14,7 +14,7 @@ from batchmill.options.conditions import Condition, names_schema
 from batchmill.outcome import one_line
 from batchmill.planning.job_checks import load_schemas
 from batchmill.planning.run_spec import SHOWN_NAMES, RunSpec
-from batchmill.publishing.tables import without_lists
+from batchmill.publishing.metadata_table import without_lists
 from batchmill.sizes import counted
 
 # The file has at most this number of rows per expectation.
