@@ -23,12 +23,7 @@ def open_output(output: str) -> Ledger:
         LedgerError: The version of the ledger is unknown.
         StoreError: The output cannot be read.
     """
-    check_dataset(output)
-    if is_url(output):
-        fault = unwritable(output)
-        if fault:
-            raise OptionError(f"--output {shown_url(output)}: {fault}")
-    ledger = Ledger(open_store(output))
+    ledger = _ledger_at(output, "--output ")
     if ledger.check_version():
         _check_links(ledger)
         return ledger
@@ -48,6 +43,15 @@ def open_output(output: str) -> Ledger:
             f"--output {output}: contains files, but is not a dataset. Name a new or empty folder."
         )
     return ledger
+
+
+def _ledger_at(place: str, option: str = "") -> Ledger:
+    """Return the ledger at a path or URL that an option names. Raises OptionError."""
+    check_dataset(place)
+    fault = unwritable(place) if is_url(place) else ""
+    if fault:
+        raise OptionError(f"{option}{shown_url(place)}: {fault}")
+    return Ledger(open_store(place))
 
 
 def _check_links(ledger: Ledger) -> None:
@@ -91,11 +95,7 @@ def open_ledger(dataset: str) -> Ledger:
     if fault:
         raise OptionError(fault)
     place = absolute(dataset)
-    check_dataset(place)
-    fault = unwritable(place) if is_url(place) else ""
-    if fault:
-        raise OptionError(f"{shown_url(place)}: {fault}")
-    ledger = Ledger(open_store(place))
+    ledger = _ledger_at(place)
     if not is_url(place) and not os.path.exists(place):
         raise OptionError(f"{dataset}: there is no such folder. Check the path.")
     if not ledger.check_version():
