@@ -168,30 +168,24 @@ def _write(
     progress: Callable[[int, int], None] | None,
 ) -> tuple[dict[str, ShardRecord], int]:
     """Write the shards that are missing or changed. Return all records, and the number written."""
-    names = [task.name for task in plan]
     found = dict(_in_threads(digest_samples, plan, workers))
-    digests = {name: found[name] for name in names}
+    plan = [task._replace(digest=found[task.name]) for task in plan]
     earlier = earlier_files(store)
-    remove_leftovers(store, earlier | set(names))
+    remove_leftovers(store, earlier | found.keys())
     known = {name: record for name in earlier if (record := read_record(store, name))}
 
-    def missing() -> list[int]:
-        return [
-            number
-            for number, name in enumerate(names)
-            if name not in known or known[name].digest != digests[name]
-        ]
+    def is_missing(task: ShardTask) -> bool:
+        return task.name not in known or known[task.name].digest != task.digest
 
-    if missing() or not known.keys() <= digests.keys():
-        begin(store, to, earlier | set(names))
-        _move(store, digests, known)
-    todo = missing()
-    tasks = (plan[number]._replace(digest=digests[names[number]]) for number in todo)
-    for done, (name, record) in enumerate(_in_threads(write_shard, tasks, workers), 1):
+    if any(map(is_missing, plan)) or not known.keys() <= found.keys():
+        begin(store, to, earlier | found.keys())
+        _move(store, {task.name: task.digest for task in plan}, known)
+    todo = list(filter(is_missing, plan))
+    for done, (name, record) in enumerate(_in_threads(write_shard, todo, workers), 1):
         known[name] = record
         if progress:
-            progress(len(names) - len(todo) + done, len(names))
-    return {name: known[name] for name in names}, len(todo)
+            progress(len(plan) - len(todo) + done, len(plan))
+    return {task.name: known[task.name] for task in plan}, len(todo)
 
 
 def _in_threads(
