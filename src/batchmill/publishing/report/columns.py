@@ -1,5 +1,6 @@
 """Describe the columns of a dataset's table: type, range, missing values and distribution."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 
 from batchmill.layout import METADATA
 from batchmill.storage import Store, if_exists
+from batchmill.storage.large_tables import count_values
 
 SHOWN_COLUMNS = 60
 _FREQUENT = 5
@@ -18,7 +20,7 @@ _BINS = 24
 # The memory does not depend on the number of rows: only this number is read at a time, and texts
 # are counted only up to these limits.
 _ROWS = 8192
-_DIFFERENT_TEXTS, _TEXT_BYTES = 10_000, 16 * 2**20
+_DIFFERENT_TEXTS, _TEXT_CHARACTERS = 10_000, 16 * 2**20
 
 
 class Column(NamedTuple):
@@ -124,31 +126,21 @@ def _number(value: float) -> str:
 
 
 def _texts(name: str, kind: str, read: _Read) -> Column:
-    missing = 0
-    counts = pa.table({"text": pa.array([], pa.string()), "count": pa.array([], pa.int64())})
-    is_counted = True
+    missing, is_counted = 0, True
+    counts: Counter[str] = Counter()
     for part in read():
         missing += part.null_count
-        if not is_counted:
-            continue
-        found = pc.value_counts(part.drop_null().cast(pa.string()))
-        new = pa.table({"text": found.field("values"), "count": found.field("counts")})
-        joined = pa.concat_tables([counts, new]).group_by("text").aggregate([("count", "sum")])
-        counts = joined.rename_columns({"count_sum": "count"})
-        is_counted = len(counts) <= _DIFFERENT_TEXTS and counts.nbytes <= _TEXT_BYTES
+        if is_counted:
+            counts += count_values(part.drop_null().cast(pa.string()))
+            characters = sum(map(len, counts))
+            is_counted = len(counts) <= _DIFFERENT_TEXTS and characters <= _TEXT_CHARACTERS
     if not is_counted:
         return Column(name, kind, f"more than {_rounded(len(counts)):,} different", missing)
-    order = [("count", "descending"), ("text", "ascending")]
-    frequent = counts.sort_by(order)[:_FREQUENT].to_pylist()
+    frequent = sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:_FREQUENT]
     values = f"{len(counts):,} different" if len(counts) > 1 else "one value" if len(counts) else ""
-    is_each_once = len(counts) > _FREQUENT and frequent[0]["count"] == 1
-    return Column(
-        name,
-        kind,
-        f"{values}, each once" if is_each_once else values,
-        missing,
-        frequent=[] if is_each_once else [(row["text"], row["count"]) for row in frequent],
-    )
+    if len(counts) > _FREQUENT and frequent[0][1] == 1:
+        return Column(name, kind, f"{values}, each once", missing, frequent=[])
+    return Column(name, kind, values, missing, frequent=frequent)
 
 
 def _rounded(count: int) -> int:
