@@ -1,6 +1,7 @@
 """Draw the execution of a run's inputs: over time, by duration and by size."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,6 @@ _NAME_LENGTH = 16
 _POINTS = 2000
 _LEAST_SECONDS = 1e-5
 _TIME_UNITS = ((3 * 86400.0, 86400.0, "days"), (3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "min"))
-# Decimal units, because axes have ticks at powers of ten.
-_SIZE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def figures(facts: Facts) -> Iterator[tuple[str, str]]:
@@ -144,15 +143,13 @@ def _column(table: pa.Table, name: str) -> Any:
     return table[name].to_numpy().astype(float)
 
 
-def _duration(seconds: float) -> str:
-    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= unit * (1 - 1e-9):
-            return f"{seconds / unit:,.4g} {name}"
-    return f"{seconds:g} s"
+def _in_unit(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """Return a value as text, in the first unit that is not larger, or else in the last one."""
+    fits = (one for one in units if value >= one[0] * (1 - 1e-9))
+    unit, name = next(fits, units[-1])
+    return f"{value / unit:,.4g} {name}"
 
 
-def _bytes(count: float) -> str:
-    for unit, name in _SIZE_UNITS:
-        if count >= unit:
-            return f"{count / unit:,.4g} {name}"
-    return f"{count:,.4g} B"
+_duration = partial(_in_unit, units=((1.0, "s"), (1e-3, "ms"), (1e-6, "us")))
+# Decimal units, because axes have ticks at powers of ten.
+_bytes = partial(_in_unit, units=((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")))
