@@ -46,24 +46,6 @@ _MORE, _VALUES, _ADDRESSES = "more", "value ", "address "
 logger = logging.getLogger(__name__)
 
 
-class _StepKeys:
-    """Selects the step's keys that become columns: the first keys in the order of the table.
-
-    Args:
-        others: The columns that do not count. They are always accepted.
-    """
-
-    def __init__(self, others: Iterable[str]) -> None:
-        self._accepted = set(others)
-        self._limit = len(self._accepted) + MAX_COLUMNS
-
-    def accept(self, key: str) -> bool:
-        """Return whether a key becomes a column."""
-        if len(self._accepted) < self._limit:
-            self._accepted.add(key)
-        return key in self._accepted
-
-
 def metadata_table(records: pa.Table, manifest: Manifest, declared: Mapping[str, str]) -> pa.Table:
     """Return the metadata table.
 
@@ -75,10 +57,11 @@ def metadata_table(records: pa.Table, manifest: Manifest, declared: Mapping[str,
         manifest: The manifest.
         declared: The Arrow type of each column that has one.
     """
-    keys = _StepKeys(["output", *manifest.manifest_columns.column_names])
+    keys = {"output", *manifest.manifest_columns.column_names}
+    limit = len(keys) + MAX_COLUMNS
     parts = list(_parts(records))
     kinds: dict[str, dict[str, str]] = {}
-    chunks = kept(_chunk(part, manifest, keys, declared, kinds) for part in parts)
+    chunks = kept(_chunk(part, manifest, keys, limit, declared, kinds) for part in parts)
     _warn_of_mixed_types(kinds)
     found = _names(chunks, _VALUES)
     names = dict.fromkeys(["input", *(["output"] if "output" in found else [])])
@@ -93,7 +76,7 @@ def metadata_table(records: pa.Table, manifest: Manifest, declared: Mapping[str,
     mixed = frozenset(name for name, column in columns.items() if column is None)
     if mixed:
         # A typed chunk no longer has the text of a value: 1 and 1.0 are equal floats.
-        again = (_chunk(part, manifest, keys, {}, {}, mixed) for part in parts)
+        again = (_chunk(part, manifest, keys, limit, {}, {}, mixed) for part in parts)
         as_texts = kept(_only(mixed, chunk) for chunk in again)
         columns |= {name: _joined(f"{_VALUES}{name}", as_texts, pa.string()) for name in mixed}
     more = _joined(_MORE, chunks, pa.string())
@@ -150,7 +133,8 @@ def _free_name(name: str, names: Container[str]) -> str:
 def _chunk(
     records: pa.Table,
     manifest: Manifest,
-    keys: _StepKeys,
+    keys: set[str],
+    limit: int,
     declared: Mapping[str, str],
     kinds: dict[str, dict[str, str]],
     mixed: frozenset[str] = frozenset(),
@@ -158,7 +142,8 @@ def _chunk(
     """Return the metadata rows of some records as a chunk.
 
     The types of columns that are not `declared` fit these rows only. The columns `mixed` are text.
-    For each column that is not declared, `kinds` gets an input for each kind of its values.
+    For each column that is not declared, `kinds` gets an input for each kind of its values. `keys`
+    gets the columns of these rows, up to `limit`.
     """
     rows: list[dict[str, Any]] = []
     owners: list[int] = []
@@ -172,7 +157,7 @@ def _chunk(
     for name in manifest.manifest_columns.column_names:
         column = manifest.manifest_columns[name].take(place)
         columns[name] = texts(column.to_pylist()) if name in mixed else column
-    cells, more = _cells_of(rows, keys)
+    cells, more = _cells_of(rows, keys, limit)
     for key, (places, values) in cells.items():
         convert = texts if key in mixed else _typed
         if key in declared:
@@ -231,9 +216,12 @@ def _files(
 
 
 def _cells_of(
-    rows: Sequence[Mapping[str, Any]], keys: _StepKeys
+    rows: Sequence[Mapping[str, Any]], keys: set[str], limit: int
 ) -> tuple[dict[str, tuple[list[int], list[Any]]], pa.Array]:
     """Divide rows into cells. The time depends on the number of cells, not of rows and columns.
+
+    The first keys in the order of the table become columns: a new key is added to `keys` if these
+    are fewer than `limit`.
 
     Returns:
         The row numbers and the values of each key that becomes a column. For each row, the other
@@ -245,7 +233,9 @@ def _cells_of(
         others = {}
         for key, value in row.items():
             if key not in cells:
-                if not keys.accept(key):
+                if len(keys) < limit:
+                    keys.add(key)
+                if key not in keys:
                     others[key] = value
                     continue
                 cells[key] = ([], [])
