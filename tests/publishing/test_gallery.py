@@ -69,7 +69,7 @@ def again():
     write_report(ledger, 1, "out")
     page = Path("out/report.html").read_text()
     facts = gather(ledger, 1, "out")
-    return gather_gallery(ledger.store, facts.failures["input"].to_pylist(), facts.root), page
+    return gather_gallery(ledger.store, facts.failures["input"].to_pylist(), facts.spec.root), page
 
 
 def preview_of(name, content):

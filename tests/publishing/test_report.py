@@ -87,7 +87,7 @@ def run(tmp_path, monkeypatch):
 def test_report_lists_failures_and_has_no_external_references(run):
     names = {f"{number}.txt": "good" for number in range(8)}
     facts, page = run(names | {"<script>.txt": "bad", "b.txt": "bad", "c.txt": "odd"})
-    assert [(group.inputs, group.outcome, group.error) for group in facts.groups] == [
+    assert [(group.inputs, group.outcome, group.error) for group in facts.summary.groups] == [
         (2, "failed", "ValueError"),
         (1, "failed", "KeyError"),
     ]

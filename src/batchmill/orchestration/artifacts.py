@@ -124,7 +124,7 @@ def _lines(report: Report) -> Iterator[str]:
     facts = report.facts
     summary = facts.summary
     yield f"# {summary.sentence()}\n"
-    yield f"Dataset {code(facts.dataset)}, step {code(facts.step)}, run {summary.run}.\n"
+    yield f"Dataset {code(facts.dataset)}, step {code(facts.spec.step)}, run {summary.run}.\n"
     for line in facts.adoptions:
         yield f"{line[0].upper()}{line[1:]}\n"
     if len(facts.failures):
@@ -151,12 +151,12 @@ def _lines(report: Report) -> Iterator[str]:
 
 def _failures(facts: Facts) -> Iterator[str]:
     yield "\n## Failures\n"
-    yield from map(_group, facts.groups[:_SHOWN_GROUPS])
-    if len(facts.groups) > _SHOWN_GROUPS:
-        yield f"\n... and {len(facts.groups) - _SHOWN_GROUPS:,} more groups."
-    if facts.groups[0].command:
+    yield from map(_group, facts.summary.groups[:_SHOWN_GROUPS])
+    if len(facts.summary.groups) > _SHOWN_GROUPS:
+        yield f"\n... and {len(facts.summary.groups) - _SHOWN_GROUPS:,} more groups."
+    if facts.summary.groups[0].command:
         yield "\nTo run the step on an input of group 1 and see its traceback:"
-        yield f"\n```\n{facts.groups[0].command}\n```"
+        yield f"\n```\n{facts.summary.groups[0].command}\n```"
     yield "\nFix the step or the inputs, and start the run again. It executes what changed."
     yield "If nothing has to change, first mark the failed inputs for the next run:"
     yield f"\n```\nbatchmill retry {quote(facts.dataset)}\n```"

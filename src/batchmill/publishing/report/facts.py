@@ -12,8 +12,8 @@ from batchmill.layout import TABLES
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.versions import Version
 from batchmill.planning.forecast import last_large_run, written_bytes
-from batchmill.planning.run_spec import read_spec
-from batchmill.publishing.failure_groups import FailureGroup, read_failures
+from batchmill.planning.run_spec import RunSpec, read_spec
+from batchmill.publishing.failure_groups import read_failures
 from batchmill.publishing.summary import (
     Contents,
     Summary,
@@ -37,16 +37,13 @@ class Facts:
         dataset: The dataset's path or URL, as the user wrote it.
         tables: The tables that the dataset has. A run writes them at its end.
         version: The last version. None before the first run has ended.
-        step: The reference of the step.
-        params: The step's parameters.
-        root: The folder or URL that the inputs are relative to.
+        spec: The settings of the run.
         summary: The summary of the run.
         contents: The number and the size of the outputs.
         executed: The records of the last run that executed many inputs. `written` is the number of
             bytes of an input's outputs.
         executed_by: The number of that run.
         failures: All records that are not ok.
-        groups: Their groups, the largest first.
         runs: The summaries of the last runs, the newest first.
         adoptions: Which results of earlier code are still in use, one line per run, and how many
             results were made again, one line per version.
@@ -55,15 +52,12 @@ class Facts:
     dataset: str
     tables: Sequence[str]
     version: Version | None
-    step: str
-    params: Mapping[str, Any]
-    root: str
+    spec: RunSpec
     summary: Summary
     contents: Contents
     executed: pa.Table
     executed_by: int
     failures: pa.Table
-    groups: Sequence[FailureGroup]
     runs: Sequence[Mapping[str, Any]]
     adoptions: Sequence[str] = ()
 
@@ -119,15 +113,12 @@ def gather(ledger: Ledger, run: int, dataset: str) -> Facts:
         dataset=dataset,
         tables=sorted({*TABLES} & {*names.result()}),
         version=next(reversed(versions.result()), None),
-        step=spec.step,
-        params=spec.params,
-        root=spec.root,
+        spec=spec,
         summary=summary.result(),
         contents=count_contents(ledger),
         executed=executed,
         executed_by=executed_by,
         failures=failures.table,
-        groups=failures.groups,
         runs=list(filter(None, ended)),
         adoptions=[*adoptions.result(), *proofs.result()],
     )

@@ -51,7 +51,7 @@ def write_report(ledger: Ledger, run: int, dataset: str) -> Report:
     facts = gather(ledger, run, dataset)
     report = Report(facts, list(figures(facts)))
     failed = facts.failures["input"].to_pylist()
-    gallery = gather_gallery(ledger.store, failed, facts.root)
+    gallery = gather_gallery(ledger.store, failed, facts.spec.root)
     page = render(report, gallery, describe_columns(ledger.store))
     ledger.store.write(REPORT, page.encode())
     return report
@@ -94,8 +94,8 @@ def load_template(name: str) -> "jinja2.Template":
 
 def message_text(facts: Facts) -> str:
     """Return a few lines about the dataset that a reader can copy into a message."""
-    contents, groups = facts.contents, facts.groups
-    step = " ".join([facts.step, *(f"{name}={value}" for name, value in facts.params.items())])
+    contents, groups, spec = facts.contents, facts.summary.groups, facts.spec
+    step = " ".join([spec.step, *(f"{name}={value}" for name, value in spec.params.items())])
     lines = [
         f"{facts.name}: {facts.summary.sentence()}",
         f"Run {facts.summary.run}, {step}"[:_MESSAGE_CHARACTERS],
