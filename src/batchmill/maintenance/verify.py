@@ -70,8 +70,8 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
     are compared too. If a plan or a summary is damaged, leaks and duplicates are not searched.
     """
     store = ledger.store
-    owners = files_by_path(ledger.records(["input", "outputs"]))
-    yield from _compare_outputs(store, owners, hash_files=hash_files)
+    records = ledger.records(["input", "outputs"])
+    yield from _compare_outputs(store, records, hash_files=hash_files)
     last = ledger.last_known_run()
     if last and last not in ledger.runs():
         yield Difference("missing", ledger.run_folder(last), message="Run the job again")
@@ -103,7 +103,7 @@ def verify(ledger: Ledger, *, hash_files: bool = False) -> Iterator[Difference]:
     strays += [
         f"{LEDGER_FOLDER}/{name}" for name in store.names(LEDGER_FOLDER) if name not in LEDGER_NAMES
     ]
-    for name in [*strays, *unreferenced(store, owners.keys() | named_files(ledger))]:
+    for name in [*strays, *unreferenced(store, named_files(ledger))]:
         yield Difference("unreferenced", name)
     damaged = list(_damaged_files(ledger))
     for name in damaged:
@@ -147,12 +147,12 @@ def verify_version(
         # An input that the manifest did not list has a record, but no row in the version.
         listed = pq.read_table(pa.BufferReader(data), columns=[INPUT_COLUMN])[INPUT_COLUMN]
         records = records.filter(pc.is_in(records["input"].cast(listed.type), value_set=listed))
-    yield from _compare_outputs(ledger.store, files_by_path(records), hash_files=hash_files)
+    yield from _compare_outputs(ledger.store, records, hash_files=hash_files)
 
 
-def _compare_outputs(
-    store: Store, owners: Mapping[str, tuple[str, Mapping[str, Any]]], *, hash_files: bool
-) -> Iterator[Difference]:
+def _compare_outputs(store: Store, records: pa.Table, *, hash_files: bool) -> Iterator[Difference]:
+    """Yield the outputs of some records that are missing or changed."""
+    owners = _files_by_path(records)
     names = list(owners)
     sizes = dict(zip(names, store.sizes(names), strict=True))
 
@@ -185,7 +185,7 @@ def _damaged_files(ledger: Ledger) -> Iterator[str]:
             yield ledger.summary_name(run)
 
 
-def files_by_path(records: pa.Table) -> dict[str, tuple[str, Mapping[str, Any]]]:
+def _files_by_path(records: pa.Table) -> dict[str, tuple[str, Mapping[str, Any]]]:
     """Return the input and the description of each output of some records, by its name."""
     records = select(records, pc.greater(pc.list_value_length(records["outputs"]), 0))
     return {
