@@ -43,7 +43,7 @@ def find_leaks(ledger: Ledger) -> Iterator[str]:
         yield f"has no column {PARTITION_COLUMN!r}"
         return
     published = published.drop_duplicates()
-    groups = _inputs_of(assignment)[["input", "group"]]
+    groups = assignment.listed().to_pandas()[["input", "group"]]
     yield from torn_groups(published.merge(groups, on="input"))
     yield from _not_as_assigned(published, assignment)
     yield from _not_as_hashed(assignment)
@@ -60,7 +60,7 @@ def find_duplicates(ledger: Ledger) -> Iterator[str]:
         # Inputs without a recorded content would all seem equal, and empty inputs are equal.
         pc.and_(pc.not_equal(records["content"], ""), pc.greater(records["size"], 0))
     ).select(["input", "content"])
-    frame = contents.to_pandas().merge(_inputs_of(assignment), on="input")
+    frame = contents.to_pandas().merge(assignment.listed().to_pandas(), on="input")
     one_of_each = frame.sort_values("input").drop_duplicates(["content", PARTITION_COLUMN])
     for _, same in _several(one_of_each, "content"):
         yield f"{_where(same)} have the same content"
@@ -70,13 +70,6 @@ def _last_divided(ledger: Ledger) -> int | None:
     """Return the last run that ended; None if it had no partitions."""
     last = ledger.last_ended_run()
     return last if last is not None and read_spec(ledger, last).partitioning else None
-
-
-def _inputs_of(assignment: Assignment) -> pd.DataFrame:
-    """Return `input`, `group`, `partition` and `given` of each input in the dataset."""
-    rows = assignment.rows
-    frame: pd.DataFrame = rows.filter(rows["input"].is_valid()).to_pandas()
-    return frame
 
 
 def torn_groups(rows: pd.DataFrame) -> Iterator[str]:
@@ -93,7 +86,7 @@ def torn_groups(rows: pd.DataFrame) -> Iterator[str]:
 
 
 def _not_as_assigned(published: pd.DataFrame, assignment: Assignment) -> Iterator[str]:
-    expected = _inputs_of(assignment)[["input", PARTITION_COLUMN]]
+    expected = assignment.listed().to_pandas()[["input", PARTITION_COLUMN]]
     frame = published.merge(expected, on="input", how="left", suffixes=("", "_assigned"))
     # A null is compared too: each row must have a partition.
     texts = frame.astype(object).where(frame.notna(), "none")
@@ -109,7 +102,7 @@ def _not_as_hashed(assignment: Assignment) -> Iterator[str]:
     """
     if assignment.partitioning.stratify is not None:
         return
-    frame = _inputs_of(assignment).drop_duplicates(["group", PARTITION_COLUMN])
+    frame = assignment.listed().to_pandas().drop_duplicates(["group", PARTITION_COLUMN])
     frame = frame[~frame["given"]]
     hashed = by_hash(frame["group"], assignment.partitioning)
     for key, found, right in zip(frame["group"], frame[PARTITION_COLUMN], hashed, strict=True):

@@ -122,7 +122,7 @@ def recorded_groups(dataset: str) -> dict[str, str]:
     assignment = last_assignment(Ledger(open_store(dataset)))
     if assignment is None:
         return {}
-    rows = assignment.rows.filter(assignment.rows["input"].is_valid())
+    rows = assignment.listed()
     return dict(zip(rows["input"].to_pylist(), rows["group"].to_pylist(), strict=True))
 
 

@@ -41,6 +41,10 @@ class Assignment:
     partitioning: Partitioning
     rows: pa.Table
 
+    def listed(self) -> pa.Table:
+        """Return the rows of the inputs in the dataset, without groups that have no input."""
+        return self.rows.filter(self.rows["input"].is_valid())
+
     def by_group(self) -> dict[str, str]:
         """Return the partition of each group."""
         columns = (self.rows["group"].to_pylist(), self.rows["partition"].to_pylist())
