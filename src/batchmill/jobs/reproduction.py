@@ -31,56 +31,8 @@ from batchmill.storage.folder_files import files_in
 from batchmill.urls import join, last_part
 from batchmill.version import VERSION
 
-_RUN = '''"""Run the step on the input. It shows the error without the dataset."""
-
-import json
-import sys
-from pathlib import Path
-
-import batchmill
-
-here = Path(__file__).resolve().parent
-sys.path.insert(0, str(here / "step"))
-job = json.loads((here / "job.json").read_text(encoding="utf-8"))
-try:
-    outcome = batchmill.try_one(
-        here / "input" / job["file"],
-        job["step"],
-        params=job["params"],
-        row=job["row"],
-        input_kind=job["kind"],
-        files={column: here / "input" / name for column, name in job["files"].items()},
-    )
-except batchmill.BatchmillError as error:
-    print(f"The step does not start, unlike in the recorded run. {error}")
-    sys.exit(2)
-print(f"{job['file']}: {outcome.kind}")
-print(outcome.traceback or outcome)
-shown, recorded = f"{outcome.kind} {outcome.error}".strip(), job["recorded"]
-if shown != recorded:
-    print(f"This is not the recorded outcome. Recorded: {recorded}. Here: {shown}. See README.txt.")
-sys.exit(0 if outcome.kind == "ok" else 1 if shown == recorded else 2)
-'''
-_README = """This file shows how one input of a batchmill dataset behaves.
-
-To run the step on the input:
-
-    pip install "batchmill=={version}"
-    python run.py
-
-The exit code is 0 if the input is ok, 1 for the recorded error, and 2 for another one. There is no
-time or memory limit.
-
-input/        the input, and its further files
-step/         the source of the step and of your own modules that it imports; data files of their
-              packages, and files beside a module that it names in a text
-job.json      the step, its params and the row of the manifest
-outcome.txt   the recorded outcome, with its traceback and printed text
-versions.txt  the Python and the packages that this was made with
-
-Known credentials are replaced by ***. Files that params name are not included.
-{left_out}Read all files before you share them.
-"""
+# The files of each bundle.
+_TEXTS = Path(__file__).parent / "bundle"
 _QUOTED = re.compile(r"""["']([^"'\n\0]+)["']""")
 # All data files of the step together.
 _DATA_BYTES = 10 * 2**20
@@ -133,9 +85,10 @@ def write_reproduction(dataset: str, name: str, output: Path) -> None:
             raise OptionError(f"{full}: no such file. Restore the input first.")
     sources = dict(_step_sources(spec))
     data_files, left_out = _limited(dict(_data_files(sources)))
+    readme = (_TEXTS / "README.txt").read_text()
     texts = {
-        "run.py": _RUN,
-        "README.txt": _README.format(version=VERSION, left_out=left_out),
+        "run.py": (_TEXTS / "run.py.txt").read_text(),
+        "README.txt": readme.format(version=VERSION, left_out=left_out),
         "job.json": json.dumps(job | {"files": further}, indent=2, ensure_ascii=False),
         "outcome.txt": _outcome_text(record),
         "versions.txt": "\n".join(_versions()) + "\n",
