@@ -28,7 +28,7 @@ from batchmill.storage.beneath import (
     temporary_name,
 )
 from batchmill.storage.faults import store_fault
-from batchmill.storage.fingerprints import hash_bytes, hash_file
+from batchmill.storage.fingerprints import hash_file
 from batchmill.storage.packed_files import PackedFiles
 from batchmill.storage.retries import retry_local
 from batchmill.storage.store import Store, Upload, no_check
@@ -54,7 +54,7 @@ class LocalStore(Store):
         self.url = os.fspath(root)
         self.root = Path(root)
         self.before_change: Callable[[], None] = no_check
-        self.packed = PackedFiles(self.read, self._read_range, self.sizes)
+        self.packed = PackedFiles(self)
 
     def url_of(self, name: str) -> str:
         """Return the path of `name`."""
@@ -83,16 +83,12 @@ class LocalStore(Store):
             else:
                 yield f"{folder}/{last}"
 
-    def sizes(self, names: Sequence[str]) -> Iterable[int | None]:
-        """Return the size of each file in bytes, None if there is no file."""
+    def file_sizes(self, names: Sequence[str]) -> Iterable[int | None]:
+        """Return the size of each file outside packs in bytes, None if there is no file."""
         # A plan may need a million sizes, so this is the fast way. It follows links in a path. That
         # is harmless, because no file is opened.
         prefix = f"{self.root}/"
-        packed = iter(self.packed.sizes(filter(None, map(parse_address, names))))
         for name in names:
-            if parse_address(name):
-                yield next(packed)
-                continue
             try:
                 seen = os.lstat(prefix + name)
                 yield seen.st_size if stat.S_ISREG(seen.st_mode) else None
@@ -103,36 +99,26 @@ class LocalStore(Store):
                 yield again.st_size if again and stat.S_ISREG(again.st_mode) else None
 
     @retry_local
-    def content_of(self, name: str) -> str:
-        """Read a file and hash its content."""
-        place = parse_address(name)
-        if place:
-            return hash_bytes(self.packed.read(place))
+    def _content_of_file(self, name: str) -> str:
         with self._faults(name), open(open_file(self.url, name), "rb", buffering=0) as file:
             return hash_file(file)
 
     @retry_local
-    def read(self, name: str) -> bytes:
-        """Return the content of a file."""
-        place = parse_address(name)
-        if place:
-            return self.packed.read(place)
+    def _read_file(self, name: str) -> bytes:
         with self._faults(name), open(open_file(self.url, name), "rb") as file:
             return file.read()
 
     @retry_local
-    def open(self, name: str) -> pa.NativeFile:
+    def _open_file(self, name: str) -> pa.NativeFile:
         """Map a file into memory."""
-        place = parse_address(name)
-        if place:
-            return pa.BufferReader(self.packed.read(place))
         with self._faults(name), open(open_file(self.url, name), "rb", buffering=0) as file:
             # Arrow can map only a path. Python's `mmap` would keep a file descriptor open, and
             # Arrow's threads could release it only while the interpreter runs.
             return pa.memory_map(f"/proc/self/fd/{file.fileno()}")
 
     @retry_local
-    def _read_range(self, name: str, offset: int, size: int) -> bytes:
+    def read_range(self, name: str, offset: int, size: int) -> bytes:
+        """Return a part of a file. It is shorter if the file ends before."""
         with self._faults(name), open(open_file(self.url, name), "rb", buffering=0) as file:
             return os.pread(file.fileno(), size, offset)
 

@@ -12,8 +12,6 @@ import pyarrow as pa
 from batchmill.errors import StoreError
 from batchmill.layout import FILES, PACKS, TOP_NAMES
 from batchmill.storage import remote, transfer
-from batchmill.storage.addresses import parse_address
-from batchmill.storage.fingerprints import hash_bytes
 from batchmill.storage.packed_files import PackedFiles
 from batchmill.storage.scratch import scratch_folder
 from batchmill.storage.store import Store, Upload, in_threads, no_check, parts_of
@@ -46,7 +44,7 @@ class ObjectStore(Store):
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self.before_change: Callable[[], None] = no_check
-        self.packed = PackedFiles(self.read, self._read_range, self.sizes)
+        self.packed = PackedFiles(self)
         # The names in folders, during a block of `alone`.
         self._listed: dict[str, list[str]] | None = None
         self._changes = 0
@@ -100,14 +98,8 @@ class ObjectStore(Store):
         for name in remote.find(self.url_of(folder)):
             yield f"{folder}/{name}"
 
-    def sizes(self, names: Sequence[str]) -> Iterable[int | None]:
-        """Return the size of each file in bytes, None if there is no file."""
-        places = [parse_address(name) for name in names]
-        if any(places):
-            packed = iter(self.packed.sizes(filter(None, places)))
-            loose = [name for name, place in zip(names, places, strict=True) if not place]
-            others = iter(self.sizes(loose))
-            return [next(packed) if place else next(others) for place in places]
+    def file_sizes(self, names: Sequence[str]) -> Iterable[int | None]:
+        """Return the size of each file outside packs in bytes, None if there is no file."""
         if len(names) > remote.FEW and all(name.startswith(f"{FILES}/") for name in names):
             found = remote.find(self.url_of(FILES))
             seen = [found.get(name.removeprefix(f"{FILES}/")) for name in names]
@@ -115,28 +107,17 @@ class ObjectStore(Store):
             seen = remote.stat_many([self.url_of(name) for name in names])
         return [None if file is None else file.size for file in seen]
 
-    def content_of(self, name: str) -> str:
-        """Read a file and hash its content."""
-        place = parse_address(name)
-        if place:
-            return hash_bytes(self.packed.read(place))
+    def _content_of_file(self, name: str) -> str:
         return remote.content_of(self.url_of(name))
 
-    def read(self, name: str) -> bytes:
-        """Return the content of a file."""
-        place = parse_address(name)
-        if place:
-            return self.packed.read(place)
+    def _read_file(self, name: str) -> bytes:
         return remote.read(self.url_of(name))
 
-    def open(self, name: str) -> pa.NativeFile:
-        """Open a file for Arrow, which reads only the parts that it needs."""
-        place = parse_address(name)
-        if place:
-            return pa.BufferReader(self.packed.read(place))
+    def _open_file(self, name: str) -> pa.NativeFile:
         return remote.open_for_arrow(self.url_of(name))
 
-    def _read_range(self, name: str, offset: int, size: int) -> bytes:
+    def read_range(self, name: str, offset: int, size: int) -> bytes:
+        """Return a part of a file. It is shorter if the file ends before."""
         return remote.read_range(self.url_of(name), offset, size)
 
     def write(self, name: str, data: bytes) -> None:

@@ -5,10 +5,14 @@ addresses in the old pack, so a list beside the packs leads from there to the ne
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from batchmill.errors import StoreError
 from batchmill.storage.addresses import Address
+
+if TYPE_CHECKING:
+    from batchmill.storage.store import Store
 
 
 def list_of_moved(pack: str) -> str:
@@ -37,34 +41,24 @@ class PackedFiles:
     """The files in the packs of one store.
 
     Args:
-        read: Reads a whole file of the store.
-        read_range: Reads a part of a file: its name, the offset and the size in bytes. A shorter
-            answer means that the file is too short.
-        sizes: Returns the sizes of files, None for a file that does not exist.
+        store: The store.
     """
 
-    def __init__(
-        self,
-        read: Callable[[str], bytes],
-        read_range: Callable[[str, int, int], bytes],
-        sizes: Callable[[Sequence[str]], Iterable[int | None]],
-    ) -> None:
-        self._read = read
-        self._read_range = read_range
-        self._sizes = sizes
+    def __init__(self, store: "Store") -> None:
+        self._store = store
         self._moved: dict[str, dict[str, tuple[str, int]]] = {}
 
     def read(self, place: Address) -> bytes:
         """Return the content of a file. Raises StoreError."""
         try:
-            content = self._read_range(*place)
+            content = self._store.read_range(*place)
         except StoreError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
             now = self.find(place)
             if now is None:
                 raise
-            content = self._read_range(*now)
+            content = self._store.read_range(*now)
         if len(content) != place.size:
             raise StoreError(
                 place.pack, "is shorter than the ledger says. Check it with batchmill verify."
@@ -90,7 +84,7 @@ class PackedFiles:
             moved = self._moved.get(place.pack)
             if moved is None:
                 try:
-                    moved = _decode_moved(self._read(list_of_moved(place.pack)))
+                    moved = _decode_moved(self._store.read(list_of_moved(place.pack)))
                 except StoreError:
                     return None
                 self._moved[place.pack] = moved
@@ -102,4 +96,4 @@ class PackedFiles:
 
     def _lengths(self, packs: Iterable[str]) -> dict[str, int | None]:
         names = sorted(packs)
-        return dict(zip(names, self._sizes(names), strict=True))
+        return dict(zip(names, self._store.file_sizes(names), strict=True))

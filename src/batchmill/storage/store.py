@@ -10,7 +10,8 @@ from typing import BinaryIO, ParamSpec, Protocol, TypeVar
 import pyarrow as pa
 
 from batchmill.errors import StoreError
-from batchmill.storage.fingerprints import HashingFile
+from batchmill.storage.addresses import parse_address
+from batchmill.storage.fingerprints import HashingFile, hash_bytes
 from batchmill.storage.packed_files import PackedFiles
 
 NO_ROOM = (
@@ -70,15 +71,41 @@ class Store(Protocol):
 
     def sizes(self, names: Sequence[str]) -> Iterable[int | None]:
         """Return the size of each file in bytes, None if there is no file."""
+        places = [parse_address(name) for name in names]
+        packed = iter(self.packed.sizes(filter(None, places)))
+        loose = [name for name, place in zip(names, places, strict=True) if not place]
+        others = iter(self.file_sizes(loose))
+        return (next(packed) if place else next(others) for place in places)
 
     def content_of(self, name: str) -> str:
         """Read a file and hash its content, as in `fingerprints`."""
+        place = parse_address(name)
+        return hash_bytes(self.packed.read(place)) if place else self._content_of_file(name)
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
+        place = parse_address(name)
+        return self.packed.read(place) if place else self._read_file(name)
 
     def open(self, name: str) -> pa.NativeFile:
         """Open a file for Arrow, which reads only the parts that it needs."""
+        place = parse_address(name)
+        return pa.BufferReader(self.packed.read(place)) if place else self._open_file(name)
+
+    def file_sizes(self, names: Sequence[str]) -> Iterable[int | None]:
+        """Return what `sizes` returns, for files outside packs."""
+
+    def read_range(self, name: str, offset: int, size: int) -> bytes:
+        """Return a part of a file. It is shorter if the file ends before."""
+
+    def _content_of_file(self, name: str) -> str:
+        """Return what `content_of` returns, for a file outside packs."""
+
+    def _read_file(self, name: str) -> bytes:
+        """Return the content of a file outside packs."""
+
+    def _open_file(self, name: str) -> pa.NativeFile:
+        """Open a file outside packs, as `open` does."""
 
     def write(self, name: str, data: bytes) -> None:
         """Write a whole file, and replace an earlier one."""
