@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from batchmill.errors import StoreError
 from batchmill.storage import google_requests, s3_requests
 from batchmill.storage.connection import connected
+from batchmill.storage.faults import retry_remote
 from batchmill.storage.fingerprints import hash_bytes, hash_file, recordable
 from batchmill.storage.google_requests import is_google
 from batchmill.storage.large_tables import SLICE_ROWS, collected, take
-from batchmill.storage.retries import retry_remote
 from batchmill.storage.s3_requests import is_s3
 from batchmill.storage.store import in_threads
 from batchmill.urls import is_url, is_web, shown_url, url_fault
