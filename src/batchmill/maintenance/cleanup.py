@@ -28,11 +28,10 @@ from batchmill.ledger.parts import (
 )
 from batchmill.ledger.versions import records_of
 from batchmill.storage import Store, in_threads
-from batchmill.storage.addresses import BLOCK, Address, parse_address
+from batchmill.storage.addresses import BLOCK, Address, encode_moved, list_of_moved, parse_address
 from batchmill.storage.large_tables import select, take
 from batchmill.storage.name_search import repeated
 from batchmill.storage.pack_writer import encode_member
-from batchmill.storage.packed_files import encode_moved, list_of_moved
 
 # Reading a part takes a millisecond, so a dataset with this number opens in half a second.
 MANY_PARTS = 500

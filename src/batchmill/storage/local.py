@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from batchmill.errors import StoreError
 from batchmill.layout import FILES, PACKS, STAGING
-from batchmill.storage.addresses import parse_address
+from batchmill.storage.addresses import PackedFiles, parse_address
 from batchmill.storage.beneath import (
     closing,
     folder_of,
@@ -29,7 +29,6 @@ from batchmill.storage.beneath import (
 )
 from batchmill.storage.faults import retry_local, store_fault
 from batchmill.storage.fingerprints import hash_file
-from batchmill.storage.packed_files import PackedFiles
 from batchmill.storage.store import Store, Upload, no_check
 
 _TEMPORARY = re.compile(r"\..+\.part-[0-9a-f]{32}")

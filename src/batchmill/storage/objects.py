@@ -12,7 +12,7 @@ import pyarrow as pa
 from batchmill.errors import StoreError
 from batchmill.layout import FILES, PACKS, TOP_NAMES
 from batchmill.storage import remote, transfer
-from batchmill.storage.packed_files import PackedFiles
+from batchmill.storage.addresses import PackedFiles
 from batchmill.storage.scratch import scratch_folder
 from batchmill.storage.store import Store, Upload, in_threads, no_check, parts_of
 

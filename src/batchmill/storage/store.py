@@ -10,9 +10,8 @@ from typing import BinaryIO, ParamSpec, Protocol, TypeVar
 import pyarrow as pa
 
 from batchmill.errors import StoreError
-from batchmill.storage.addresses import parse_address
+from batchmill.storage.addresses import PackedFiles, parse_address
 from batchmill.storage.fingerprints import HashingFile, hash_bytes
-from batchmill.storage.packed_files import PackedFiles
 
 NO_ROOM = (
     "No space left on device. Free some space, and run the same command again. It resumes the run."

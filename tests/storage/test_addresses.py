@@ -4,9 +4,8 @@ import pytest
 
 from batchmill import StoreError
 from batchmill.storage import LocalStore
-from batchmill.storage.addresses import Address
+from batchmill.storage.addresses import Address, encode_moved, list_of_moved
 from batchmill.storage.pack_writer import encode_member
-from batchmill.storage.packed_files import encode_moved, list_of_moved
 
 OLD, NEW, NEWEST = (f"packs/{name}.tar" for name in ("old", "new", "newest"))
 
