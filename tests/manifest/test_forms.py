@@ -9,8 +9,7 @@ import pytest
 
 from batchmill import ManifestError, load_manifest
 from batchmill.manifest.file_stats import MISSING_SIZE
-from batchmill.manifest.records import MAX_LINE_BYTES
-from batchmill.manifest.saved_list import save_manifest
+from batchmill.manifest.records import MAX_LINE_BYTES, save_manifest
 from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 

@@ -19,7 +19,7 @@ from batchmill.layout import PARTS
 from batchmill.ledger.lease import Wait, lease
 from batchmill.ledger.parts import write_hashed
 from batchmill.maintenance.verify import verify
-from batchmill.manifest.saved_list import listed_manifest, save_manifest
+from batchmill.manifest.records import listed_manifest, save_manifest
 from batchmill.options.groups import RunOptions
 from batchmill.planning.batching import Cores
 from batchmill.planning.job import make_job

@@ -19,7 +19,7 @@ from batchmill.jobs.idle_run import JobEnd, NotIdleError, is_idle, run_idle
 from batchmill.jobs.output_check import check_writable
 from batchmill.ledger.lease import check_free
 from batchmill.manifest import ManifestLike
-from batchmill.manifest.saved_list import listed_manifest, save_manifest
+from batchmill.manifest.records import listed_manifest, save_manifest
 from batchmill.options.groups import JobSettings, ModelOptions
 from batchmill.orchestration.server.embedded_server import has_server, starting_server
 from batchmill.planning.batching import Layout, cores_of_machine, own_cores

@@ -1,19 +1,25 @@
-"""Read JSON Lines and Parquet manifests."""
+"""Read JSON Lines and Parquet manifests, and save a list or DataFrame as Parquet."""
 
 import json
+import os
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
 
 from batchmill.errors import ManifestError
+from batchmill.layout import SAVED_MANIFEST
 from batchmill.manifest.delimited import encoding_faults, without_byte_order_mark
 from batchmill.manifest.source import Source, numbered
-from batchmill.urls import parent
+from batchmill.storage import open_store
+from batchmill.urls import absolute, parent
+
+if TYPE_CHECKING:
+    from batchmill.manifest.load import Manifest
 
 # pandas stores `attrs` in a Parquet file. This attribute is the folder of a saved list's inputs.
-ROOT_ATTRIBUTE = "batchmill.root"
+_ROOT_ATTRIBUTE = "batchmill.root"
 # Python objects take up to 15 times the memory of their JSON text.
 MAX_LINE_BYTES = 32 * 2**20
 
@@ -116,7 +122,30 @@ def read_parquet(place: str, file: pa.NativeFile) -> Source:
         name=place,
         form="typed",
         frame=frame,
-        folder=frame.attrs.get(ROOT_ATTRIBUTE) or parent(place),
+        folder=frame.attrs.get(_ROOT_ATTRIBUTE) or parent(place),
         locate=numbered("row", len(frame)),
         faults=[] if len(frame) else ["has no rows. Add one row per input."],
     )
+
+
+def listed_manifest(output: str | os.PathLike[str]) -> str:
+    """Return the path or URL where a dataset saves a manifest that was not a file."""
+    return open_store(absolute(os.fspath(output))).url_of(SAVED_MANIFEST)
+
+
+def save_manifest(manifest: "Manifest", place: str, input_column: str) -> None:
+    """Write a manifest as Parquet, so that loading the file gives the same inputs.
+
+    Args:
+        manifest: The manifest to save.
+        place: Path or URL of the file to write.
+        input_column: The name of the column for the inputs.
+
+    Raises:
+        StoreError: The file cannot be written.
+    """
+    frame = manifest.manifest_columns.to_pandas(types_mapper=pd.ArrowDtype)
+    frame.insert(0, input_column, manifest.inputs["input"].to_pandas())
+    frame.attrs[_ROOT_ATTRIBUTE] = manifest.root
+    folder, _, name = place.rpartition("/")
+    open_store(folder).write_atomic(name, lambda file: frame.to_parquet(file, index=False))

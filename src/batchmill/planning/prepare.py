@@ -11,7 +11,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import open_output
 from batchmill.ledger.proofs import Adoption
 from batchmill.manifest import Manifest, ManifestLike, load_manifest
-from batchmill.manifest.saved_list import listed_manifest
+from batchmill.manifest.records import listed_manifest
 from batchmill.partitions.record import Assignment
 from batchmill.planning.batching import Cores, Layout, plan_shards
 from batchmill.planning.change_check import ChangeCheck
