@@ -10,6 +10,7 @@ _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)(.*)", re.DOTALL)
 _NAME_BYTES = 255
 _SHOWN = 80
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_ESCAPED_BYTE = re.compile(rb"\\x([89a-f][0-9a-f])")
 # A password, which may contain slashes and @. A number after the colon is a port.
 _PASSWORD = re.compile(r"(?<=://)[^/:@\s]*:(?!\d+(?:[/?#]|$))\S*@")
 _QUERY = re.compile(r"(?<=://)([^\s?#]*)[?#]\S*")
@@ -160,3 +161,21 @@ def _holds_credential(url: str) -> bool:
         or ("@" in rest.partition("/")[0] and scheme not in _NAMED_ACCOUNTS)
         or any(_SECRET_WORD.search(part.partition("=")[0]) for part in parameters)
     )
+
+
+def escape_name(name: str) -> str:
+    r"""Return a file name as text that can be written as UTF-8.
+
+    Ledgers and tables hold only UTF-8 text. Each byte that is not UTF-8 becomes `\x` and two hex
+    digits.
+
+    >>> escape_name(os.fsdecode(b"caf\xe9.wav"))
+    'caf\\xe9.wav'
+    """
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def has_escaped_file(path: str) -> bool:
+    """Return whether `escape_name` has made this path from the path of an existing file."""
+    real = _ESCAPED_BYTE.sub(lambda byte: bytes.fromhex(byte[1].decode()), os.fsencode(path))
+    return real != os.fsencode(path) and os.path.lexists(real)

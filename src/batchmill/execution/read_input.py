@@ -14,7 +14,6 @@ from batchmill.execution.failures import MissingError, RefusedError, UnreadPartE
 from batchmill.execution.staging import Companion, Input
 from batchmill.storage import open_store, remote, transfer
 from batchmill.storage.addresses import parse_address
-from batchmill.storage.escaped_names import has_escaped_file
 from batchmill.storage.fingerprints import (
     Fingerprint,
     SeenFile,
@@ -27,7 +26,7 @@ from batchmill.storage.fingerprints import (
 from batchmill.storage.folder_files import files_in, folder_fingerprint
 from batchmill.storage.local import remove_folder
 from batchmill.storage.ranges import RangeReader
-from batchmill.urls import is_web
+from batchmill.urls import has_escaped_file, is_web
 
 # The errors of a path that leads to no file. Others, such as EMFILE or EIO, concern this machine.
 _NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}

@@ -16,10 +16,9 @@ from batchmill.layout import FORMAT, LEDGER_FOLDER, METADATA
 from batchmill.manifest.dataset import read_dataset
 from batchmill.manifest.source import Source, fits, numbered
 from batchmill.storage import is_url, remote
-from batchmill.storage.escaped_names import escape_name
 from batchmill.storage.large_tables import collected_texts, select
 from batchmill.storage.remote import FOUND
-from batchmill.urls import parent
+from batchmill.urls import escape_name, parent
 
 
 def read_folder(path: Path, pattern: str) -> Source:
