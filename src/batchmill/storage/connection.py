@@ -9,7 +9,7 @@ from batchmill.errors import StoreError
 from batchmill.security.allowlist import INPUTS, listed_in
 from batchmill.security.credentials import options_for
 from batchmill.security.redaction import without_secrets
-from batchmill.storage import google_requests
+from batchmill.storage.provider_requests import GOOGLE_SCHEMES, open_google
 from batchmill.urls import hide_secrets, is_web
 
 _FINAL = (
@@ -39,7 +39,7 @@ _DENIED = (401, 403)
 # aiohttp's error for an HTTP error status. It concerns one file, not the whole server.
 _WEB_SERVERS_NO = "ClientResponseError"
 _EXTRAS = {"s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure", "abfss": "azure"}
-_EXTRAS |= dict.fromkeys(google_requests.SCHEMES, "google")
+_EXTRAS |= dict.fromkeys(GOOGLE_SCHEMES, "google")
 
 
 @contextmanager
@@ -127,8 +127,8 @@ def _locate(url: str) -> tuple[Any, str]:
         from batchmill.security.web_client import confined_client
 
         options["get_client"] = confined_client
-    if scheme in google_requests.SCHEMES:
-        files = google_requests.open_files(options)
+    if scheme in GOOGLE_SCHEMES:
+        files = open_google(options)
     else:
         import fsspec  # It imports much, and a run over local files does not need it.
 

@@ -4,7 +4,7 @@ Nothing is cached, so changes by other processes are visible at once.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
@@ -14,13 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.errors import StoreError
-from batchmill.storage import google_requests, s3_requests
+from batchmill.storage import provider_requests
 from batchmill.storage.connection import connected
 from batchmill.storage.faults import retry_remote
 from batchmill.storage.fingerprints import hash_bytes, hash_file, recordable
-from batchmill.storage.google_requests import is_google
 from batchmill.storage.large_tables import SLICE_ROWS, collected, take
-from batchmill.storage.s3_requests import is_s3
 from batchmill.storage.store import in_threads
 from batchmill.urls import is_url, is_web, shown_url, url_fault
 
@@ -86,7 +84,7 @@ def why_unusable(url: str) -> str:
 def stat(url: str) -> FileStat | None:
     """Return the description of a file; None if it does not exist."""
     with _ignoring_missing(), connected(url) as (files, path):
-        found = _look_up(files, path)
+        found = provider_requests.look_up(files, path)
         return _seen(found) if found.get("type") == "file" else None
     return None
 
@@ -154,29 +152,16 @@ def names(url: str) -> list[str]:
 def check_bucket(url: str) -> None:
     """Raise StoreError if the bucket of a URL does not exist or rejects the credentials."""
     with connected(url) as (files, path):
-        bucket = "" if is_url(path) else path.partition("/")[0]
-        if not bucket:
-            return  # Web servers and memory have no buckets.
-        try:
-            if is_google(files):
-                google_requests.check_bucket(files, bucket)
-            else:
-                files.info(bucket)
-        except FileNotFoundError as error:
-            what = f"no bucket {bucket!r}. Create it, or check its name and the endpoint"
-            raise FileNotFoundError(what) from error
-        except Exception:
-            if "az" not in files.protocol:
-                raise
-            # A signature (SAS) for one container of Azure does not cover its properties.
-            files.exists(path)
+        # Web servers and memory have no buckets.
+        if path.partition("/")[0] and not is_url(path):
+            provider_requests.check_bucket(files, path)
 
 
 @retry_remote
 def read(url: str) -> bytes:
     """Return the content of a file."""
     with connected(url) as (files, path):
-        return _whole(files, path)
+        return provider_requests.whole_file(files, path)
 
 
 @retry_remote
@@ -193,11 +178,11 @@ def read_range(url: str, offset: int, size: int) -> bytes:
 def open_for_arrow(url: str) -> pa.NativeFile:
     """Open a file for Arrow. A large file is fetched in blocks while it is read."""
     with connected(url) as (files, path):
-        data = s3_requests.small_file(files, path) if is_s3(files) else b""
+        data = provider_requests.small_file(files, path)
         if data:
             return pa.BufferReader(data)
         if files.size(path) <= _WHOLE_BYTES:
-            return pa.BufferReader(_whole(files, path))
+            return pa.BufferReader(provider_requests.whole_file(files, path))
         return pa.PythonFile(files.open(path, "rb", block_size=_BLOCK_BYTES), mode="r")
 
 
@@ -205,7 +190,7 @@ def open_for_arrow(url: str) -> pa.NativeFile:
 def content_of(url: str) -> str:
     """Read a file and hash its content, as `fingerprints.content_of` does."""
     with connected(url) as (files, path):
-        data = s3_requests.small_file(files, path) if is_s3(files) else b""
+        data = provider_requests.small_file(files, path)
         if data:
             return hash_bytes(data)
         with files.open(path, "rb", block_size=_BLOCK_BYTES) as file:
@@ -250,7 +235,7 @@ def upload(path: str, url: str) -> None:
 def fetch(url: str, path: str) -> None:
     """Fetch a file to a local path."""
     with connected(url) as (files, source):
-        files.get_file(source, path, **(google_requests.ONE_REQUEST if is_google(files) else {}))
+        provider_requests.fetch(files, source, path)
 
 
 @retry_remote
@@ -264,15 +249,12 @@ def delete(url: str) -> None:
 def abort_uploads(url: str, names: Collection[str]) -> None:
     """Remove the parts of uploads that were begun and not completed.
 
-    Only S3 keeps such parts until someone removes them. Other stores remove them after a week.
-
     Args:
         url: The URL of a folder.
         names: Files and folders in it. All other uploads continue.
     """
     with connected(url) as (files, path):
-        if is_s3(files):
-            s3_requests.abort_uploads(files, path, names)
+        provider_requests.abort_uploads(files, path, names)
 
 
 @contextmanager
@@ -289,28 +271,8 @@ def _ignoring_missing() -> Iterator[None]:
 def _connected_to_write(url: str) -> Iterator[tuple[Any, str]]:
     """Yield what `connected` yields. A small upload is one round trip."""
     with connected(url) as (files, path):
-        if is_s3(files):
-            s3_requests.send_at_once(files)
+        provider_requests.send_at_once(files)
         yield files, path
-
-
-def _look_up(files: Any, path: str) -> dict[str, Any]:
-    """Return the description of a file, with one request if the library has one for that."""
-    bucket, _, key = path.partition("/")
-    if is_s3(files):
-        return s3_requests.look_up(files, path)
-    if is_google(files) and key:
-        return google_requests.look_up(files, bucket, key)
-    details: dict[str, Any] = files.info(path)
-    return details
-
-
-def _whole(files: Any, path: str) -> bytes:
-    """Return the content of a file, with one request."""
-    # By default, s3fs first requests the size, to divide large files.
-    options = {"max_concurrency": 1} if is_s3(files) else {}
-    data: bytes = files.cat_file(path, **options)
-    return data
 
 
 @retry_remote
@@ -328,22 +290,10 @@ def _listed(url: str, *, deep: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     with _ignoring_missing(), connected(url) as (files, path):
         start = path.rstrip("/") + "/"
-        for details in _entries(files, path, deep=deep):
+        for details in provider_requests.list_entries(files, path, deep=deep):
             name = details["name"]
             if name.startswith(start):
                 yield name.removeprefix(start), details
-
-
-def _entries(files: Any, path: str, *, deep: bool) -> Iterable[dict[str, Any]]:
-    """Return the entries that `_listed` names. A thousand are one request."""
-    if is_s3(files):
-        return s3_requests.list_entries(files, path, "" if deep else "/")
-    list_all = files.find if deep else files.ls
-    found: Any = list_all(path, detail=True)
-    if isinstance(found, dict):
-        return found.values()
-    # adlfs returns a list if the path itself is a file.
-    return [] if deep else list(found)
 
 
 def _files_in(url: str, *, deep: bool) -> Iterator[tuple[str, FileStat]]:
