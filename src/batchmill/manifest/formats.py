@@ -15,8 +15,6 @@ from batchmill.manifest.listing import (
     read_folder,
     read_glob,
     read_prefix,
-    read_sub_folders,
-    read_url_folders,
     read_url_glob,
 )
 from batchmill.manifest.records import flat, read_json_lines, read_parquet
@@ -88,7 +86,7 @@ def _read_path(text: str, pattern: str, *, folders: bool) -> Source:
     path = Path(text)
     try:
         if path.is_dir():
-            return read_sub_folders(path, pattern) if folders else read_folder(path, pattern)
+            return read_folder(path, pattern, folders=folders)
         if path.is_file():
             return _read_file(str(path), path.read_bytes)
         if path.exists():
@@ -124,8 +122,7 @@ def _read_url(url: str, pattern: str, *, may_be_empty: bool, folders: bool) -> S
                 return other
             if not may_be_empty:
                 raise ManifestError(url, ["no such file, and no files below it. Check the URL."])
-        read = read_url_folders if folders else read_prefix
-        return read(url, pattern, found)
+        return read_prefix(url, pattern, found, folders=folders)
     except StoreError as error:
         raise ManifestError(error.path, [error.reason]) from error
 

@@ -21,15 +21,16 @@ from batchmill.storage.remote import FOUND
 from batchmill.urls import escape_name, parent
 
 
-def read_folder(path: Path, pattern: str) -> Source:
-    """List the files below a folder.
+def read_folder(path: Path, pattern: str, *, folders: bool) -> Source:
+    """List the files below a folder, or the folders in it.
 
     Args:
         path: The folder. If it is a dataset, its outputs are listed.
         pattern: The pattern that a file's relative path or name must match.
+        folders: True to list folders. Hidden folders and datasets are left out.
 
     Returns:
-        One row per file.
+        One row per file or folder.
 
     Raises:
         OSError: The folder cannot be read.
@@ -38,71 +39,23 @@ def read_folder(path: Path, pattern: str) -> Source:
         table = path / METADATA
         content = table.read_bytes() if table.exists() else None
         return read_dataset(os.path.abspath(path), pattern, content)
-    names = (name for name in _files_below(path) if fits(name, pattern))
-    nothing = f"no file in it matches {pattern!r}"
-    return _listed(str(path), os.path.abspath(path), _escaped(names), nothing)
+    found = _folders_in(path) if folders else _files_below(path)
+    names = (name for name in found if fits(name, pattern))
+    nothing = f"no {'folder' if folders else 'file'} in it matches {pattern!r}"
+    return _listed(str(path), os.path.abspath(path), names, nothing)
 
 
-def read_sub_folders(path: Path, pattern: str) -> Source:
-    """List the folders in a folder. Hidden folders and datasets are left out.
-
-    Args:
-        path: The folder. If it is a dataset, its outputs are listed.
-        pattern: The pattern that a folder's name must match.
-
-    Returns:
-        One row per folder.
-
-    Raises:
-        OSError: The folder cannot be read.
-    """
-    if (path / LEDGER_FOLDER).is_dir():
-        return read_folder(path, pattern)
-    with os.scandir(path) as entries:
-        names = sorted(
-            entry.name
-            for entry in entries
-            if entry.is_dir()
-            and not entry.name.startswith(".")
-            and not os.path.isdir(os.path.join(entry.path, LEDGER_FOLDER))
-            and fits(entry.name, pattern)
-        )
-    nothing = f"no folder in it matches {pattern!r}"
-    return _listed(str(path), os.path.abspath(path), _escaped(names), nothing)
-
-
-def read_url_folders(url: str, pattern: str, found: pa.Table) -> Source:
-    """List the folders directly below a URL, as `read_sub_folders` does. Raises StoreError.
-
-    Args:
-        url: The URL. If it is a dataset, its outputs are listed.
-        pattern: The pattern that a folder's name must match.
-        found: The result of `find_table`.
-    """
-    url = url.rstrip("/")
-    datasets = _datasets_in(found["name"])
-    if "" in datasets:
-        return read_prefix(url, pattern, found)
-    within = found["name"].filter(pc.match_substring(found["name"], "/"))
-    tops = pc.unique(pc.replace_substring_regex(within, "/.*", "")).to_pylist()
-    names = [
-        name
-        for name in sorted(tops)
-        if not name.startswith(".") and name not in datasets and fits(name, pattern)
-    ]
-    return _listed(url, url, names, f"no folder below it matches {pattern!r}")
-
-
-def read_prefix(url: str, pattern: str, found: pa.Table) -> Source:
-    """List the files below a URL.
+def read_prefix(url: str, pattern: str, found: pa.Table, *, folders: bool) -> Source:
+    """List the files below a URL, or the folders directly below it.
 
     Args:
         url: The bucket prefix. If it is a dataset, its outputs are listed.
         pattern: The pattern that a file's relative path or name must match.
         found: The result of `find_table`.
+        folders: True to list folders. Hidden folders and datasets are left out.
 
     Returns:
-        One row per file, with what the store says about it.
+        One row per file, with what the store says about it, or one per folder.
 
     Raises:
         StoreError: The store cannot be read.
@@ -112,7 +65,17 @@ def read_prefix(url: str, pattern: str, found: pa.Table) -> Source:
     if "" in datasets:
         has_table = pc.any(pc.equal(found["name"], METADATA)).as_py()
         return read_dataset(url, pattern, remote.read(f"{url}/{METADATA}") if has_table else None)
-    return _listed_objects(url, url, found, pattern, datasets, f"no file in it matches {pattern!r}")
+    if not folders:
+        nothing = f"no file in it matches {pattern!r}"
+        return _listed_objects(url, url, found, pattern, datasets, nothing)
+    within = found["name"].filter(pc.match_substring(found["name"], "/"))
+    tops = pc.unique(pc.replace_substring_regex(within, "/.*", "")).to_pylist()
+    names = [
+        name
+        for name in sorted(tops)
+        if not name.startswith(".") and name not in datasets and fits(name, pattern)
+    ]
+    return _listed(url, url, names, f"no folder below it matches {pattern!r}")
 
 
 def read_url_glob(pattern: str) -> Source:
@@ -129,12 +92,13 @@ def read_url_glob(pattern: str) -> Source:
     """
     folder = parent(pattern[: min(pattern.find(sign) % len(pattern) for sign in "*?[")])
     start = f"{folder}/"
-    seen = [(url.removeprefix(start), *stat) for url, stat in remote.glob(pattern).items()]
-    above = {str(up).strip("/") for name, *_ in seen for up in PurePosixPath(f"/{name}").parents}
+    seen = {url.removeprefix(start): stat for url, stat in remote.glob(pattern).items()}
+    above = {str(up).strip("/") for name in seen for up in PurePosixPath(f"/{name}").parents}
     tops = sorted(above)
     marks = [f"{start}{top}/{FORMAT}" if top else f"{start}{FORMAT}" for top in tops]
     datasets = {top for top, mark in zip(tops, remote.stat_many(marks), strict=True) if mark}
-    found = pa.Table.from_pylist([dict(zip(FOUND.names, row, strict=True)) for row in seen], FOUND)
+    rows = [{"name": name, **stat._asdict()} for name, stat in seen.items()]
+    found = pa.Table.from_pylist(rows, FOUND)
     return _listed_objects(pattern, folder, found, "*", datasets, "no file matches it")
 
 
@@ -195,7 +159,7 @@ def read_glob(pattern: str, *, folders: bool = False) -> Source:
         and not _in_dataset(os.path.abspath(name if folders else os.path.dirname(name)))
     )
     nothing = f"no {'folder' if folders else 'file'} matches it"
-    return _listed(pattern, os.path.abspath(fixed), _escaped(names), nothing)
+    return _listed(pattern, os.path.abspath(fixed), names, nothing)
 
 
 def is_glob(text: str) -> bool:
@@ -211,15 +175,14 @@ def _in_dataset(folder: str) -> bool:
     return parent != folder and _in_dataset(parent)
 
 
-def _escaped(names: Iterable[str]) -> Iterator[str]:
-    """Escape names that are not UTF-8. Such a file is an input whose outcome is `missing`."""
-    return (name if name.isascii() else escape_name(name) for name in names)
-
-
 def _listed(
     name: str, folder: str, names: Iterable[str], nothing: str, files: pa.Table | None = None
 ) -> Source:
-    column = names if isinstance(names, pa.ChunkedArray) else collected_texts(names)
+    if isinstance(names, pa.ChunkedArray):
+        column = names
+    else:
+        # A file whose name is not UTF-8 is an input whose outcome is `missing`.
+        column = collected_texts(name if name.isascii() else escape_name(name) for name in names)
     return Source(
         name=name,
         form="listing",
@@ -229,6 +192,18 @@ def _listed(
         locate=numbered("file", len(column)),
         faults=[] if len(column) else [f"{nothing}. Check the path, or give another pattern."],
     )
+
+
+def _folders_in(folder: Path) -> list[str]:
+    """Return the names of folders in sorted order, without hidden folders and datasets."""
+    with os.scandir(folder) as entries:
+        return sorted(
+            entry.name
+            for entry in entries
+            if entry.is_dir()
+            and not entry.name.startswith(".")
+            and not os.path.isdir(os.path.join(entry.path, LEDGER_FOLDER))
+        )
 
 
 def _files_below(folder: Path) -> Iterator[str]:
