@@ -17,7 +17,7 @@ from batchmill.manifest.records import read_parquet
 from batchmill.manifest.source import Source, fits, numbered
 from batchmill.storage import is_url, open_store
 from batchmill.storage.addresses import parse_address
-from batchmill.storage.fingerprints import HashingFile
+from batchmill.storage.fingerprints import hash_bytes
 from batchmill.storage.remote import FileStat
 
 
@@ -111,10 +111,9 @@ def _take_packed(frame: pd.DataFrame, table: bytes) -> dict[str, FileStat]:
 
 def _version_of(place: str, table: bytes) -> int:
     """Return the number of the version that has a table; 0 without one."""
-    hashing = HashingFile()
-    hashing.write(table)
+    content = hash_bytes(table)
     versions = Versions(open_store(place)).read_all()
-    return next((v.number for v in versions if v.table == hashing.content), 0)
+    return next((v.number for v in versions if v.table == content), 0)
 
 
 def _first_inputs(frame: pd.DataFrame) -> pd.Series:

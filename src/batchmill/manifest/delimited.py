@@ -54,25 +54,22 @@ def read_delimited(place: str, data: bytes, separator: str) -> Source:
     data = without_byte_order_mark(place, data)
     faults = encoding_faults(data)
     separator = _separator(data, separator)
+    frame: pd.DataFrame | None = pd.DataFrame()
     if _BLANK.fullmatch(data):
-        return Source(
-            name=place,
-            frame=pd.DataFrame(),
-            folder=parent(place),
-            form="text",
-            locate=list,
-            faults=faults or ["is empty. Add a header and one line per input."],
-        )
-    frame = None if faults else _read_fast(data, separator)
-    if frame is not None:
-        return Source(
-            name=place,
-            frame=frame,
-            folder=parent(place),
-            form="text",
-            locate=lambda: [place for place, _ in _records(data, separator)][1:],
-        )
-    return _read_by_record(place, data, separator, faults)
+        faults = faults or ["is empty. Add a header and one line per input."]
+    else:
+        frame = None if faults else _read_fast(data, separator)
+    places: list[str] | None = None
+    if frame is None:
+        frame, places = _read_by_record(data, separator, faults)
+    return Source(
+        name=place,
+        frame=frame,
+        folder=parent(place),
+        form="text",
+        locate=lambda: _places_of(data, separator) if places is None else places,
+        faults=faults,
+    )
 
 
 def type_columns(frame: pd.DataFrame, leave: Collection[str]) -> pd.DataFrame:
@@ -153,32 +150,29 @@ def encoding_faults(data: bytes) -> list[str]:
     Returns:
         The faults, each with its line.
     """
-    faults = []
-    if b"\0" in data:
-        faults += [
-            f"line {number}: holds a NUL byte. Remove it."
-            for number, line in enumerate(data.split(b"\n"), 1)
-            if b"\0" in line
-        ]
-    if not _is_utf_8(data):
-        for number, line in enumerate(data.split(b"\n"), 1):
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                faults.append(
-                    f"line {number}: is not UTF-8 (byte 0x{line[error.start]:02x} at position "
-                    f"{error.start + 1}). Save the file as UTF-8."
-                )
+    faults: list[str] = []
+    if b"\0" not in data and _is_utf_8(data):
+        return faults
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if b"\0" in line:
+            faults.append(f"line {number}: holds a NUL byte. Remove it.")
+        try:
+            line.decode()
+        except UnicodeDecodeError as error:
+            faults.append(
+                f"line {number}: is not UTF-8 (byte 0x{line[error.start]:02x} at position "
+                f"{error.start + 1}). Save the file as UTF-8."
+            )
     return faults
 
 
 def _is_utf_8(data: bytes) -> bool:
     """Return whether data is UTF-8. Some of it is decoded at a time, because text takes memory."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    starts = range(0, len(data), _DECODED_BYTES)
+    parts = (data[start : start + _DECODED_BYTES] for start in starts)
     try:
-        for start in range(0, len(data), _DECODED_BYTES):
-            decoder.decode(data[start : start + _DECODED_BYTES])
-        decoder.decode(b"", final=True)
+        for _ in codecs.iterdecode(parts, "utf-8"):
+            pass
     except UnicodeDecodeError:
         return False
     return True
@@ -212,12 +206,17 @@ def _read_fast(data: bytes, separator: str) -> pd.DataFrame | None:
     return frame
 
 
-def _read_by_record(place: str, data: bytes, separator: str, faults: list[str]) -> Source:
-    """Read record by record, to find the line of each record with too few or too many fields."""
+def _places_of(data: bytes, separator: str) -> list[str]:
+    return [line for line, _ in _records(data, separator)][1:]
+
+
+def _read_by_record(
+    data: bytes, separator: str, faults: list[str]
+) -> tuple[pd.DataFrame, list[str]]:
+    """Return the rows and their places. Add a fault for a record with too few or many fields."""
     places: list[str] = []
     rows: list[Sequence[str | None]] = []
     header: list[str] | None = None
-    faults = list(faults)
     try:
         for line, record in _records(data, separator):
             if header is None:
@@ -237,14 +236,7 @@ def _read_by_record(place: str, data: bytes, separator: str, faults: list[str]) 
             'Close the quotes there. Write a quote inside quotes as "".'
         )
     frame = pd.DataFrame(rows, columns=header, dtype="str")
-    return Source(
-        name=place,
-        frame=frame.loc[:, ~frame.columns.duplicated()],
-        folder=parent(place),
-        form="text",
-        locate=lambda: places,
-        faults=faults,
-    )
+    return frame.loc[:, ~frame.columns.duplicated()], places
 
 
 def _records(data: bytes, separator: str) -> Iterator[tuple[str, list[str]]]:
