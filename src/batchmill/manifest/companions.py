@@ -4,7 +4,6 @@ A mask is a companion of its image, and a transcript one of its recording.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -12,31 +11,14 @@ import pyarrow.compute as pc
 
 from batchmill.cells import is_missing
 from batchmill.manifest.file_stats import FILES, MISSING_SIZE, stat_files
-from batchmill.manifest.inputs import find_escapes, resolve_names
+from batchmill.manifest.inputs import refused_names, resolve_names
 from batchmill.manifest.source import Source
-from batchmill.security.allowlist import refused_inputs, restricts_inputs
-from batchmill.storage import is_url
 from batchmill.storage.fingerprints import SeenFile, digest_of_files
-from batchmill.urls import join
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckedCompanions:
-    """The companions of a manifest's inputs, and their faults.
-
-    Attributes:
-        tables: A table for each file column, with the columns of `Manifest.inputs`. A row is null
-            if its cell is empty. Valid only if `faults` is empty.
-        faults: One sentence per fault, with its line.
-    """
-
-    tables: Mapping[str, pa.Table] = field(default_factory=dict)
-    faults: Sequence[str] = ()
 
 
 def check_companions(
-    source: Source, columns: Sequence[str], root: str, *, confined: bool
-) -> CheckedCompanions:
+    source: Source, columns: Sequence[str], root: str, faults: list[str], *, confined: bool
+) -> dict[str, pa.Table]:
     """Resolve the companions of each input, and look up their sizes and times.
 
     Several inputs may have the same companion. A cell may be empty.
@@ -45,15 +27,16 @@ def check_companions(
         source: The manifest as it was read.
         columns: The columns that name companions.
         root: The folder or URL that relative companions are relative to.
+        faults: One sentence per fault is added, with its line.
         confined: True if each companion must lie below `root`.
 
     Returns:
-        The companions and their faults.
+        A table for each file column, with the columns of FILES. A row is null if its cell is empty.
+        Valid only without a fault.
 
     Raises:
         StoreError: A store does not respond.
     """
-    faults: list[str] = []
     tables = {}
     for column in columns:
         if column not in source.frame.columns:
@@ -65,7 +48,7 @@ def check_companions(
             continue
         tables[column], wrong = _look_up(source, column, root, confined=confined)
         faults += [f"{source.places[row]}: {text}" for row, text in sorted(wrong.items())]
-    return CheckedCompanions(tables=tables, faults=faults)
+    return tables
 
 
 def digests(companions: Mapping[str, pa.Table], count: int) -> pa.Array:
@@ -127,8 +110,6 @@ def _look_up(
     ]
     faults: dict[int, str] = {}
     names, _ = resolve_names(cells.iloc[given], root, faults, confined=confined, may_be_blank=False)
-    if confined and not is_url(root):
-        find_escapes(names, root, faults)
     # Several inputs may share a companion, which is looked up once.
     once = names.unique()
     wrong: dict[int, str] = {}
@@ -137,9 +118,8 @@ def _look_up(
     for row, index in enumerate(place.to_pylist()):
         if index in wrong and row not in faults:
             faults[row] = wrong[index]
-    if restricts_inputs() and not faults:
-        places = [join(root, name) for name in names.to_pylist()]
-        faults |= refused_inputs(places)
+    if not faults:
+        faults = refused_names(names, root)
     rows = np.full(len(cells), -1)
     rows[given] = place.to_numpy(zero_copy_only=False)
     table = looked_up.take(pa.array(rows, mask=rows < 0))

@@ -36,6 +36,9 @@ FILES = pa.schema(
     ]
 )
 
+# A further column for folders: the digest of the files of each.
+FOLDER_DIGEST = "folder_digest"
+
 # The bits of a file's mode that hold its type.
 _FILE_TYPE_BITS = 0o170000
 
@@ -55,28 +58,25 @@ def stat_files(
     if not (seen or is_remote.any()):
         etags = pa.nulls(len(names), pa.string())
         return pa.table([names, sizes, times, etags, changed], schema=FILES)
-    places = {
-        index: join(root, names[index].as_py())
-        for index in np.flatnonzero(is_remote).tolist()
-        if index not in faults
-    }
     known: dict[int, FileStat | None] = {
         index: seen[name] for index, name in enumerate(names.to_pylist()) if name in seen
     }
-    unknown = {i: place for i, place in places.items() if i not in known and is_url(place)}
-    known |= dict(zip(unknown, _stat_urls(unknown, faults), strict=True))
+    places = {
+        index: join(root, names[index].as_py())
+        for index in np.flatnonzero(is_remote).tolist()
+        if index not in faults and index not in known
+    }
+    urls = {index: place for index, place in places.items() if is_url(place)}
+    known |= dict(zip(urls, _stat_urls(urls, faults), strict=True))
     found_etags: list[str | None] = [None] * len(names)
     for index, what in known.items():
         if what is not None:
             sizes[index], times[index], found_etags[index] = what
-    etags = pa.array(found_etags, pa.string())
-    return pa.table([names, sizes, times, etags, changed], schema=FILES)
+    return pa.table([names, sizes, times, found_etags, changed], schema=FILES)
 
 
-def stat_folders(
-    names: pa.StringArray, root: str, faults: dict[int, str]
-) -> tuple[pa.Table, list[str | None]]:
-    """Return folders as `stat_files` returns files, and the digest of the files of each."""
+def stat_folders(names: pa.StringArray, root: str, faults: dict[int, str]) -> pa.Table:
+    """Return folders as `stat_files` returns files, with the column FOLDER_DIGEST."""
     places = [join(root, name) if name is not None else "" for name in names.to_pylist()]
     found = in_threads(_look_into, places, remote.THREADS)
     states: list[Fingerprint] = []
@@ -84,17 +84,12 @@ def stat_folders(
         if isinstance(state, str):
             faults.setdefault(index, f"{names[index].as_py()!r} {state}")
         states.append(_NO_FOLDER if isinstance(state, str) else state)
-    table = pa.table(
-        [
-            names,
-            pa.array([state.size for state in states], pa.int64()),
-            pa.array([state.mtime_ns for state in states], pa.int64()),
-            pa.nulls(len(names), pa.string()),
-            pa.nulls(len(names), pa.int64()),
-        ],
-        schema=FILES,
-    )
-    return table, [state.companions for state in states]
+    sizes = [state.size for state in states]
+    times = [state.mtime_ns for state in states]
+    nulls = [None] * len(names)
+    table = pa.table([names, sizes, times, nulls, nulls], schema=FILES)
+    digests = pa.array([state.companions for state in states], pa.string())
+    return table.append_column(FOLDER_DIGEST, digests)
 
 
 def _look_into(place: str) -> Fingerprint | str:
@@ -160,14 +155,12 @@ def _as_array(times: list[int]) -> np.ndarray:
 def _stat_urls(places: Mapping[int, str], faults: dict[int, str]) -> list[FileStat | None]:
     """Look up files by URL. An unusable URL scheme is a fault of each of its inputs."""
     unusable: dict[str, str] = {}
-    for place in places.values():
+    for index, place in places.items():
         scheme = place.partition("://")[0]
         if scheme not in unusable:
             unusable[scheme] = remote.why_unusable(place)
-    for index, place in places.items():
-        fault = unusable[place.partition("://")[0]]
-        if fault:
-            faults[index] = f"{place!r}: {fault}"
+        if unusable[scheme]:
+            faults[index] = f"{place!r}: {unusable[scheme]}"
     if any(unusable.values()):
         return [None] * len(places)
     return remote.stat_many(list(places.values()))

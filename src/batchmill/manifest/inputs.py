@@ -5,8 +5,7 @@ manifest may have millions of rows.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -18,12 +17,14 @@ import pyarrow.compute as pc
 from batchmill.cells import is_missing
 from batchmill.manifest.file_stats import FILES, stat_files, stat_folders
 from batchmill.manifest.source import Source
+from batchmill.security.allowlist import refused_inputs, restricts_inputs
 from batchmill.storage import is_url
 from batchmill.storage.large_tables import SLICE_ROWS, collected
 from batchmill.storage.name_search import repeated
 from batchmill.urls import (
     control_fault,
     is_web,
+    join,
     shown_url,
     url_fault,
     without_file_scheme,
@@ -37,35 +38,21 @@ _ODD_PATH = r"^/|/$|//|(^|/)\.\.?(/|$)|\x00|^\s*$"
 _ODD_KEY = r"^/|^\.{1,2}/|/\.\.(/|$)|/$|[\x00-\x1f\x7f]|^\s*$"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckedInputs:
-    """The inputs of a manifest, and their faults.
-
-    Attributes:
-        table: The same columns as `Manifest.inputs`. Valid only if `faults` is empty.
-        faults: One sentence per fault, with its line.
-        folders: For inputs that are folders, the digest of the files of each.
-    """
-
-    table: pa.Table
-    faults: list[str]
-    folders: Sequence[str | None] = ()
-
-
 def check_inputs(
-    source: Source, column: str, root: str, *, confined: bool, folders: bool = False
-) -> CheckedInputs:
+    source: Source, column: str, root: str, all_faults: list[str], *, confined: bool, folders: bool
+) -> pa.Table:
     """Resolve each input against a root, and look up its size and time.
 
     Args:
         source: The manifest as it was read.
         column: The column that names the inputs.
         root: The folder or URL that relative inputs are relative to.
+        all_faults: One sentence per fault is added, with its line.
         confined: True if each input must lie below `root`.
         folders: True if the inputs are folders.
 
     Returns:
-        The inputs and their faults.
+        The columns of FILES, and those of `stat_folders` for folders. Valid only without a fault.
 
     Raises:
         StoreError: A store does not respond.
@@ -74,10 +61,9 @@ def check_inputs(
     values = source.frame[column]
     both = collected(_resolved(values, source, root, faults, confined=confined), _RESOLVED)
     _find_duplicates(both["place"], values, source, faults)
-    digests: list[str | None] = []
     look_up = partial(stat_files, root=root, faults=faults, seen=source.seen)
     if folders:
-        table, digests = stat_folders(both["name"].combine_chunks(), root, faults)
+        table = stat_folders(both["name"].combine_chunks(), root, faults)
     elif source.files is not None:
         known = [source.files[name] for name in ("size", "mtime_ns", "etag")]
         table = pa.table([both["name"], *known, pa.nulls(len(values), pa.int64())], schema=FILES)
@@ -86,8 +72,17 @@ def check_inputs(
         table = look_up(both["name"].combine_chunks())
     else:
         table = collected(_looked_up(both["name"], look_up, faults), FILES)
-    found = [f"{source.places[index]}: {text}" for index, text in sorted(faults.items())]
-    return CheckedInputs(table=table, faults=found, folders=digests)
+    if not faults:
+        faults = refused_names(table["input"], root)
+    all_faults += [f"{source.places[index]}: {text}" for index, text in sorted(faults.items())]
+    return table
+
+
+def refused_names(names: pa.Array | pa.ChunkedArray, root: str) -> dict[int, str]:
+    """Return why the allowlist rejects files, by row."""
+    if not restricts_inputs():
+        return {}
+    return refused_inputs([join(root, name) for name in names.to_pylist()])
 
 
 def _resolved(
@@ -103,8 +98,6 @@ def _resolved(
             confined=confined,
             may_be_blank=source.form == "listing",
         )
-        if confined and not is_url(root):
-            find_escapes(names, root, own)
         faults.update((start + row, text) for row, text in own.items())
         yield pa.table([names, places], schema=_RESOLVED)
 
@@ -153,10 +146,11 @@ def resolve_names(
         if found.fault:
             faults[index] = found.fault
         resolved.append(found)
-    return (
-        pc.replace_with_mask(names, odd, pa.array([r.name for r in resolved], pa.string())),
-        pc.replace_with_mask(names, odd, pa.array([r.place for r in resolved], pa.string())),
-    )
+    places = pc.replace_with_mask(names, odd, pa.array([r.place for r in resolved], pa.string()))
+    names = pc.replace_with_mask(names, odd, pa.array([r.name for r in resolved], pa.string()))
+    if confined and not is_url(root):
+        _find_escapes(names, root, faults)
+    return names, places
 
 
 def _suspects(values: pd.Series) -> Iterable[int]:
@@ -241,7 +235,7 @@ def _find_duplicates(
             faults[row] = f"{values.iloc[row]!r} is already listed on {line}. Delete one."
 
 
-def find_escapes(names: pa.StringArray, root: str, faults: dict[int, str]) -> None:
+def _find_escapes(names: pa.StringArray, root: str, faults: dict[int, str]) -> None:
     """Add a fault for each file that lies outside the root through a symbolic link."""
     real_root = os.path.realpath(root).rstrip("/") + "/"
     are_below: dict[str, bool] = {}

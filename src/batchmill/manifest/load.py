@@ -14,7 +14,13 @@ from batchmill.layout import OUTPUT_COLUMN
 from batchmill.manifest.arrow_columns import to_arrow_table
 from batchmill.manifest.companions import check_companions, digests, lack_companions
 from batchmill.manifest.delimited import type_columns
-from batchmill.manifest.file_stats import MISSING_SIZE, check_min_age, is_too_young
+from batchmill.manifest.file_stats import (
+    FILES,
+    FOLDER_DIGEST,
+    MISSING_SIZE,
+    check_min_age,
+    is_too_young,
+)
 from batchmill.manifest.formats import read_source
 from batchmill.manifest.inputs import check_inputs
 from batchmill.manifest.source import ManifestLike, Source
@@ -25,12 +31,11 @@ from batchmill.partitions.groups import (
     read_groups,
 )
 from batchmill.partitions.partitioning import Partitioning
-from batchmill.security.allowlist import refused_inputs, restricts_inputs
 from batchmill.sizes import counted
 from batchmill.storage import is_url
 from batchmill.storage.fingerprints import joint_digest
 from batchmill.storage.large_tables import SLICE_ROWS
-from batchmill.urls import join, shown_url, url_fault, without_file_scheme
+from batchmill.urls import shown_url, url_fault, without_file_scheme
 
 # A run writes these columns to the table that it publishes.
 RESERVED_COLUMNS = frozenset({OUTPUT_COLUMN})
@@ -159,14 +164,11 @@ def load_manifest(
     faults = _check_columns(table, column, may_be_empty=may_be_empty)
     if partitioning:
         faults += missing_columns(table.frame, partitioning)
-    base, root_faults = _resolve_root(table, root)
+    base = _resolve_root(table, root, faults)
     confined = root is not None and not allow_outside
-    checked = check_inputs(table, column, base, confined=confined, folders=folders)
-    others = check_companions(table, file_columns, base, confined=confined)
-    faults += [*root_faults, *checked.faults, *others.faults]
-    inputs, groups = checked.table, None
-    if not faults:
-        faults = _check_allowed(table, inputs, base)
+    inputs = check_inputs(table, column, base, faults, confined=confined, folders=folders)
+    companions = check_companions(table, file_columns, base, faults, confined=confined)
+    groups = None
     if partitioning and not faults:
         groups, faults = _check_groups(table, inputs, partitioning)
     if faults:
@@ -174,9 +176,9 @@ def load_manifest(
     manifest = Manifest(
         name=table.name,
         root=base,
-        inputs=_with_companions(inputs, others.tables, checked.folders),
+        inputs=_with_companions(inputs, companions),
         manifest_columns=_read_manifest_columns(table, {column, *file_columns}, column),
-        companions=others.tables,
+        companions=companions,
         groups=groups,
         dataset=_dataset_of(table),
         version=table.version,
@@ -217,28 +219,21 @@ def _missing_input_column(table: Source, column: str) -> str:
     return f"line 1: no column {column!r} (found: {found}). {remedy}"
 
 
-def _resolve_root(table: Source, root: str | os.PathLike[str] | None) -> tuple[str, list[str]]:
-    """Return the absolute folder or URL of the inputs, and the faults of the option --root."""
+def _resolve_root(table: Source, root: str | os.PathLike[str] | None, faults: list[str]) -> str:
+    """Return the absolute folder or URL of the inputs. Add the faults of the option --root."""
     if root is None:
-        return table.folder, []
+        return table.folder
     base = without_file_scheme(os.fspath(root))
     base = base.rstrip("/") if is_url(base) else os.path.abspath(base)
     if is_url(base) and url_fault(base):
         raise ManifestError(table.name, [f"--root {shown_url(base)}: {url_fault(base)}"])
     if not is_url(base) and not os.path.isdir(base):
-        return base, [f"--root {root}: no such folder. Give the folder that holds the inputs."]
-    if table.form in ("listing", "dataset") and base != table.folder:
-        fault = f"--root {root}: a listing's inputs are relative to {table.folder}. Drop --root."
-        return base, [fault]
-    return base, []
-
-
-def _check_allowed(table: Source, inputs: pa.Table, base: str) -> list[str]:
-    """Return a fault for each input that the allowlist rejects."""
-    if not restricts_inputs():
-        return []
-    places = [join(base, name) for name in inputs["input"].to_pylist()]
-    return [f"{table.places[number]}: {why}" for number, why in refused_inputs(places).items()]
+        faults.append(f"--root {root}: no such folder. Give the folder that holds the inputs.")
+    elif table.form in ("listing", "dataset") and base != table.folder:
+        faults.append(
+            f"--root {root}: a listing's inputs are relative to {table.folder}. Drop --root."
+        )
+    return base
 
 
 def _check_groups(
@@ -255,15 +250,13 @@ def _dataset_of(table: Source) -> str:
     return table.folder if table.form == "dataset" else ""
 
 
-def _with_companions(
-    inputs: pa.Table, companions: Mapping[str, pa.Table], folders: Sequence[str | None]
-) -> pa.Table:
+def _with_companions(inputs: pa.Table, companions: Mapping[str, pa.Table]) -> pa.Table:
     """Add the column `companions`. An input that lacks a companion looks like a missing one."""
     found_digests = digests(companions, len(inputs))
-    if folders:
-        both = zip(folders, found_digests.to_pylist(), strict=True)
+    if FOLDER_DIGEST in inputs.column_names:
+        both = zip(inputs[FOLDER_DIGEST].to_pylist(), found_digests.to_pylist(), strict=True)
         found_digests = pa.array([joint_digest(*pair) for pair in both], pa.string())
-    found = inputs.append_column("companions", found_digests)
+    found = inputs.select(FILES.names).append_column("companions", found_digests)
     if not companions:
         return found
     is_missing = lack_companions(companions, len(inputs))
