@@ -21,12 +21,10 @@ from batchmill.reading.files import (
     Load,
     PackReader,
     choose_load,
-    fetch_place,
     one_of_each_suffix,
     open_by_suffix,
     open_content,
     open_fetched,
-    open_place,
 )
 from batchmill.reading.mapped import MappedTable, map_table
 from batchmill.reading.published import check_kept, last_spec, read_published
@@ -43,12 +41,12 @@ from batchmill.reading.selection import (
     partition_column,
 )
 from batchmill.security.allowlist import check_input
-from batchmill.storage import is_url, obstore_s3, open_store, remote
+from batchmill.storage import is_url, obstore_s3, open_store, remote, transfer
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.local import remove_folder
 from batchmill.storage.scratch import scratch_folder
 from batchmill.storage.store import ahead_in_threads
-from batchmill.urls import absolute, join
+from batchmill.urls import absolute, join, last_part
 
 
 def open_dataset(
@@ -196,27 +194,23 @@ class SampleDataset(Dataset[Any]):
             StoreError: The file is missing or damaged, or the version was removed.
             OptionError: The input may not be read here.
         """
-        row = self._table.row(operator.index(index))
-        return self._sample(index, row, (self._opener(*file) for file in self._files(row)))
+        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several samples, as torch's DataLoader requests a batch.
 
         Remote files are fetched at the same time. The errors are those of `dataset[index]`.
         """
-        if not is_url(self._root):
-            return [self[index] for index in indices]
         rows = [self._table.row(operator.index(index)) for index in indices]
+        files = [file for row in rows for file in self._files(row)]
+        if not any(is_url(join(self._root, place)) for place, _ in files):
+            return self._samples(indices, rows, (self._opener(*file) for file in files))
         if get_worker_info():
             obstore_s3.use_obstore()
-        files = [file for row in rows for file in self._files(row)]
         with scratch_folder() as folder:
             fetch = partial(self._opener, folder=folder)
-            openers = iter(ahead_in_threads(lambda file: fetch(*file), files, remote.THREADS))
-            return [
-                self._sample(index, row, islice(openers, 1 + len(self._further)))
-                for index, row in zip(indices, rows, strict=True)
-            ]
+            openers = ahead_in_threads(lambda file: fetch(*file), files, remote.THREADS)
+            return self._samples(indices, rows, openers)
 
     def _files(self, row: Sequence[Any]) -> list[tuple[str, Load]]:
         """Return the places of the files of a row, and the functions that open them."""
@@ -225,7 +219,7 @@ class SampleDataset(Dataset[Any]):
     def _opener(self, place: str, load: Load, folder: Path | None = None) -> Callable[[], Any]:
         """Return a function that opens a file, or that raises the error of the store.
 
-        A file in a pack is read now. Another remote file is fetched now if there is a `folder`.
+        A file in a pack is read now. Another remote file is fetched now, to a temporary `folder`.
         """
         if not place:
             return lambda: None  # The row has no such file.
@@ -236,14 +230,25 @@ class SampleDataset(Dataset[Any]):
                 check_input(full)
             if address:
                 return partial(open_content, self._packs.read(address), full, load)
-            if folder is None:
-                return partial(open_place, full, load)
-            own_folder = folder / uuid.uuid4().hex
-            own_folder.mkdir()
-            path = fetch_place(full, own_folder)
+            if folder is None or not is_url(full):
+                return partial(open_fetched, Path(full), full, load)
+            path = folder / uuid.uuid4().hex / last_part(full)
+            path.parent.mkdir()
+            transfer.fetch(full, str(path))
         except BatchmillError as error:
             return partial(_raise, error)
         return partial(_open_and_remove, path, full, load)
+
+    def _samples(
+        self,
+        indices: Sequence[int],
+        rows: Sequence[Sequence[Any]],
+        openers: Iterator[Callable[[], Any]],
+    ) -> list[Any]:
+        return [
+            self._sample(index, row, islice(openers, 1 + len(self._further)))
+            for index, row in zip(indices, rows, strict=True)
+        ]
 
     def _sample(self, index: int, row: Sequence[Any], openers: Iterable[Callable[[], Any]]) -> Any:
         """Return a sample. The openers open its files, in the order of `_files`."""

@@ -7,8 +7,8 @@ import importlib
 import io
 import json
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import torch
 
 from batchmill.errors import BatchmillError, OptionError, StoreError
-from batchmill.storage import is_url, open_store, transfer
+from batchmill.storage import is_url, open_store
 from batchmill.storage.addresses import Address
 from batchmill.storage.beneath import open_file
 from batchmill.storage.scratch import scratch_folder
@@ -70,34 +70,6 @@ def open_by_suffix(path: Path) -> Any:
     return _KINDS[_kind_of(path.name, str(path.parent))](path)
 
 
-def open_place(place: str, load: Load) -> Any:
-    """Open a file by its path or URL. A remote file is fetched first.
-
-    Errors of a user's `load` function are not changed, unless the file is missing.
-
-    Args:
-        place: The path or URL.
-        load: The function that opens it.
-
-    Returns:
-        The content.
-
-    Raises:
-        StoreError: The file is missing or damaged.
-    """
-    if not is_url(place):
-        return open_fetched(Path(place), place, load)
-    with scratch_folder() as folder:
-        return open_fetched(fetch_place(place, folder), place, load)
-
-
-def fetch_place(place: str, folder: Path) -> Path:
-    """Fetch a remote file to an empty folder, and return its path. Raises StoreError."""
-    path = folder / last_part(place)
-    transfer.fetch(place, str(path))
-    return path
-
-
 def open_content(content: bytes, place: str, load: Load) -> Any:
     """Open a file that is in a pack. A user's function gets a temporary file.
 
@@ -113,8 +85,7 @@ def open_content(content: bytes, place: str, load: Load) -> Any:
         StoreError: The file is damaged.
     """
     if load is open_by_suffix:
-        kind = _KINDS[_kind_of(last_part(place), place)]
-        return open_fetched(io.BytesIO(content), place, kind)
+        load = _KINDS[_kind_of(last_part(place), place)]
     if load in _KINDS.values():
         return open_fetched(io.BytesIO(content), place, load)
     with scratch_folder() as folder:
@@ -124,7 +95,21 @@ def open_content(content: bytes, place: str, load: Load) -> Any:
 
 
 def open_fetched(path: Any, place: str, load: Load) -> Any:
-    """Open a local file, or the local copy of a remote file. Raises as `open_place`."""
+    """Open a local file, or the local copy of a remote file.
+
+    Errors of a user's `load` function are not changed, unless the file is missing.
+
+    Args:
+        path: The file's path. Or its content, as a file in memory, for a function of a kind.
+        place: The path or URL, for messages.
+        load: The function that opens it.
+
+    Returns:
+        The content.
+
+    Raises:
+        StoreError: The file is missing or damaged.
+    """
     try:
         return load(path)
     except BatchmillError:
@@ -252,7 +237,8 @@ class PackReader:
     def __init__(self, dataset: str) -> None:
         self._dataset = dataset
         self._store = open_store(dataset)
-        self._open: OrderedDict[str, _OpenPack] = OrderedDict()
+        # The last packs stay open.
+        self._pack = lru_cache(_MOST_OPEN)(lambda name: _OpenPack(open_file(dataset, name)))
 
     def read(self, place: Address) -> bytes:
         """Return the content of a file. Raises StoreError."""
@@ -265,13 +251,6 @@ class PackReader:
             except OSError:
                 pass  # The pack was written again, or the next line reports the error.
         return self._store.packed.read(place)
-
-    def _pack(self, name: str) -> _OpenPack:
-        pack = self._open.pop(name, None) or _OpenPack(open_file(self._dataset, name))
-        self._open[name] = pack
-        while len(self._open) > _MOST_OPEN:
-            self._open.popitem(last=False)
-        return pack
 
     def __reduce__(self) -> tuple[type["PackReader"], tuple[str]]:
         return PackReader, (self._dataset,)
