@@ -71,9 +71,8 @@ def repeated(names: Column) -> tuple[np.ndarray, np.ndarray]:
     is_repeated = np.append(none, is_same) | np.append(is_same, none)
     rows, hashes = order[is_repeated], hashes[is_repeated]
     numbers = np.cumsum(np.append(none[: len(rows)], hashes[1:] != hashes[:-1]))
-    unclear = numbers[1:][(numbers[1:] == numbers[:-1]) & ~_equal_to_the_one_before(names, rows)]
-    if len(unclear):  # Different names have the same hash.
-        return _numbered_exactly(names, rows, numbers, np.isin(numbers, unclear))
+    if ((numbers[1:] == numbers[:-1]) & ~_equal_to_the_one_before(names, rows)).any():
+        return _numbered_exactly(names, rows)  # Different names have the same hash.
     return rows, numbers
 
 
@@ -86,14 +85,9 @@ def _equal_to_the_one_before(names: Column, rows: np.ndarray) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _numbered_exactly(
-    names: Column, rows: np.ndarray, numbers: np.ndarray, is_unclear: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    texts = names.take(pa.array(rows[is_unclear])).to_pylist()
-    known: dict[str | None, int] = {}
-    exact = [known.setdefault(text, len(known)) for text in texts]
-    numbers = numbers.copy()
-    numbers[is_unclear] = np.array(exact) + len(numbers)  # No other row has these numbers.
+def _numbered_exactly(names: Column, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    texts = names.take(pa.array(rows))
+    numbers = pc.index_in(texts, value_set=pc.unique(texts)).to_numpy()
     is_shared = np.bincount(numbers)[numbers] > 1
     rows, numbers = rows[is_shared], numbers[is_shared]
     order = np.lexsort((rows, numbers))
