@@ -51,8 +51,7 @@ def read_delimited(place: str, data: bytes, separator: str) -> Source:
     Raises:
         ManifestError: The text is UTF-16.
     """
-    data = without_byte_order_mark(place, data)
-    faults = encoding_faults(data)
+    data, faults = checked_text(place, data)
     separator = _separator(data, separator)
     frame: pd.DataFrame | None = pd.DataFrame()
     if _BLANK.fullmatch(data):
@@ -121,18 +120,6 @@ def _is_printed(text: str) -> bool:
     return Decimal(f"{float(text):.{len(exact.as_tuple().digits) - 1}e}") == exact
 
 
-def without_byte_order_mark(place: str, data: bytes) -> bytes:
-    """Return the content of a text file without the mark that Excel writes.
-
-    Raises:
-        ManifestError: The text is UTF-16.
-    """
-    if data.startswith(_UTF_16_MARKS):
-        # Every second byte is NUL, so each line would be a fault.
-        raise ManifestError(place, ["is UTF-16. Save the file as UTF-8."])
-    return data.removeprefix(_UTF_8_MARK)
-
-
 def _separator(data: bytes, separator: str) -> str:
     """Return the separator of the header. Excel writes semicolons in many countries."""
     header = next(filter(bytes.strip, io.BytesIO(data)), b"").decode("utf-8", "replace")
@@ -141,18 +128,26 @@ def _separator(data: bytes, separator: str) -> str:
     return separator
 
 
-def encoding_faults(data: bytes) -> list[str]:
-    """Return a fault for each line that is not valid UTF-8 text.
+def checked_text(place: str, data: bytes) -> tuple[bytes, list[str]]:
+    """Check that the content of a text file is UTF-8.
 
     Args:
-        data: The content of a text file.
+        place: The file's path or URL.
+        data: Its content.
 
     Returns:
-        The faults, each with its line.
+        The content without the mark that Excel writes, and a fault for each invalid line.
+
+    Raises:
+        ManifestError: The text is UTF-16.
     """
+    if data.startswith(_UTF_16_MARKS):
+        # Every second byte is NUL, so each line would be a fault.
+        raise ManifestError(place, ["is UTF-16. Save the file as UTF-8."])
+    data = data.removeprefix(_UTF_8_MARK)
     faults: list[str] = []
     if b"\0" not in data and _is_utf_8(data):
-        return faults
+        return data, faults
     for number, line in enumerate(data.split(b"\n"), 1):
         if b"\0" in line:
             faults.append(f"line {number}: holds a NUL byte. Remove it.")
@@ -163,7 +158,7 @@ def encoding_faults(data: bytes) -> list[str]:
                 f"line {number}: is not UTF-8 (byte 0x{line[error.start]:02x} at position "
                 f"{error.start + 1}). Save the file as UTF-8."
             )
-    return faults
+    return data, faults
 
 
 def _is_utf_8(data: bytes) -> bool:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from batchmill.errors import ManifestError
 from batchmill.layout import SAVED_MANIFEST
-from batchmill.manifest.delimited import encoding_faults, without_byte_order_mark
+from batchmill.manifest.delimited import checked_text
 from batchmill.manifest.source import Source, numbered
 from batchmill.storage import open_store
 from batchmill.urls import absolute, parent
@@ -50,8 +50,7 @@ def read_json_lines(place: str, data: bytes) -> Source:
     Returns:
         One row per object.
     """
-    data = without_byte_order_mark(place, data)
-    faults = encoding_faults(data)
+    data, faults = checked_text(place, data)
     if not data.strip():
         faults = faults or ["is empty. Add one JSON object per line."]
     rows: list[dict[str, Any]] = []
