@@ -39,11 +39,10 @@ def _to_arrow_array(values: pd.Series) -> pa.Array | pa.ChunkedArray:
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return _to_text_array(values.tolist())
     kind = column.type
-    if pa.types.is_string(kind) or pa.types.is_null(kind) or pa.types.is_primitive(kind):
-        return column
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return column.cast(pa.string())
-    if pa.types.is_decimal(kind):
+    is_plain = pa.types.is_string(kind) or pa.types.is_null(kind) or pa.types.is_primitive(kind)
+    if is_plain or pa.types.is_decimal(kind):
         return column
     return _to_text_array(column.to_pylist())
 

@@ -75,18 +75,15 @@ def companion_rows(
         companions: The tables of `check_companions`, or the same rows of each.
         count: The number of inputs.
     """
-    if not companions:
-        yield from ({} for _ in range(count))
-        return
-    columns = [
-        [
+    files = {
+        column: [
             SeenFile(*row) if row[0] is not None else None
             for row in zip(*(table[name].to_pylist() for name in FILES.names), strict=True)
         ]
-        for table in companions.values()
-    ]
-    for files in zip(*columns, strict=True):
-        yield dict(zip(companions, files, strict=True))
+        for column, table in companions.items()
+    }
+    for row in range(count):
+        yield {column: seen[row] for column, seen in files.items()}
 
 
 def lack_companions(companions: Mapping[str, pa.Table], count: int) -> pa.Array:

@@ -154,11 +154,8 @@ def content_of(path: str) -> str:
     Raises:
         OSError: The file cannot be read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return _hash(descriptor, os.fstat(descriptor).st_size)
-    finally:
-        os.close(descriptor)
+    with open(path, "rb", buffering=0) as file:
+        return _hash(file.fileno(), os.fstat(file.fileno()).st_size)
 
 
 def _hash(descriptor: int, size: int) -> str:

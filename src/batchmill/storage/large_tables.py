@@ -149,6 +149,4 @@ def take(table: pa.Table, rows: pa.Array) -> pa.Table:
 
 def count_values(column: Column) -> Counter[Any]:
     """Return how often each value occurs, also null."""
-    found = pc.value_counts(column)
-    names, counts = found.field("values").to_pylist(), found.field("counts").to_pylist()
-    return Counter(dict(zip(names, counts, strict=True)))
+    return Counter({row["values"]: row["counts"] for row in pc.value_counts(column).to_pylist()})
