@@ -160,24 +160,22 @@ def _get(url: str, path: str) -> Fingerprint | None:
 
     with _converting(url):
         response = obstore.get(store, key_of(url))
-        meta = response.meta
-        # Threads compete for the interpreter, so a small file takes as few calls as possible.
-        whole = response.bytes() if meta["size"] <= _CHUNK_BYTES else None
-        chunks = iter([] if whole is not None else _chunks_of(store, url, response))
     with open(path, "wb") as raw:
         file = HashingFile(raw)
-        if whole is not None:
-            file.write(whole)
-        while whole is None:
-            with _converting(url):
-                chunk = next(chunks, None)
-            if chunk is None:
-                break
+        for chunk in _checked_chunks(store, url, response):
             file.write(chunk)
+    return _fingerprint_in(response.meta, file.content)
+
+
+def _checked_chunks(store: "S3Store", url: str, response: "GetResult") -> Iterator[Any]:
+    """Yield the bytes of a file in their order. Raises StoreError, also if some are missing."""
+    arrived, size = 0, response.meta["size"]
     with _converting(url):
-        if file.size != meta["size"]:
-            raise OSError(f"{file.size:,} of {meta['size']:,} bytes arrived")
-    return _fingerprint_in(meta, file.content)
+        for chunk in _chunks_of(store, url, response):
+            arrived += len(chunk)
+            yield chunk
+        if arrived != size:
+            raise OSError(f"{arrived:,} of {size:,} bytes arrived")
 
 
 def _chunks_of(store: "S3Store", url: str, response: "GetResult") -> Iterator[Any]:
@@ -186,6 +184,10 @@ def _chunks_of(store: "S3Store", url: str, response: "GetResult") -> Iterator[An
     S3 limits the speed of one request, not that of all requests together.
     """
     size, etag = response.meta["size"], response.meta["e_tag"]
+    if size <= _CHUNK_BYTES:
+        # Threads compete for the interpreter, so a small file takes as few calls as possible.
+        yield response.bytes()
+        return
     stream = response.stream(min_chunk_size=_CHUNK_BYTES)
     if size <= _LARGE_BYTES or not etag:
         yield from stream
@@ -194,12 +196,11 @@ def _chunks_of(store: "S3Store", url: str, response: "GetResult") -> Iterator[An
 
     def get(start: int) -> Any:
         part = (start, min(start + _PART_BYTES, size))
-        with _converting(url):
-            try:
-                found = obstore.get(store, key_of(url), options={"range": part, "if_match": etag})
-                return found.bytes()
-            except obstore.exceptions.PreconditionError as error:
-                raise OSError("it changed while it was fetched") from error
+        try:
+            found = obstore.get(store, key_of(url), options={"range": part, "if_match": etag})
+            return found.bytes()
+        except obstore.exceptions.PreconditionError as error:
+            raise OSError("it changed while it was fetched") from error
 
     with ThreadPoolExecutor(_CONCURRENT_PARTS) as pool:
         waiting = iter(range(_PART_BYTES, size, _PART_BYTES))
