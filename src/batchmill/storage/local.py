@@ -168,12 +168,10 @@ class LocalStore(Store):
     def delete(self, name: str) -> None:
         """Remove a file, and the folders of outputs that become empty."""
         self.before_change()
-        with self._faults(name):
-            try:
-                with folder_of(self.url, name) as (folder, last):
-                    os.unlink(last, dir_fd=folder)
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                pass  # There is no file of this name.
+        # There may be no file of this name.
+        no_file = suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError)
+        with self._faults(name), no_file, folder_of(self.url, name) as (folder, last):
+            os.unlink(last, dir_fd=folder)
         if name.startswith(f"{FILES}/"):
             with suppress(OSError):  # The folder is not empty.
                 for above in PurePosixPath(name).parents[:-2]:
