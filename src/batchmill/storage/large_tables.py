@@ -9,9 +9,8 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from itertools import islice, pairwise
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 from weakref import ref
 
 import numpy as np
@@ -69,26 +68,34 @@ def kept(tables: Iterable[pa.Table]) -> list[pa.Table]:
 
 
 def _mapped(first: list[pa.Table], rest: Iterable[pa.Table]) -> list[pa.Table]:
-    ends = [0]
     folder = _folder()
-    with _naming(folder), tempfile.TemporaryFile(dir=folder) as file:
-
-        def write(table: pa.Table) -> None:
-            with pa.ipc.new_stream(file, table.schema) as writer:
-                writer.write_table(table)
-            ends.append(file.tell())
-
-        while first:
-            write(first.pop(0))
-        for table in rest:
-            write(table)
-        file.flush()
-        found = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            ends = [0]
+            while first:
+                ends.append(_write(file, first.pop(0)))
+            ends.extend(_write(file, table) for table in rest)
+            file.flush()
+            found = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    except OSError as error:
+        raise StoreError(
+            folder,
+            f"{os.strerror(error.errno or 0)}. Large tables need this temporary folder. Set TMPDIR "
+            "to another folder.",
+            general=True,
+        ) from error
     _release_memory()
     _maps.append(ref(found, _maps.remove))
     content = pa.py_buffer(found)
     parts = [content.slice(start, end - start) for start, end in pairwise(ends)]
     return [pa.ipc.open_stream(part).read_all() for part in parts]
+
+
+def _write(file: IO[bytes], table: pa.Table) -> int:
+    """Write a table as a stream at the end of a file, and return the end of the file."""
+    with pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    return file.tell()
 
 
 def _release_memory() -> None:
@@ -105,19 +112,6 @@ def _folder() -> str:
     is_chosen = any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
     has_other = not is_chosen and os.access(_ON_DISK, os.W_OK)
     return _ON_DISK if has_other else tempfile.gettempdir()
-
-
-@contextmanager
-def _naming(folder: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(
-            folder,
-            f"{os.strerror(error.errno or 0)}. Large tables need this temporary folder. Set TMPDIR "
-            "to another folder.",
-            general=True,
-        ) from error
 
 
 def slices(table: pa.Table) -> Iterator[pa.Table]:
