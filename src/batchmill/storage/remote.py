@@ -200,7 +200,8 @@ def content_of(url: str) -> str:
 @retry_remote
 def write(url: str, data: bytes) -> None:
     """Write a whole file atomically, and replace an earlier one."""
-    with _connected_to_write(url) as (files, path):
+    with connected(url) as (files, path):
+        provider_requests.send_at_once(files)
         files.pipe_file(path, data)
 
 
@@ -214,7 +215,8 @@ def copy(source: str, target: str) -> None:
 @retry_remote
 def create(url: str, data: bytes) -> bool:
     """Write a file that does not exist yet. Return False if it exists."""
-    with _connected_to_write(url) as (files, path):
+    with connected(url) as (files, path):
+        provider_requests.send_at_once(files)
         try:
             files.pipe_file(path, data, mode="create")
         except OSError as error:
@@ -227,7 +229,8 @@ def create(url: str, data: bytes) -> bool:
 @retry_remote
 def upload(path: str, url: str) -> None:
     """Upload a local file atomically. A large file is sent in parts."""
-    with _connected_to_write(url) as (files, target):
+    with connected(url) as (files, target):
+        provider_requests.send_at_once(files)
         files.put_file(path, target)
 
 
@@ -265,14 +268,6 @@ def _ignoring_missing() -> Iterator[None]:
     except StoreError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
-
-
-@contextmanager
-def _connected_to_write(url: str) -> Iterator[tuple[Any, str]]:
-    """Yield what `connected` yields. A small upload is one round trip."""
-    with connected(url) as (files, path):
-        provider_requests.send_at_once(files)
-        yield files, path
 
 
 @retry_remote
