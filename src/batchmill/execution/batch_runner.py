@@ -107,7 +107,7 @@ class BatchRunner:
             ) from None
         seconds = (work.seconds + time.perf_counter() - started) / len(work.inputs)
         outcomes = [
-            fail(item, self.staging, note, error, seconds)
+            fail(item, self.staging, note._replace(seconds=note.seconds + seconds), error)
             for item, note in zip(work.inputs, work.notes, strict=True)
         ]
         return [outcome._replace(kind="oom") for outcome in outcomes] if out_of_memory else outcomes

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from batchmill.execution.call_step import ABSENT, await_step, call_step, end_if_forked, read_answer
-from batchmill.execution.failures import OverdueError, failure_of, not_ok, printable
+from batchmill.execution.failures import OverdueError, ReportedError, failure_of
 from batchmill.execution.outputs import place_outputs
 from batchmill.execution.read_input import discard, fetch_and_read, remove_flat
 from batchmill.execution.rows import Row, encode_rows, rows_of
@@ -119,12 +119,7 @@ def run_step(
             return rows_of(read_answer(hooks.confined()), staging.reserved)
         return call_step(step, item, staging, indexed, seen)
 
-    try:
-        _run(step, item, staging, hooks, call).send(None)
-    except StopIteration as end:  # It has not waited for anything, so it has ended.
-        done: Outcome | UnstoredOutcome = end.value
-        return done
-    raise AssertionError("only an async step is waited for")
+    return _without_waiting(_run_and_place(step, item, staging, hooks, call))
 
 
 async def run_async_step(
@@ -142,7 +137,39 @@ async def run_async_step(
                 raise OverdueError(hooks.timeout_seconds or 0.0) from error.__cause__
             raise
 
-    return await _run(step, item, staging, hooks, call)
+    return await _run_and_place(step, item, staging, hooks, call)
+
+
+def load(
+    step: Step, item: Input, staging: StagingArea, indexed: Callable[[], Any], hooks: StepHooks
+) -> tuple[Any, Loaded] | Outcome:
+    """Load the sample of one input with `indexed`. Never raises.
+
+    Returns:
+        The sample, and its fingerprint and time; or the input's outcome if loading failed.
+    """
+
+    def call(_: Fingerprint) -> Any:
+        return indexed()
+
+    def keep(sample: Any, loaded: Loaded) -> tuple[Any, Loaded]:
+        return sample, loaded
+
+    return _without_waiting(_run(step, item, staging, hooks, call, keep, None))
+
+
+async def _run_and_place(
+    step: Step,
+    item: Input,
+    staging: StagingArea,
+    hooks: StepHooks,
+    call: Callable[[Fingerprint], Any],
+) -> Outcome | UnstoredOutcome:
+    """Run a step on one input with `call`, and move its files into the dataset."""
+    writes = "out" in step.given or "outs" in step.given
+    staged = staging.folder / item.input_id if writes else None
+    place = partial(_place, item, staging, staged)
+    return await _run(step, item, staging, hooks, call, place, staged)
 
 
 async def _run(
@@ -151,69 +178,58 @@ async def _run(
     staging: StagingArea,
     hooks: StepHooks,
     call: Callable[[Fingerprint], Any],
-) -> Outcome | UnstoredOutcome:
-    """Run a step on one input with `call`, which returns its rows, or awaits them if it is async.
+    then: Callable[[Any, Loaded], _Result],
+    staged: Path | None,
+) -> _Result | Outcome:
+    """Run a step on one input with `call`. Never raises.
 
-    Another step never waits here, so its caller needs no event loop.
+    If the step is not async, this coroutine never waits, so its caller needs no event loop.
+
+    Args:
+        step: The step.
+        item: The input. Its files are fetched first.
+        staging: The folders of this attempt.
+        hooks: Called before and after the step.
+        call: Returns the result of the step, or awaits it if the step is async.
+        then: Called with the result. Its own result is returned.
+        staged: The folder to create for the step's files; None if it writes no files.
     """
     started = time.perf_counter()
     pid = os.getpid()
     seen = ABSENT._replace(companions=item.planned_companions)
-    staged = None
     ours = True  # The engine's code is running. False while the step's code is running.
     try:
         if hooks.in_thread:
             seen = await hooks.in_thread(partial(fetch_and_read, item))
         else:
             seen = hooks.fetched() or fetch_and_read(item)
-        if "out" in step.given or "outs" in step.given:
-            staged = stage(staging, item)
+        if staged:
+            stage(staging, item)
         ours = False
         hooks.before()
         try:
             made = call(seen)
-            rows: list[Row] = await made if step.is_async else made
+            result = await made if step.is_async else made
         finally:
             end_if_forked(pid)
             hooks.after()
         ours = True
-        return _place(item, staging, staged, rows, Loaded(seen, 0.0), started)
+        return then(result, Loaded(seen, time.perf_counter() - started))
     except BaseException as error:  # The error becomes the input's outcome.
-        failure = failure_of(item, staging, error, time.perf_counter() - started, ours=ours)
-        if staged:
-            remove_folder(staged)
-        return failure._replace(**seen._asdict())
+        loaded = Loaded(seen, time.perf_counter() - started)
+        return fail(item, staging, loaded, error, ours=ours)
     finally:
         discard(item)
 
 
-def load(
-    item: Input, staging: StagingArea, indexed: Callable[[], Any], hooks: StepHooks
-) -> tuple[Any, Loaded] | Outcome:
-    """Load the sample of one input with `indexed`. Never raises.
-
-    Returns:
-        The sample, and its fingerprint and time; or the input's outcome if loading failed.
-    """
-    started = time.perf_counter()
-    pid = os.getpid()
-    seen = ABSENT._replace(companions=item.planned_companions)
-    ours = True
+def _without_waiting(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+    """Return the result of a coroutine that waits for nothing."""
     try:
-        seen = hooks.fetched() or fetch_and_read(item)
-        ours = False
-        hooks.before()
-        try:
-            value = indexed()
-        finally:
-            end_if_forked(pid)
-            hooks.after()
-        return value, Loaded(seen, time.perf_counter() - started)
-    except BaseException as error:  # The error becomes the input's outcome.
-        failure = failure_of(item, staging, error, time.perf_counter() - started, ours=ours)
-        return failure._replace(**seen._asdict())
-    finally:
-        discard(item)
+        coroutine.send(None)
+    except StopIteration as end:
+        result: _Result = end.value
+        return result
+    raise AssertionError("only an async step is waited for")
 
 
 def conclude(
@@ -224,54 +240,56 @@ def conclude(
     If the dataset is remote, the output files are not uploaded yet.
     """
     staged = staging.folder / item.input_id if "outs" in step.given else None
-    started = time.perf_counter() - seconds
+    loaded = loaded._replace(seconds=loaded.seconds + seconds)
     ours = False
     try:
         rows = rows_of(result, staging.reserved)
         ours = True
-        return _place(item, staging, staged, rows, loaded, started)
+        return _place(item, staging, staged, rows, loaded)
     except Exception as error:
-        total = loaded.seconds + time.perf_counter() - started
-        failure = failure_of(item, staging, error, total, ours=ours)
-        if staged:
-            remove_folder(staged)
-        return failure._replace(**loaded.seen._asdict())
+        return fail(item, staging, loaded, error, ours=ours)
 
 
 def fail(
-    item: Input, staging: StagingArea, loaded: Loaded, error: Exception | Fault, seconds: float
+    item: Input,
+    staging: StagingArea,
+    loaded: Loaded,
+    error: BaseException | Fault,
+    *,
+    ours: bool = False,
 ) -> Outcome:
-    """Return the outcome of a loaded input for which the step failed."""
+    """Return the outcome of an input that failed, and remove the files that its step wrote.
+
+    Args:
+        item: The input.
+        staging: The folders of this attempt.
+        loaded: Its fingerprint, and how long the attempt took.
+        error: The exception, perhaps as text.
+        ours: True if the engine's code raised it, False if the step did.
+    """
+    raised = ReportedError("failed", *error) if isinstance(error, Fault) else error
+    failure = failure_of(item, staging, raised, loaded.seconds, ours=ours)
     remove_folder(staging.folder / item.input_id)
-    total = loaded.seconds + seconds
-    if isinstance(error, Exception):
-        failure = failure_of(item, staging, error, total, ours=False)
-    else:
-        failure = not_ok(item, staging, "failed", error.error, printable(error.message), total)
-        failure = failure._replace(traceback=printable(error.traceback))
     return failure._replace(**loaded.seen._asdict())
 
 
 def _place(
-    item: Input,
-    staging: StagingArea,
-    staged: Path | None,
-    rows: list[Row],
-    loaded: Loaded,
-    started: float,
+    item: Input, staging: StagingArea, staged: Path | None, rows: list[Row], loaded: Loaded
 ) -> Outcome | UnstoredOutcome:
     """Move an input's files into the dataset, and return the outcome `ok`.
 
     If the dataset is remote, the files are only named.
     """
+    started = time.perf_counter()
     outputs, uploads = place_outputs(staged, rows, staging, item.input_id)
     encoded = encode_rows(rows)
+    loaded = loaded._replace(seconds=loaded.seconds + time.perf_counter() - started)
     outcome = Outcome(
         input=item.name,
         input_id=item.input_id,
         kind="ok",
         attempts=1,
-        seconds=loaded.seconds + time.perf_counter() - started,
+        seconds=loaded.seconds,
         finished_at=time.time(),
         host=staging.host,
         rows=encoded,
@@ -280,8 +298,17 @@ def _place(
     )
     if not uploads:
         return outcome
-    size = sum(file.size for file in outputs)
-    return UnstoredOutcome(size, uploads, partial(_finish, item, staging, staged, outcome))
+
+    def finish(error: Exception | None) -> Outcome:
+        """Return the outcome after the uploads, of which one may have failed."""
+        if error:
+            return fail(item, staging, loaded, error, ours=True)
+        if staged:
+            names = [file.path.split("/", 2)[2] for file in outputs]
+            remove_flat(str(staged), [f"{staged}/{name}" for name in names])
+        return outcome
+
+    return UnstoredOutcome(sum(file.size for file in outputs), uploads, finish)
 
 
 def store_all(placed: Sequence[Outcome | UnstoredOutcome]) -> list[Outcome]:
@@ -306,23 +333,3 @@ def store_all(placed: Sequence[Outcome | UnstoredOutcome]) -> list[Outcome]:
         one if isinstance(one, Outcome) else one.finish(errors.get(number))
         for number, one in enumerate(placed)
     ]
-
-
-def _finish(
-    item: Input,
-    staging: StagingArea,
-    staged: Path | None,
-    outcome: Outcome,
-    error: Exception | None,
-) -> Outcome:
-    """Return the outcome of an input after its uploads, of which one may have failed."""
-    if error:
-        failure = failure_of(item, staging, error, outcome.seconds, ours=True)
-        seen = {name: getattr(outcome, name) for name in Fingerprint._fields}
-        outcome = failure._replace(**seen)
-        if staged:
-            remove_folder(staged)
-    elif staged:
-        names = [file.path.split("/", 2)[2] for file in outcome.outputs]
-        remove_flat(str(staged), [f"{staged}/{name}" for name in names])
-    return outcome

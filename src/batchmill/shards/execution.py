@@ -265,7 +265,7 @@ class ShardExecution:
     def _load_one(self, index: int) -> Outcome | Sample:
         look_up = partial(self._look_up, index)
         hooks = StepHooks(_begin_step, _end_step, partial(self._fetched, index))
-        loaded = load(self._items[index], self._staging, look_up, hooks)
+        loaded = load(self._step, self._items[index], self._staging, look_up, hooks)
         return loaded if isinstance(loaded, Outcome) else Sample(*loaded)
 
     def _lost(self, index: int, worker_exit: WorkerExit) -> Outcome:
