@@ -6,7 +6,6 @@ fault. Inputs whose files were being stored have no outcome in the journal, so t
 again.
 """
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from batchmill.outcome import Outcome, UnstoredOutcome
+from batchmill.outcome import UnstoredOutcome
 from batchmill.storage.faults import FULL
 from batchmill.workers.control import SharedBatches
 from batchmill.workers.worker_channel import WorkerChannel
@@ -167,38 +166,13 @@ class _FetchAhead:
         return size if size >= 0 else _USUAL_BYTES
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Storing:
-    """The files of one input that are being stored. `done` is resolved when it is finished."""
+    """An input whose files are being stored: its index, their size, and the thread that waits."""
 
     index: int
-    outcome: UnstoredOutcome
-    send: Callable[[int, Outcome], None]
-    done: Future[None] = field(default_factory=Future)
-    _left: int = field(init=False)
-    _error: Exception | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self._left = len(self.outcome.uploads)
-
-    def upload(self, upload: Callable[[], object]) -> None:
-        """Store one file. The thread that stores the last file sends the outcome."""
-        error = None
-        try:
-            upload()
-        except Exception as raised:
-            error = raised
-        with self._lock:
-            self._error = self._error or error
-            self._left -= 1
-            is_last = not self._left
-        if is_last:
-            try:
-                self.send(self.index, self.outcome.finish(self._error))
-                self.done.set_result(None)
-            except BaseException as raised:
-                self.done.set_exception(raised)
+    size: int
+    done: Future[None]
 
 
 @dataclass
@@ -206,16 +180,29 @@ class _StoreBehind:
     """The inputs of a worker whose files are being stored."""
 
     channel: WorkerChannel
-    _pool: ThreadPoolExecutor = field(
+    _uploading: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(MAX_TRANSFERS, "upload")
+    )
+    # Each input has a thread that waits for its uploads, and then sends its outcome at once.
+    _sending: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(MAX_TRANSFERS, "send")
     )
     _storing: deque[_Storing] = field(default_factory=deque)
 
     def add(self, index: int, outcome: UnstoredOutcome) -> None:
-        storing = _Storing(index, outcome, self.channel.send)
-        self._storing.append(storing)
-        for upload in outcome.uploads:
-            self._pool.submit(storing.upload, upload)
+        uploads = [self._uploading.submit(upload) for upload in outcome.uploads]
+        done = self._sending.submit(self._send, index, outcome, uploads)
+        self._storing.append(_Storing(index, outcome.size, done))
+
+    def _send(self, index: int, outcome: UnstoredOutcome, uploads: list[Future[object]]) -> None:
+        """Wait for the uploads of an input, and send its outcome."""
+        error = None
+        for upload in uploads:
+            try:
+                upload.result()
+            except Exception as raised:
+                error = error or raised
+        self.channel.send(index, outcome.finish(error))
 
     def wait(self, inputs: int = 0, size: int = 0, *, shows: bool = True) -> None:
         """Wait until at most this number of inputs, with this size in bytes, is being stored."""
@@ -234,7 +221,8 @@ class _StoreBehind:
     def stop(self) -> None:
         """Wait for all uploads, and end the threads."""
         self.wait()
-        self._pool.shutdown()
+        self._uploading.shutdown()
+        self._sending.shutdown()
 
     def _size(self) -> int:
-        return sum(storing.outcome.size for storing in self._storing)
+        return sum(storing.size for storing in self._storing)
