@@ -22,7 +22,6 @@ from batchmill.step.load import load_step
 from batchmill.storage import ObjectStore
 from batchmill.storage.fingerprints import fingerprint
 from batchmill.workers.batches import (
-    IndexedSample,
     Sample,
     gather_batch,
     is_broken_device,
@@ -300,6 +299,8 @@ def test_the_files_of_a_batch_are_uploaded_together(words, tmp_path, monkeypatch
             raise StoreError(url, "access denied.", passing=False)
 
     monkeypatch.setattr("batchmill.storage.transfer.upload", upload)
+    worker = "batchmill.workers.worker.this_worker"
+    monkeypatch.setattr(f"{worker}.channel", WorkerChannel(), raising=False)
     paths = sorted(words("a", "b", "c", "d").iterdir())
     items = [Input(path.name, path.name, str(path), {}) for path in paths]
     step = load_step("batch_steps:Files", search=str(SUPPORT))
@@ -308,9 +309,8 @@ def test_the_files_of_a_batch_are_uploaded_together(words, tmp_path, monkeypatch
         runner = BatchRunner(step=step, torch_dataset=data, inputs=items, staging=staging)
         notes = [Loaded(fingerprint(item.path), 0.0) for item in items]
         batch = gather_batch(
-            [IndexedSample(i, Sample(data[i], note)) for i, note in enumerate(notes)],
+            [Sample(i, data[i], note) for i, note in enumerate(notes)],
             collate=runner.collate,
-            channel=WorkerChannel(),
         )
         outcomes = store_all(runner.begin(batch.load()).finish())
     assert [outcome.kind for outcome in outcomes] == ["ok", "ok", "failed", "ok"]

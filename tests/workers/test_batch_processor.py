@@ -8,11 +8,11 @@ import pytest
 from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.workers.batch_processor import BatchProcessor
 from batchmill.workers.batches import (
+    Batch,
     BatchCallbacks,
     BatchError,
     BegunBatch,
     BrokenDeviceError,
-    SentBatch,
 )
 from batchmill.workers.control import SharedFlag, Stop
 from batchmill.workers.input_queue import InputQueue
@@ -21,7 +21,7 @@ from batchmill.workers.watchdog import BatchMonitor
 OK = Outcome("a", "a", "ok", 1, 0.0, 0.0, "here")
 UNSTORED = UnstoredOutcome(1, [], lambda error: OK)
 EMPTY = ForkingPickler.dumps(None)
-FIRST, SECOND = SentBatch([0, 1], [None] * 2, EMPTY), SentBatch([2, 3], [None] * 2, EMPTY)
+FIRST, SECOND = Batch([0, 1], [None] * 2, EMPTY), Batch([2, 3], [None] * 2, EMPTY)
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def play(make_processor):
         deliver = lambda outcomes: resolved.extend(index for index, _ in outcomes)  # noqa: E731
         processor = make_processor(None, deliver, begin=device.begin, **options)
         for indices in batches:
-            processor.process(SentBatch(indices, [None] * len(indices), EMPTY), SharedFlag())
+            processor.process(Batch(indices, [None] * len(indices), EMPTY), SharedFlag())
         processor.finish()
         return device.events, resolved, processor
 

@@ -25,12 +25,12 @@ from batchmill.options.failure_policy import FailurePolicy
 from batchmill.outcome import Outcome
 from batchmill.workers import IsolatedExecutor, Limits, Stop, input_queue
 from batchmill.workers.control import SharedFlag, StopIndex
-from batchmill.workers.dataloader import SKIPPED, GuardedInputs
 from batchmill.workers.memory import Headroom, resident_bytes
 from batchmill.workers.private_api import LoaderIterator
 from batchmill.workers.processes import descendants
 from batchmill.workers.worker import this_worker
 from batchmill.workers.worker_channel import WorkerChannel
+from batchmill.workers.worker_inputs import SKIPPED, GuardedInputs
 
 SUPPORT = Path(__file__).parents[1] / "support"
 # Long enough that healthy inputs do not time out on a busy machine.

@@ -33,13 +33,13 @@ from batchmill.storage import ObjectStore, is_url, obstore_s3, remote
 from batchmill.storage.fingerprints import Fingerprint
 from batchmill.storage.ranges import HEAD_BYTES
 from batchmill.workers import BatchCallbacks, IsolatedExecutor, Limits, Sample, Stop, WorkerExit
-from batchmill.workers.concurrent_inputs import Concurrency, RunAttempt
 from batchmill.workers.confined import ConfinedProcess
 from batchmill.workers.control import Pace
 from batchmill.workers.landlock import check_support
 from batchmill.workers.pipeline import TransferPipeline
 from batchmill.workers.processes import end_children
 from batchmill.workers.worker import this_worker
+from batchmill.workers.worker_inputs import Concurrency, RunAttempt
 
 logger = logging.getLogger(__name__)
 
@@ -266,7 +266,7 @@ class ShardExecution:
         look_up = partial(self._look_up, index)
         hooks = StepHooks(_begin_step, _end_step, partial(self._fetched, index))
         loaded = load(self._step, self._items[index], self._staging, look_up, hooks)
-        return loaded if isinstance(loaded, Outcome) else Sample(*loaded)
+        return loaded if isinstance(loaded, Outcome) else Sample(index, *loaded)
 
     def _lost(self, index: int, worker_exit: WorkerExit) -> Outcome:
         """Return the outcome of an input whose process died."""

@@ -14,7 +14,6 @@ from batchmill.workers.batches import (
     BatchError,
     BegunBatch,
     BrokenDeviceError,
-    SentBatch,
     free_device_memory,
 )
 from batchmill.workers.control import SharedFlag, Stop
@@ -57,7 +56,7 @@ class BatchProcessor:
     _begun: BegunBatch | None = None
     _storing: Future[None] | None = None
 
-    def process(self, sent: SentBatch, drain: SharedFlag) -> None:
+    def process(self, sent: Batch, drain: SharedFlag) -> None:
         """Process a batch. If the batch fails, schedule its inputs again in smaller batches.
 
         The batch may be unfinished when this method returns: see `advance` and `finish`. `drain` is

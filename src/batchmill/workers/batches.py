@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from batchmill.outcome import Fault, Outcome, UnstoredOutcome
 from batchmill.storage.scratch import FOR_SOCKETS, scratch_folder, short_base
-from batchmill.workers.worker_channel import WorkerChannel
+from batchmill.workers.worker import this_worker
 
 logger = logging.getLogger(__name__)
 
@@ -30,28 +30,35 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory",
 _BROKEN_DEVICE = ("CUDA error:", "HIP error:")
 
 
-class Sample(NamedTuple):
-    """The data that a worker has loaded for an input, and a note about the input."""
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The data that a worker has loaded for an input, the input's index, and a note about it."""
 
+    index: int
     value: Any
     note: Any
 
 
-@dataclass(frozen=True, slots=True)
-class IndexedSample:
-    """A sample and the index of its input."""
-
-    index: int
-    sample: Sample
-
-
 class Batch(NamedTuple):
-    """The collated samples of some inputs. `fault` is the error of loading or collating them."""
+    """The collated samples of some inputs: `pickled` as a worker sends them, or as `data`.
+
+    `fault` is the error of loading or collating them.
+    """
 
     indices: list[int]
     notes: list[Any]
+    pickled: bytes = b""
     data: Any = None
     fault: Fault | None = None
+
+    def load(self) -> "Batch":
+        """Return the batch with its data. Call it once, and while the worker has the tensors."""
+        if self.fault:
+            return self
+        try:
+            return self._replace(pickled=b"", data=ForkingPickler.loads(self.pickled))
+        except Exception as error:  # noqa: BLE001  # The user's classes may raise anything.
+            return self._replace(pickled=b"", fault=fault_of(error))
 
     def pin(self) -> "Batch":
         """Return this batch with its tensors in page-locked memory.
@@ -67,24 +74,6 @@ class Batch(NamedTuple):
 
 def _pinned(value: Any) -> Any:
     return value.pin_memory() if hasattr(value, "pin_memory") else value
-
-
-class SentBatch(NamedTuple):
-    """A batch as a worker sends it: `pickled` has the collated samples."""
-
-    indices: list[int]
-    notes: list[Any]
-    pickled: bytes = b""
-    fault: Fault | None = None
-
-    def load(self) -> Batch:
-        """Return the batch. Call it only once, and while the worker lives: it has the tensors."""
-        if self.fault:
-            return Batch(self.indices, self.notes, fault=self.fault)
-        try:
-            return Batch(self.indices, self.notes, ForkingPickler.loads(self.pickled))
-        except Exception as error:  # noqa: BLE001  # The user's classes may raise anything.
-            return Batch(self.indices, self.notes, fault=fault_of(error))
 
 
 class BegunBatch(NamedTuple):
@@ -149,33 +138,26 @@ class BrokenDeviceError(Exception):
     """The device will return only errors to this process from now on."""
 
 
-def gather_batch(
-    items: Sequence[int | IndexedSample],
-    *,
-    collate: Callable[[list[Any]], Any],
-    channel: WorkerChannel,
-) -> SentBatch:
-    """Collate the samples among a worker's items.
+def gather_batch(items: Sequence[int | Sample], *, collate: Callable[[list[Any]], Any]) -> Batch:
+    """Collate the samples among the items of this worker.
 
     Args:
         items: Samples, and the indices of inputs that already have an outcome.
         collate: Collates samples into a batch.
-        channel: The worker's channel.
     """
-    loaded = [item for item in items if isinstance(item, IndexedSample)]
-    indices = [item.index for item in loaded]
-    notes = [item.sample.note for item in loaded]
+    loaded = [item for item in items if isinstance(item, Sample)]
+    batch = Batch([sample.index for sample in loaded], [sample.note for sample in loaded])
     if not loaded:
-        return SentBatch([], [])
+        return batch
     if len(loaded) == 1:
         # The channel shows the input, so it is known if `collate` kills the worker.
-        channel.resume(indices[0])
+        this_worker.channel.resume(loaded[0].index)
     try:
-        return SentBatch(indices, notes, _pickled(collate([item.sample.value for item in loaded])))
+        return batch._replace(pickled=_pickled(collate([sample.value for sample in loaded])))
     except Exception as error:  # noqa: BLE001  # The user's code may raise anything; it is reported.
-        return SentBatch(indices, notes, fault=fault_of(error))
+        return batch._replace(fault=fault_of(error))
     finally:
-        channel.leave()
+        this_worker.channel.leave()
 
 
 def _pickled(batch: Any) -> bytes:

@@ -21,7 +21,6 @@ from batchmill.errors import WorkerError
 from batchmill.outcome import RETRIED_KINDS, Outcome, UnstoredOutcome
 from batchmill.workers.batch_processor import BatchProcessor
 from batchmill.workers.batches import BatchCallbacks, Sample, socket_folder
-from batchmill.workers.concurrent_inputs import Concurrency
 from batchmill.workers.control import Stop, StopIndex
 from batchmill.workers.input_queue import InputQueue, LoaderPass
 from batchmill.workers.loader_driver import LoaderDriver
@@ -30,6 +29,7 @@ from batchmill.workers.processes import adopt_orphans, children, kill_descendant
 from batchmill.workers.watchdog import BatchMonitor, Limits
 from batchmill.workers.worker_channel import WorkerChannel
 from batchmill.workers.worker_exit import WorkerExit
+from batchmill.workers.worker_inputs import Concurrency
 
 # If a worker dies between inputs, no input caused it. After this number of DataLoaders in a row
 # without an outcome, the executor raises WorkerError.

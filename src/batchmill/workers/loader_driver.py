@@ -1,37 +1,51 @@
 """Drives one DataLoader: starts its workers, receives their batches, and reports dead workers."""
 
 import os
+import signal
+import threading
+import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import DataLoader
 
 from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.workers.batch_processor import BatchProcessor
-from batchmill.workers.batches import Sample
-from batchmill.workers.concurrent_inputs import Concurrency, ConcurrentInputs
-from batchmill.workers.control import SharedBatches, SharedFlag, StartBarrier, Stop, StopIndex
-from batchmill.workers.dataloader import (
-    BATCHES_PER_WORKER,
-    GuardedInputs,
-    collate_samples,
-    iterating,
-    wait_until_idle,
+from batchmill.workers.batches import Sample, gather_batch
+from batchmill.workers.control import (
+    SharedBatches,
+    SharedFlag,
+    StartBarrier,
+    Stop,
+    StopIndex,
+    WorkerContext,
 )
 from batchmill.workers.input_queue import InputQueue, LoaderPass, make_batches
 from batchmill.workers.memory import kernel_oom_kills
 from batchmill.workers.pipeline import TransferPipeline
-from batchmill.workers.private_api import LoaderIterator, WorkerDiedError
+from batchmill.workers.private_api import (
+    LoaderIterator,
+    WorkerDiedError,
+    without_torch_sigchld_handler,
+)
 from batchmill.workers.processes import ChildProcess
 from batchmill.workers.watchdog import BatchMonitor, Limits, Watchdog
 from batchmill.workers.worker import this_worker
 from batchmill.workers.worker_channel import WorkerChannel
 from batchmill.workers.worker_exit import WorkerExit, exit_of
+from batchmill.workers.worker_inputs import Concurrency, ConcurrentInputs, GuardedInputs
+
+_POLL_SECONDS = 0.02
+# A worker has this number of batches, with the one that it executes.
+_BATCHES_PER_WORKER = 2
 
 
 @dataclass(kw_only=True)
@@ -97,43 +111,66 @@ class LoaderDriver:
                 self._end_workers(batches, processes, workers, watchdog)
         return self._exits(processes, watchdog, lambda: kernel_oom_kills() > oom_kills)
 
-    def _start_workers(self, shared: SharedBatches) -> AbstractContextManager[LoaderIterator]:
-        inputs: GuardedInputs | ConcurrentInputs
+    @contextmanager
+    def _start_workers(self, shared: SharedBatches) -> Iterator[LoaderIterator]:
+        """Fork the workers, and yield the iterator of their DataLoader. The caller must end it.
+
+        During the block, a worker's death raises an error only while the iterator waits for a
+        batch.
+        """
+        with warnings.catch_warnings(), without_torch_sigchld_handler():
+            # torch warns if there are more workers than cores. That is the user's choice, for
+            # steps that wait.
+            warnings.simplefilter("ignore", UserWarning)
+            loader: DataLoader[Any] = DataLoader(
+                self._inputs(shared),
+                batch_sampler=self._turns(shared),  # type: ignore[arg-type]  # torch's types exclude ranges.
+                num_workers=len(self.channels),
+                prefetch_factor=_BATCHES_PER_WORKER,
+                collate_fn=self._collate(),
+                # One slow input must not delay the batches behind it.
+                in_order=False,
+                # Measured in a Ray worker: the first item arrives after 0.1 s with fork, and after
+                # 1 to 2 s with other start methods.
+                multiprocessing_context=WorkerContext(),
+                worker_init_fn=partial(
+                    this_worker.begin,
+                    channels=self.channels,
+                    barrier=self._barrier,
+                    parent=os.getpid(),
+                    # With a memory limit, memory that the worker keeps would count for its next
+                    # input.
+                    keeps_memory=self.limits.memory_bytes is None,
+                    sockets=self.sockets,
+                ),
+            )
+            iterator = LoaderIterator(loader)
+        iterator.idle_work = self.processor
+        with _handling_sigchld(iterator.on_child_exit):
+            yield iterator
+
+    def _inputs(self, shared: SharedBatches) -> Any:
+        """Return the inputs as a torch Dataset."""
         if self.concurrency:
-            inputs = ConcurrentInputs(
+            return ConcurrentInputs(
                 concurrency=self.concurrency,
                 slots=self.channels[0].slots,
                 drain=self._drain,
                 stop_index=self.stop_index,
                 batches=shared,
             )
-            turns: Iterator[Sequence[int]] = iter([()] * len(self.channels))
-        else:
-            inputs = GuardedInputs(
-                run=self.run,
-                drain=self._drain,
-                stop_index=self.stop_index,
-                pipeline=self.pipeline,
-                batches=shared if self.pipeline else None,
-            )
-            turns = self._turns(shared) if self.pipeline else self._with_retries(shared)
-        return iterating(
-            inputs,
-            turns,
-            len(self.channels),
-            # Without samples, a batch is the list of its indices.
-            partial(collate_samples, self.processor.callbacks.collate) if self.processor else list,
-            partial(
-                this_worker.begin,
-                channels=self.channels,
-                barrier=self._barrier,
-                parent=os.getpid(),
-                # With a memory limit, memory that the worker keeps would count for its next input.
-                keeps_memory=self.limits.memory_bytes is None,
-                sockets=self.sockets,
-            ),
-            self.processor,
+        return GuardedInputs(
+            run=self.run,
+            drain=self._drain,
+            stop_index=self.stop_index,
+            pipeline=self.pipeline,
+            batches=shared,
         )
+
+    def _collate(self) -> Callable[[Any], Any]:
+        if not self.processor:
+            return list  # Without samples, a batch is the list of its indices.
+        return partial(gather_batch, collate=self.processor.callbacks.collate)
 
     def _batches(self) -> list[Sequence[int]]:
         """Divide the inputs into batches."""
@@ -156,24 +193,27 @@ class LoaderDriver:
             batches.append(range(first, last + 1) if is_range else [indices[i] for i in batch])
         return batches
 
-    def _with_retries(self, shared: SharedBatches) -> Iterator[Sequence[int]]:
-        """Yield the inputs of each batch. Retries that are due come first."""
-        while batch := shared.take():
-            if due := self._due():
-                yield due
-            yield batch
-
     def _turns(self, shared: SharedBatches) -> Iterator[Sequence[int]]:
-        """Yield the retries that are due, perhaps none. Workers take their batches by themselves.
+        """Yield the inputs of each batch. Retries that are due come first.
 
-        Each list of retries lets a worker execute one batch. The DataLoader gives each worker
-        BATCHES_PER_WORKER lists, and another one when the worker has executed a batch. The last
-        lists are for the batches that workers have taken ahead.
+        With a pipeline or an async step, workers take their batches by themselves. Then only
+        retries are yielded, perhaps none. A list of retries lets a worker execute one batch, or all
+        batches if the step is async. The DataLoader gives each worker _BATCHES_PER_WORKER lists,
+        and another one when the worker has executed a batch. The last lists are for the batches
+        that workers have taken ahead.
         """
-        for _ in range(BATCHES_PER_WORKER * len(self.channels)):
-            yield self._due()
-        while shared.left or shared.are_ahead:
-            yield self._due()
+        if self.concurrency:
+            yield from [()] * len(self.channels)
+        elif self.pipeline:
+            for _ in range(_BATCHES_PER_WORKER * len(self.channels)):
+                yield self._due()
+            while shared.left or shared.are_ahead:
+                yield self._due()
+        else:
+            while batch := shared.take():
+                if due := self._due():
+                    yield due
+                yield batch
 
     def _due(self) -> Sequence[int]:
         """Return the retries that are due.
@@ -198,7 +238,12 @@ class LoaderDriver:
     ) -> None:
         """Wait until the workers finish their current inputs. End them and the watchdog."""
         self._drain.set()
-        wait_until_idle(self.channels, processes)
+        # The watchdog limits the time.
+        while any(
+            channel.occupied and process.is_alive()
+            for channel, process in zip(self.channels, processes, strict=True)
+        ):
+            time.sleep(_POLL_SECONDS)
         batches.end()
         watchdog.stop()
         for process, worker in zip(processes, workers, strict=True):
@@ -217,3 +262,20 @@ class LoaderDriver:
             or any(index in self.queue for index in channel.in_progress)
             or (process.exitcode and self._worker_died)
         ]
+
+
+@contextmanager
+def _handling_sigchld(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call a function during the block when a child process ends.
+
+    Outside the main thread this has no effect, because Python runs signal handlers only there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGCHLD, handler)
+    try:
+        yield
+    finally:
+        # `signal.signal` returns None if the previous handler was not installed from Python.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL if previous is None else previous)

@@ -1,26 +1,117 @@
-"""Runs the inputs of an async step in a worker: many at a time, in one event loop."""
+"""The torch Datasets whose items are inputs: a DataLoader worker runs an input to load its item.
+
+`GuardedInputs` runs one input at a time. `ConcurrentInputs` runs the inputs of an async step: many
+at a time, in one event loop.
+"""
 
 import asyncio
 import io
 import logging
+import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from batchmill.outcome import RETRIED_KINDS, Outcome
+from batchmill.outcome import RETRIED_KINDS, Outcome, UnstoredOutcome
+from batchmill.workers.batches import Sample
 from batchmill.workers.control import Pace, SharedBatches, SharedFlag, StopIndex
 from batchmill.workers.input_queue import pause_before_retry
+from batchmill.workers.pipeline import TransferPipeline
 from batchmill.workers.worker import this_worker
 from batchmill.workers.worker_channel import LOG_TAIL_BYTES
 
 _POLL_SECONDS = 0.05
+# The same, for batches that another worker has taken ahead.
+_AHEAD_SECONDS = 0.02
+
+# The item of an input that did not begin.
+SKIPPED = -1
 
 # Runs one attempt at an input: its index, and the number of its slot in the worker's channel.
 RunAttempt = Callable[[int, int], Awaitable[Outcome]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardedInputs:
+    """A map-style torch Dataset that runs inputs in a worker and sends outcomes to its channel.
+
+    An item is only the input's index, so the DataLoader loses no outcome when a worker dies. In a
+    batch step, the item is the sample. If the sample is lost, the input is loaded again.
+    """
+
+    run: Callable[[int], Outcome | UnstoredOutcome | Sample]
+    drain: SharedFlag
+    stop_index: StopIndex
+    pipeline: TransferPipeline | None = None
+    batches: SharedBatches | None = None
+
+    def __getitems__(self, indices: Sequence[int]) -> list[int | Sample]:
+        """Execute the inputs of a batch.
+
+        With a pipeline, files are moved while steps run. Then the worker takes its batches from
+        `batches`, so that it knows the next batch in time. `indices` are further inputs.
+        """
+        if self.pipeline is None or self.batches is None:
+            return [self[index] for index in indices]
+        try:
+            number = int(this_worker.name)
+            batch = self.pipeline.begin_batch(indices, self.batches, number, this_worker.channel)
+            # Otherwise, a worker without a batch would use up turns without a pause.
+            while not batch and self.batches.are_ahead and not self.drain.is_set():
+                time.sleep(_AHEAD_SECONDS)
+            items = [self[index] for index in batch]
+            self.pipeline.end_batch(is_last=self.drain.is_set())
+        except BaseException:  # noqa: BLE001
+            this_worker.exit_broken()
+        return items
+
+    def __getitem__(self, index: int) -> int | Sample:
+        if self.drain.is_set():
+            return SKIPPED
+        if self.pipeline:
+            self.pipeline.make_room()
+        if self.stop_index.excludes(index):
+            return SKIPPED
+        try:
+            this_worker.channel.begin(index)
+            # Check again, now that the channel shows the input. The shard's process sets the flag
+            # or the index, and reads the channels afterwards. It must see every input that begins,
+            # because it kills workers that seem idle.
+            if self.drain.is_set() or self.stop_index.excludes(index):
+                this_worker.channel.leave()
+                return SKIPPED
+            outcome = self.run(index)
+            # Do this first, because a timer of the step may expire at any moment.
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            unused = this_worker.streams.are_unused()
+            if isinstance(outcome, Sample):
+                # Restore before `leave`: if the worker is broken, its channel must show this input.
+                this_worker.restore(unused=unused)
+                this_worker.channel.leave()
+                return outcome
+            if isinstance(outcome, UnstoredOutcome):
+                if not self.pipeline:
+                    raise TypeError("run returned an UnstoredOutcome, but there is no pipeline")
+                self.pipeline.store(index, outcome)
+                this_worker.channel.leave()
+                this_worker.restore(unused=unused)
+                return index
+            if outcome.kind != "ok" and this_worker.streams.has_log():
+                outcome = outcome._replace(log=this_worker.channel.log_tail())
+            this_worker.channel.finish(index, outcome)
+            this_worker.restore(unused=unused)
+        except BaseException:  # noqa: BLE001
+            # The step has broken its worker. End only the worker, not the shard.
+            if self.pipeline:
+                with suppress(Exception):
+                    self.pipeline.wait_in_place()
+            this_worker.exit_broken()
+        return index
 
 
 @dataclass(frozen=True, kw_only=True)
