@@ -9,7 +9,7 @@ from batchmill.layout import STAGING
 from batchmill.ledger.lease import read_token
 from batchmill.ledger.ledger import Ledger
 from batchmill.planning.run_spec import read_spec, some_inputs
-from batchmill.shards.planned_step import load_planned_step
+from batchmill.shards.inputs import load_planned_step
 from batchmill.step.planned import differences_from_plan
 from batchmill.storage import is_url, open_store, remote
 

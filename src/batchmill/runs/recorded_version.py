@@ -22,7 +22,7 @@ from batchmill.planning.prepare import Prepared
 from batchmill.planning.run_spec import RunSpec, read_spec
 from batchmill.planning.sample import random_sample
 from batchmill.runs.discarded_job import RESULT_COLUMNS, part_of
-from batchmill.shards.planned_step import load_planned_step, pickled_step_name
+from batchmill.shards.inputs import load_planned_step, pickled_step_name
 from batchmill.step.load import Step
 from batchmill.step.planned import differences_from_plan
 from batchmill.step.value.shipping import pickle_digest

@@ -32,7 +32,7 @@ from batchmill.planning.prepare import Prepared, plan_again, prepare
 from batchmill.planning.run_spec import partitions_of, write_run_plan
 from batchmill.publishing.summary import Summary, summarise
 from batchmill.runs.node_check import Probe
-from batchmill.shards.planned_step import pickled_step_name
+from batchmill.shards.inputs import pickled_step_name
 from batchmill.shards.shard import Shard
 from batchmill.step.value.shipping import pickle_digest
 from batchmill.storage import is_url

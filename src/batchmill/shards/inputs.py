@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from batchmill.execution.read_input import reads_in_parts
 from batchmill.execution.rows import RESERVED_KEYS, RESERVED_WITH_PARTITIONS
 from batchmill.execution.staging import Companion, Input, StagingArea
+from batchmill.layout import PICKLED_STEP
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
 from batchmill.outcome import Outcome
@@ -29,10 +30,11 @@ from batchmill.planning.run_spec import (
     read_inputs,
     read_spec,
 )
-from batchmill.shards.planned_step import load_planned_step
+from batchmill.security.allowlist import check_step
 from batchmill.shards.shard import Shard, is_left, recorded_in
-from batchmill.step.load import Step
+from batchmill.step.load import Step, load_step
 from batchmill.step.planned import PlannedStep
+from batchmill.step.value.shipping import unpickle_step
 from batchmill.storage import is_url
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.fingerprints import SeenFile
@@ -198,3 +200,41 @@ class ShardInputs:
             return {"path": url}
         path = f"{staging.fetched}/{folder}/{last_part(url)}"
         return {"path": path, "url": url, "planned": planned}
+
+
+class LoadedStep(NamedTuple):
+    """A step as this machine has it, and its description in the run's plan."""
+
+    step: Step
+    planned: Any
+
+
+def pickled_step_name(ledger: Ledger, run: int) -> str:
+    """Return the name of the file with a step that other processes cannot import."""
+    return f"{ledger.run_folder(run)}/{PICKLED_STEP}"
+
+
+def load_planned_step(ledger: Ledger, spec: RunSpec, pickle_digest: str) -> LoadedStep:
+    """Load the step of a run.
+
+    Args:
+        ledger: The ledger.
+        spec: The settings of the run.
+        pickle_digest: The digest of the step's pickle, from the process that holds the run. Empty
+            if the step is imported. Then no pickle is read.
+
+    Returns:
+        The step.
+
+    Raises:
+        StepError: The step cannot be loaded on this machine.
+        OptionError: The step may not be run here.
+    """
+    planned = ledger.steps.read(spec.identity)
+    if not pickle_digest:
+        step = load_step(spec.step, spec.params, search=spec.search, file_columns=spec.file_columns)
+        return LoadedStep(step, planned or step.description)
+    check_step(spec.step)
+    pickled = ledger.store.read(pickled_step_name(ledger, spec.run))
+    step = unpickle_step(pickled, pickle_digest, planned or {}, search=spec.search)
+    return LoadedStep(step, planned)
