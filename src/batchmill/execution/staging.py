@@ -61,14 +61,6 @@ class Input(NamedTuple):
         return [file for file in self.files if is_url(file.url)]
 
 
-class PackSettings(NamedTuple):
-    """How the outputs of an attempt are packed. `PackWriter` describes the fields."""
-
-    prefix: str
-    limit: int
-    worker: Callable[[], str]
-
-
 @dataclass(frozen=True, kw_only=True)
 class StagingArea:
     """The folders of one attempt at a shard.
@@ -96,7 +88,7 @@ def open_staging(
     *,
     fetches: bool = False,
     confines: bool = False,
-    packs: PackSettings | None = None,
+    make_packs: Callable[[Path, Path], PackWriter] | None = None,
     reserved: Set[str] = RESERVED_KEYS,
 ) -> Iterator[StagingArea]:
     """Create the folders of one attempt, and remove them after the block.
@@ -106,18 +98,16 @@ def open_staging(
         attempt: A unique name of the attempt.
         fetches: True if there are remote inputs.
         confines: True if the step is confined.
-        packs: How outputs are packed. None: each output is a file.
+        make_packs: Returns the writer of packs, given the folder of the packs and a folder that
+            only this attempt uses. None: each output is a file.
         reserved: The keys that no row may have.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(store.staging(attempt))
-        writer = None
-        if packs:
-            writer = PackWriter(store.pack_folder(folder), folder, *packs)
         yield StagingArea(
             store=store,
             folder=folder,
-            packs=writer,
+            packs=make_packs(store.pack_folder(folder), folder) if make_packs else None,
             fetched=stack.enter_context(scratch_folder()) if fetches else None,
             temporary=stack.enter_context(scratch_folder()) if confines else None,
             reserved=reserved,

@@ -24,8 +24,7 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.planning.job import Confinement
 from batchmill.shards.inputs import ShardInputs
-from batchmill.shards.outcome_recorder import OutcomeRecorder
-from batchmill.shards.pack_upload import PackUpload
+from batchmill.shards.outcome_recorder import OutcomeRecorder, PackUpload
 from batchmill.shards.step_log import StepLog
 from batchmill.shards.torch_dataset import create_torch_dataset
 from batchmill.step.async_steps import SharedStep
@@ -71,15 +70,9 @@ class ShardExecution:
         self._look_up, self._torch_dataset = self._make_look_up()
         self._stop = Stop()
         self._is_split = False
-        self._recorder = OutcomeRecorder(
-            ledger,
-            inputs.spec,
-            self._stop,
-            inputs.check_step,
-            on_outcome,
-            self._pack_upload(),
-            log,
-        )
+        packs, store = staging.packs, ledger.store
+        upload = PackUpload(store, packs) if packs and is_url(store.url) else None
+        self._recorder = OutcomeRecorder(ledger, inputs, self._stop, on_outcome, upload, log)
         levels = logging.getLevelNamesMapping()
         self._log_level = levels[inputs.shard.log_steps.upper()] if log else 0
         self._callbacks = self._batch_callbacks()
@@ -95,7 +88,7 @@ class ShardExecution:
         shard, spec = self._inputs.shard, self._inputs.spec
         if shard.left == 1:
             self._ledger.control.record_lone_attempt(shard.run, shard.start, shard.attempt)
-        with self._recorder.committing(prefix, self._inputs.origins, self._apply_requests):
+        with self._recorder.committing(prefix, self._apply_requests):
             self._executor.execute(
                 batch_size=self._inputs.batch_size(step_is_batched=self._callbacks is not None),
                 num_workers=spec.num_workers,
@@ -112,13 +105,6 @@ class ShardExecution:
             self._is_split = True
             boundary = self._executor.shorten()
             control.record_split(run, key, self._inputs.plan_row(boundary))
-
-    def _pack_upload(self) -> PackUpload | None:
-        """Return what uploads packs; None without packs, or if they are written in the dataset."""
-        packs = self._staging.packs
-        if packs is None or not is_url(self._ledger.store.url):
-            return None
-        return PackUpload(self._ledger.store, packs.folder, packs.prefix, packs.limit)
 
     def _make_look_up(self) -> tuple[Callable[[int], Any], Any]:
         """Return the function that looks up an item by its index, and the torch Dataset or None."""

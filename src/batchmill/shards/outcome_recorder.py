@@ -1,21 +1,27 @@
-"""Records the outcomes of a shard: counts them, commits them, and reports them."""
+"""Records the outcomes of a shard: counts them, commits them, and reports them.
+
+Before a commit to a bucket, it uploads the packs that the outcomes name.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 from batchmill.errors import LedgerError, StoreError
 from batchmill.execution.failures import hide_in
+from batchmill.layout import PACKS
 from batchmill.ledger.committer import Committer
 from batchmill.ledger.lease import is_held
 from batchmill.ledger.ledger import Ledger
-from batchmill.ledger.parts import Origin
-from batchmill.outcome import Outcome
-from batchmill.planning.run_spec import RunSpec
-from batchmill.shards.pack_upload import PackUpload
+from batchmill.outcome import Outcome, WrittenFile
+from batchmill.shards.inputs import ShardInputs
 from batchmill.shards.step_log import StepLog
-from batchmill.storage import NO_ROOM
+from batchmill.storage import NO_ROOM, Store
+from batchmill.storage.addresses import Address, parse_address
+from batchmill.storage.pack_writer import PackWriter
 from batchmill.workers import Stop
 
 
@@ -23,32 +29,27 @@ from batchmill.workers import Stop
 class OutcomeRecorder:
     """Records outcomes. `counts` has the number of inputs by kind of outcome.
 
-    `check_step` is called before each commit. It raises an error if the step has changed. Nothing
-    is committed either after the run has lost its lease. `upload` uploads packs to a bucket. `log`
-    forwards the logs of steps.
+    Nothing is committed if the step has changed, or after the run has lost its lease. `upload`
+    uploads packs to a bucket. `log` forwards the logs of steps.
     """
 
     ledger: Ledger
-    spec: RunSpec
+    inputs: ShardInputs
     stop: Stop
-    check_step: Callable[[], None]
     on_outcome: Callable[[Outcome], None] | None
-    upload: PackUpload | None = None
-    log: StepLog | None = None
+    upload: "PackUpload | None"
+    log: StepLog | None
     counts: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
-    def committing(
-        self, prefix: str, origins: Mapping[str, Origin], on_tick: Callable[[], None]
-    ) -> Iterator[None]:
+    def committing(self, prefix: str, on_tick: Callable[[], None]) -> Iterator[None]:
         """Commit outcomes in a thread during the block, and the remaining ones at its end.
 
         Args:
             prefix: The beginning of the names of the ledger's parts.
-            origins: The origin that the ledger records for each input, by input name.
             on_tick: Called each time the thread wakes up.
         """
-        before = self._prepare_commit
+        before, origins = self._prepare_commit, self.inputs.origins
         with Committer(self.ledger, prefix, origins, before, on_tick) as self._committer:
             yield
 
@@ -89,16 +90,101 @@ class OutcomeRecorder:
         A shard of a lost node may continue after its run has ended. Another run removes its
         unfinished files, so its inputs may fail. Its outcomes must not reach the ledger.
         """
-        self.check_step()
-        spec = self.spec
+        self.inputs.check_step()
+        spec = self.inputs.spec
         if spec.token and not is_held(self.ledger, spec.token):
             raise LedgerError(f"{self.ledger.store.url}: run {spec.run} no longer holds the lease.")
         return self.upload.store(outcomes) if self.upload else outcomes
 
     def _check_failures(self) -> None:
         """Stop the whole run if more inputs have failed than its policy allows."""
-        allowed = self.spec.enough_failures
+        allowed = self.inputs.spec.enough_failures
         failed = self.counts.total() - self.counts["ok"]
         if allowed is not None and failed > allowed and not self.stop.requested:
             self.stop.request()
-            self.ledger.control.request_stop(self.spec.run)
+            self.ledger.control.request_stop(self.inputs.spec.run)
+
+
+class _Piece(NamedTuple):
+    """A part of a local pack that was uploaded: its range, and where it is now."""
+
+    start: int
+    end: int
+    pack: str
+    offset: int
+
+
+class PackUpload:
+    """Uploads packs, because nothing can be appended to an object of a bucket.
+
+    The packs of all workers of a shard become one object for each commit.
+
+    Args:
+        store: The store of the dataset.
+        packs: The local packs of the attempt.
+    """
+
+    def __init__(self, store: Store, packs: PackWriter) -> None:
+        self._store = store
+        self._packs = packs
+        self._pieces: dict[str, list[_Piece]] = {}
+        self._count = 0
+
+    def store(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """Upload the outputs of outcomes that are in packs.
+
+        Args:
+            outcomes: The outcomes, with addresses in local packs.
+
+        Returns:
+            The outcomes, with addresses in the store.
+
+        Raises:
+            StoreError: The upload failed.
+        """
+        ends: dict[str, int] = {}
+        for outcome in outcomes:
+            for file in outcome.outputs:
+                place = parse_address(file.pack or "")
+                if place:
+                    ends[place.pack] = max(place.end, ends.get(place.pack, 0))
+        self._upload({pack: end for pack, end in ends.items() if end > self._end(pack)})
+        return [
+            outcome._replace(outputs=tuple(map(self._moved, outcome.outputs)))
+            for outcome in outcomes
+        ]
+
+    def _upload(self, ends: dict[str, int]) -> None:
+        if not ends:
+            return
+        name = f"{PACKS}/{self._packs.prefix}-{self._count:05d}.tar"
+        self._count += 1
+        data = bytearray()
+        pieces = {}
+        for pack, end in ends.items():
+            start = self._end(pack)
+            pieces[pack] = _Piece(start, end, name, len(data))
+            with self._path(pack).open("rb") as file:
+                file.seek(start)
+                data += file.read(end - start)
+        self._store.write(name, bytes(data))
+        for pack, piece in pieces.items():
+            self._pieces.setdefault(pack, []).append(piece)
+            if piece.end >= self._packs.limit:
+                self._path(pack).unlink()
+
+    def _end(self, pack: str) -> int:
+        pieces = self._pieces.get(pack)
+        return pieces[-1].end if pieces else 0
+
+    def _path(self, pack: str) -> Path:
+        return self._packs.folder / pack.removeprefix(f"{PACKS}/")
+
+    def _moved(self, file: WrittenFile) -> WrittenFile:
+        place = parse_address(file.pack or "")
+        if not place:
+            return file
+        # The header of the file lies before it, so an empty file ends where its piece ends.
+        piece = next(p for p in self._pieces[place.pack] if p.start < place.offset <= p.end)
+        moved = Address(piece.pack, place.offset - piece.start + piece.offset, place.size)
+        return file._replace(pack=moved.named(file.path))

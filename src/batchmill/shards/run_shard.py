@@ -4,9 +4,10 @@ import resource
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
-from batchmill.execution.staging import PackSettings, open_staging
+from batchmill.execution.staging import open_staging
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.run_control import Usage
 from batchmill.outcome import Outcome
@@ -14,6 +15,7 @@ from batchmill.shards.inputs import ShardInputs
 from batchmill.shards.shard import Shard
 from batchmill.shards.step_log import StepLines, StepLog
 from batchmill.storage import open_store
+from batchmill.storage.pack_writer import PackWriter
 
 
 class ShardResult(NamedTuple):
@@ -49,7 +51,7 @@ def run_shard(
     # Importing torch takes a second. Only processes that run shards need it.
     from batchmill.shards.execution import ShardExecution
     from batchmill.workers.orphans import ending_orphans
-    from batchmill.workers.worker import worker_name
+    from batchmill.workers.worker import this_worker
 
     started = time.perf_counter()
     ledger = Ledger(open_store(shard.dataset))
@@ -59,6 +61,7 @@ def run_shard(
     attempt = uuid.uuid4().hex[:12]
     prefix = f"{shard.run:06d}-{attempt}"
     limit = inputs.spec.pack_bytes
+    make_packs = partial(PackWriter, prefix=prefix, limit=limit, worker=lambda: this_worker.name)
     with (
         ending_orphans(),
         open_staging(
@@ -66,7 +69,7 @@ def run_shard(
             attempt,
             fetches=inputs.are_remote,
             confines=inputs.spec.confinement is not None,
-            packs=PackSettings(prefix, limit, worker_name) if limit else None,
+            make_packs=make_packs if limit else None,
             reserved=inputs.reserved_keys,
         ) as staging,
     ):

@@ -32,7 +32,8 @@ class Worker:
     """The state of a worker process."""
 
     channel: WorkerChannel
-    name = "main"  # The process of the shard has this name.
+    # No other living process of the shard has this name. The process of the shard is "main".
+    name = "main"
 
     def begin(
         self,
@@ -162,11 +163,6 @@ def _next_descriptor() -> int:
 
 
 this_worker = Worker()
-
-
-def worker_name() -> str:
-    """Return the name of this worker. No other living process of the shard has it."""
-    return this_worker.name
 
 
 def begin_confined() -> None:
