@@ -5,27 +5,27 @@ from contextlib import closing
 
 import pytest
 
-from batchmill.workers.control import SharedBatches, StartBarrier
+from batchmill.workers.control import SharedBatches, SharedFlag
 
 BATCHES = 5_000
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_each_batch_is_taken_once(workers, tmp_path):
-    barrier = StartBarrier()
+    started = SharedFlag()
     with closing(SharedBatches([[index] for index in range(BATCHES)], workers)) as batches:
         children = []
         for number in range(workers):
             child = os.fork()
             if not child:
-                barrier.wait()
+                started.wait()
                 taken = []
                 while batch := batches.take():
                     taken.extend(batch)
                 (tmp_path / str(number)).write_text("\n".join(map(str, taken)))
                 os._exit(0)
             children.append(child)
-        barrier.open(workers)
+        started.set()
         for child in children:
             assert os.waitpid(child, 0)[1] == 0
         assert not batches.left

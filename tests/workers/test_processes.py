@@ -80,7 +80,7 @@ def test_the_watchdog_neither_kills_nor_blames_a_dead_worker(stranger):
     watchdog.start()
     wait_for(lambda: len(checks) > 3, "checks of the watchdog")
     watchdog.stop()
-    assert watchdog.kill_reasons == {}
+    assert watchdog.killed == {}
     assert stranger.status() == psutil.STATUS_SLEEPING
     child.close()
     channel.close()

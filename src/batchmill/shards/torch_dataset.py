@@ -1,9 +1,7 @@
 """Creates the torch Dataset of a class step, even if its `__init__` fails, hangs or crashes."""
 
-import faulthandler
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import getitem
 from typing import Any
@@ -13,6 +11,7 @@ from batchmill.execution.call_step import make_dataset
 from batchmill.execution.staging import Input
 from batchmill.ledger.ledger import Ledger
 from batchmill.shards.inputs import ShardInputs
+from batchmill.workers.processes import end_after
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ def create_torch_dataset(
         )
     ledger.control.begin_creation(shard.run, shard.start, shard.stop, shard.attempt)
     try:
-        with _ending_this_process_after(inputs.spec.policy.timeout_seconds):
+        with end_after(inputs.spec.policy.timeout_seconds):
             torch_dataset = make_dataset(step, items)
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         if step.is_batched:
@@ -75,23 +74,6 @@ def create_torch_dataset(
     finally:
         ledger.control.end_creation(shard.run, shard.start, shard.stop, shard.attempt)
     return partial(getitem, torch_dataset), torch_dataset
-
-
-@contextmanager
-def _ending_this_process_after(seconds: float | None) -> Iterator[None]:
-    """Write the stack and end this process if the block takes longer than `seconds`.
-
-    The timer is a thread in C. It ends the process even if the block never releases the
-    interpreter's lock.
-    """
-    if seconds is None:
-        yield
-        return
-    faulthandler.dump_traceback_later(seconds, exit=True, file=2)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 def _raise(error: BaseException, _: int) -> Any:

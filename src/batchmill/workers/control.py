@@ -9,31 +9,14 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.context import ForkContext
 
 from batchmill.workers.worker_channel import anonymous_file
 
 _INDEX, _TIME = struct.Struct("q"), struct.Struct("d")
-
-
-class StartBarrier:
-    """Makes workers wait until all workers and the watchdog have started."""
-
-    def __init__(self) -> None:
-        self._reader, self._writer = os.pipe()
-
-    def open(self, workers: int) -> None:
-        """Let this number of workers pass, and close the parent's side."""
-        os.write(self._writer, b"." * workers)
-        os.close(self._writer)
-        os.close(self._reader)
-
-    def wait(self) -> None:
-        """Wait, in a worker, until the barrier is open."""
-        os.read(self._reader, 1)
-        os.close(self._writer)
-        os.close(self._reader)
+_POLL_SECONDS = 0.001
 
 
 class SharedFlag:
@@ -50,6 +33,11 @@ class SharedFlag:
         """Return whether the flag is set."""
         return self._flag[0] == 1
 
+    def wait(self) -> None:
+        """Wait until the flag is set."""
+        while not self.is_set():
+            time.sleep(_POLL_SECONDS)
+
 
 class WorkerContext(ForkContext):
     """Creates what a DataLoader shares with its workers. A worker may die at any moment.
@@ -60,7 +48,7 @@ class WorkerContext(ForkContext):
     """
 
     def Event(self) -> SharedFlag:  # type: ignore[override]  # noqa: N802
-        """Return an event without a lock, and without `wait`."""
+        """Return an event without a lock."""
         return SharedFlag()
 
 
@@ -83,18 +71,15 @@ class StopIndex:
 class SharedBatches:
     """The batches of a DataLoader. Each worker takes the next one when it has room for it.
 
-    An open file has the numbers of the batches. All workers share its position, and one read moves
-    it. Linux lets two reads of a file in memory begin at the same position, so a worker locks the
-    file. The kernel removes the lock of a worker that is killed.
+    A worker locks a file while it takes a batch. The kernel removes the lock of a worker that is
+    killed.
     """
 
     def __init__(self, batches: Sequence[Sequence[int]], workers: int) -> None:
         self._batches = batches
         self._workers = workers
-        self._file = anonymous_file("batchmill-batches")
-        with open(self._file, "wb", closefd=False) as file:
-            file.writelines(map(_INDEX.pack, range(len(batches))))
-        os.lseek(self._file, 0, os.SEEK_SET)
+        self._lock = anonymous_file("batchmill-batches")
+        self._taken = mmap.mmap(-1, _INDEX.size)
         # One byte per worker: 1 while it has a batch that it has not begun.
         self._ahead = mmap.mmap(-1, workers)
 
@@ -106,16 +91,16 @@ class SharedBatches:
     @property
     def left(self) -> int:
         """The number of batches that no worker has taken."""
-        return len(self._batches) - os.lseek(self._file, 0, os.SEEK_CUR) // _INDEX.size
+        return len(self._batches) - int(_INDEX.unpack_from(self._taken)[0])
 
     def take(self) -> Sequence[int]:
         """Return the inputs of the next batch; nothing if all batches are taken."""
-        fcntl.lockf(self._file, fcntl.LOCK_EX)
-        try:
-            number = os.read(self._file, _INDEX.size)
-        finally:
-            fcntl.lockf(self._file, fcntl.LOCK_UN)
-        return self._batches[_INDEX.unpack(number)[0]] if number else ()
+        with _locked(self._lock):
+            number = len(self._batches) - self.left
+            if not self.left:
+                return ()
+            _INDEX.pack_into(self._taken, 0, number + 1)
+        return self._batches[number]
 
     def take_ahead(self, worker: int) -> Sequence[int]:
         """Return the inputs of a batch to execute later; nothing if idle workers may need it.
@@ -130,7 +115,7 @@ class SharedBatches:
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._file)
+        os.close(self._lock)
 
 
 class Pace:
@@ -150,13 +135,10 @@ class Pace:
 
     def next_turn(self) -> float:
         """Take the next turn. Return the seconds until it."""
-        fcntl.lockf(self._lock, fcntl.LOCK_EX)
-        try:
+        with _locked(self._lock):
             now = time.monotonic()
             turn = max(now, _TIME.unpack_from(self._next)[0])
             _TIME.pack_into(self._next, 0, turn + self._seconds)
-        finally:
-            fcntl.lockf(self._lock, fcntl.LOCK_UN)
         return float(turn - now)
 
 
@@ -190,3 +172,13 @@ class Stop:
     def wait(self, seconds: float) -> None:
         """Sleep for `seconds`, or until the request is made."""
         self._event.wait(max(0.0, seconds))
+
+
+@contextmanager
+def _locked(file: int) -> Iterator[None]:
+    """Hold the lock of a file during the block."""
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.lockf(file, fcntl.LOCK_UN)

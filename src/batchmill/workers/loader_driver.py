@@ -23,7 +23,6 @@ from batchmill.workers.batches import Sample, gather_batch
 from batchmill.workers.control import (
     SharedBatches,
     SharedFlag,
-    StartBarrier,
     Stop,
     StopIndex,
     WorkerContext,
@@ -73,7 +72,7 @@ class LoaderDriver:
     weights: NDArray[np.int64] | None
     sockets: Path | None
     _drain: SharedFlag = field(default_factory=SharedFlag)
-    _barrier: StartBarrier = field(default_factory=StartBarrier)
+    _started: SharedFlag = field(default_factory=SharedFlag)
     _worker_died: bool = False
 
     def drive(self) -> list[WorkerExit]:
@@ -136,7 +135,7 @@ class LoaderDriver:
                 worker_init_fn=partial(
                     this_worker.begin,
                     channels=self.channels,
-                    barrier=self._barrier,
+                    started=self._started,
                     parent=os.getpid(),
                     # With a memory limit, memory that the worker keeps would count for its next
                     # input.
@@ -224,7 +223,7 @@ class LoaderDriver:
 
     def _receive_batches(self, batches: LoaderIterator) -> None:
         """Start the workers, and process their batches. Raises WorkerDiedError."""
-        self._barrier.open(len(self.channels))
+        self._started.set()
         for batch in batches:
             if self.processor and batch.indices:
                 self.processor.process(batch, self._drain)
@@ -254,11 +253,11 @@ class LoaderDriver:
     def _exits(
         self, processes: Sequence[Any], watchdog: Watchdog, killed_by_kernel: Callable[[], bool]
     ) -> list[WorkerExit]:
-        reasons = watchdog.kill_reasons
+        killed = watchdog.killed
         return [
-            exit_of(channel, process.exitcode, reasons.get(number), killed_by_kernel)
+            exit_of(channel, process.exitcode, killed.get(number), killed_by_kernel)
             for number, (channel, process) in enumerate(zip(self.channels, processes, strict=True))
-            if number in reasons
+            if number in killed
             or any(index in self.queue for index in channel.in_progress)
             or (process.exitcode and self._worker_died)
         ]

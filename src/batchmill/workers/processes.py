@@ -1,11 +1,12 @@
 """Finds, suspends, kills and reaps processes."""
 
 import ctypes
+import faulthandler
 import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -23,6 +24,23 @@ def end_with_parent(parent: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+@contextmanager
+def end_after(seconds: float | None) -> Iterator[None]:
+    """Write the stack and end this process if the block takes longer than `seconds`.
+
+    The timer is a thread in C. It ends the process even if the block never releases the
+    interpreter's lock.
+    """
+    if seconds is None:
+        yield
+        return
+    faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def adopt_orphans(adopt: bool = True) -> None:

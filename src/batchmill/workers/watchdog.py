@@ -1,13 +1,11 @@
 """Watches workers: collects their outcomes, and kills workers that exceed a limit."""
 
-import faulthandler
 import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,9 +13,10 @@ from typing import Literal
 from batchmill.outcome import Outcome
 from batchmill.workers.control import SharedFlag, Stop
 from batchmill.workers.memory import headroom
-from batchmill.workers.processes import ChildProcess
+from batchmill.workers.processes import ChildProcess, end_after
 from batchmill.workers.worker import DUMP_SIGNAL
 from batchmill.workers.worker_channel import Occupied, WorkerChannel
+from batchmill.workers.worker_exit import WorkerExit
 
 logger = logging.getLogger(__name__)
 
@@ -52,15 +51,6 @@ class Limits:
     grace_seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class KillReason:
-    """Why the watchdog killed a worker, and the index of the worker's input."""
-
-    index: int
-    kind: Literal["timeout", "oom"]
-    message: str
-
-
 @dataclass
 class BatchMonitor:
     """The batch that the shard's own process is processing, and when it began.
@@ -78,16 +68,12 @@ class BatchMonitor:
         """Record that a batch is processed during the block."""
         self.at = (time.monotonic(), indices)
         seconds = self.timeout_seconds
-        if seconds is not None:
-            # A batch that holds the interpreter's lock blocks the watchdog, but not this timer.
-            with suppress(ValueError, OSError, AttributeError):
-                faulthandler.dump_traceback_later(seconds + _LAST_RESORT_SECONDS, exit=True)
+        latest = None if seconds is None else seconds + _LAST_RESORT_SECONDS
         try:
-            yield
+            with end_after(latest):
+                yield
         finally:
             self.at = None
-            if seconds is not None:
-                faulthandler.cancel_dump_traceback_later()
 
     def check(self) -> None:
         """Call `overdue` if the current batch exceeds the timeout."""
@@ -111,7 +97,7 @@ class Watchdog:
     stop_request: Stop
     receive: Callable[[Sequence[tuple[int, Outcome]]], None]
     batch_monitor: BatchMonitor
-    kill_reasons: dict[int, KillReason] = field(default_factory=dict)
+    killed: dict[int, WorkerExit] = field(default_factory=dict)
     error: BaseException | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
     _quiet_checks: int = 0
@@ -163,8 +149,8 @@ class Watchdog:
                 worker.kill_tree()  # A step has overwritten the worker's journal.
                 continue
             count += len(arrived)
-            if self.kill_reasons:  # An outcome that arrives after the kill is ignored.
-                killed = {reason.index for reason in self.kill_reasons.values()}
+            if self.killed:  # An outcome that arrives after the kill is ignored.
+                killed = {worker_exit.index for worker_exit in self.killed.values()}
                 arrived = [pair for pair in arrived if pair[0] not in killed]
             for start in range(0, len(arrived), _GATHER_OUTCOMES):
                 self.receive(arrived[start : start + _GATHER_OUTCOMES])
@@ -178,7 +164,7 @@ class Watchdog:
             channel.bound_log()
             occupied = channel.occupied
             # Trust the slot only if it was the same at the last check. It may be half written now.
-            if occupied and self._seen.get(number) == occupied and number not in self.kill_reasons:
+            if occupied and self._seen.get(number) == occupied and number not in self.killed:
                 self._check_limits(number, channel, occupied)
             if occupied:
                 self._seen[number] = occupied
@@ -237,7 +223,7 @@ class Watchdog:
         at_work = [
             (channel.used_bytes(self.workers[number].pid, _LOW_MEMORY_BYTES), number, occupied)
             for number, channel in enumerate(self.channels)
-            if (occupied := channel.occupied) and number not in self.kill_reasons
+            if (occupied := channel.occupied) and number not in self.killed
         ]
         used, number, occupied = max(at_work, default=(0, 0, None))
         # Killing a small worker does not help if other processes use the memory.
@@ -257,7 +243,9 @@ class Watchdog:
         if channel.occupied != occupied:
             worker.resume()  # It has just finished the input.
             return
-        self.kill_reasons[number] = KillReason(occupied.index, kind, message)
+        error = "Timeout" if kind == "timeout" else "OutOfMemory"
+        seconds = time.monotonic() - occupied.started
+        self.killed[number] = WorkerExit(occupied.index, kind, error, message, seconds=seconds)
         if kind == "timeout":
             self.drain.set()  # The worker must not begin another input while it writes its stack.
             self._dump_stack(worker, channel.log)
@@ -272,11 +260,3 @@ class Watchdog:
         while time.monotonic() < deadline and os.fstat(log).st_size == before:
             time.sleep(0.01)
         time.sleep(0.02)
-
-
-def signal_name(number: int) -> str:
-    """Return a signal's name, for example SIGSEGV."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from batchmill.storage.obstore_s3 import use_obstore
-from batchmill.workers.control import StartBarrier
+from batchmill.workers.control import SharedFlag
 from batchmill.workers.memory import keep_freed_memory, offer_to_oom_killer
 from batchmill.workers.private_api import raw_environment, use_socket_folder
 from batchmill.workers.process_state import BrokenWorkerError, ProcessState, WorkerStreams
@@ -40,7 +40,7 @@ class Worker:
         number: int,
         *,
         channels: Sequence[WorkerChannel],
-        barrier: StartBarrier,
+        started: SharedFlag,
         parent: int,
         keeps_memory: bool,
         sockets: Path | None,
@@ -50,7 +50,7 @@ class Worker:
         Args:
             number: The worker's number, and the position of its channel in `channels`.
             channels: The channels of all workers of the DataLoader.
-            barrier: Delays the first input until the watchdog has started.
+            started: Set when the watchdog has started. The first input waits for it.
             parent: The pid of the process that runs the shard.
             keeps_memory: True to keep the memory that a step frees for its next arrays.
             sockets: The folder for the sockets that transfer tensors; None for steps without
@@ -98,7 +98,7 @@ class Worker:
         Finalize(None, kill_descendants, (self._pid,), exitpriority=1000)
         Finalize(None, self.end, exitpriority=-1000)
         self.record_settings()
-        barrier.wait()
+        started.wait()
 
     def record_settings(self) -> None:
         """Record the environment and the settings, to restore them after each input."""

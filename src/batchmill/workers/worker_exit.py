@@ -3,10 +3,9 @@
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batchmill.outcome import Kind
-from batchmill.workers.watchdog import KillReason, signal_name
 from batchmill.workers.worker_channel import WorkerChannel
 
 
@@ -21,15 +20,15 @@ class WorkerExit:
     kind: Kind
     error: str
     message: str
-    log: str
-    seconds: float
+    log: str = ""
+    seconds: float = 0.0
     suspects: tuple[int, ...] = ()
 
 
 def exit_of(
     channel: WorkerChannel,
     exitcode: int | None,
-    kill_reason: KillReason | None,
+    killed: WorkerExit | None,
     killed_by_kernel: Callable[[], bool],
 ) -> WorkerExit:
     """Return how a worker ended.
@@ -37,22 +36,19 @@ def exit_of(
     Args:
         channel: The worker's channel.
         exitcode: The exit code of the process. A negative code is a signal's number.
-        kill_reason: The reason if the watchdog killed the worker, otherwise None.
+        killed: Why the watchdog killed the worker, without the log. None if it did not.
         killed_by_kernel: Returns True if the kernel has killed a process for lack of memory since
             the worker started. Called only if SIGKILL ended the worker.
     """
     suspects = tuple(channel.in_progress)
     if len(suspects) > 1:
-        return WorkerExit(None, "crashed", "", "its worker ended", "", 0.0, suspects)
+        return WorkerExit(None, "crashed", "", "its worker ended", suspects=suspects)
     occupied = channel.occupied
     index = occupied.index if occupied else None
     seconds = time.monotonic() - occupied.started if occupied else 0.0
     log = channel.log_tail()
-    if kill_reason:
-        error = {"timeout": "Timeout", "oom": "OutOfMemory"}[kill_reason.kind]
-        return WorkerExit(
-            kill_reason.index, kill_reason.kind, error, kill_reason.message, log, seconds
-        )
+    if killed:
+        return replace(killed, log=log)
     if exitcode == -signal.SIGKILL and killed_by_kernel():
         message = "the machine ran out of memory, and the kernel killed the worker"
         return WorkerExit(index, "oom", "OutOfMemory", message, log, seconds)
@@ -61,3 +57,11 @@ def exit_of(
         return WorkerExit(index, "crashed", name, "the worker process died", log, seconds)
     error = f"exit code {exitcode}"
     return WorkerExit(index, "crashed", error, "the worker process ended", log, seconds)
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name, for example SIGSEGV."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
