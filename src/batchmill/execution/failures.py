@@ -50,10 +50,6 @@ class OverdueError(Exception):
         super().__init__(f"still running after {seconds:g} s (--timeout)")
 
 
-class RefusedError(Exception):
-    """The store denies access to this input."""
-
-
 class ReportedError(Exception):
     """A confined process reported a failure of the step.
 
@@ -104,8 +100,6 @@ def failure_of(
         overdue = not_ok(item, staging, "timeout", "Timeout", str(error), seconds)
         stack = _traceback_of(error.__cause__) if error.__cause__ else ""
         return overdue._replace(traceback=stack)
-    if isinstance(error, RefusedError):
-        return not_ok(item, staging, "failed", "StoreError", str(error), seconds)
     # `_CLASS_NAME` reads the real name: a class may override `__class__` and `__name__`.
     name = printable(_CLASS_NAME(type(error)))
     outcome = not_ok(item, staging, "failed", name, _text_of(error), seconds)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from batchmill.errors import StoreError
-from batchmill.execution.failures import MissingError, RefusedError, UnreadPartError
+from batchmill.execution.failures import MissingError, UnreadPartError
 from batchmill.execution.staging import Companion, Input
 from batchmill.storage import open_store, remote, transfer
 from batchmill.storage.addresses import parse_address
@@ -90,8 +90,7 @@ def _read(item: Input | Companion) -> Fingerprint:
 
     Raises:
         MissingError: The file does not exist.
-        RefusedError: The store denies access to this file.
-        StoreError: The store failed.
+        StoreError: The store failed, or denies access to this file.
         OSError: The file exists, but cannot be read now.
     """
     try:
@@ -105,10 +104,12 @@ def _read(item: Input | Companion) -> Fingerprint:
         cause = error.__cause__ if isinstance(error, StoreError) else error
         if isinstance(error, StoreError) and isinstance(cause, PermissionError):
             remote.check_bucket(item.url)  # Raises if the bucket denies access to all inputs.
-            raise RefusedError(str(error)) from error
+            # Without its cause, the error concerns only this input.
+            raise StoreError(error.path, error.reason) from None
         if isinstance(error, StoreError) and not isinstance(cause, FileNotFoundError):
             if item.url.startswith(("http://", "https://")):
-                raise RefusedError(str(error)) from error  # Other inputs may be on other servers.
+                # Other inputs may be on other servers.
+                raise StoreError(error.path, error.reason) from None
             raise
         if not item.url and has_escaped_file(item.path):
             raise MissingError(

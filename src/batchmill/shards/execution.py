@@ -23,6 +23,7 @@ from batchmill.layout import FILES
 from batchmill.ledger.ledger import Ledger
 from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.planning.job import Confinement
+from batchmill.planning.run_spec import as_planned
 from batchmill.shards.inputs import ShardInputs
 from batchmill.shards.outcome_recorder import OutcomeRecorder, PackUpload
 from batchmill.shards.step_log import StepLog
@@ -255,9 +256,9 @@ class ShardExecution:
         return loaded if isinstance(loaded, Outcome) else Sample(index, *loaded)
 
     def _lost(self, index: int, worker_exit: WorkerExit) -> Outcome:
-        """Return the outcome of an input whose process died."""
+        """Return the outcome of an input whose process died, with its planned fingerprint."""
         outcome = lost(self._items[index], self._staging, worker_exit)
-        return self._inputs.as_planned(outcome, index)
+        return as_planned(outcome, self._inputs.table, index)
 
     def _end_overdue(self, indices: Sequence[int]) -> None:
         """End this process because its batch exceeds the timeout.

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, compress
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,12 +17,10 @@ from batchmill.execution.staging import Companion, Input, StagingArea
 from batchmill.layout import PICKLED_STEP
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
-from batchmill.outcome import Outcome
 from batchmill.planning.batching import input_weights
 from batchmill.planning.decisions import encode_manifest_columns
 from batchmill.planning.run_spec import (
     RunSpec,
-    as_planned,
     carried_rows,
     companion_digests,
     companions_of,
@@ -31,7 +29,7 @@ from batchmill.planning.run_spec import (
     read_spec,
 )
 from batchmill.security.allowlist import check_step
-from batchmill.shards.shard import Shard, is_left, recorded_in
+from batchmill.shards.shard import Shard, left_in, recorded_in
 from batchmill.step.load import Step, load_step
 from batchmill.step.planned import PlannedStep
 from batchmill.step.value.shipping import unpickle_step
@@ -75,9 +73,7 @@ class ShardInputs:
         table = rows.result()
         plan_rows: Sequence[int] = range(shard.start, shard.stop)
         if shard.attempt > 1:
-            left = is_left(table, recorded_in(ledger, shard.run))
-            table = table.filter(left)
-            plan_rows = list(compress(plan_rows, left.to_pylist()))
+            table, plan_rows = left_in(table, shard, recorded_in(ledger, shard.run))
         columns = carried_rows(table)
         origins = {
             name: Origin(encode_manifest_columns(row), spec.identity, spec.run, shard.attempt)
@@ -133,10 +129,6 @@ class ShardInputs:
     def plan_row(self, index: int) -> int:
         """Return the row number in the plan of the input `index`; `stop` if it is past the end."""
         return self.plan_rows[index] if index < len(self.plan_rows) else self.shard.stop
-
-    def as_planned(self, outcome: Outcome, index: int) -> Outcome:
-        """Return the outcome of a lost input with the input's fingerprint from the plan."""
-        return as_planned(outcome, self.table, index)
 
     def items(self, staging: StagingArea) -> list[Input]:
         """Return the inputs, as passed to the step."""

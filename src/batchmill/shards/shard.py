@@ -68,8 +68,7 @@ def unfinished(shards: Sequence[Shard]) -> list[list[int]]:
     rows = []
     for shard in shards:
         table = read_inputs(ledger, shard.run, shard.start, shard.stop)
-        left = is_left(table, recorded).to_pylist()
-        rows.append(list(compress(range(shard.start, shard.stop), left)))
+        rows.append(left_in(table, shard, recorded)[1])
     return rows
 
 
@@ -146,6 +145,8 @@ def recorded_in(ledger: Ledger, run: int) -> pa.Array:
     return ledger.records(["input"], run=run)["input"].combine_chunks()
 
 
-def is_left(table: pa.Table, recorded: pa.Array) -> pa.Array:
-    """Return True for each row of a plan whose input is missing in `recorded`."""
-    return pc.invert(pc.is_in(table["input"].combine_chunks(), value_set=recorded))
+def left_in(table: pa.Table, shard: Shard, recorded: pa.Array) -> tuple[pa.Table, list[int]]:
+    """Return the rows of a shard whose input is missing in `recorded`, and their row numbers."""
+    left = pc.invert(pc.is_in(table["input"].combine_chunks(), value_set=recorded))
+    numbers = compress(range(shard.start, shard.stop), left.to_pylist())
+    return table.filter(left), list(numbers)

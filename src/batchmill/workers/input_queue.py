@@ -94,16 +94,16 @@ class InputQueue:
             return LoaderPass(indices, min(size, self.largest), num_workers)
         if self._waiting:
             return LoaderPass(self._waiting, self.largest, num_workers)
-        indices, alone = self._due()
-        if alone:
-            return LoaderPass(indices, 1, 1, alone=True)
-        return LoaderPass(indices, self.largest, num_workers)
+        first = min(self._retries, key=lambda index: self._retries[index].due)
+        self._wait(self._retries[first].due - time.monotonic())
+        if self._retries[first].alone:
+            del self._retries[first]
+            return LoaderPass([first], 1, 1, alone=True)
+        return LoaderPass(self._take_due(), self.largest, num_workers)
 
     def add_due(self) -> list[int]:
         """Return the inputs whose retry is due now, to run them in the current pass."""
-        due = self._due_together(time.monotonic()) if self._retries else []
-        for index in due:
-            del self._retries[index]
+        due = self._take_due()
         self._added.update(due)
         return due
 
@@ -166,21 +166,15 @@ class InputQueue:
         scheduled = (self._retries, self._divided, self._suspects)
         return index in self._open and not any(index in one for one in scheduled)
 
-    def _due(self) -> tuple[list[int], bool]:
-        """Wait for the next retry. Return the inputs to run now, and whether they run alone."""
-        first = min(self._retries, key=lambda index: self._retries[index].due)
-        self._wait(self._retries[first].due - time.monotonic())
-        alone = self._retries[first].alone
+    def _take_due(self) -> list[int]:
+        """Remove and return the retries that are due, except those that must run alone."""
         now = time.monotonic()
-        chosen = [first] if alone else self._due_together(now)
-        for index in chosen:
-            del self._retries[index]
-        return chosen, alone
-
-    def _due_together(self, now: float) -> list[int]:
         # A copy, because another thread may add a retry.
         retries = list(self._retries.items())
-        return [index for index, retry in retries if retry.due <= now and not retry.alone]
+        due = [index for index, retry in retries if retry.due <= now and not retry.alone]
+        for index in due:
+            del self._retries[index]
+        return due
 
 
 def make_batches(

@@ -16,6 +16,7 @@ from typing import Any
 from batchmill.outcome import UnstoredOutcome
 from batchmill.storage.faults import FULL
 from batchmill.workers.control import SharedBatches
+from batchmill.workers.worker import this_worker
 from batchmill.workers.worker_channel import WorkerChannel
 
 # The most fetches, and the most uploads, at a time.
@@ -43,28 +44,24 @@ class TransferPipeline:
     _behind: "_StoreBehind | None" = None
     _next: Sequence[int] = ()
 
-    def begin_batch(
-        self, first: Sequence[int], batches: SharedBatches, worker: int, channel: WorkerChannel
-    ) -> list[int]:
+    def begin_batch(self, first: Sequence[int], batches: SharedBatches) -> list[int]:
         """Take a batch, and begin to fetch its inputs ahead, and those of the batch after it.
 
         Args:
             first: Inputs to execute before those of the batch.
             batches: The batches of all workers.
-            worker: The number of this worker.
-            channel: The channel of this worker.
 
         Returns:
             The inputs to execute, in their order.
         """
         if not self._ahead:
             self._ahead = _FetchAhead(self)
-            self._behind = _StoreBehind(channel)
+            self._behind = _StoreBehind(this_worker.channel)
         batch = self._next
         if not batch:
             batch = batches.take()
             self._ahead.waiting.extend(batch)
-        self._next = batches.take_ahead(worker)
+        self._next = batches.take_ahead(int(this_worker.name))
         self._ahead.waiting.extend(self._next)
         self._ahead.waiting.extendleft(reversed(first))
         self._ahead.start()

@@ -5,17 +5,16 @@ at a time, in one event loop.
 """
 
 import asyncio
-import io
 import logging
 import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 from batchmill.outcome import RETRIED_KINDS, Outcome, UnstoredOutcome
 from batchmill.workers.batches import Sample
@@ -59,8 +58,7 @@ class GuardedInputs:
         if self.pipeline is None or self.batches is None:
             return [self[index] for index in indices]
         try:
-            number = int(this_worker.name)
-            batch = self.pipeline.begin_batch(indices, self.batches, number, this_worker.channel)
+            batch = self.pipeline.begin_batch(indices, self.batches)
             # Otherwise, a worker without a batch would use up turns without a pause.
             while not batch and self.batches.are_ahead and not self.drain.is_set():
                 time.sleep(_AHEAD_SECONDS)
@@ -260,7 +258,7 @@ class _Log:
 _current_log: ContextVar[_Log | None] = ContextVar("batchmill_log", default=None)
 
 
-class _InputStream(io.TextIOBase):
+class _InputStream:
     """A standard stream whose text belongs to the input that writes it.
 
     Threads of a step that were not started with its context write to the worker's log.
@@ -269,19 +267,8 @@ class _InputStream(io.TextIOBase):
     def __init__(self, other: TextIO) -> None:
         self._other = other
 
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._other.encoding
-
-    @property
-    def buffer(self) -> object:
-        return self._other.buffer
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._other.fileno()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._other, name)
 
     def write(self, text: str) -> int:
         log = _current_log.get()
@@ -290,12 +277,14 @@ class _InputStream(io.TextIOBase):
         log.add(text)
         return len(text)
 
-    def flush(self) -> None:
-        self._other.flush()
+    def writelines(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self.write(text)
 
 
 def _capture_streams() -> None:
-    sys.stdout, sys.stderr = _InputStream(sys.stdout), _InputStream(sys.stderr)
+    sys.stdout = cast("TextIO", _InputStream(sys.stdout))
+    sys.stderr = cast("TextIO", _InputStream(sys.stderr))
     for handler in logging.root.handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.setStream(sys.stderr)
