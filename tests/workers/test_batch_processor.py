@@ -46,7 +46,7 @@ def make_processor():
             ),
             queue=queue,
             stop=Stop(),
-            monitor=BatchMonitor(timeout_seconds=60),
+            monitor=BatchMonitor(print, 60),
             resolve=resolve,
         )
 

@@ -11,7 +11,7 @@ from live import wait_for
 
 from batchmill.workers.control import SharedFlag, Stop
 from batchmill.workers.processes import ChildProcess, kill_tree
-from batchmill.workers.watchdog import BatchMonitor, Limits, Watchdog
+from batchmill.workers.watchdog import Limits, Watchdog
 from batchmill.workers.worker_channel import WorkerChannel
 
 
@@ -73,7 +73,7 @@ def test_the_watchdog_neither_kills_nor_blames_a_dead_worker(stranger):
     channel.begin(0)
     drain = SharedFlag()
     limits = Limits(timeout_seconds=0.0, memory_bytes=1)
-    watchdog = Watchdog([channel], [child], limits, drain, ended, lambda _: None, BatchMonitor())
+    watchdog = Watchdog([channel], [child], limits, drain, ended, lambda _: None, None)
     checks = []
     real = channel.bound_log
     channel.bound_log = lambda: checks.append(real())

@@ -78,16 +78,13 @@ class IsolatedExecutor:
     def __post_init__(self) -> None:
         self._queue = InputQueue(self.count, self.retries, self.stop.wait)
         self._stop_index = StopIndex(self.count)
-        self._monitor = BatchMonitor(
-            self.processing.overdue if self.processing else None, self.limits.timeout_seconds
-        )
         self._processor: BatchProcessor | None = None
         if self.processing:
             self._processor = BatchProcessor(
                 callbacks=self.processing,
                 queue=self._queue,
                 stop=self.stop,
-                monitor=self._monitor,
+                monitor=BatchMonitor(self.processing.overdue, self.limits.timeout_seconds),
                 resolve=self._resolve,
             )
 
@@ -182,7 +179,6 @@ class IsolatedExecutor:
             limits=self.limits,
             stop=self.stop,
             stop_index=self._stop_index,
-            monitor=self._monitor,
             processor=self._processor,
             weights=None if self.processing else self.weights,
             sockets=self._sockets,
@@ -191,7 +187,7 @@ class IsolatedExecutor:
     def _end_processes(self, before: frozenset[int]) -> None:
         """Kill all child processes that are not in `before`, except the model's processes."""
         spare = before | (self._processor.model_processes if self._processor else frozenset())
-        kill_descendants(os.getpid(), spare=spare)
+        kill_descendants(spare)
         for pid in set(children(os.getpid())) - spare:
             reap(pid)
 

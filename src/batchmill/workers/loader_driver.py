@@ -36,7 +36,7 @@ from batchmill.workers.private_api import (
     without_torch_sigchld_handler,
 )
 from batchmill.workers.processes import ChildProcess
-from batchmill.workers.watchdog import BatchMonitor, Limits, Watchdog
+from batchmill.workers.watchdog import Limits, Watchdog
 from batchmill.workers.worker import this_worker
 from batchmill.workers.worker_channel import WorkerChannel
 from batchmill.workers.worker_exit import WorkerExit, exit_of
@@ -67,7 +67,6 @@ class LoaderDriver:
     limits: Limits
     stop: Stop
     stop_index: StopIndex
-    monitor: BatchMonitor
     processor: BatchProcessor | None
     weights: NDArray[np.int64] | None
     sockets: Path | None
@@ -95,7 +94,7 @@ class LoaderDriver:
                 self._drain,
                 self.stop,
                 self.receive,
-                self.monitor,
+                self.processor.monitor if self.processor else None,
             )
             watchdog.start()
             try:

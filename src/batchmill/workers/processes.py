@@ -156,9 +156,9 @@ def kill_tree(pid: int) -> None:
     child.close()
 
 
-def kill_descendants(pid: int, spare: frozenset[int] = frozenset()) -> None:
-    """Kill the descendants of a process, except the children in `spare` and their descendants."""
-    for child in children(pid):
+def kill_descendants(spare: frozenset[int] = frozenset()) -> None:
+    """Kill the descendants of this process, except those in `spare` and their descendants."""
+    for child in children(os.getpid()):
         if child not in spare:
             kill_tree(child)
 
@@ -169,7 +169,7 @@ def end_children() -> None:
     Orphans must have become children of this process: `adopt_orphans`.
     """
     while _has_children():
-        kill_descendants(os.getpid())
+        kill_descendants()
         with suppress(ChildProcessError):
             os.waitpid(-1, 0)
 

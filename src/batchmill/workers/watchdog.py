@@ -59,8 +59,8 @@ class BatchMonitor:
     inputs. That function must end the process, because nothing else can end the batch.
     """
 
-    overdue: Callable[[Sequence[int]], None] | None = None
-    timeout_seconds: float | None = None
+    overdue: Callable[[Sequence[int]], None]
+    timeout_seconds: float | None
     at: tuple[float, Sequence[int]] | None = None
 
     @contextmanager
@@ -78,7 +78,7 @@ class BatchMonitor:
     def check(self) -> None:
         """Call `overdue` if the current batch exceeds the timeout."""
         at, seconds = self.at, self.timeout_seconds
-        if at and seconds is not None and time.monotonic() - at[0] > seconds and self.overdue:
+        if at and seconds is not None and time.monotonic() - at[0] > seconds:
             self.overdue(at[1])
 
 
@@ -96,7 +96,7 @@ class Watchdog:
     drain: SharedFlag
     stop_request: Stop
     receive: Callable[[Sequence[tuple[int, Outcome]]], None]
-    batch_monitor: BatchMonitor
+    batch_monitor: BatchMonitor | None
     killed: dict[int, WorkerExit] = field(default_factory=dict)
     error: BaseException | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -168,7 +168,8 @@ class Watchdog:
                 self._check_limits(number, channel, occupied)
             if occupied:
                 self._seen[number] = occupied
-        self.batch_monitor.check()
+        if self.batch_monitor:
+            self.batch_monitor.check()
         self._check_machine_memory()
         self._check_silence()
 
@@ -182,8 +183,9 @@ class Watchdog:
 
     def _check_silence(self) -> None:
         """Kill all workers if all of them are silent. New workers then execute their inputs."""
-        at_work = bool(self.batch_monitor.at) or any(channel.occupied for channel in self.channels)
-        self._quiet_checks = 0 if at_work else self._quiet_checks + 1
+        at_work = any(channel.occupied for channel in self.channels)
+        is_processing = self.batch_monitor is not None and self.batch_monitor.at is not None
+        self._quiet_checks = 0 if at_work or is_processing else self._quiet_checks + 1
         if self._quiet_checks > _MAX_QUIET_CHECKS:
             self._kill_all()
 

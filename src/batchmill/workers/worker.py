@@ -63,7 +63,6 @@ class Worker:
         use_obstore()
         self.name = str(number)
         self.channel = channel
-        self._pid = os.getpid()
         os.setsid()
         # A daemon may not start processes, but a step may. The worker kills them at its end.
         multiprocessing.current_process().daemon = False
@@ -95,14 +94,13 @@ class Worker:
         faulthandler.register(DUMP_SIGNAL, channel.log, all_threads=False)
         # The first finalizer runs before multiprocessing waits for child processes. The second runs
         # when the queue to the parent is empty.
-        Finalize(None, kill_descendants, (self._pid,), exitpriority=1000)
+        Finalize(None, kill_descendants, exitpriority=1000)
         Finalize(None, self.end, exitpriority=-1000)
         self.record_settings()
         started.wait()
 
     def record_settings(self) -> None:
         """Record the environment and the settings, to restore them after each input."""
-        self._pid = os.getpid()
         self._environ = os.environ
         self._environment = dict(raw_environment())
         self._next_descriptor = _next_descriptor()
@@ -140,7 +138,7 @@ class Worker:
 
     def exit_broken(self) -> NoReturn:
         """End this worker, which cannot be restored. Another worker replaces it."""
-        kill_descendants(self._pid)
+        kill_descendants()
         os._exit(1)
 
     def end(self) -> None:
@@ -151,7 +149,7 @@ class Worker:
         failed = sys.exc_info()[0] is not None
         if failed:
             traceback.print_exc()
-        kill_descendants(os.getpid())
+        kill_descendants()
         os._exit(1 if failed else 0)
 
 

@@ -204,32 +204,31 @@ class ConcurrentInputs:
 
     async def _attempts(self, index: int, slot: int, run: RunAttempt) -> Outcome | None:
         """Return the final outcome of an input; None if the run stops before its next attempt."""
-        channel, attempt = this_worker.channel, 0
+        attempt = 0
         while True:
             attempt += 1
-            if self.concurrency.pace:
-                channel.pause(slot)
-                if await self._ends_within(self.concurrency.pace.next_turn()):
-                    return None
-                channel.show(index, slot)
+            pace = self.concurrency.pace
+            if pace and await self._ends_within(pace.next_turn(), index, slot):
+                return None
             log = _Log()
             _current_log.set(log)
             outcome = await run(index, slot)
             if outcome.kind not in RETRIED_KINDS or attempt > self.concurrency.retries:
                 break
-            channel.pause(slot)
-            if await self._ends_within(max(pause_before_retry(attempt), outcome.retry_after)):
+            pause = max(pause_before_retry(attempt), outcome.retry_after)
+            if await self._ends_within(pause, index, slot):
                 return None
-            channel.show(index, slot)
         if outcome.kind != "ok" or self.concurrency.keeps_logs:
             outcome = outcome._replace(log=log.text())
         return outcome._replace(attempts=attempt if outcome.attempts else 0)
 
-    async def _ends_within(self, seconds: float) -> bool:
-        """Wait, and return whether no further input may begin."""
+    async def _ends_within(self, seconds: float, index: int, slot: int) -> bool:
+        """Pause the input of a slot, and return whether no further input may begin."""
+        this_worker.channel.pause(slot)
         try:
             await asyncio.wait_for(self._ending.wait(), seconds)
         except TimeoutError:
+            this_worker.channel.show(index, slot)
             return False
         return True
 
