@@ -17,7 +17,6 @@ from batchmill.outcome import UnstoredOutcome
 from batchmill.storage.faults import FULL
 from batchmill.workers.control import SharedBatches
 from batchmill.workers.worker import this_worker
-from batchmill.workers.worker_channel import WorkerChannel
 
 # The most fetches, and the most uploads, at a time.
 MAX_TRANSFERS = 32
@@ -25,142 +24,6 @@ MAX_TRANSFERS = 32
 MAX_BYTES = 64 * 2**20
 # Some web servers do not send sizes.
 _USUAL_BYTES = MAX_BYTES // MAX_TRANSFERS
-
-
-@dataclass
-class TransferPipeline:
-    """Overlaps the transfers of a worker with its steps.
-
-    Attributes:
-        fetch: Fetches an input. Called in a thread.
-        discard: Removes the files of an input that was fetched but not executed.
-        size: Returns the expected size of an input in bytes; negative if it is unknown.
-    """
-
-    fetch: Callable[[int], Any]
-    discard: Callable[[int], object]
-    size: Callable[[int], int]
-    _ahead: "_FetchAhead | None" = None
-    _behind: "_StoreBehind | None" = None
-    _next: Sequence[int] = ()
-
-    def begin_batch(self, first: Sequence[int], batches: SharedBatches) -> list[int]:
-        """Take a batch, and begin to fetch its inputs ahead, and those of the batch after it.
-
-        Args:
-            first: Inputs to execute before those of the batch.
-            batches: The batches of all workers.
-
-        Returns:
-            The inputs to execute, in their order.
-        """
-        if not self._ahead:
-            self._ahead = _FetchAhead(self)
-            self._behind = _StoreBehind(this_worker.channel)
-        batch = self._next
-        if not batch:
-            batch = batches.take()
-            self._ahead.waiting.extend(batch)
-        self._next = batches.take_ahead(int(this_worker.name))
-        self._ahead.waiting.extend(self._next)
-        self._ahead.waiting.extendleft(reversed(first))
-        self._ahead.start()
-        return [*first, *batch]
-
-    def end_batch(self, *, is_last: bool) -> None:
-        """Wait for all uploads if this was the last batch of this worker.
-
-        It was the last one if no batch was left for the worker, or if `is_last` is set.
-        """
-        if self._next and not is_last:
-            return
-        if self._ahead and self._behind:
-            self._behind.stop()
-            self._ahead.stop()
-        self._ahead = self._behind = None
-        self._next = ()
-
-    def fetched(self, index: int) -> Any:
-        """Return the result of `fetch` for an input. Waits for it. Raises its errors."""
-        return self._ahead.take(index) if self._ahead else self.fetch(index)
-
-    def store(self, index: int, unstored: UnstoredOutcome) -> None:
-        """Start to store the files of an input. Its outcome is sent when they are stored."""
-        if self._behind:
-            self._behind.add(index, unstored)
-
-    def make_room(self) -> None:
-        """Wait until few enough files are being stored. Call this before an input begins."""
-        if self._behind:
-            self._behind.wait(MAX_TRANSFERS, MAX_BYTES)
-
-    def wait_in_place(self) -> None:
-        """Wait for all uploads without changing the slot: it shows the input that is at fault."""
-        if self._behind:
-            self._behind.wait(shows=False)
-
-
-@dataclass
-class _FetchAhead:
-    """The inputs of a worker that are fetched ahead."""
-
-    pipeline: TransferPipeline
-    waiting: deque[int] = field(default_factory=deque)
-    _pool: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(MAX_TRANSFERS, "fetch")
-    )
-    _futures: dict[int, Future[Any]] = field(default_factory=dict)
-    _bytes: int = 0
-
-    def start(self) -> None:
-        """Start as many fetches as the limits allow."""
-        while self.waiting and len(self._futures) < MAX_TRANSFERS:
-            size = self._size(self.waiting[0])
-            if self._bytes + size > MAX_BYTES:
-                return  # The input is fetched when its turn comes.
-            index = self.waiting.popleft()
-            self._futures[index] = self._pool.submit(self.pipeline.fetch, index)
-            self._bytes += size
-
-    def take(self, index: int) -> Any:
-        """Return the result of an input's fetch, and start the next fetches."""
-        future = self._futures.pop(index, None)
-        if future:
-            self._bytes -= self._size(index)
-        else:
-            with suppress(ValueError):
-                self.waiting.remove(index)
-        self.start()
-        try:
-            return future.result() if future else self.pipeline.fetch(index)
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
-        # The files fetched ahead may fill the disk. Without them, there may be enough room.
-        self._clear()
-        return self.pipeline.fetch(index)
-
-    def stop(self) -> None:
-        """Remove what was fetched, and end the threads."""
-        self._clear()
-        self._pool.shutdown()
-
-    def _clear(self) -> None:
-        """Remove what was fetched, and fetch the waiting inputs only when their turn comes."""
-        self.waiting.clear()
-        for future in self._futures.values():
-            future.cancel()
-        for index, future in self._futures.items():
-            with suppress(Exception):
-                if not future.cancelled():
-                    future.result()
-            self.pipeline.discard(index)
-        self._futures.clear()
-        self._bytes = 0
-
-    def _size(self, index: int) -> int:
-        size = self.pipeline.size(index)
-        return size if size >= 0 else _USUAL_BYTES
 
 
 @dataclass(frozen=True)
@@ -173,10 +36,9 @@ class _Storing:
 
 
 @dataclass
-class _StoreBehind:
+class Uploads:
     """The inputs of a worker whose files are being stored."""
 
-    channel: WorkerChannel
     _uploading: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(MAX_TRANSFERS, "upload")
     )
@@ -187,6 +49,7 @@ class _StoreBehind:
     _storing: deque[_Storing] = field(default_factory=deque)
 
     def add(self, index: int, outcome: UnstoredOutcome) -> None:
+        """Start to store the files of an input. Its outcome is sent when they are stored."""
         uploads = [self._uploading.submit(upload) for upload in outcome.uploads]
         done = self._sending.submit(self._send, index, outcome, uploads)
         self._storing.append(_Storing(index, outcome.size, done))
@@ -199,10 +62,13 @@ class _StoreBehind:
                 upload.result()
             except Exception as raised:
                 error = error or raised
-        self.channel.send(index, outcome.finish(error))
+        this_worker.channel.send(index, outcome.finish(error))
 
     def wait(self, inputs: int = 0, size: int = 0, *, shows: bool = True) -> None:
-        """Wait until at most this number of inputs, with this size in bytes, is being stored."""
+        """Wait until at most this number of inputs, with this size in bytes, is being stored.
+
+        Unless `shows` is set, the slot keeps showing the input that is at fault.
+        """
         while self._storing:
             if self._storing[0].done.done():
                 self._storing.popleft().done.result()
@@ -210,16 +76,111 @@ class _StoreBehind:
             if len(self._storing) <= inputs and self._size() <= size:
                 return
             if shows:
-                self.channel.show(self._storing[0].index)
+                this_worker.channel.show(self._storing[0].index)
             self._storing.popleft().done.result()
             if shows:
-                self.channel.leave()
-
-    def stop(self) -> None:
-        """Wait for all uploads, and end the threads."""
-        self.wait()
-        self._uploading.shutdown()
-        self._sending.shutdown()
+                this_worker.channel.leave()
 
     def _size(self) -> int:
         return sum(storing.size for storing in self._storing)
+
+
+@dataclass
+class TransferPipeline:
+    """Overlaps the transfers of a worker with its steps.
+
+    Attributes:
+        fetch: Fetches an input. Called in a thread.
+        discard: Removes the files of an input that was fetched but not executed.
+        size: Returns the expected size of an input in bytes; negative if it is unknown.
+        uploads: The inputs whose files are being stored.
+    """
+
+    fetch: Callable[[int], Any]
+    discard: Callable[[int], object]
+    size: Callable[[int], int]
+    uploads: Uploads = field(default_factory=Uploads)
+    # The pools have no thread before the worker is forked.
+    _pool: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(MAX_TRANSFERS, "fetch")
+    )
+    _waiting: deque[int] = field(default_factory=deque)
+    _futures: dict[int, Future[Any]] = field(default_factory=dict)
+    _bytes: int = 0
+    _next: Sequence[int] = ()
+
+    def begin_batch(self, first: Sequence[int], batches: SharedBatches) -> list[int]:
+        """Take a batch, and begin to fetch its inputs ahead, and those of the batch after it.
+
+        Args:
+            first: Inputs to execute before those of the batch.
+            batches: The batches of all workers.
+
+        Returns:
+            The inputs to execute, in their order.
+        """
+        batch = self._next
+        if not batch:
+            batch = batches.take()
+            self._waiting.extend(batch)
+        self._next = batches.take_ahead(int(this_worker.name))
+        self._waiting.extend(self._next)
+        self._waiting.extendleft(reversed(first))
+        self._start()
+        return [*first, *batch]
+
+    def end_batch(self, *, is_last: bool) -> None:
+        """Wait for all uploads if this was the last batch of this worker.
+
+        It was the last one if no batch was left for the worker, or if `is_last` is set.
+        """
+        if self._next and not is_last:
+            return
+        self.uploads.wait()
+        self._clear()
+        self._next = ()
+
+    def fetched(self, index: int) -> Any:
+        """Return the result of `fetch` for an input. Waits for it. Raises its errors."""
+        future = self._futures.pop(index, None)
+        if future:
+            self._bytes -= self._size(index)
+        else:
+            with suppress(ValueError):
+                self._waiting.remove(index)
+        self._start()
+        try:
+            return future.result() if future else self.fetch(index)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+        # The files fetched ahead may fill the disk. Without them, there may be enough room.
+        self._clear()
+        return self.fetch(index)
+
+    def _start(self) -> None:
+        """Start as many fetches as the limits allow."""
+        while self._waiting and len(self._futures) < MAX_TRANSFERS:
+            size = self._size(self._waiting[0])
+            if self._bytes + size > MAX_BYTES:
+                return  # The input is fetched when its turn comes.
+            index = self._waiting.popleft()
+            self._futures[index] = self._pool.submit(self.fetch, index)
+            self._bytes += size
+
+    def _clear(self) -> None:
+        """Remove what was fetched, and fetch the waiting inputs only when their turn comes."""
+        self._waiting.clear()
+        for future in self._futures.values():
+            future.cancel()
+        for index, future in self._futures.items():
+            with suppress(Exception):
+                if not future.cancelled():
+                    future.result()
+            self.discard(index)
+        self._futures.clear()
+        self._bytes = 0
+
+    def _size(self, index: int) -> int:
+        size = self.size(index)
+        return size if size >= 0 else _USUAL_BYTES

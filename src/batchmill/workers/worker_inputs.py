@@ -20,7 +20,7 @@ from batchmill.outcome import RETRIED_KINDS, Outcome, UnstoredOutcome
 from batchmill.workers.batches import Sample
 from batchmill.workers.control import Pace, SharedBatches, SharedFlag, StopIndex
 from batchmill.workers.input_queue import pause_before_retry
-from batchmill.workers.pipeline import TransferPipeline
+from batchmill.workers.pipeline import MAX_BYTES, MAX_TRANSFERS, TransferPipeline
 from batchmill.workers.worker import this_worker
 from batchmill.workers.worker_channel import LOG_TAIL_BYTES
 
@@ -72,7 +72,7 @@ class GuardedInputs:
         if self.drain.is_set():
             return SKIPPED
         if self.pipeline:
-            self.pipeline.make_room()
+            self.pipeline.uploads.wait(MAX_TRANSFERS, MAX_BYTES)
         if self.stop_index.excludes(index):
             return SKIPPED
         try:
@@ -95,7 +95,7 @@ class GuardedInputs:
             if isinstance(outcome, UnstoredOutcome):
                 if not self.pipeline:
                     raise TypeError("run returned an UnstoredOutcome, but there is no pipeline")
-                self.pipeline.store(index, outcome)
+                self.pipeline.uploads.add(index, outcome)
                 this_worker.channel.leave()
                 this_worker.restore(unused=unused)
                 return index
@@ -107,7 +107,7 @@ class GuardedInputs:
             # The step has broken its worker. End only the worker, not the shard.
             if self.pipeline:
                 with suppress(Exception):
-                    self.pipeline.wait_in_place()
+                    self.pipeline.uploads.wait(shows=False)
             this_worker.exit_broken()
         return index
 
