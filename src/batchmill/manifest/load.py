@@ -2,9 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +22,7 @@ from batchmill.manifest.file_stats import (
 )
 from batchmill.manifest.formats import read_source
 from batchmill.manifest.inputs import check_inputs
+from batchmill.manifest.manifest import Manifest
 from batchmill.manifest.source import ManifestLike, Source
 from batchmill.partitions.groups import (
     faults_of_groups,
@@ -34,88 +34,10 @@ from batchmill.partitions.partitioning import Partitioning
 from batchmill.sizes import counted
 from batchmill.storage import is_url
 from batchmill.storage.fingerprints import joint_digest
-from batchmill.storage.large_tables import SLICE_ROWS
 from batchmill.urls import shown_url, url_fault, without_file_scheme
 
 # A run writes these columns to the table that it publishes.
 RESERVED_COLUMNS = frozenset({OUTPUT_COLUMN})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """A checked manifest.
-
-    Attributes:
-        name: Its path or URL, for messages.
-        root: The folder or URL that relative inputs are relative to.
-        inputs: A table with one row per input, in the manifest's order. `input` is the input's
-            name. The name of an input below `root` is relative to it. `size` is in bytes, -1
-            for a missing file, and -2 if the web server does not send it. `mtime_ns` is the time of
-            the last change. The `etag` is null unless the store has ETags.
-            The ETag of a file in a pack is its address. `ctime_ns` is the time
-            of the last change of the content, the name or the rights; null for remote and missing
-            files. `companions` is the digest of the input's companions, and of the
-            files of a folder; null without any. If one
-            of them does not exist, the `size` is -1.
-        companions: The companions of the inputs, row for row: for each file column, a table with
-            the columns of `inputs`. A row is null if its cell is empty.
-        manifest_columns: The manifest's other columns, row for row.
-        too_young: Names of the files that were left out because they are too young. Another
-            process may still be writing them.
-        groups: The groups of the inputs, as `read_groups` returns them. None without a
-            partitioning.
-        partition: The partition of each row, once it is decided.
-        dataset: The folder or URL of the dataset that is the manifest. Empty for other manifests.
-        version: The number of the version of that dataset. 0 without one.
-    """
-
-    name: str
-    root: str
-    inputs: pa.Table
-    manifest_columns: pa.Table
-    companions: Mapping[str, pa.Table] = field(default_factory=dict)
-    too_young: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
-    groups: pa.Table | None = None
-    partition: pa.Array | None = None
-    dataset: str = ""
-    version: int = 0
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def slices(self) -> Iterator[tuple[int, "Manifest"]]:
-        """Yield the inputs, some at a time: the first one's row, and a manifest without groups."""
-        for start in range(0, len(self), SLICE_ROWS):
-            yield (
-                start,
-                replace(
-                    self,
-                    inputs=self.inputs.slice(start, SLICE_ROWS),
-                    manifest_columns=self.manifest_columns.slice(start, SLICE_ROWS),
-                    companions={
-                        name: table.slice(start, SLICE_ROWS)
-                        for name, table in self.companions.items()
-                    },
-                    groups=None,
-                    partition=None,
-                ),
-            )
-
-    def missing_files(self, names: pa.ChunkedArray) -> list[str]:
-        """Return the file that each missing input lacks: a companion, or the input itself."""
-        row = pc.index_in(names, value_set=self.inputs["input"])
-        found = names
-        for table in self.companions.values():
-            is_missing = pc.equal(table["size"], MISSING_SIZE).fill_null(False)
-            found = pc.if_else(is_missing.take(row), table["input"].take(row), found)
-        return [str(file) for file in found.to_pylist()]
-
-    def manifest_rows(self) -> list[dict[str, Any]]:
-        """Return the other columns of each input as plain values."""
-        if not self.manifest_columns.num_columns:
-            return [{} for _ in range(len(self))]
-        rows: list[dict[str, Any]] = self.manifest_columns.to_pylist()
-        return rows
 
 
 def load_manifest(

@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -11,12 +11,10 @@ import pyarrow as pa
 from batchmill.errors import ManifestError
 from batchmill.layout import SAVED_MANIFEST
 from batchmill.manifest.delimited import checked_text
+from batchmill.manifest.manifest import Manifest
 from batchmill.manifest.source import Source, numbered
 from batchmill.storage import open_store
 from batchmill.urls import absolute, parent
-
-if TYPE_CHECKING:
-    from batchmill.manifest.load import Manifest
 
 # pandas stores `attrs` in a Parquet file. This attribute is the folder of a saved list's inputs.
 _ROOT_ATTRIBUTE = "batchmill.root"
@@ -132,7 +130,7 @@ def listed_manifest(output: str | os.PathLike[str]) -> str:
     return open_store(absolute(os.fspath(output))).url_of(SAVED_MANIFEST)
 
 
-def save_manifest(manifest: "Manifest", place: str, input_column: str) -> None:
+def save_manifest(manifest: Manifest, place: str, input_column: str) -> None:
     """Write a manifest as Parquet, so that loading the file gives the same inputs.
 
     Args:

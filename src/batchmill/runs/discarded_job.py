@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.ledger.ledger import Ledger
-from batchmill.manifest import Manifest
 from batchmill.options.groups import RunOptions
 from batchmill.outcome import one_line
 from batchmill.planning.batching import Cores, own_cores
@@ -45,19 +44,6 @@ class ResultDifference(NamedTuple):
     text: str
 
 
-def part_of(manifest: Manifest, rows: pa.Array | pa.ChunkedArray) -> Manifest:
-    """Return some rows of a manifest, without partitions."""
-    columns = manifest.manifest_columns
-    return replace(
-        manifest,
-        inputs=manifest.inputs.take(rows),
-        manifest_columns=columns.take(rows) if columns.num_columns else columns,
-        companions={name: files.take(rows) for name, files in manifest.companions.items()},
-        groups=None,
-        partition=None,
-    )
-
-
 def discarded_job(prepared: Prepared, rows: pa.Array | pa.ChunkedArray, folder: Path) -> Prepared:
     """Return a job that executes some inputs of another job into a dataset in a folder.
 
@@ -66,7 +52,7 @@ def discarded_job(prepared: Prepared, rows: pa.Array | pa.ChunkedArray, folder: 
         rows: The rows of the inputs in its manifest.
         folder: An empty folder.
     """
-    manifest = part_of(prepared.manifest, rows)
+    manifest = prepared.manifest.take(rows)
     output, options = str(folder / "dataset"), prepared.job.options
     ledger = Ledger(open_store(output))
     job = replace(

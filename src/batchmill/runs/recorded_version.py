@@ -21,7 +21,7 @@ from batchmill.planning.plan import PLANNED_COLUMNS, make_plan, match_records
 from batchmill.planning.prepare import Prepared
 from batchmill.planning.run_spec import RunSpec, read_spec
 from batchmill.planning.sample import random_sample
-from batchmill.runs.discarded_job import RESULT_COLUMNS, part_of
+from batchmill.runs.discarded_job import RESULT_COLUMNS
 from batchmill.shards.inputs import load_planned_step, pickled_step_name
 from batchmill.step.load import Step
 from batchmill.step.planned import differences_from_plan
@@ -132,7 +132,7 @@ class RecordedVersion:
         """Return the listed outputs of the dataset that this one was made from."""
         source, version = self.root, self.spec.source_version
         whole = load_manifest(f"{source}@{version}" if version else source)
-        return part_of(whole, rows_of(names, whole.inputs["input"]).drop_null())
+        return whole.take(rows_of(names, whole.inputs["input"]).drop_null())
 
     def job(self, manifest: Manifest, records: pa.Table) -> Prepared:
         """Return a job over the inputs of some records. Its pending inputs have changed."""

@@ -197,7 +197,7 @@ def serve(descriptor: int, parent: int, place: str) -> None:
     # Import torch now, while the parent prepares a shard. The import takes a second, and a search
     # for garbage among the imported objects would take longer.
     gc.disable()
-    import batchmill.shards.execution  # noqa: F401
+    from batchmill.shards import execution  # noqa: F401
     from batchmill.workers.processes import end_with_parent
 
     if is_url(place):
