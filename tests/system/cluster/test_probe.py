@@ -61,7 +61,8 @@ def test_a_node_without_batchmill(refused, node, tmp_path):
 
 def test_a_node_with_another_version_of_batchmill(refused, node, tmp_path):
     (tmp_path / "old" / "batchmill").mkdir(parents=True)
-    (tmp_path / "old" / "batchmill" / "__init__.py").write_text("__version__ = '0.0.1'")
+    (tmp_path / "old" / "batchmill" / "__init__.py").touch()
+    (tmp_path / "old" / "batchmill" / "version.py").write_text("VERSION = '0.0.1'")
     node(environment={"PYTHONPATH": str(tmp_path / "old")})
     assert "batchmill is 0.0.1 there, and 0.1.0 here. Install the same" in refused()
 

@@ -140,11 +140,10 @@ def _portable_probe() -> Callable[..., list[str]]:
     def probe(
         version: str, about: dict[str, Any], access: list[Any], settings: dict[str, Any]
     ) -> list[str]:
-        import importlib
         import sys
 
         try:
-            found = importlib.import_module("batchmill").__version__
+            from batchmill.version import VERSION as found  # noqa: N811
         except ImportError:
             where = f"for {sys.executable}"
             remedy = f"Install the same version as here: pip install batchmill=={version}"
