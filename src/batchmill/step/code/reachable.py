@@ -8,6 +8,7 @@ looked up in a way that a syntax tree does not show counts whole.
 import ast
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib.machinery import SOURCE_SUFFIXES
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from batchmill.security.redaction import names_a_secret
 from batchmill.step.code.files import is_users, source_file
 from batchmill.step.code.module import ModuleCode, Value, bound_names, read_module
 from batchmill.step.code.syntax import dump, shown_value
-from batchmill.step.code.uses import Uses, uses_of
+from batchmill.step.code.uses import Uses
 
 # Attributes that the import system gives to each module.
 _GIVEN = {"__name__", "__file__", "__doc__", "__package__", "__path__", "__spec__", "__loader__"}
@@ -69,7 +70,15 @@ def digests_in(module: str, names: Iterable[str], roots: Iterable[Value]) -> dic
     Raises:
         OSError: The source cannot be read.
     """
-    return _Walk([*roots]).digests(module, names)
+    walk = _Walk([*roots])
+    code = walk.code(module)
+    if not isinstance(code, ModuleCode):
+        return {f"{module}:": _opaque_digest(code)} if code is not None else {}
+    return {
+        f"{module}:{name}": walk.digest(code, name) if name else walk.import_digest(code)
+        for name in names
+        if not name or code.defines(name)
+    }
 
 
 class _Step(NamedTuple):
@@ -87,8 +96,10 @@ class _Walk:
         self._roots = roots
         self._own = {root.module for root in roots}
         self._tops = {name.partition(".")[0] for name in self._own}
+        # A cache of the method would be a cycle, and keep the syntax trees until a collection.
         self._codes: dict[str, ModuleCode | bytes | None] = {}
-        self._dumps: dict[ast.stmt, str] = {}
+        # A statement that binds several names is part of several digests.
+        self._dump = cache(dump)
         self._found: dict[str, Definition] = {}
         self._visited: set[Value] = set()
         self._to_visit: deque[_Step] = deque()
@@ -106,23 +117,13 @@ class _Walk:
                 self._visit_import(self._to_import.popleft())
         return dict(sorted(self._found.items()))
 
-    def digests(self, module: str, names: Iterable[str]) -> dict[str, str]:
-        code = self._code(module)
-        if not isinstance(code, ModuleCode):
-            return {f"{module}:": _opaque_digest(code)} if code is not None else {}
-        known = (name for name in names if not name or code.defines(name))
-        return {
-            f"{module}:{name}": self._digest(code, name) if name else self._import_digest(code)
-            for name in known
-        }
-
     def _visit(self, step: _Step) -> None:
         module, attributes = step.value
         if step.value in self._visited:
             return
         self._visited.add(step.value)
         self._import(module)
-        code = self._code(module)
+        code = self.code(module)
         if code is None and attributes and source_file(module) is None:
             # A package without __init__.py.
             self._to_visit.append(
@@ -154,15 +155,13 @@ class _Walk:
             )
         if key in self._found:
             return
-        self._found[key] = Definition(
-            self._digest(code, name), " > ".join(path), _shown(code, name)
-        )
+        self._found[key] = Definition(self.digest(code, name), " > ".join(path), _shown(code, name))
         for statement in code.definitions.get(name, ()):
-            self._use(uses_of(statement, code), path)
+            self._use(statement, code, path)
 
     def _visit_import(self, module: str) -> None:
         """Visit the code that runs when a module is imported."""
-        code = self._code(module)
+        code = self.code(module)
         if isinstance(code, bytes):
             self._found[f"{module}:"] = Definition(_opaque_digest(code), module)
         if not isinstance(code, ModuleCode):
@@ -170,15 +169,18 @@ class _Walk:
         path = (module,)
         if code.effects:
             self._found[f"{module}:"] = Definition(
-                self._import_digest(code), f"code run by importing {module}"
+                self.import_digest(code), f"code run by importing {module}"
             )
         names = [*code.unused]
         for statement in code.effects:
             names += bound_names(statement)
-            self._use(uses_of(statement, code), path)
-        self._use(Uses(tuple(Value(module, (name,)) for name in names), code.modules), path)
+            self._use(statement, code, path)
+        self._to_visit += [_Step(Value(module, (name,)), path) for name in names]
+        for imported in code.modules:
+            self._import(imported)
 
-    def _use(self, uses: Uses, path: tuple[str, ...]) -> None:
+    def _use(self, statement: ast.stmt, code: ModuleCode, path: tuple[str, ...]) -> None:
+        uses = Uses(statement, code)
         self._to_visit += [_Step(value, path) for value in uses.values]
         for module in uses.modules:
             self._import(module)
@@ -192,7 +194,7 @@ class _Walk:
                 self._imported.add(name)
                 self._to_import.append(name)
 
-    def _code(self, module: str) -> ModuleCode | bytes | None:
+    def code(self, module: str) -> ModuleCode | bytes | None:
         """Return a module of the user: as bytes if it is not Python, None for another module."""
         if module not in self._codes:
             self._codes[module] = self._read(module)
@@ -220,22 +222,17 @@ class _Walk:
         path = source_file(module)
         return path is not None and (module in self._own or is_users(module, path, self._tops))
 
-    def _digest(self, code: ModuleCode, name: str) -> str:
+    def digest(self, code: ModuleCode, name: str) -> str:
         statements = code.definitions.get(name, ())
         imported = [_shown_import(value) for value in code.imports.get(name, ())]
         return digest("code", *map(self._dump, statements), *imported)
 
-    def _import_digest(self, code: ModuleCode) -> str:
+    def import_digest(self, code: ModuleCode) -> str:
         """Return a digest of the code that an import runs, in its order."""
         # A definition has a digest of its own, so only its place counts.
         return digest(
             "import", *(" ".join(bound_names(part)) or self._dump(part) for part in code.effects)
         )
-
-    def _dump(self, statement: ast.stmt) -> str:
-        if statement not in self._dumps:
-            self._dumps[statement] = dump(statement)
-        return self._dumps[statement]
 
 
 def described(code: Mapping[str, Definition]) -> dict[str, dict[str, str]]:

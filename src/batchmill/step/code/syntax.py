@@ -1,7 +1,7 @@
 """Texts of syntax trees. They stay the same if only comments, docstrings or the layout change."""
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -10,7 +10,7 @@ _IGNORED = {"ctx", "kind", "type_comment", "type_ignores"}
 _MOST_SHOWN = 60
 
 
-def dump(node: ast.AST) -> str:
+def dump(node: object) -> str:
     """Return a text that is the same for the same code, in each version of Python.
 
     `ast.dump` is not used, because its text differs between versions. Docstrings and `pass` are
@@ -19,9 +19,24 @@ def dump(node: ast.AST) -> str:
     >>> dump(ast.parse("def f(): 'Text.'; return 1")) == dump(ast.parse("def f(): return (1)  # !"))
     True
     """
-    pieces: list[str] = []
-    _write(node, pieces.append)
-    return "".join(pieces)
+    if isinstance(node, ast.Constant):
+        # The characters that repr() escapes depend on the version of Python.
+        return f"{type(node.value).__name__}:{node.value!a}"
+    if isinstance(node, list):
+        items = [f"{text}," for text in map(dump, node)]
+        return f"[{''.join(items)}]"
+    if not isinstance(node, ast.AST):
+        return ascii(node)
+    fields = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(node, ast.JoinedStr):
+            value = _joined(node.values)
+        elif isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+            value = effective(value)
+        if name not in _IGNORED and value is not None and value != []:
+            fields.append(f"{name}={dump(value)},")
+    return f"{type(node).__name__}({''.join(fields)})"
 
 
 def shown_value(node: ast.expr) -> str | None:
@@ -47,33 +62,6 @@ def effective(body: Sequence[ast.stmt]) -> list[ast.stmt]:
         if not isinstance(statement, ast.Pass)
         and not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
     ]
-
-
-def _write(node: object, write: Callable[[str], object]) -> None:
-    if isinstance(node, ast.Constant):
-        # The characters that repr() escapes depend on the version of Python.
-        write(f"{type(node.value).__name__}:{node.value!a}")
-    elif isinstance(node, ast.AST):
-        write(f"{type(node).__name__}(")
-        for name in node._fields:
-            value = getattr(node, name, None)
-            if isinstance(node, ast.JoinedStr):
-                value = _joined(node.values)
-            elif isinstance(value, list) and value and isinstance(value[0], ast.stmt):
-                value = effective(value)
-            if name not in _IGNORED and value is not None and value != []:
-                write(f"{name}=")
-                _write(value, write)
-                write(",")
-        write(")")
-    elif isinstance(node, list):
-        write("[")
-        for item in node:
-            _write(item, write)
-            write(",")
-        write("]")
-    else:
-        write(ascii(node))
 
 
 def _joined(values: list[Any]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 import ast
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from batchmill.step.code.module import ModuleCode, Value, bound_by_import, imported_modules
 
@@ -12,57 +11,43 @@ _LOOKUP_ATTRIBUTES = {"__subclasses__", "__globals__", "f_globals"}
 _IMPORT_CALLS = {"import_module", "__import__"}
 
 
-class Uses(NamedTuple):
-    """The values and modules that a piece of code uses.
-
-    Attributes:
-        values: The values, in the order of the code.
-        modules: The modules that it imports when it is executed.
-    """
-
-    values: tuple[Value, ...]
-    modules: tuple[str, ...]
-
-
-def uses_of(node: ast.stmt, code: ModuleCode) -> Uses:
-    """Return what a statement at the top level of a module uses.
+class Uses(ast.NodeVisitor):
+    """The values and modules that a statement at the top level of a module uses.
 
     A local variable counts as a use of the module's definition with the same name. So more may
     count than is used, but never less.
 
-    Args:
-        node: The statement.
-        code: Its module.
-
-    Returns:
-        The used values and modules. A use of the whole module is a value without attributes.
+    Attributes:
+        values: The values, in the order of the code. A use of the whole module is a value without
+            attributes.
+        modules: The modules that it imports when it is executed.
     """
-    package = code.name if code.is_package else code.name.rpartition(".")[0]
-    visitor = _Visitor(code, package, node)
-    visitor.visit(node)
-    return Uses(tuple(dict.fromkeys(visitor.values)), tuple(dict.fromkeys(visitor.modules)))
 
-
-class _Visitor(ast.NodeVisitor):
-    def __init__(self, code: ModuleCode, package: str, node: ast.stmt) -> None:
+    def __init__(self, node: ast.stmt, code: ModuleCode) -> None:
+        """Find what a statement of the module `code` uses."""
         self.values: list[Value] = []
         self.modules: list[str] = []
         self._code = code
         self._local: dict[str, list[Value]] = {}
+        package = code.name if code.is_package else code.name.rpartition(".")[0]
         for part in ast.walk(node):
             if isinstance(part, ast.Import | ast.ImportFrom):
                 self.modules += imported_modules(part, package)
                 for name, value in bound_by_import(part, package):
                     self._local.setdefault(name, []).append(value)
+        self.visit(node)
 
     def visit_Name(self, node: ast.Name) -> None:
+        """Add the use of a name."""
         self._use(node.id)
 
     def visit_Global(self, node: ast.Global) -> None:
+        """Add the names of a `global` statement."""
         for name in node.names:
             self._use(name)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
+        """Add the use of a name with the attributes that follow it."""
         if node.attr in _LOOKUP_ATTRIBUTES:
             self.values.append(Value(self._code.name))
         attributes: list[str] = []
@@ -76,6 +61,7 @@ class _Visitor(ast.NodeVisitor):
             self.visit(root)
 
     def visit_Call(self, node: ast.Call) -> None:
+        """Add the module that a call imports by its name."""
         function = getattr(node.func, "attr", getattr(node.func, "id", None))
         if function in _IMPORT_CALLS and node.args:
             name = getattr(node.args[0], "value", None)
@@ -86,17 +72,21 @@ class _Visitor(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_arg(self, node: ast.arg) -> None:
+        """Visit the annotation of a parameter."""
         self._visit_annotation(node.annotation)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        """Visit an assignment and its annotation."""
         self._visit_annotation(node.annotation)
         self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        """Visit a function and the annotation of its result."""
         self._visit_annotation(node.returns)
         self.generic_visit(node)
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        """Visit an async function as any other one."""
         self.visit_FunctionDef(node)
 
     def _visit_annotation(self, annotation: ast.expr | None) -> None:
