@@ -4,7 +4,7 @@ import inspect
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal
 
 from batchmill.errors import OptionError, StepError
@@ -135,33 +135,48 @@ def check_target(
         OptionError: A file may not be read here.
     """
     kind = _kind(ref, target)
+    is_opened = False
     if kind == "items":
         if params:
             raise StepError(
                 f"step {ref}: is a {type(target).__name__}, which takes no parameters "
                 f"(got {', '.join(sorted(params))}). Drop them, or name a class or function."
             )
-        given, files = _given_to_batch(ref, target), _files_of(ref, target)
-        return _step(ref, kind, target, {}, given, files, by_value=by_value)
-    signature = call = _signature(ref, target)
-    if kind == "function" and inspect.isclass(target):
-        call = call_signature(target)
-    takes = _takes_input(ref, call)
-    special = _GIVEN_TO_FUNCTION if kind == "function" else _GIVEN_TO_DATASET
-    special = (*special, *file_columns)
-    given = frozenset(name for name in special if name in call.parameters and name != takes)
-    filled = given | {takes}
-    if call is not signature:
-        _check_call(ref, call, filled)
-        filled = frozenset()
-    checked = check_params(ref, target, signature, params, filled=filled)
-    if kind == "dataset":
+        given, checked, tracked = frozenset[str](), {}, _files_of(ref, target)
+    else:
+        signature = call = _signature(ref, target)
+        if kind == "function" and inspect.isclass(target):
+            call = call_signature(target)
+        takes = _takes_input(ref, call)
+        special = _GIVEN_TO_FUNCTION if kind == "function" else _GIVEN_TO_DATASET
+        special = (*special, *file_columns)
+        given = frozenset(name for name in special if name in call.parameters and name != takes)
+        filled = given | {takes}
+        if call is not signature:
+            _check_call(ref, call, filled)
+            filled = frozenset()
+        checked = check_params(ref, target, signature, params, filled=filled)
+        checked, tracked = track_files(ref, target, checked, search)
+        called = target if call is signature else called_on(target)
+        is_opened = kind == "function" and _is_open_file(called, call.parameters[takes])
+    if kind != "function":
         given |= _given_to_batch(ref, target)
-    placed, tracked = track_files(ref, target, checked, search)
-    step = _step(ref, kind, target, placed, given, tracked, by_value=by_value)
-    called = target if call is signature else called_on(target)
-    is_opened = kind == "function" and _is_open_file(called, call.parameters[takes])
-    return replace(step, opens_input=is_opened)
+    # For a path marked with ContentCounts, the content identifies the step, not the path.
+    contents = {name: tracked[name].content for name in tracked.keys() & checked.keys()}
+    description = describe_step(ref, target, {**checked, **contents}, by_value=by_value)
+    return Step(
+        ref=ref,
+        kind=kind,
+        target=target,
+        params=checked,
+        given=given,
+        identity=identity_of(description),
+        description=description,
+        tracked=tracked,
+        declared=declared_rows(target, kind),
+        opens_input=is_opened,
+        is_async=kind == "function" and is_async(target),
+    )
 
 
 def reference_to(step: Any) -> str | None:
@@ -188,33 +203,6 @@ def reference_to(step: Any) -> str | None:
         is_script = is_script and getattr(main, name, None) is step
         module = file.removesuffix(".py") if is_script else None
     return f"{module}:{name}" if module and name and "<" not in name else None
-
-
-def _step(
-    ref: str,
-    kind: StepKind,
-    target: Any,
-    params: Mapping[str, Any],
-    given: frozenset[str],
-    tracked: Mapping[str, TrackedFile],
-    *,
-    by_value: bool,
-) -> Step:
-    # For a path marked with ContentCounts, the content identifies the step, not the path.
-    contents = {name: tracked[name].content for name in tracked.keys() & params.keys()}
-    description = describe_step(ref, target, {**params, **contents}, by_value=by_value)
-    return Step(
-        ref=ref,
-        kind=kind,
-        target=target,
-        params=params,
-        given=given,
-        identity=identity_of(description),
-        description=description,
-        tracked=tracked,
-        declared=declared_rows(target, kind),
-        is_async=kind == "function" and is_async(target),
-    )
 
 
 def _files_of(ref: str, target: Any) -> dict[str, TrackedFile]:
