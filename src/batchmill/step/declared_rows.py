@@ -18,6 +18,7 @@ from pathlib import PurePath
 from typing import Any, get_args, get_origin, get_type_hints
 
 from batchmill.step.async_steps import called_on
+from batchmill.step.params import hints_of
 
 # The name of the type of a column in Arrow, by the type that a step declares.
 _COLUMNS: Mapping[type, str] = {bool: "bool", int: "int64", float: "float64", str: "string"}
@@ -127,10 +128,7 @@ def _returned(target: Any, kind: str) -> Any:
         function = function.func
     if not inspect.isroutine(function):
         function = called_on(function)
-    try:
-        return get_type_hints(function, include_extras=True).get("return")
-    except (NameError, TypeError, AttributeError, SyntaxError):
-        return None  # An annotation may use a name that only a type checker imports.
+    return hints_of(function).get("return")
 
 
 def _row_of(hint: Any) -> Any:

@@ -165,7 +165,10 @@ def _convert(hint: Any, value: Any, given: Mapping[str, Any]) -> Any:
 
 
 def hints_of(target: Any) -> dict[str, Any]:
-    """Return the annotations of a step's parameters by name. Empty if they cannot be read."""
+    """Return the annotations of a step by parameter, and of its result as `return`.
+
+    Empty if they cannot be read.
+    """
     function = target.__init__ if inspect.isclass(target) else target
     if not inspect.isroutine(function):
         function = type(function).__call__
