@@ -147,8 +147,8 @@ class PlannedStep:
         return [
             _Watched(
                 f"the content of {tracked.path} ({name})",
-                tracked.read_state,
-                tracked.read_content,
+                partial(tracked.mark.state, tracked.path),
+                partial(tracked.mark.content, tracked.path),
                 tracked.content,
                 tracked.state,
             )

@@ -89,14 +89,6 @@ class TrackedFile:
         state = mark.state(path)
         return cls(path, mark, state, mark.content(path))
 
-    def read_state(self) -> FileState:
-        """Return the state of the files now. Raises OSError."""
-        return self.mark.state(self.path)
-
-    def read_content(self) -> str:
-        """Return the digest of the content now. Raises OSError."""
-        return self.mark.content(self.path)
-
 
 def state_of(paths: Iterable[str]) -> FileState:
     """Return the state of each file. Raises OSError."""
@@ -131,21 +123,26 @@ def track_files(
         if mark and value is not None:
             path = os.path.abspath(os.path.join(search, value))
             placed[name] = type(value)(path)
-            tracked[name] = _track(ref, name, path, mark)
+            tracked[name] = track_file(ref, name, path, mark)
     return placed, tracked
 
 
-def read_again(ref: str, name: str, tracked: TrackedFile) -> TrackedFile:
-    """Read a tracked file as this machine has it.
+def track_file(ref: str, name: str, path: str, mark: ContentCounts) -> TrackedFile:
+    """Read a file or folder of a parameter as this machine has it.
+
+    Args:
+        ref: The step's reference, for messages.
+        name: The parameter, for messages.
+        path: The absolute path.
+        mark: The mark of the parameter.
+
+    Returns:
+        Its state and the digest of its content.
 
     Raises:
         StepError: It does not exist here.
         OptionError: It may not be read here.
     """
-    return _track(ref, name, tracked.path, tracked.mark)
-
-
-def _track(ref: str, name: str, path: str, mark: ContentCounts) -> TrackedFile:
     for refused in mark.refused([path]).values():
         raise OptionError(f"step {ref}: parameter {name!r}: {refused}")
     try:

@@ -22,7 +22,7 @@ from batchmill.errors import StepError
 from batchmill.step.code.reachable import described, reachable_code
 from batchmill.step.fingerprint import described_value, imported_values
 from batchmill.step.load import Step
-from batchmill.step.tracked_file import read_again
+from batchmill.step.tracked_file import track_file
 
 # A larger step would take longer to send than its data takes to load from a file.
 _MOST_BYTES = 64 * 2**20
@@ -130,7 +130,10 @@ def unpickle_step(
             f"on {socket.gethostname()}, the step cannot be loaded ({type(error).__name__}: "
             f"{error}). Install the same libraries on all machines."
         ) from error
-    tracked = {name: read_again(step.ref, name, file) for name, file in step.tracked.items()}
+    tracked = {
+        name: track_file(step.ref, name, file.path, file.mark)
+        for name, file in step.tracked.items()
+    }
     contents = {
         name: described_value(file.content)
         for name, file in tracked.items()
