@@ -20,7 +20,7 @@ from batchmill.planning.prepare import prepare
 from batchmill.publishing.summary import summarise
 from batchmill.runs.run import open_run
 from batchmill.shards.process import ShardProcess
-from batchmill.step.value.load import load_given_step
+from batchmill.step.value.shipping import load_given_step
 from batchmill.storage import LocalStore
 from batchmill.testing import check_step
 

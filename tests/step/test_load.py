@@ -11,7 +11,7 @@ import pytest
 from batchmill import OptionError, StepError
 from batchmill.step.load import load_step, reference_to
 from batchmill.step.params import parse_params, read_object
-from batchmill.step.value.load import name_of
+from batchmill.step.value.shipping import name_of
 
 HERE = str(Path(__file__).parents[1] / "support")
 STEPS = "steps_under_test"

@@ -24,7 +24,7 @@ from batchmill.maintenance.versions import (
     keep_version,
     list_versions,
 )
-from batchmill.step.value.load import load_given_step
+from batchmill.step.value.shipping import load_given_step
 from batchmill.urls import absolute
 
 if TYPE_CHECKING:

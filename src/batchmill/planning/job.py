@@ -14,7 +14,7 @@ from batchmill.options.groups import ConfinementOptions, JobSettings
 from batchmill.partitions.partitioning import Partitioning, make_partitioning
 from batchmill.security.allowlist import CONFINE, confinement_is_required
 from batchmill.step.load import reference_to
-from batchmill.step.value.load import name_of
+from batchmill.step.value.shipping import name_of
 from batchmill.storage import is_url
 from batchmill.urls import absolute, one_slash_fault
 

@@ -34,7 +34,7 @@ from batchmill.planning.sample import sampled
 from batchmill.security.allowlist import check_step
 from batchmill.sizes import counted
 from batchmill.step.load import Step
-from batchmill.step.value.load import load_given_step
+from batchmill.step.value.shipping import load_given_step
 from batchmill.urls import is_url
 
 _SHOWN_CHANGES = 5

@@ -1,9 +1,10 @@
-"""Send a step that other processes cannot import to the processes that run shards.
+"""Load a step that is given as a function, and send it to the processes that run shards.
 
 A pickle can run any code when it is read. So a process reads one only if it got the pickle's digest
 from the process that made it, and never because a dataset contains one.
 """
 
+import functools
 import hashlib
 import inspect
 import io
@@ -11,7 +12,7 @@ import linecache
 import marshal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import CodeType
 from typing import Any
@@ -19,9 +20,10 @@ from typing import Any
 import cloudpickle
 
 from batchmill.errors import StepError
+from batchmill.security.allowlist import check_step
 from batchmill.step.code.reachable import described, reachable_code
 from batchmill.step.fingerprint import described_value, imported_values
-from batchmill.step.load import Step
+from batchmill.step.load import Step, check_target, load_step, reference_to
 from batchmill.step.tracked_file import track_file
 
 # A larger step would take longer to send than its data takes to load from a file.
@@ -66,17 +68,66 @@ def _code_with_source(code: bytes, lines: list[str], first: int) -> CodeType:
     return loaded
 
 
-def pickle_step(step: Step) -> bytes:
-    """Pickle a step, with the functions and values that other processes cannot import.
+def name_of(step: Any) -> str:
+    """Return the reference of a step, or a name that is no reference if it cannot be imported.
+
+    >>> name_of(functools.partial(name_of))
+    'batchmill.step.value.shipping:name_of (partial)'
+    """
+    reference = reference_to(step)
+    if reference is not None:
+        return reference
+    if isinstance(step, functools.partial):
+        return f"{_name_in_module(step.func)} (partial)"
+    if inspect.ismethod(step):
+        return f"{_name_in_module(step.__func__)} (method)"
+    if inspect.isfunction(step) or inspect.isclass(step):
+        return _name_in_module(step)
+    return f"{_name_in_module(type(step))} (object)"
+
+
+def load_given_step(
+    step: Any,
+    params: Mapping[str, Any] | None = None,
+    *,
+    search: str,
+    file_columns: Sequence[str] = (),
+) -> Step:
+    """Load a step from a reference, or check a function, class or object.
 
     Args:
-        step: The step.
+        step: The reference, function, class or object.
+        params: The step's parameters.
+        search: A folder that is appended to the import path.
+        file_columns: The names of the manifest's columns with companions of the inputs.
 
     Returns:
-        The pickle.
+        The step. If other processes cannot import it, it is pickled.
 
     Raises:
-        StepError: The step cannot be pickled, or is too large.
+        StepError: It cannot be used as a step, or not be sent to other processes.
+        OptionError: The step may not be run here.
+    """
+    reference = reference_to(step)
+    if reference is not None:
+        return load_step(reference, params, search=search, file_columns=file_columns)
+    name = name_of(step)
+    check_step(name)
+    loaded = check_target(
+        name, step, dict(params or {}), search, file_columns=file_columns, by_value=True
+    )
+    return replace(loaded, pickled=_pickled(loaded))
+
+
+def _name_in_module(target: Any) -> str:
+    module = getattr(target, "__module__", None) or "__main__"
+    return f"{module}:{getattr(target, '__qualname__', type(target).__name__)}"
+
+
+def _pickled(step: Step) -> bytes:
+    """Pickle a step, with the functions and values that other processes cannot import.
+
+    Raises StepError if it cannot be pickled, or is too large.
     """
     file = _Bounded()
     try:
