@@ -22,9 +22,8 @@ from batchmill.ledger.open import last_run, open_ledger
 from batchmill.planning.run_spec import RunSpec, input_places, read_spec
 from batchmill.security.redaction import without_secrets
 from batchmill.sizes import readable_size
-from batchmill.step.code.files import is_users, source_file
+from batchmill.step.code.files import imported_packages, is_users, source_file
 from batchmill.step.load import load_step
-from batchmill.step.packages import imported_packages
 from batchmill.storage import is_url, open_store, remote
 from batchmill.storage.addresses import parse_address
 from batchmill.storage.folder_files import files_in

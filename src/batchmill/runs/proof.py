@@ -25,7 +25,7 @@ from batchmill.publishing.metadata_table import metadata_table
 from batchmill.reading.published import read_published
 from batchmill.runs.discarded_job import ResultDifference, compare_again
 from batchmill.runs.recorded_version import RecordedVersion
-from batchmill.step.packages import imported_packages
+from batchmill.step.code.files import imported_packages
 from batchmill.storage import if_exists
 from batchmill.storage.fingerprints import hash_bytes
 

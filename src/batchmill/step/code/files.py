@@ -1,9 +1,10 @@
-"""Find the source files of modules, and which modules are the user's. Imports nothing."""
+"""Find the source files and packages of modules, and the user's modules. Imports nothing."""
 
 import os
 import sys
 import sysconfig
 from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ModuleSpec
+from importlib.metadata import packages_distributions, version
 
 # Folders of installed packages. Modules elsewhere are the user's own.
 _INSTALLED = tuple(
@@ -46,6 +47,14 @@ def is_users(name: str, path: str, tops: set[str]) -> bool:
         return True
     place = os.path.realpath(path)
     return not (place.startswith(_INSTALLED) or _INSTALLED_FOLDERS & {*place.split(os.sep)})
+
+
+def imported_packages() -> dict[str, str]:
+    """Return the versions of the packages that this process has imported, by name."""
+    known = packages_distributions()
+    tops = {name.partition(".")[0] for name in sys.modules}
+    found = sorted({package for top in tops for package in known.get(top, ())})
+    return {package: version(package) for package in found}
 
 
 def _spec(name: str) -> ModuleSpec | None:
