@@ -18,7 +18,7 @@ from batchmill.security.redaction import names_a_secret
 from batchmill.step.code.files import is_users, source_file
 from batchmill.step.code.module import Value
 from batchmill.step.code.reachable import Definition
-from batchmill.step.value.function_code import code_text, used_names
+from batchmill.step.code.syntax import code_text, used_names
 
 _MOST_SHOWN = 60
 _ATOMS = (type(None), bool, int, float, complex, str, type(...), type(NotImplemented))
@@ -66,7 +66,7 @@ def value_code(label: str, target: object) -> ValueCode:
         StepError: A value has no digest, for example an open file. The message has its path.
     """
     walk = _Walk(label)
-    walk.visit(target)
+    walk.visit(target, (getattr(target, "__name__", None) or type(target).__name__,))
     return ValueCode(dict(sorted(walk.found.items())), walk.imports)
 
 
@@ -95,13 +95,8 @@ class _Walk:
         # An id is unique only while its object exists.
         self._kept: list[object] = []
 
-    def visit(self, target: Any) -> None:
-        """Visit the step."""
-        name = getattr(target, "__name__", None) or type(target).__name__
-        self._named(target, (name,))
-
-    def _named(self, value: Any, path: tuple[str, ...]) -> str:
-        """Visit a value that code uses by its name. Return its token."""
+    def visit(self, value: Any, path: tuple[str, ...]) -> str:
+        """Visit the step, or a value that code uses by its name. Return its token."""
         if isinstance(value, types.FunctionType | type) and not is_importable(value):
             return self._token(value, path)
         key, path = self._key(path, type(value).__name__)
@@ -233,7 +228,7 @@ class _Walk:
 
     def _name(self, value: Any, path: tuple[str, ...]) -> str:
         """Return the token of a definition. A plain value has an entry of its own instead."""
-        token = self._named(value, path)
+        token = self.visit(value, path)
         return token if token.startswith("@") else ""
 
     def _class(self, kind: type, path: tuple[str, ...]) -> str:
