@@ -2,7 +2,6 @@
 
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -22,54 +21,32 @@ class LiveLine(JobDisplay):
 
     def follow(self, prepared: Prepared) -> AbstractContextManager[None]:
         """Show progress while the block runs."""
-        line = _line() if len(prepared.plan.pending) else None
-        if line is None:
+        # If a kernel runs in this process, IPython has been imported.
+        ipython: Any = sys.modules.get("IPython")
+        shell = ipython.get_ipython() if ipython else None
+        has_kernel = getattr(shell, "kernel", None) is not None
+        if not len(prepared.plan.pending) or not (has_kernel or sys.stderr.isatty()):
             return nullcontext()
-        return following(prepared.ledger, partial(_follow, line))
+        # It is one output of the current cell also in a notebook that a program runs.
+        output = None
+        if has_kernel:
+            text = {"text/plain": ""}
+            output = ipython.display.display(text, raw=True, display_id=True)
+        _show(output, f"{STARTING} ...")
+        return following(prepared.ledger, partial(_follow, output))
 
 
-class _NotebookLine:
-    """An output of the current cell. It is one output also in a notebook that a program runs."""
-
-    def __init__(self, display: Callable[..., Any]) -> None:
-        self._handle = display(_as_output(f"{STARTING} ..."), raw=True, display_id=True)
-
-    def show(self, text: str) -> None:
-        self._handle.update(_as_output(text), raw=True)
-
-    def end(self) -> None:
-        """The last text stays."""
-
-
-class _TerminalLine:
-    def __init__(self) -> None:
-        self.show(f"{STARTING} ...")
-
-    def show(self, text: str) -> None:
+def _show(output: Any, text: str) -> None:
+    """Replace the text of a cell's output, or without an output the line on the terminal."""
+    if output is None:
         print(f"\r{text}{_CLEAR_REST}", end="", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        print(file=sys.stderr, flush=True)
-
-
-def _line() -> _NotebookLine | _TerminalLine | None:
-    """Return a new line, or None if there is no place for one."""
-    # If a kernel runs in this process, IPython has been imported.
-    ipython: Any = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    if getattr(shell, "kernel", None) is not None:
-        return _NotebookLine(ipython.display.display)
-    return _TerminalLine() if sys.stderr.isatty() else None
+    else:
+        output.update({"text/plain": text}, raw=True)
 
 
-def _as_output(text: str) -> dict[str, str]:
-    return {"text/plain": text}
-
-
-def _follow(
-    line: _NotebookLine | _TerminalLine, watcher: RunWatcher, stop: threading.Event
-) -> None:
+def _follow(output: Any, watcher: RunWatcher, stop: threading.Event) -> None:
     for seen, rate, ended in poll(watcher, stop):
         if seen:
-            line.show(progress_line(seen, rate, ended=ended))
-    line.end()
+            _show(output, progress_line(seen, rate, ended=ended))
+    if output is None:
+        print(file=sys.stderr, flush=True)
