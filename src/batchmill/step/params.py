@@ -4,9 +4,12 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from batchmill.errors import OptionError, StepError
+
+if TYPE_CHECKING:
+    import pydantic
 
 
 def parse_params(pairs: Sequence[str], file: Path | None = None) -> dict[str, Any]:
@@ -73,7 +76,15 @@ def check_params(
     Raises:
         StepError: Parameters do not fit. It lists all faults.
     """
-    named = _named_parameters(signature, filled)
+    import pydantic
+
+    # The parameters that a user can give by name.
+    named = {
+        name: parameter
+        for name, parameter in signature.parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in filled
+    }
     faults = _missing(named, signature, params) + _positional_only(signature)
     takes_any_name = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     hints = hints_of(target)
@@ -83,29 +94,18 @@ def check_params(
         if parameter.default is not parameter.empty
     }
     for name, value in params.items():
-        if name in named:
-            fault = _convert_into(checked, name, params, hints)
-            faults += [fault] if fault else []
-        elif takes_any_name and name not in filled:
-            checked[name] = value
-        else:
+        if name not in named and (name in filled or not takes_any_name):
             faults.append(f"unknown parameter {name!r}. It takes: {', '.join(named) or 'none'}.")
+            continue
+        has_type = name in named and name in hints
+        try:
+            checked[name] = _convert(hints[name], value, params) if has_type else value
+        except pydantic.ValidationError as error:
+            faults.append(_type_fault(name, value, hints[name], error))
     if faults:
         lines = [f"step {ref}: {faults[0]}"] if len(faults) == 1 else [f"step {ref}:", *faults]
         raise StepError("\n  ".join(lines))
     return checked
-
-
-def _named_parameters(
-    signature: inspect.Signature, filled: frozenset[str]
-) -> dict[str, inspect.Parameter]:
-    """Return the parameters that a user can give by name."""
-    return {
-        name: parameter
-        for name, parameter in signature.parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and name not in filled
-    }
 
 
 def _missing(
@@ -130,24 +130,12 @@ def _positional_only(signature: inspect.Signature) -> list[str]:
     ]
 
 
-def _convert_into(
-    checked: dict[str, Any], name: str, given: Mapping[str, Any], hints: Mapping[str, Any]
-) -> str:
-    """Add the converted value of a parameter to `checked`, or return the fault."""
-    import pydantic
-
-    value = given[name]
-    try:
-        checked[name] = _convert(hints[name], value, given) if name in hints else value
-    except pydantic.ValidationError as error:
-        reason = error.errors()[0]["msg"]
-        if type(value).__name__ == _type_name(hints[name]):
-            return f"parameter {name!r} is {value!r}: {reason}."
-        return (
-            f"parameter {name!r} is {value!r} ({type(value).__name__}), "
-            f"expected {_type_name(hints[name])}: {reason}."
-        )
-    return ""
+def _type_fault(name: str, value: Any, hint: Any, error: "pydantic.ValidationError") -> str:
+    reason = error.errors()[0]["msg"]
+    given, expected = type(value).__name__, _type_name(hint)
+    if given == expected:
+        return f"parameter {name!r} is {value!r}: {reason}."
+    return f"parameter {name!r} is {value!r} ({given}), expected {expected}: {reason}."
 
 
 def _convert(hint: Any, value: Any, given: Mapping[str, Any]) -> Any:
