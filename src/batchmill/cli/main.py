@@ -91,7 +91,9 @@ def make_app(called: str = "") -> App:
 
 def _reason(error: CycloptsError) -> str:
     """Return the message of an error in the arguments, with the likely fix."""
-    if isinstance(error, UnknownOptionError) and _takes_params(error):
+    if isinstance(error, UnknownOptionError) and any(
+        "--param" in argument.names for argument in error.argument_collection
+    ):
         return f"{error} A parameter of the step needs --param NAME=VALUE."
     if not isinstance(error, UnusedCliTokensError):
         return str(error)
@@ -100,10 +102,6 @@ def _reason(error: CycloptsError) -> str:
     return (
         f"unexpected argument {first!r}{others}. Remove it, or put quotes around globs and spaces."
     )
-
-
-def _takes_params(error: UnknownOptionError) -> bool:
-    return any("--param" in argument.names for argument in error.argument_collection)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -122,35 +120,34 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 def _call(called: list[str], arguments: list[str] | None) -> int:
     """Call the command. Print its error and return the exit code."""
     errors = console(stderr=True)
-    code: object = DONE
+    stays = _STAYS if called in _RUNS else ""
     try:
         app = make_app(*called)
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         errors.print(f"batchmill: {_reason(error)}", style="red")
         errors.print("See: batchmill --help, batchmill COMMAND --help")
-        code = NOT_STARTED
+        return NOT_STARTED
     except CancelledError as error:
         errors.print(f"Cancelled.{_STAYS}\n{error}")
-        code = CANCELLED
+        return CANCELLED
     except RunError as error:
         errors.print(str(error))
-        code = INCOMPLETE
+        return INCOMPLETE
     except BatchmillError as error:
         errors.print(f"batchmill: {error}", style="red")
-        code = NOT_STARTED
+        return NOT_STARTED
     except KeyboardInterrupt:
-        errors.print("Cancelled." + (_STAYS if called in _RUNS else ""))
-        code = CANCELLED
+        errors.print(f"Cancelled.{stays}")
+        return CANCELLED
     except (MemoryError, RuntimeError) as error:
         # The limit of `ulimit -v` also applies to the stacks of threads.
         if not isinstance(error, MemoryError) and str(error) != "can't start new thread":
             raise
-        stays = _STAYS if called in _RUNS else ""
         errors.print(f"batchmill: {_TOO_LITTLE_MEMORY}{stays}", style="red")
-        code = INCOMPLETE if called in _RUNS else NOT_STARTED
+        return INCOMPLETE if stays else NOT_STARTED
     except BrokenPipeError:
         # The reader of the output has ended, for example `| head`. This is not an error.
         sys.stderr.close()
-        code = DONE
+        return DONE
     return code if isinstance(code, int) else DONE

@@ -80,9 +80,7 @@ def plan(
     if json:
         print_json(_as_json(planned))
     else:
-        out = console()
-        for line in _lines(planned):
-            out.print(line)
+        console().print(*_lines(planned), sep="\n")
 
 
 def _as_json(planned: PlannedRun) -> dict[str, object]:
