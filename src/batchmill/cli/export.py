@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from batchmill.cli.console import PlainConsole, console, print_json
+from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json, Place
 from batchmill.errors import OptionError
 from batchmill.sizes import counted, readable_size
@@ -55,11 +55,10 @@ def export(
     batchmill export --verify shards
     ```
     """
-    out_console = console()
     if verify:
         if dataset or out or to:
             raise OptionError("--verify takes the folder of an export, and no other argument.")
-        return _verify(str(verify), out_console, json=json)
+        return _verify(str(verify), json=json)
     if not (dataset and out and to):
         raise OptionError("give a dataset, a folder or URL for the shards, and --to with a format.")
     from batchmill.exporting.run_export import export_dataset
@@ -84,7 +83,7 @@ def export(
     if json:
         print_json(asdict(result))
     else:
-        out_console.print(
+        console().print(
             f"{counted(result.samples, 'sample')} in {counted(len(result.shards), 'shard')} "
             f"({readable_size(result.bytes)}, {result.written:,} written now): "
             f"{os.path.join(result.out, result.shards[0])}"
@@ -92,13 +91,13 @@ def export(
     return 0
 
 
-def _verify(place: str, out: PlainConsole, *, json: bool) -> int:
+def _verify(place: str, *, json: bool) -> int:
     from batchmill.exporting.verify_export import find_differences
 
     found = list(find_differences(place))
+    out = console()
     if json:
-        rows = [difference._asdict() for difference in found]
-        print_json(rows)
+        print_json([difference._asdict() for difference in found])
         return 1 if found else 0
     for difference in found[:_SHOWN]:
         sample = f": {difference.sample} (of {difference.input})" if difference.sample else ""
