@@ -35,7 +35,7 @@ _OVERVIEW = (
     ("failures", "failures:failures", "List the inputs that are not ok, and why."),
     ("report", "status:report", "Rebuild a dataset's report.html."),
     ("verify", "verify:verify", "Compare a dataset's files with its ledger."),
-    ("files", "files:files", "List or copy the files of one input."),
+    ("files", "versions:files", "List or copy the files of one input."),
     ("versions", "versions:versions", "List the versions of a dataset."),
     ("keep", "versions:keep", "Give a version a name, so that it stays."),
     ("diff", "versions:diff", "Compare two versions of a dataset."),

@@ -1,7 +1,8 @@
-"""`batchmill versions`, `keep` and `diff`: list, name and compare versions of a dataset."""
+"""`batchmill versions`, `keep`, `diff` and `files`: what a dataset contains, by version."""
 
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -10,6 +11,7 @@ from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json
 from batchmill.errors import OptionError
 from batchmill.ledger.open import open_ledger
+from batchmill.maintenance.input_files import copy_files, input_files
 from batchmill.maintenance.versions import (
     compare_versions,
     drop_name,
@@ -106,3 +108,40 @@ def diff(
             out.print(f"{what}: {len(names):,}: {', '.join(names[:_SHOWN_NAMES])}{more}")
     if not any(names for _, names in groups):
         out.print("The rows and files are the same.")
+
+
+def files(
+    dataset: Dataset,
+    input: Annotated[
+        str, Parameter(help="An input of the dataset, or a file as in the column output.")
+    ],
+    /,
+    *,
+    output: Annotated[
+        Path | None, Parameter(alias="-o", help="Copy the files into this folder.")
+    ] = None,
+    version: Annotated[str, Parameter(help="Read this version: its number or name.")] = "",
+    json: Json = False,
+) -> None:
+    """List the files of an input, or copy them out of the dataset, also out of packs.
+
+    ```
+    batchmill files dataset a.wav
+    batchmill files dataset a.wav -o copies
+    ```
+    """
+    ledger = open_ledger(str(dataset))
+    found = input_files(ledger, input, version or None)
+    if output:
+        copy_files(ledger, found, output)
+    if json:
+        print_json([file._asdict() for file in found])
+        return
+    out = console()
+    if output:
+        out.print(f"Copied {counted(len(found), 'file')} to {output}")
+        return
+    for file in found:
+        out.print(f"{file.name}: {readable_size(file.size)}, {file.stored}")
+    if not found:
+        out.print(f"{input} has no files.")
