@@ -137,8 +137,7 @@ def _show(ended: EndedRun) -> None:
     if ended.note:
         out.print(ended.note)
     if ended.forecast:
-        for line in ended.forecast.lines():
-            out.print(line)
+        out.print(*ended.forecast.lines(), sep="\n")
         out.print("To execute them, run the same command without --sample.")
     if summary.failed and not ended.error:
         out.print(failure_message(summary, dataset).partition("\n")[2])
