@@ -1,7 +1,6 @@
 """The values that a piece of code uses: names of its module, and attributes of other modules."""
 
 import ast
-from collections.abc import Iterator
 
 from batchmill.step.code.module import ModuleCode, Value, bound_by_import, imported_modules
 
@@ -91,8 +90,16 @@ class Uses(ast.NodeVisitor):
 
     def _visit_annotation(self, annotation: ast.expr | None) -> None:
         """Visit an annotation, and the texts in it, which may be annotations too."""
-        for part in _with_texts(annotation):
-            self.visit(part)
+        if annotation is None:
+            return
+        self.visit(annotation)
+        for part in ast.walk(annotation):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                try:
+                    text = ast.parse(part.value, mode="eval").body
+                except (SyntaxError, ValueError):
+                    continue  # It is a text, for example in a Literal.
+                self.visit(text)
 
     def _use(self, name: str, *attributes: str) -> None:
         for value in self._local.get(name, ()):
@@ -104,15 +111,3 @@ class Uses(ast.NodeVisitor):
         for value in [*self._local.get(name, ()), *self._code.imports.get(name, ())]:
             if value.module == "sys" and "modules" in value.attributes + attributes:
                 self.values.append(Value(self._code.name))
-
-
-def _with_texts(annotation: ast.expr | None) -> Iterator[ast.expr]:
-    if annotation is None:
-        return
-    yield annotation
-    for part in ast.walk(annotation):
-        if isinstance(part, ast.Constant) and isinstance(part.value, str):
-            try:
-                yield ast.parse(part.value, mode="eval").body
-            except (SyntaxError, ValueError):
-                continue  # It is a text, for example in a Literal.
