@@ -15,9 +15,9 @@ from batchmill.execution.failures import OverdueError, ReportedError, failure_of
 from batchmill.execution.outputs import place_outputs
 from batchmill.execution.read_input import discard, fetch_and_read, remove_flat
 from batchmill.execution.rows import Row, encode_rows, rows_of
+from batchmill.execution.shared_step import opened_step
 from batchmill.execution.staging import Input, StagingArea, stage
 from batchmill.outcome import Fault, Outcome, UnstoredOutcome
-from batchmill.step.async_steps import opened
 from batchmill.step.load import Step
 from batchmill.storage import remote
 from batchmill.storage.fingerprints import Fingerprint
@@ -85,7 +85,7 @@ def _in_new_loop(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
 async def _open_and_run(step: Step, item: Input, staging: StagingArea) -> Outcome | UnstoredOutcome:
     started = time.perf_counter()
     try:
-        async with opened(step) as ready:
+        async with opened_step(step) as ready:
             return await run_async_step(ready, item, staging)
     except BaseException as error:  # The step's class raised it. It becomes the input's outcome.
         seconds = time.perf_counter() - started

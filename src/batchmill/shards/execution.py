@@ -18,6 +18,7 @@ from batchmill.execution.call_step import answer
 from batchmill.execution.failures import lost
 from batchmill.execution.read_input import discard, fetch_and_read
 from batchmill.execution.run_input import StepHooks, load, run_async_step, run_step, store_all
+from batchmill.execution.shared_step import SharedStep
 from batchmill.execution.staging import CONFINED_FOLDERS, Input, StagingArea
 from batchmill.layout import FILES
 from batchmill.ledger.ledger import Ledger
@@ -28,7 +29,6 @@ from batchmill.shards.inputs import ShardInputs
 from batchmill.shards.outcome_recorder import OutcomeRecorder, PackUpload
 from batchmill.shards.step_log import StepLog
 from batchmill.shards.torch_dataset import create_torch_dataset
-from batchmill.step.async_steps import SharedStep
 from batchmill.storage import ObjectStore, is_url, obstore_s3, remote
 from batchmill.storage.fingerprints import Fingerprint
 from batchmill.storage.ranges import HEAD_BYTES

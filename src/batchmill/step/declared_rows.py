@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any, get_args, get_origin, get_type_hints
 
-from batchmill.step.async_steps import called_on
+from batchmill.step.calls import called_on
 from batchmill.step.params import hints_of
 
 # The name of the type of a column in Arrow, by the type that a step declares.

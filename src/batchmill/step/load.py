@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal
 
 from batchmill.errors import OptionError, StepError
-from batchmill.step.async_steps import call_signature, called_on, is_async
+from batchmill.step.calls import call_signature, called_on, is_async
 from batchmill.step.declared_rows import DeclaredRows, declared_rows
 from batchmill.step.fingerprint import describe_step, identity_of
 from batchmill.step.import_reference import import_step

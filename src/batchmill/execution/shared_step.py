@@ -1,42 +1,19 @@
-"""Steps that wait: async functions, and classes whose `__call__` is async."""
+"""Open an async step, once for each worker: create its class, and enter it."""
 
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from batchmill.step.load import Step
+from batchmill.step.load import Step
 
 logger = logging.getLogger(__name__)
 
 
-def is_async(target: Any) -> bool:
-    """Return whether a step is an async function, generator, method, object or class."""
-    called = target
-    if not inspect.iscoroutinefunction(target) and not inspect.isasyncgenfunction(target):
-        called = called_on(target)
-    return inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called)
-
-
-def called_on(target: Any) -> Callable[..., Any] | None:
-    """Return the method `__call__` of a class, or of an object's class. None without one."""
-    kind = target if inspect.isclass(target) else type(target)
-    return next((vars(one)["__call__"] for one in kind.__mro__ if "__call__" in vars(one)), None)
-
-
-def call_signature(target: type) -> inspect.Signature:
-    """Return the signature of a call of a class's objects."""
-    called: Any = called_on(target)
-    signature = inspect.signature(called)
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-
 @asynccontextmanager
-async def opened(step: "Step") -> AsyncIterator["Step"]:
+async def opened_step(step: Step) -> AsyncIterator[Step]:
     """Yield the step that a worker calls. A class is created, and both are entered if possible.
 
     Raises any error of the user's class.
@@ -63,14 +40,14 @@ class SharedStep:
         step: The step, which is not opened yet.
     """
 
-    def __init__(self, step: "Step") -> None:
+    def __init__(self, step: Step) -> None:
         self._step = step
         self._wanted, self._closing = asyncio.Event(), asyncio.Event()
         self._ready = asyncio.get_running_loop().create_future()
         # Some clients must be entered and left in the same task.
         self._owner = asyncio.create_task(self._own())
 
-    async def get(self) -> "Step":
+    async def get(self) -> Step:
         """Return the opened step. Raises any error of the user's class."""
         self._wanted.set()
         step: Step = await asyncio.shield(self._ready)
@@ -93,7 +70,7 @@ class SharedStep:
             return
         ready = self._ready
         try:
-            async with opened(self._step) as step:
+            async with opened_step(self._step) as step:
                 ready.set_result(step)
                 await self._closing.wait()
         except BaseException as error:
