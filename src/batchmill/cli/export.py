@@ -2,9 +2,7 @@
 
 import os
 from dataclasses import asdict
-from typing import Annotated, Literal
-
-from cyclopts import Parameter
+from typing import Literal
 
 from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json, Place
@@ -16,32 +14,17 @@ _SHOWN = 50
 
 def export(
     dataset: Dataset = "",
-    out: Annotated[Place, Parameter(help="The folder or URL of the shards.")] = "",
+    out: Place = "",
     /,
     *,
-    to: Annotated[
-        Literal["webdataset", "huggingface"] | None,
-        Parameter(help="The format. Required."),
-    ] = None,
-    partition: Annotated[
-        tuple[str, ...], Parameter(help="Only this partition. Repeatable. Default: all rows.")
-    ] = (),
-    where: Annotated[
-        str, Parameter(help="Only the rows that meet this condition: \"label != 'noise'\".")
-    ] = "",
-    shard_size: Annotated[str, Parameter(help="The largest size of a shard.")] = "256M",
-    shuffle: Annotated[
-        int | None, Parameter(help="Seed of a random order. Default: the order of the table.")
-    ] = None,
-    version: Annotated[
-        str, Parameter(help="The number or name of a version. Default: the last one.")
-    ] = "",
-    num_workers: Annotated[
-        int | None, Parameter(help="Number of threads. Default: one per core.")
-    ] = None,
-    verify: Annotated[
-        Place, Parameter(help="Compare this export with its index. Write nothing.")
-    ] = "",
+    to: Literal["webdataset", "huggingface"] | None = None,
+    partition: tuple[str, ...] = (),
+    where: str = "",
+    shard_size: str = "256M",
+    shuffle: int | None = None,
+    version: str = "",
+    num_workers: int | None = None,
+    verify: Place = "",
     json: Json = False,
 ) -> int:
     """Write a dataset as the shards of WebDataset or Hugging Face, for training.
@@ -54,6 +37,17 @@ def export(
     batchmill export dataset hub --to huggingface --partition train --where "label != 'noise'"
     batchmill export --verify shards
     ```
+
+    Args:
+        out: The folder or URL of the shards.
+        to: The format. Required.
+        partition: Only this partition. Repeatable. Default: all rows.
+        where: Only the rows that meet this condition: "label != 'noise'".
+        shard_size: The largest size of a shard.
+        shuffle: Seed of a random order. Default: the order of the table.
+        version: The number or name of a version. Default: the last one.
+        num_workers: Number of threads. Default: one per core.
+        verify: Compare this export with its index. Write nothing.
     """
     if verify:
         if dataset or out or to:

@@ -41,7 +41,7 @@ def failures(
     kind: FailureKinds = (),
     group: FailureGroups = (),
     json: Json = False,
-    csv: Annotated[bool, Parameter(help="Print CSV.")] = False,
+    csv: bool = False,
 ) -> None:
     """List the inputs of a dataset that are not ok: outcome, reason, traceback, printed text.
 
@@ -50,6 +50,9 @@ def failures(
     batchmill failures dataset --kind crashed --json
     batchmill failures dataset --group 1
     ```
+
+    Args:
+        csv: Print CSV.
     """
     if json and csv:
         raise OptionError("--json and --csv cannot be combined. Give one of them.")
@@ -103,12 +106,10 @@ def retry(
 
 def reproduce(
     dataset: Dataset,
-    input: Annotated[str, Parameter(help="The input: its name in the manifest.")],
+    input: str,
     /,
     *,
-    output: Annotated[
-        Path, Parameter(name=["--output", "-o"], help="The zip file to write.")
-    ] = Path("reproduction.zip"),
+    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("reproduction.zip"),
 ) -> None:
     """Pack an input, the step, its params and the outcome into a zip file.
 
@@ -118,6 +119,10 @@ def reproduce(
     ```
     batchmill reproduce dataset recordings/a.wav -o bundle.zip
     ```
+
+    Args:
+        input: The input: its name in the manifest.
+        output: The zip file to write.
     """
     # Imported here because the other commands do not need it.
     from batchmill.jobs.reproduction import write_reproduction

@@ -105,31 +105,15 @@ class JobOptions(JobSettings):
 class ClusterOptions:
     """The Ray cluster that runs the shards."""
 
-    ray: Annotated[
-        str,
-        Parameter(
-            group=MAIN,
-            help="A Ray cluster: ray://HOST:10001; HOST:6379 or auto from a machine of the "
-            "cluster; block:NAME for a saved cluster; local to start Ray on this machine. "
-            "Default: this machine, without Ray.",
-        ),
-    ] = ""
-    runtime_env: Annotated[
-        str,
-        Parameter(
-            group=CLUSTER,
-            help="Runtime environment that Ray sets up on its nodes (working_dir, py_modules, pip, "
-            "env_vars): JSON, or a JSON or YAML file.",
-        ),
-    ] = ""
-    shard_resource: Annotated[
-        tuple[str, ...],
-        Parameter(
-            group=CLUSTER,
-            help="Resource that each shard requests: num_gpus=1, num_cpus=4, memory=8G, or a "
-            "custom resource. Repeatable. Default: one CPU per worker, and one GPU for a model.",
-        ),
-    ] = ()
+    ray: Annotated[str, Parameter(group=MAIN)] = ""
+    """A Ray cluster: ray://HOST:10001; HOST:6379 or auto from a machine of the cluster; block:NAME
+    for a saved cluster; local to start Ray on this machine. Default: this machine, without Ray."""
+    runtime_env: Annotated[str, Parameter(group=CLUSTER)] = ""
+    """Runtime environment that Ray sets up on its nodes (working_dir, py_modules, pip, env_vars):
+    JSON, or a JSON or YAML file."""
+    shard_resource: Annotated[tuple[str, ...], Parameter(group=CLUSTER)] = ()
+    """Resource that each shard requests: num_gpus=1, num_cpus=4, memory=8G, or a custom resource.
+    Repeatable. Default: one CPU per worker, and one GPU for a model."""
 
     def cluster(self) -> Any:
         """Return the cluster that these options describe; None without one. Raises OptionError."""

@@ -49,13 +49,7 @@ def plan(
     param: Params = (),
     params: ParamsFile = None,
     options: JobOptions = JobOptions(),
-    cores: Annotated[
-        int,
-        Parameter(
-            group=_THIS_PLAN,
-            help="Cores to plan for, for example those of a cluster. Default: this machine's.",
-        ),
-    ] = 0,
+    cores: Annotated[int, Parameter(group=_THIS_PLAN)] = 0,
     json: Json = False,
 ) -> None:
     """Show what `batchmill run` would do, with which batch size, and why.
@@ -65,6 +59,9 @@ def plan(
     ```
     batchmill plan words.csv --step batchmill.steps.words:split --output dataset --cores 64
     ```
+
+    Args:
+        cores: Cores to plan for, for example those of a cluster. Default: this machine's.
     """
     check_given(manifest=manifest, step=step, output=output)
     if cores < 0:

@@ -41,13 +41,7 @@ def run(
     param: Params = (),
     params: ParamsFile = None,
     store: StoreName = "",
-    job: Annotated[
-        str,
-        Parameter(
-            group=SAVED,
-            help="Name of a saved job. It replaces MANIFEST and all other options of the job.",
-        ),
-    ] = "",
+    job: Annotated[str, Parameter(group=SAVED)] = "",
     options: JobOptions = JobOptions(),
     cluster: ClusterOptions = ClusterOptions(),
     json: Json = False,
@@ -61,6 +55,9 @@ def run(
     batchmill run words.csv --step batchmill.steps.words:split --output dataset --param num_chars=3
     batchmill run recordings/ --pattern '*.flac' --step batchmill.steps.audio:split -o clips
     ```
+
+    Args:
+        job: Name of a saved job. It replaces MANIFEST and all other options of the job.
     """
     # An option with its default value is rejected as well: the saved job may have another value.
     groups = [group for name, group in options.parameters().items() if name != "run"]
@@ -95,14 +92,7 @@ def infer(
     manifest: Manifest = "",
     /,
     *,
-    model: Annotated[
-        Place,
-        Parameter(
-            group=Group("Model", sort_key=0),
-            help="Model file (.pt2 from torch.export; .pt, .pth or .ts from TorchScript), or a "
-            "function that makes the model: package.module:function. Required.",
-        ),
-    ] = "",
+    model: Annotated[Place, Parameter(group=Group("Model", sort_key=0))] = "",
     model_options: Model = ModelOptions(),
     output: Output = "",
     store: StoreName = "",
@@ -120,6 +110,10 @@ def infer(
     batchmill infer photos/ --pattern '*.jpg' --model mylab.nets:segmenter -o masks
         --predictions files
     ```
+
+    Args:
+        model: Model file (.pt2 from torch.export; .pt, .pth or .ts from TorchScript), or a
+            function that makes the model: package.module:function. Required.
     """
     check_given(manifest=manifest, model=model, output=output)
     with _starting_run(output, verbose=verbose):

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from cyclopts import Parameter
 from rich.table import Table
 
 from batchmill.cli.console import console, print_json
@@ -26,32 +25,16 @@ FAILED = 1
 
 
 def try_one(
-    input: Annotated[Place, Parameter(help="The input: the path or URL of one file.")],
+    input: Place,
     /,
     *,
     step: Step = "",
     param: Params = (),
     params: ParamsFile = None,
-    row: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help="Value of another manifest column: key=value. Repeatable.",
-        ),
-    ] = (),
-    input_kind: Annotated[
-        Literal["file", "folder"],
-        Parameter(help="folder if the input is a folder with all of its files."),
-    ] = "file",
-    file: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help="Further file of the input: column=path, as with run --file-columns. Repeatable.",
-        ),
-    ] = (),
-    keep: Annotated[
-        Path | None,
-        Parameter(help="Folder for the files that the step writes. Default: they are deleted."),
-    ] = None,
+    row: tuple[str, ...] = (),
+    input_kind: Literal["file", "folder"] = "file",
+    file: tuple[str, ...] = (),
+    keep: Path | None = None,
     json: Json = False,
 ) -> int:
     """Run a step on one input in this process, without Prefect and Ray, and show its result.
@@ -62,6 +45,14 @@ def try_one(
     ```
     batchmill try recording.flac --step batchmill.steps.audio:split --param seconds=2 --keep clips
     ```
+
+    Args:
+        input: The input: the path or URL of one file.
+        row: Value of another manifest column: key=value. Repeatable.
+        input_kind: folder if the input is a folder with all of its files.
+        file: Further file of the input: column=path, as with run --file-columns.
+            Repeatable.
+        keep: Folder for the files that the step writes. Default: they are deleted.
     """
     check_given(step=step)
     columns = parse_pairs(row, "--row", "label=dog")

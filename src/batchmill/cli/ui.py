@@ -2,9 +2,6 @@
 
 import os
 import signal
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from batchmill.cli.console import console
 from batchmill.orchestration.interrupts import SIGNALS, restoring_handlers
@@ -14,9 +11,7 @@ PREFECT_PORT = 4200
 
 def ui(
     *,
-    port: Annotated[
-        int, Parameter(help="Port of a new server. A running server keeps its port.")
-    ] = PREFECT_PORT,
+    port: int = PREFECT_PORT,
 ) -> None:
     """Serve Prefect's UI with the runs of this machine, and print its address.
 
@@ -28,6 +23,9 @@ def ui(
     batchmill ui
     batchmill ui --port 4201
     ```
+
+    Args:
+        port: Port of a new server. A running server keeps its port.
     """
     os.environ.setdefault("DO_NOT_TRACK", "1")
     told = console(stderr=True)

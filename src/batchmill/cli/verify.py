@@ -25,47 +25,15 @@ def verify(
     dataset: Dataset,
     /,
     *,
-    hash: Annotated[
-        bool,
-        Parameter(help="Compare the contents of all output files, not only their sizes."),
-    ] = False,
-    repair: Annotated[
-        bool,
-        Parameter(
-            help="Let the next run execute the inputs of missing or changed files again, and "
-            "remove unreferenced files."
-        ),
-    ] = False,
-    version: Annotated[
-        str, Parameter(help="Compare the files of this version only: its number or name.")
-    ] = "",
-    execute: Annotated[
-        str,
-        Parameter(
-            help="Make this number of results of the version again on this machine, a random "
-            "sample, or `all`, and compare them. The step is imported here."
-        ),
-    ] = "",
-    seed: Annotated[int | None, Parameter(help="With --execute: choose the same sample.")] = None,
-    root: Annotated[
-        str, Parameter(help="With --execute: the folder or URL of the inputs on this machine.")
-    ] = "",
-    deep: Annotated[
-        bool,
-        Parameter(help="With --execute: also the dataset that this one was made from, and so on."),
-    ] = False,
-    trust_step: Annotated[
-        bool,
-        Parameter(
-            help="With --execute: also run a step of a notebook, which is code in the dataset."
-        ),
-    ] = False,
-    output: Annotated[
-        Path | None,
-        Parameter(
-            name=["--output", "-o"], help="With --execute: also write the result to a JSON file."
-        ),
-    ] = None,
+    hash: bool = False,
+    repair: bool = False,
+    version: str = "",
+    execute: str = "",
+    seed: int | None = None,
+    root: str = "",
+    deep: bool = False,
+    trust_step: bool = False,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     json: Json = False,
 ) -> int:
     """Compare a dataset's files with its ledger, and list missing, changed and unreferenced files.
@@ -81,6 +49,20 @@ def verify(
     batchmill verify dataset --hash --version paper
     batchmill verify dataset --execute 300
     ```
+
+    Args:
+        hash: Compare the contents of all output files, not only their sizes.
+        repair: Let the next run execute the inputs of missing or changed files again, and
+            remove unreferenced files.
+        version: Compare the files of this version only: its number or name.
+        execute: Make this number of results of the version again on this machine, a random
+            sample, or `all`, and compare them. The step is imported here.
+        seed: With --execute: choose the same sample.
+        root: With --execute: the folder or URL of the inputs on this machine.
+        deep: With --execute: also the dataset that this one was made from, and so on.
+        trust_step: With --execute: also run a step of a notebook, which is code in the
+            dataset.
+        output: With --execute: also write the result to a JSON file.
     """
     if execute:
         if hash or repair:

@@ -60,8 +60,8 @@ def keep(
     version: WhichVersion = "",
     /,
     *,
-    name: Annotated[str, Parameter(help="A name for the version, for example paper.")] = "",
-    drop: Annotated[str, Parameter(help="A name to remove.")] = "",
+    name: str = "",
+    drop: str = "",
 ) -> None:
     """Give a version of a dataset a name, so that no run removes it.
 
@@ -69,6 +69,10 @@ def keep(
     batchmill keep dataset 12 --name paper
     batchmill keep dataset --drop paper
     ```
+
+    Args:
+        name: A name for the version, for example paper.
+        drop: A name to remove.
     """
     if bool(drop) == bool(name) or bool(version) != bool(name):
         raise OptionError("give a version and --name, or only --drop with a name.")
@@ -112,15 +116,11 @@ def diff(
 
 def files(
     dataset: Dataset,
-    input: Annotated[
-        str, Parameter(help="An input of the dataset, or a file as in the column output.")
-    ],
+    input: str,
     /,
     *,
-    output: Annotated[
-        Path | None, Parameter(alias="-o", help="Copy the files into this folder.")
-    ] = None,
-    version: Annotated[str, Parameter(help="Read this version: its number or name.")] = "",
+    output: Annotated[Path | None, Parameter(alias="-o")] = None,
+    version: str = "",
     json: Json = False,
 ) -> None:
     """List the files of an input, or copy them out of the dataset, also out of packs.
@@ -129,6 +129,11 @@ def files(
     batchmill files dataset a.wav
     batchmill files dataset a.wav -o copies
     ```
+
+    Args:
+        input: An input of the dataset, or a file as in the column output.
+        output: Copy the files into this folder.
+        version: Read this version: its number or name.
     """
     ledger = open_ledger(str(dataset))
     found = input_files(ledger, input, version or None)

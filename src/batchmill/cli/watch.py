@@ -8,9 +8,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any
 
 from batchmill.cli.console import console
 from batchmill.cli.options import Json, Place
@@ -28,32 +26,13 @@ _SHOWN_NAMES = 3
 
 
 def watch(
-    source: Annotated[Place, Parameter(help="A folder, or a bucket prefix: s3://BUCKET/PREFIX.")],
+    source: Place,
     /,
     *,
-    deployment: Annotated[
-        str,
-        Parameter(
-            help="The deployment to run, such as preprocess/on-arrival. Files that its dataset "
-            "already contains are not announced. Without a deployment, nothing runs unless one of "
-            "your automations responds to the event.",
-        ),
-    ] = "",
-    pattern: Annotated[
-        str,
-        Parameter(
-            help="Announce only files whose name or relative path matches this glob, or one of "
-            "several, separated by commas. Default: the deployment's pattern, or all files."
-        ),
-    ] = "",
-    min_age: Annotated[
-        float,
-        Parameter(help="A file counts as complete after this number of seconds without a change."),
-    ] = WATCH_MIN_AGE,
-    every: Annotated[
-        float,
-        Parameter(help="Seconds between two listings. If a listing takes long, more seconds."),
-    ] = 10,
+    deployment: str = "",
+    pattern: str = "",
+    min_age: float = WATCH_MIN_AGE,
+    every: float = 10,
     json: Json = False,
 ) -> None:
     """Watch a folder or bucket, and announce new files to Prefect, which runs a deployment.
@@ -65,6 +44,17 @@ def watch(
     batchmill watch /data/recordings --deployment preprocess/on-arrival
     batchmill watch s3://bucket/recordings --deployment preprocess/on-arrival --every 60
     ```
+
+    Args:
+        source: A folder, or a bucket prefix: s3://BUCKET/PREFIX.
+        deployment: The deployment to run, such as preprocess/on-arrival. Files that its
+            dataset already contains are not announced. Without a deployment, nothing runs
+            unless one of your automations responds to the event.
+        pattern: Announce only files whose name or relative path matches this glob, or one
+            of several, separated by commas. Default: the deployment's pattern, or all
+            files.
+        min_age: A file counts as complete after this number of seconds without a change.
+        every: Seconds between two listings. If a listing takes long, more seconds.
     """
     if not (math.isfinite(every) and every > 0):
         raise OptionError(f"--every {every}: expected a number of seconds, more than 0.")
