@@ -11,7 +11,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, HttpUrl, field_vali
 
 from batchmill.errors import OptionError
 from batchmill.security.credentials import Access
-from batchmill.urls import is_url, join, shown_url, url_fault, without_file_scheme
+from batchmill.url_secrets import shown_url
+from batchmill.urls import is_url, join, url_fault, without_file_scheme
 
 # With these options, fsspec would open another place than the URL.
 _NOT_OURS = ("protocol", "fo", "target_protocol", "target_options", "remote_protocol")

@@ -2,25 +2,16 @@
 
 import os
 import re
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
+
+from batchmill.url_secrets import holds_credential, shown_url
 
 # A single letter before the colon is a Windows drive.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)(.*)", re.DOTALL)
 _NAME_BYTES = 255
-_SHOWN = 80
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _ESCAPED_BYTE = re.compile(rb"\\x([89a-f][0-9a-f])")
-# A password, which may contain slashes and @. A number after the colon is a port.
-_PASSWORD = re.compile(r"(?<=://)[^/:@\s]*:(?!\d+(?:[/?#]|$))\S*@")
-_QUERY = re.compile(r"(?<=://)([^\s?#]*)[?#]\S*")
-# In these schemes, the text before an @ is a container or a user, not a secret.
-_NAMED_ACCOUNTS = ("abfs", "abfss", "az", "sftp", "ssh")
-_SECRET_WORD = re.compile(
-    r"(?:^|[^a-z0-9])(?:sig|signature|token|secret|password|passwd|auth|authorization|credentials?"
-    r"|key|apikey|(?:aws)?accesskey(?:id)?|securitytoken|accesstoken|hmac|jwt)(?:[^a-z0-9]|$)",
-    re.IGNORECASE,
-)
 
 
 def is_url(place: str) -> bool:
@@ -106,32 +97,15 @@ def last_part(place: str) -> str:
     return name if len(name.encode()) <= _NAME_BYTES else name[-_NAME_BYTES // 4 :]
 
 
-def hide_secrets(text: str) -> str:
-    """Replace passwords and queries of URLs in a text, because they may be credentials.
-
-    >>> hide_secrets("s3://key:sec/ret@bucket/a and https://host/a?sig=abc")
-    's3://***@bucket/a and https://host/a?***'
-    """
-    return _QUERY.sub(r"\1?***", _PASSWORD.sub("***@", text))
-
-
 def is_web(url: str) -> bool:
     """Return whether a URL starts with http:// or https://."""
     return url.startswith(("http://", "https://"))
 
 
-def shown_url(url: str) -> str:
-    """Return a URL for a message. If it contains a credential, only its harmless end is shown."""
-    if not _holds_credential(url):
-        return url
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://***{re.split('[?#;]', rest.rpartition('@')[2])[0][-_SHOWN:]}"
-
-
 def url_fault(url: str) -> str:
     """Return the reason to reject a URL; empty if the URL is valid."""
     scheme, _, rest = url.partition("://")
-    if _holds_credential(url):
+    if holds_credential(url):
         return (
             "holds a credential, which would appear in logs and in the dataset. Set credentials in "
             "the environment or in a profile instead."
@@ -151,16 +125,6 @@ def control_fault(url: str) -> str:
             "the character."
         )
     return ""
-
-
-def _holds_credential(url: str) -> bool:
-    scheme, _, rest = url.partition("://")
-    parameters = [unquote(part) for part in re.split(r"[?&;#]", rest)[1:] if "=" in part]
-    return (
-        bool(_PASSWORD.search(re.sub(r"\s", "+", url)))
-        or ("@" in rest.partition("/")[0] and scheme not in _NAMED_ACCOUNTS)
-        or any(_SECRET_WORD.search(part.partition("=")[0]) for part in parameters)
-    )
 
 
 def escape_name(name: str) -> str:

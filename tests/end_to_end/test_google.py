@@ -152,7 +152,7 @@ def test_the_file_of_a_service_account_is_used(
 @pytest.mark.long  # gcsfs waits half a minute in all.
 def test_a_server_that_does_not_respond_is_reported(data, proxied_google, monkeypatch):
     monkeypatch.setattr(provider_requests, "_SILENT_SECONDS", 0.1)
-    monkeypatch.setattr("batchmill.storage.faults.retry_remote.pauses", ())
+    monkeypatch.setattr("batchmill.storage.retries.retry_remote.pauses", ())
     forget_connections()
     over = threading.Event()
     with proxied_google(lambda request: over.wait(90) and None) as proxy:

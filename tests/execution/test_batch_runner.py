@@ -21,7 +21,7 @@ from batchmill.options.failure_policy import FailurePolicy
 from batchmill.step.load import load_step
 from batchmill.storage import ObjectStore
 from batchmill.storage.fingerprints import fingerprint
-from batchmill.workers.batches import (
+from batchmill.workers.loaded_batches import (
     Sample,
     gather_batch,
     is_broken_device,

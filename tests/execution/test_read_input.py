@@ -194,7 +194,7 @@ def test_a_store_that_fails_while_a_part_is_read_leaves_the_input_pending(
     proxied, put, bucket, tmp_path, monkeypatch
 ):
     """The input is not at fault."""
-    monkeypatch.setattr("batchmill.storage.faults.retry_remote.pauses", ())
+    monkeypatch.setattr("batchmill.storage.retries.retry_remote.pauses", ())
     put("in/a.bin", bytes(BYTES))
     asked, seen = [], []
 

@@ -415,7 +415,7 @@ def test_occasional_store_failures_lose_no_results(job, monkeypatch):
             raise OSError(errno.EIO, "Input/output error")
         return rename(path, target, **folders)
 
-    monkeypatch.setattr("batchmill.storage.faults.retry_local.pauses", (0.0,) * 8)
+    monkeypatch.setattr("batchmill.storage.retries.retry_local.pauses", (0.0,) * 8)
     monkeypatch.setattr(os, "rename", flaky)
     for number in range(12):
         job.path("00000.txt").write_text(f"version {number}")

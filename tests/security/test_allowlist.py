@@ -177,7 +177,7 @@ def leading_away(lab):
 def test_a_redirect_out_of_the_allowed_places_is_not_followed(lab, leading_away, monkeypatch, away):
     web, asked = leading_away
     monkeypatch.setenv("BATCHMILL_ALLOWED_INPUTS", f"{lab}/mine, {web}/mine")
-    monkeypatch.setattr("batchmill.storage.faults.retry_remote.pauses", ())
+    monkeypatch.setattr("batchmill.storage.retries.retry_remote.pauses", ())
     out, back = (f"{web}/mine/to?{to.format(web=web)}" for to in (away, "{web}/mine/a.txt"))
     (lab / "mine" / "list.csv").write_text(f"input\n{web}/mine/a.txt\n{back}\n{out}\n")
     summary = run_job(lab / "mine" / "list.csv", SPLIT, lab / "mine" / "out")

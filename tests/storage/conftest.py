@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from batchmill.storage import obstore_s3
-from batchmill.storage.faults import retry_remote
+from batchmill.storage.retries import retry_remote
 
 
 @pytest.fixture

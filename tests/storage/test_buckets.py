@@ -256,7 +256,7 @@ def unsteady(monkeypatch):
         return await call(self, method, *arguments, **options)
 
     monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", flaky)
-    pauses = "batchmill.storage.faults.retry_remote.pauses"
+    pauses = "batchmill.storage.retries.retry_remote.pauses"
     monkeypatch.setattr(pauses, (0.0,) * 6)
     return state
 
@@ -628,7 +628,7 @@ def test_a_slow_response_does_not_delay_the_fetches_of_other_inputs(job, proxied
 
 @pytest.mark.slow
 def test_an_input_that_stays_incomplete_is_pending_and_named(job, proxied, monkeypatch):
-    monkeypatch.setattr("batchmill.storage.faults.retry_remote.pauses", ())
+    monkeypatch.setattr("batchmill.storage.retries.retry_remote.pauses", ())
     # obstore resumes the fetch until this time is over.
     monkeypatch.setattr(obstore_s3, "_RETRY_TIME", timedelta(seconds=1))
     cut = Reply(cut=0.0)
@@ -720,7 +720,7 @@ def test_credentials_that_expire_during_a_run_are_read_again(
 def test_credentials_that_stay_expired_fail_no_input(
     job, proxied, credentials, monkeypatch, status
 ):
-    monkeypatch.setattr("batchmill.storage.faults.retry_remote.pauses", (0.0,))
+    monkeypatch.setattr("batchmill.storage.retries.retry_remote.pauses", (0.0,))
     credentials("FIRST")
 
     def reject(request):

@@ -37,7 +37,7 @@ def test_attempts_that_begin_and_end_together_get_their_folders(tmp_path):
 
 @pytest.mark.parametrize(("error", "tries"), [(errno.EIO, 3), (errno.EACCES, 1)])
 def test_a_passing_error_is_retried(tmp_path, monkeypatch, error, tries):
-    monkeypatch.setattr("batchmill.storage.faults.retry_local.pauses", (0.0, 0.0))
+    monkeypatch.setattr("batchmill.storage.retries.retry_local.pauses", (0.0, 0.0))
     count = 0
 
     def fail(file):
@@ -78,7 +78,7 @@ def test_one_stale_handle_is_no_error(tmp_path, monkeypatch, call):
         return call_once
 
     with monkeypatch.context() as stale:
-        stale.setattr("batchmill.storage.faults.retry_local.pauses", (0.0,))
+        stale.setattr("batchmill.storage.retries.retry_local.pauses", (0.0,))
         stale.setattr(os, "open", stale_once(os.open))
         stale.setattr(os, "lstat", stale_once(os.lstat))
         call(store)
@@ -200,7 +200,7 @@ def test_the_cause_of_an_error_keeps_its_type_without_secrets(raised, kind):
     ],
 )
 def test_errors_do_not_contain_secrets_of_an_endpoint_url(options, monkeypatch):
-    monkeypatch.setattr("batchmill.storage.faults.retry_remote.pauses", ())
+    monkeypatch.setattr("batchmill.storage.retries.retry_remote.pauses", ())
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         host = f"127.0.0.1:{nobody.getsockname()[1]}"

@@ -7,15 +7,15 @@ import pytest
 
 from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.workers.batch_processor import BatchProcessor
-from batchmill.workers.batches import (
+from batchmill.workers.control import SharedFlag, Stop
+from batchmill.workers.input_queue import InputQueue
+from batchmill.workers.loaded_batches import (
     Batch,
     BatchCallbacks,
     BatchError,
     BegunBatch,
     BrokenDeviceError,
 )
-from batchmill.workers.control import SharedFlag, Stop
-from batchmill.workers.input_queue import InputQueue
 from batchmill.workers.watchdog import BatchMonitor
 
 OK = Outcome("a", "a", "ok", 1, 0.0, 0.0, "here")

@@ -12,7 +12,7 @@ from batchmill.execution.staging import Input, StagingArea, stage
 from batchmill.outcome import Fault, Outcome, UnstoredOutcome
 from batchmill.step.load import Step
 from batchmill.workers import Batch, BatchError, BrokenDeviceError
-from batchmill.workers.batches import BegunBatch, is_broken_device, is_out_of_memory
+from batchmill.workers.loaded_batches import BegunBatch, is_broken_device, is_out_of_memory
 
 _WHOLE_RESULT = "the result"
 

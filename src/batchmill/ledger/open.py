@@ -9,7 +9,8 @@ from batchmill.ledger.ledger import Ledger
 from batchmill.security.allowlist import check_dataset
 from batchmill.storage import is_url, open_store, remote
 from batchmill.storage.objects import unwritable
-from batchmill.urls import absolute, one_slash_fault, parent, shown_url
+from batchmill.url_secrets import shown_url
+from batchmill.urls import absolute, one_slash_fault, parent
 
 
 def open_output(output: str) -> Ledger:

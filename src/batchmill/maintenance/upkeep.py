@@ -22,7 +22,8 @@ from batchmill.planning.change_detection import TIMES
 from batchmill.planning.plan import Plan
 from batchmill.storage.large_tables import select, take
 from batchmill.storage.name_search import rows_of
-from batchmill.urls import join, shown_url
+from batchmill.url_secrets import shown_url
+from batchmill.urls import join
 
 
 class Upkeep:

@@ -21,14 +21,8 @@ from batchmill.security.allowlist import refused_inputs, restricts_inputs
 from batchmill.storage import is_url
 from batchmill.storage.large_tables import SLICE_ROWS, collected
 from batchmill.storage.name_search import repeated
-from batchmill.urls import (
-    control_fault,
-    is_web,
-    join,
-    shown_url,
-    url_fault,
-    without_file_scheme,
-)
+from batchmill.url_secrets import shown_url
+from batchmill.urls import control_fault, is_web, join, url_fault, without_file_scheme
 
 # For each input its name, and a key that only the same file has.
 _RESOLVED = pa.schema([("name", pa.string()), ("place", pa.string())])

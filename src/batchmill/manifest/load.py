@@ -34,7 +34,8 @@ from batchmill.partitions.partitioning import Partitioning
 from batchmill.sizes import counted
 from batchmill.storage import is_url
 from batchmill.storage.fingerprints import joint_digest
-from batchmill.urls import shown_url, url_fault, without_file_scheme
+from batchmill.url_secrets import shown_url
+from batchmill.urls import url_fault, without_file_scheme
 
 # A run writes these columns to the table that it publishes.
 RESERVED_COLUMNS = frozenset({OUTPUT_COLUMN})

@@ -18,7 +18,7 @@ from batchmill.orchestration.server.api import API_ERRORS, without_retries
 from batchmill.outcome import described
 from batchmill.publishing.failure_groups import FailureGroup
 from batchmill.publishing.report import Facts, Report
-from batchmill.publishing.report.charts import as_data_url
+from batchmill.publishing.report.svg import as_data_url
 from batchmill.publishing.summary import Summary
 from batchmill.runs.progress import Failure
 from batchmill.sizes import counted, duration, readable_size

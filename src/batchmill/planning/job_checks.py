@@ -18,7 +18,8 @@ from batchmill.planning.plan import Plan
 from batchmill.step.fingerprint import identity_of
 from batchmill.step.import_reference import resolve_reference
 from batchmill.step.load import Step
-from batchmill.urls import is_web, join, same_place, shown_url
+from batchmill.url_secrets import shown_url
+from batchmill.urls import is_web, join, same_place
 
 
 def check_other_place(job: Job, manifest: str) -> None:

@@ -22,7 +22,8 @@ from collections.abc import Sequence
 from urllib.parse import unquote
 
 from batchmill.errors import OptionError
-from batchmill.urls import control_fault, is_url, is_web, shown_url, without_file_scheme
+from batchmill.url_secrets import shown_url
+from batchmill.urls import control_fault, is_url, is_web, without_file_scheme
 
 STEPS = "BATCHMILL_ALLOWED_STEPS"
 INPUTS = "BATCHMILL_ALLOWED_INPUTS"

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from batchmill.security.credentials import granted
-from batchmill.urls import hide_secrets
+from batchmill.url_secrets import hide_secrets
 
 # The names of variables and options that may hold a credential.
 _SECRET_NAME = re.compile(

@@ -10,7 +10,8 @@ from batchmill.security.allowlist import INPUTS, listed_in
 from batchmill.security.credentials import options_for
 from batchmill.security.redaction import without_secrets
 from batchmill.storage.provider_requests import GOOGLE_SCHEMES, open_google
-from batchmill.urls import hide_secrets, is_web
+from batchmill.url_secrets import hide_secrets
+from batchmill.urls import is_web
 
 _FINAL = (
     FileNotFoundError,

@@ -1,10 +1,6 @@
-"""Turn errors of the operating system into errors that say what to do. Retry if they may pass."""
+"""Turn errors of the operating system into errors that say what to do."""
 
 import errno
-import time
-from collections.abc import Callable
-from functools import wraps
-from typing import ParamSpec, TypeVar
 
 from batchmill.errors import StoreError
 from batchmill.storage.store import NO_ROOM
@@ -14,9 +10,6 @@ _PASSING = {errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT,
 # The errors of a full disk.
 FULL = {errno.ENOSPC, errno.EDQUOT}
 _NO_RIGHT = {errno.EACCES, errno.EPERM, errno.EROFS}
-
-_Given = ParamSpec("_Given")
-_Result = TypeVar("_Result")
 
 
 def store_fault(place: str, error: OSError) -> StoreError:
@@ -47,35 +40,3 @@ def _reason(error: OSError) -> str:
     if error.errno in _NO_RIGHT:
         return f"{text}. Change the permissions, or choose another folder."
     return f"{text}."
-
-
-class Retry:
-    """A decorator that retries a function after a StoreError whose cause may pass.
-
-    Args:
-        pauses: The waiting times in seconds, one before each retry.
-    """
-
-    def __init__(self, *pauses: float) -> None:
-        self.pauses = pauses
-
-    def __call__(self, function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-        """Return the function with retries."""
-
-        @wraps(function)
-        def repeat(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
-            for pause in self.pauses:
-                try:
-                    return function(*args, **kwargs)
-                except StoreError as error:
-                    if not error.passing:
-                        raise
-                    time.sleep(pause)
-            return function(*args, **kwargs)
-
-        return repeat
-
-
-retry_local = Retry(0.1, 0.5, 2.0, 5.0)
-# The libraries that open URLs already retry several times.
-retry_remote = Retry(1.0, 5.0)

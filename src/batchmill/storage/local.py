@@ -27,8 +27,9 @@ from batchmill.storage.beneath import (
     temporary_file,
     temporary_name,
 )
-from batchmill.storage.faults import retry_local, store_fault
+from batchmill.storage.faults import store_fault
 from batchmill.storage.fingerprints import hash_file
+from batchmill.storage.retries import retry_local
 from batchmill.storage.store import Store, Upload, no_check
 
 _TEMPORARY = re.compile(r"\..+\.part-[0-9a-f]{32}")

@@ -10,7 +10,8 @@ from struct import Struct
 from batchmill.layout import PACKS
 from batchmill.storage.addresses import BLOCK, Address
 from batchmill.storage.beneath import closing
-from batchmill.storage.faults import retry_local, store_fault
+from batchmill.storage.faults import store_fault
+from batchmill.storage.retries import retry_local
 
 # The number of the current pack of a writer, and its end in bytes.
 _STATE = Struct("<QQ")

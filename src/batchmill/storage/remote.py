@@ -16,11 +16,12 @@ import pyarrow.compute as pc
 from batchmill.errors import StoreError
 from batchmill.storage import provider_requests
 from batchmill.storage.connection import connected
-from batchmill.storage.faults import retry_remote
 from batchmill.storage.fingerprints import hash_bytes, hash_file, recordable
 from batchmill.storage.large_tables import SLICE_ROWS, collected, take
+from batchmill.storage.retries import retry_remote
 from batchmill.storage.store import in_threads
-from batchmill.urls import is_url, is_web, shown_url, url_fault
+from batchmill.url_secrets import shown_url
+from batchmill.urls import is_url, is_web, url_fault
 
 # The number of concurrent requests.
 THREADS = 16

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from batchmill.storage import remote
 from batchmill.storage.connection import converting_errors, has_expired
-from batchmill.storage.faults import retry_remote
 from batchmill.storage.fingerprints import Fingerprint, HashingFile, fingerprint, hash_bytes
 from batchmill.storage.obstore_s3 import forget_settings, key_of, store_for
 from batchmill.storage.ranges import HEAD_BYTES
+from batchmill.storage.retries import retry_remote
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult, ObjectMeta

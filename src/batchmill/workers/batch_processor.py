@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from batchmill.outcome import Outcome, UnstoredOutcome
-from batchmill.workers.batches import (
+from batchmill.workers.control import SharedFlag, Stop
+from batchmill.workers.input_queue import InputQueue
+from batchmill.workers.loaded_batches import (
     Batch,
     BatchCallbacks,
     BatchError,
@@ -16,8 +18,6 @@ from batchmill.workers.batches import (
     BrokenDeviceError,
     free_device_memory,
 )
-from batchmill.workers.control import SharedFlag, Stop
-from batchmill.workers.input_queue import InputQueue
 from batchmill.workers.processes import children
 from batchmill.workers.watchdog import BatchMonitor
 

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from batchmill.errors import WorkerError
 from batchmill.outcome import RETRIED_KINDS, Outcome, UnstoredOutcome
 from batchmill.workers.batch_processor import BatchProcessor
-from batchmill.workers.batches import BatchCallbacks, Sample, socket_folder
 from batchmill.workers.control import Stop, StopIndex
 from batchmill.workers.input_queue import InputQueue, LoaderPass
+from batchmill.workers.loaded_batches import BatchCallbacks, Sample, socket_folder
 from batchmill.workers.loader_driver import LoaderDriver
 from batchmill.workers.pipeline import TransferPipeline
 from batchmill.workers.processes import adopt_orphans, children, kill_descendants, reap

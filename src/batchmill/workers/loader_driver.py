@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 
 from batchmill.outcome import Outcome, UnstoredOutcome
 from batchmill.workers.batch_processor import BatchProcessor
-from batchmill.workers.batches import Sample, gather_batch
 from batchmill.workers.control import (
     SharedBatches,
     SharedFlag,
@@ -28,6 +27,7 @@ from batchmill.workers.control import (
     WorkerContext,
 )
 from batchmill.workers.input_queue import InputQueue, LoaderPass, make_batches
+from batchmill.workers.loaded_batches import Sample, gather_batch
 from batchmill.workers.memory import kernel_oom_kills
 from batchmill.workers.pipeline import TransferPipeline
 from batchmill.workers.private_api import (

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO, cast
 
 from batchmill.outcome import RETRIED_KINDS, Outcome, UnstoredOutcome
-from batchmill.workers.batches import Sample
 from batchmill.workers.control import Pace, SharedBatches, SharedFlag, StopIndex
 from batchmill.workers.input_queue import pause_before_retry
+from batchmill.workers.loaded_batches import Sample
 from batchmill.workers.pipeline import MAX_BYTES, MAX_TRANSFERS, TransferPipeline
 from batchmill.workers.worker import this_worker
 from batchmill.workers.worker_channel import LOG_TAIL_BYTES

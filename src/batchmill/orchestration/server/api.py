@@ -30,7 +30,7 @@ from batchmill.digests import readable_id
 from batchmill.errors import ServiceError
 from batchmill.orchestration.server.embedded_server import embedded_server
 from batchmill.tasks.shard import send_events, send_logs
-from batchmill.urls import hide_secrets
+from batchmill.url_secrets import hide_secrets
 
 logger = logging.getLogger(__name__)
 

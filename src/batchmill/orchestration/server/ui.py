@@ -12,7 +12,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, PREFECT_UI_URL
 from batchmill.errors import OptionError, ServiceError
 from batchmill.orchestration.server.embedded_server import embedded_server, find_server
 from batchmill.orchestration.server.server_process import HOST
-from batchmill.urls import hide_secrets
+from batchmill.url_secrets import hide_secrets
 
 _LOOK_SECONDS = 2.0
 _POLL_SECONDS = 0.1

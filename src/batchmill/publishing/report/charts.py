@@ -1,203 +1,155 @@
-"""Charts as SVG: axes with ticks, bars, stacked areas and points."""
+"""Draw the execution of a run's inputs: over time, by duration and by size."""
 
-import base64
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from html import escape
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-_WIDTH, _PLOT_HEIGHT = 460.0, 170.0
-_RIGHT = 448.0
-_LINE = 18.0
-_TICKS = 5
-# With fewer decades than this, a logarithmic axis also marks 2 and 5.
-_FEW_DECADES = 2
-_CHARACTER = 7.4
-# More points than this cover each other, so they are transparent.
-_FEW_POINTS = 300
-# A grey that is readable on white and on black, because a picture in another page does not know the
-# background. A page can replace it: `color` of the CSS wins over this attribute.
-_STYLE = 'color="#7a7a7a" font-family="sans-serif" font-size="12"'
-_GRID = 'stroke="currentColor" stroke-opacity="0.2"'
+from batchmill.publishing.report.facts import Facts
+from batchmill.publishing.report.svg import Axis, Chart, Series
 
-
-class Series(NamedTuple):
-    """One data series of a chart: its label and its colour."""
-
-    label: str
-    colour: str
+# Two colours of Okabe and Ito's palette, which colour-blind readers can distinguish.
+OK, NOT_OK = Series("ok", "#0072B2"), Series("not ok", "#D55E00")
+_NODES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#999999")
+_NAME_LENGTH = 16
+_POINTS = 2000
+_LEAST_SECONDS = 1e-5
+_TIME_UNITS = ((3 * 86400.0, 86400.0, "days"), (3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "min"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Axis:
-    """An axis from `low` to `high`, both included.
+def figures(facts: Facts) -> Iterator[tuple[str, str]]:
+    """Draw the charts of a run.
 
-    Attributes:
-        label: Its text, with the unit.
-        low: The lowest value.
-        high: The highest value.
-        log: True if its scale is logarithmic.
-        whole: True if its values are counts. Only whole numbers are marked.
-        text: Returns the text of a mark.
+    Yields:
+        The description of each chart, and its SVG. Nothing if no input was executed.
     """
-
-    label: str
-    low: float
-    high: float
-    log: bool = False
-    whole: bool = False
-    text: Callable[[float], str] = field(default=lambda value: f"{value:,.6g}")
-
-    def place(self, values: Any, start: float, end: float) -> Any:
-        """Return the positions of values in pixels, if the axis goes from `start` to `end`."""
-        low, high = self._scaled(self.low), self._scaled(self.high)
-        return start + (self._scaled(values) - low) / ((high - low) or 1.0) * (end - start)
-
-    def ticks(self) -> list[float]:
-        """Return about five round values to mark.
-
-        >>> Axis(label="", low=0, high=37).ticks()
-        [0.0, 10.0, 20.0, 30.0]
-        >>> Axis(label="", low=0.02, high=30, log=True).ticks()
-        [0.1, 1.0, 10.0]
-        >>> Axis(label="", low=0, high=2.1, whole=True).ticks()
-        [0.0, 1.0, 2.0]
-        """
-        if self.log:
-            return self._log_ticks()
-        rough = (self.high - self.low) / _TICKS or 1.0
-        if self.whole:
-            rough = max(rough, 1.0)
-        power = 10.0 ** math.floor(math.log10(rough))
-        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
-        first, last = math.ceil(self.low / step), math.floor(self.high / step + 1e-9)
-        return [count * step for count in range(first, last + 1)]
-
-    def _log_ticks(self) -> list[float]:
-        low, high = math.log10(self.low), math.log10(self.high)
-        powers = range(math.floor(low), math.floor(high) + 1)
-        if high - low < _FEW_DECADES:
-            marks = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
-            return [mark for mark in marks if self.low <= mark <= self.high]
-        powers = range(math.ceil(low), math.floor(high) + 1)
-        return [10.0**power for power in powers[:: math.ceil(len(powers) / _TICKS)]]
-
-    def _scaled(self, values: Any) -> Any:
-        return np.log10(values) if self.log else np.asarray(values, float)
+    if not len(facts.executed):
+        return
+    seconds = np.maximum(_column(facts.executed, "seconds"), _LEAST_SECONDS)
+    ends = _column(facts.executed, "finished_at") - facts.begun
+    ok = np.asarray(pc.equal(facts.executed["outcome"], "ok"))
+    sizes = _column(facts.executed, "size")
+    hosts = facts.executed["host"]
+    yield "Finished inputs per second, over the time of the run", _throughput(ends, ok)
+    yield "Inputs in progress at the same time, by node", _parallelism(ends, seconds, hosts)
+    yield "Number of inputs by duration", _durations(seconds, ok)
+    if (sizes > 0).any():
+        yield "Duration of inputs by size", _sizes("Sizes", "input", sizes, seconds, ok)
+    written = _column(facts.executed, "written")
+    if (written > 0).any():
+        figure = _sizes("Outputs", "outputs of an input", written, seconds, ok)
+        yield "Duration of inputs by the size of their outputs", figure
 
 
-class Chart:
-    """One chart. The methods add marks, and `svg` returns the picture."""
-
-    def __init__(self, title: str, x: Axis, y: Axis) -> None:
-        self._title, self._x, self._y = title, x, y
-        self._left = 16 + max(_width(y.text(value)) for value in y.ticks())
-        self._marks: list[str] = []
-        self._series: list[Series] = []
-
-    def bars(self, series: Series, edges: Any, bottoms: Any, tops: Any) -> None:
-        """Add one bar per pair of adjacent edges."""
-        lefts, rights = self._across(edges[:-1]), self._across(edges[1:])
-        rows = zip(lefts, rights, self._up(tops), self._up(bottoms), strict=True)
-        path = "".join(
-            f"M{left:.1f} {bottom:.1f}V{top:.1f}H{right:.1f}V{bottom:.1f}Z"
-            for left, right, top, bottom in rows
-            if bottom - top > 0
-        )
-        self._add(series, f'<path d="{path}" fill="{series.colour}"/>')
-
-    def area(self, series: Series, at: Any, bottoms: Any, tops: Any) -> None:
-        """Add the area between two lines."""
-        there = zip(self._across(at), self._up(tops), strict=True)
-        back = zip(self._across(at)[::-1], self._up(bottoms)[::-1], strict=True)
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (*there, *back))
-        self._add(series, f'<polygon points="{points}" fill="{series.colour}"/>')
-
-    def points(self, series: Series, xs: Any, ys: Any) -> None:
-        """Add a point for each pair."""
-        path = "".join(
-            f"M{x:.1f} {y:.1f}h0" for x, y in zip(self._across(xs), self._up(ys), strict=True)
-        )
-        opacity = 0.45 if len(xs) > _FEW_POINTS else 0.9
-        style = f'stroke-width="4" stroke-linecap="round" stroke-opacity="{opacity}"'
-        self._add(series, f'<path d="{path}" stroke="{series.colour}" {style}/>')
-
-    def svg(self, *, legend: bool) -> str:
-        """Return the chart as an SVG element."""
-        entries, lines = self._legend() if legend else ([], 0)
-        top = (2 + lines) * _LINE + 14
-        height = top + _PLOT_HEIGHT + 42
-        parts = [
-            '<svg xmlns="http://www.w3.org/2000/svg"',
-            f' viewBox="0 0 {_WIDTH:g} {height:g}" {_STYLE}>',
-            _text(0, 14, self._title, "start", 'font-weight="bold"'),
-            *entries,
-            _text(0, top - 10, self._y.label, "start"),
-            f'<g transform="translate(0 {top:g})">',
-            *self._across_ticks(),
-            *self._up_ticks(),
-            *self._marks,
-            f'<path d="M{self._left:.1f} 0V{_PLOT_HEIGHT:g}H{_RIGHT:g}" fill="none"',
-            ' stroke="currentColor"/>',
-            "</g></svg>",
-        ]
-        return "".join(parts)
-
-    def _add(self, series: Series, mark: str) -> None:
-        self._series.append(series)
-        self._marks.append(mark)
-
-    def _across(self, values: Any) -> Any:
-        return self._x.place(values, self._left, _RIGHT)
-
-    def _up(self, values: Any) -> Any:
-        return self._y.place(values, _PLOT_HEIGHT, 0.0)
-
-    def _across_ticks(self) -> Iterator[str]:
-        yield _text((self._left + _RIGHT) / 2, _PLOT_HEIGHT + 36, self._x.label, "middle")
-        for value in self._x.ticks():
-            x, text = float(self._across(value)), self._x.text(value)
-            yield f'<path d="M{x:.1f} 0V{_PLOT_HEIGHT:g}" {_GRID}/>'
-            # The text of the last mark must not leave the picture.
-            middle = min(x, _WIDTH - _width(text) / 2)
-            yield _text(middle, _PLOT_HEIGHT + 17, text, "middle")
-
-    def _up_ticks(self) -> Iterator[str]:
-        for value in self._y.ticks():
-            y = float(self._up(value))
-            yield f'<path d="M{self._left:.1f} {y:.1f}H{_RIGHT:g}" {_GRID}/>'
-            yield _text(self._left - 6, y + 4, self._y.text(value), "end")
-
-    def _legend(self) -> tuple[list[str], int]:
-        """Return the entries of the legend, and the number of their lines."""
-        parts, x, line = [], 0.0, 1
-        for series in self._series:
-            width = 30 + _width(series.label)
-            if x and x + width > _WIDTH:
-                x, line = 0.0, line + 1
-            y = 14 + line * _LINE
-            box = f'x="{x:g}" y="{y - 9:g}" width="10" height="10"'
-            parts += [
-                f'<rect {box} fill="{series.colour}"/>',
-                _text(x + 14, y, series.label, "start"),
-            ]
-            x += width
-        return parts, line
+def _throughput(ends: Any, ok: Any) -> str:
+    edges = np.linspace(0.0, _whole(ends), int(np.clip(len(ends) / 10, 8, 60)) + 1)
+    rates = [np.histogram(ends[which], edges)[0] / edges[1] for which in (ok, ~ok)]
+    y = _from_zero("inputs/s", sum(rates))
+    return _stacked_bars("Throughput", _time_axis(ends), y, edges, rates)
 
 
-def as_data_url(svg: str) -> str:
-    """Return a URL that holds an SVG picture."""
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
+def _parallelism(ends: Any, seconds: Any, column: pa.ChunkedArray) -> str:
+    at = np.linspace(0.0, _whole(ends), 300)
+    names = sorted(pc.unique(column).to_pylist())
+    hosts = np.asarray(pc.index_in(column, value_set=pa.array(names, pa.string())))
+    first = np.argsort(-np.bincount(hosts), kind="stable")
+    shown = first[: len(_NODES) - 1].tolist()
+    groups = [(names[host][:_NAME_LENGTH], hosts == host) for host in shown]
+    if len(first) >= len(_NODES):
+        rest = np.isin(hosts, first[len(_NODES) - 1 :])
+        groups.append((f"{len(first) - len(_NODES) + 1} more nodes", rest))
+    layers = np.cumsum([at_work(at, ends[which], seconds[which]) for _, which in groups], axis=0)
+    y = _from_zero("inputs in progress", layers[-1], whole=True)
+    chart = Chart("Parallelism", _time_axis(ends), y)
+    bottoms = np.zeros(len(at))
+    for (name, _), colour, tops in zip(groups, _NODES, layers, strict=False):
+        chart.area(Series(name, colour), at, bottoms, tops)
+        bottoms = tops
+    return chart.svg(legend=len(groups) > 1)
 
 
-def _width(text: str) -> float:
-    """Return about the width of a text in pixels, without knowing the font."""
-    return len(text) * _CHARACTER
+def at_work(at: Any, ends: Any, seconds: Any) -> Any:
+    """Count the inputs in progress at each of the times `at`."""
+    begun = np.searchsorted(np.sort(ends - seconds), at, side="right")
+    ended = np.searchsorted(np.sort(ends), at, side="right")
+    return np.maximum(begun - ended, 0)
 
 
-def _text(x: float, y: float, text: str, anchor: str, more: str = "") -> str:
-    where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text {where} fill="currentColor" {more}>{escape(text)}</text>'
+def _durations(seconds: Any, ok: Any) -> str:
+    low, high = np.log10(seconds.min()), np.log10(seconds.max())
+    middle = (low + high) / 2
+    # If all durations are alike, their noise must not fill the picture.
+    low, high = min(low, middle - 0.5), max(high, middle + 0.5)
+    edges = np.logspace(low, high, 36)
+    counts = [np.histogram(seconds[which], edges)[0] for which in (ok, ~ok)]
+    x = Axis(label="time of one input", low=edges[0], high=edges[-1], log=True, text=_duration)
+    y = _from_zero("inputs", sum(counts), whole=True)
+    return _stacked_bars("Durations", x, y, edges, counts)
+
+
+def _sizes(title: str, what: str, sizes: Any, seconds: Any, ok: Any) -> str:
+    chosen = np.flatnonzero(sizes > 0)
+    if len(chosen) > _POINTS:
+        # A fixed seed gives the same points each time.
+        chosen = np.random.default_rng(0).choice(chosen, _POINTS, replace=False)
+    chart = Chart(
+        title,
+        _log_axis(f"size of the {what}", sizes[chosen], _bytes),
+        _log_axis("time", seconds[chosen], _duration),
+    )
+    for series, which in ((OK, ok), (NOT_OK, ~ok)):
+        these = chosen[which[chosen]]
+        chart.points(series, sizes[these], seconds[these])
+    return chart.svg(legend=not ok[chosen].all())
+
+
+def _stacked_bars(title: str, x: Axis, y: Axis, edges: Any, heights: list[Any]) -> str:
+    """Draw a bar per bin: the ok inputs, and above them the other inputs."""
+    ok, not_ok = heights
+    chart = Chart(title, x, y)
+    chart.bars(OK, edges, np.zeros(len(ok)), ok)
+    chart.bars(NOT_OK, edges, ok, ok + not_ok)
+    return chart.svg(legend=bool(not_ok.any()))
+
+
+def _whole(ends: Any) -> float:
+    return max(float(ends.max()), 1e-3)
+
+
+def _time_axis(ends: Any) -> Axis:
+    whole = _whole(ends)
+    unit, name = next(((u, n) for least, u, n in _TIME_UNITS if whole >= least), (1.0, "s"))
+    label = f"{name} since the first input"
+    return Axis(label=label, low=0.0, high=whole, text=lambda value: f"{value / unit:,.4g}")
+
+
+def _from_zero(label: str, heights: Any, *, whole: bool = False) -> Axis:
+    high = 1.05 * float(np.max(heights))
+    return Axis(label=label, low=0.0, high=max(1.0, high) if whole else high or 1.0, whole=whole)
+
+
+def _log_axis(label: str, values: Any, text: Any) -> Axis:
+    """Return an axis with room around the values, and at least one power of ten."""
+    low, high = np.log10(values.min()) - 0.2, np.log10(values.max()) + 0.2
+    if np.floor(high) < np.ceil(low):
+        low, high = np.floor(low), np.ceil(high)
+    return Axis(label=label, low=10.0**low, high=10.0**high, log=True, text=text)
+
+
+def _column(table: pa.Table, name: str) -> Any:
+    return table[name].to_numpy().astype(float)
+
+
+def _in_unit(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """Return a value as text, in the first unit that is not larger, or else in the last one."""
+    fits = (one for one in units if value >= one[0] * (1 - 1e-9))
+    unit, name = next(fits, units[-1])
+    return f"{value / unit:,.4g} {name}"
+
+
+_duration = partial(_in_unit, units=((1.0, "s"), (1e-3, "ms"), (1e-6, "us")))
+# Decimal units, because axes have ticks at powers of ten.
+_bytes = partial(_in_unit, units=((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")))
