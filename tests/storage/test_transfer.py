@@ -333,7 +333,8 @@ def test_requests_of_a_run_and_of_an_unchanged_run(proxied, put, bucket, monkeyp
     assert few == {"GET in5": 5, "PUT out5": 5}
     assert more == {"GET in45": 45, "PUT out45": 45}
     assert others < 10
-    assert more_unchanged == few_unchanged
+    # Two threads list a folder at the same time, or one of them uses the list of the other.
+    assert abs(more_unchanged - few_unchanged) <= 1
     assert more_unchanged <= 62
 
 

@@ -47,7 +47,8 @@ class ObjectStore(Store):
         self.packed = PackedFiles(self)
         # The names in folders, during a block of `alone`.
         self._listed: dict[str, list[str]] | None = None
-        self._changes = 0
+        # A new object for each change in a folder.
+        self._changes: dict[str, object] = {}
 
     def url_of(self, name: str) -> str:
         """Return the URL of `name`."""
@@ -62,12 +63,12 @@ class ObjectStore(Store):
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder in sorted order."""
-        listed, changes = self._listed, self._changes
+        listed, change = self._listed, self._changes.get(folder)
         found = listed.get(folder) if listed else None
         if found is None:
             found = remote.names(self.url_of(folder))
             # Another thread may have changed the folder since the store has listed it.
-            if listed is not None and changes == self._changes:
+            if listed is not None and change is self._changes.get(folder):
                 listed[folder] = found
         return list(found)
 
@@ -87,11 +88,12 @@ class ObjectStore(Store):
         try:
             yield
         finally:
-            self._changes += 1
             folder = name
-            while self._listed and folder:
+            while folder:
                 folder = folder.rpartition("/")[0]
-                self._listed.pop(folder, None)
+                self._changes[folder] = object()
+                if self._listed:
+                    self._listed.pop(folder, None)
 
     def files(self, folder: str) -> Iterator[str]:
         """Yield the names of all files below a folder."""
