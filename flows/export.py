@@ -1,7 +1,7 @@
 """The flow `export`: write a dataset as the shards of a training format, for example each night."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from batchmill.flows.deployment_checks import refuse_relative
 from batchmill.flows.parameter_schema import titled
@@ -9,6 +9,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
+from batchmill.exporting.formats import FormatName
 from batchmill.exporting.run_export import SHARD_SIZE, export_dataset
 from batchmill.security.allowlist import check_dataset
 from batchmill.sizes import counted, readable_size
@@ -25,7 +26,7 @@ def _run_name() -> str:
 def export(
     dataset: str,
     out: str,
-    to: Literal["webdataset", "huggingface"] = "webdataset",
+    to: FormatName = "webdataset",
     partition: str = "",
     where: str = "",
     shard_size: str = SHARD_SIZE,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         verify_export,
         versions,
     )
-    from batchmill.api.jobs import PlanResult, RunResult, infer, plan, run, status
+    from batchmill.api.jobs import RunResult, infer, plan, run, status
     from batchmill.api.try_result import TryResult
     from batchmill.errors import (
         BatchmillError,
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     )
     from batchmill.execution.rows import File
     from batchmill.exporting.run_export import ExportResult
+    from batchmill.jobs.run_job import PlanResult
     from batchmill.maintenance.versions import VersionDiff
     from batchmill.manifest import Manifest, load_manifest
     from batchmill.reading import Padded, SampleDataset, open_dataset, pad_collate
@@ -103,11 +104,12 @@ __all__ = [
 # names without a home in this list are in _OTHERS.
 _OTHERS = "batchmill.api.datasets"
 _HOMES = {
-    "batchmill.api.jobs": ("PlanResult", "RunResult", "infer", "plan", "run", "status"),
+    "batchmill.api.jobs": ("RunResult", "infer", "plan", "run", "status"),
     "batchmill.api.try_result": ("TryResult",),
     "batchmill.errors": tuple(name for name in __all__ if name.endswith(("Error", "RetryAfter"))),
     "batchmill.execution.rows": ("File",),
     "batchmill.exporting.run_export": ("ExportResult",),
+    "batchmill.jobs.run_job": ("PlanResult",),
     "batchmill.maintenance.versions": ("VersionDiff",),
     "batchmill.manifest": ("Manifest", "load_manifest"),
     "batchmill.reading": ("Padded", "SampleDataset", "open_dataset", "pad_collate"),

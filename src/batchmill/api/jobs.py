@@ -12,7 +12,7 @@ from batchmill.api.live_line import LiveLine
 from batchmill.errors import BatchmillError
 from batchmill.inference.model_step import predict_params
 from batchmill.jobs.failed_inputs import failure_table
-from batchmill.jobs.run_job import JobRequest, PlannedRun, plan_run, run_job
+from batchmill.jobs.run_job import JobRequest, PlanResult, plan_run, run_job
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.open import last_run, open_ledger
 from batchmill.ledger.parts import listed_records
@@ -27,7 +27,6 @@ from batchmill.publishing.summary import Summary, summarise
 from batchmill.reading.published import read_published
 from batchmill.security.credentials import Access, access_to
 from batchmill.shards.process_pool import keep_ready
-from batchmill.sizes import counted, list_counts
 from batchmill.urls import absolute
 
 if TYPE_CHECKING:
@@ -116,58 +115,6 @@ class RunResult:
                 return run_card(self._ledger, self.summary, self.dataset)
         except BatchmillError:
             return None
-
-
-@dataclass(frozen=True, repr=False)
-class PlanResult:
-    """The plan of a run: counts, and how the pending inputs are divided."""
-
-    planned: PlannedRun
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The number of inputs by reason: new, changed, retry, unchanged and so on."""
-        return dict(self.planned.prepared.plan.counts)
-
-    @property
-    def pending(self) -> int:
-        """The number of inputs to execute."""
-        return len(self.planned.prepared.plan.pending)
-
-    @property
-    def shards(self) -> int:
-        """The number of shards that the pending inputs are divided into."""
-        return self.planned.layout.shards if self.pending else 0
-
-    @property
-    def batch_size(self) -> int:
-        """The number of inputs per batch."""
-        return self.planned.layout.batch_size
-
-    @property
-    def num_workers(self) -> int:
-        """The number of DataLoader workers per shard."""
-        return self.planned.layout.num_workers
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """The reasons for this division, one sentence per choice."""
-        return tuple(self.planned.layout.reasons)
-
-    @property
-    def forecast(self) -> Forecast | None:
-        """The forecast for the pending inputs; None if the step has no outcome yet."""
-        return self.planned.forecast
-
-    def __repr__(self) -> str:
-        listed = list_counts(self.counts) or "no inputs"
-        layout = (
-            f"{counted(self.pending, 'input')} to execute ({listed}) in "
-            f"{counted(self.shards, 'shard')}, batch_size {self.batch_size}, "
-            f"num_workers {self.num_workers}"
-        )
-        forecast = self.forecast.lines() if self.forecast else ()
-        return "\n".join([layout, *self.planned.prepared.change_lines(), *forecast])
 
 
 @with_options()
@@ -313,7 +260,7 @@ def plan(
         options=JobSettings.from_flat(options),
         store=store,
     )
-    return PlanResult(plan_run(request, cores))
+    return plan_run(request, cores)
 
 
 @python_call

@@ -2,11 +2,11 @@
 
 import os
 from dataclasses import asdict
-from typing import Literal
 
 from batchmill.cli.console import console, print_json
 from batchmill.cli.options import Dataset, Json, Place
 from batchmill.errors import OptionError
+from batchmill.exporting.formats import FormatName
 from batchmill.sizes import counted, readable_size
 
 _SHOWN = 50
@@ -17,7 +17,7 @@ def export(
     out: Place = "",
     /,
     *,
-    to: Literal["webdataset", "huggingface"] | None = None,
+    to: FormatName | None = None,
     partition: tuple[str, ...] = (),
     where: str = "",
     shard_size: str = "256M",

@@ -17,7 +17,7 @@ from batchmill.cli.options import (
     check_given,
 )
 from batchmill.errors import OptionError
-from batchmill.jobs.run_job import JobRequest, PlannedRun, plan_run
+from batchmill.jobs.run_job import JobRequest, PlanResult, plan_run
 from batchmill.partitions.partitioning import count_strata, uneven_partitions
 from batchmill.planning.batching import parallelism
 from batchmill.planning.decisions import ADOPTED, REASONS, UNREADABLE
@@ -80,18 +80,17 @@ def plan(
         console().print(*_lines(planned), sep="\n")
 
 
-def _as_json(planned: PlannedRun) -> dict[str, object]:
-    prepared, layout = planned.prepared, planned.layout
-    pending = len(prepared.plan.pending)
+def _as_json(planned: PlanResult) -> dict[str, object]:
+    prepared = planned.prepared
     return {
-        **prepared.plan.counts,
+        **planned.counts,
         "too_young": len(prepared.manifest.too_young),
         "step_changes": list(prepared.step_changes),
         **partitions_as_json(prepared),
-        "shards": layout.shards if pending else 0,
-        "batch_size": layout.batch_size,
-        "num_workers": layout.num_workers,
-        "reasons": list(layout.reasons),
+        "shards": planned.shards,
+        "batch_size": planned.batch_size,
+        "num_workers": planned.num_workers,
+        "reasons": list(planned.reasons),
         "cores": planned.cores,
         "forecast": planned.forecast.as_json() if planned.forecast else None,
     }
@@ -156,12 +155,12 @@ def _line(what: str, count: int, names: Sequence[str]) -> str:
     return f"{count:>12,} {what}" + (f": {', '.join(names)}{more}" if names else "")
 
 
-def _lines(planned: PlannedRun) -> Iterator[str]:
+def _lines(planned: PlanResult) -> Iterator[str]:
     prepared = planned.prepared
     yield from _reason_lines(prepared)
     yield from prepared.change_lines()
     yield from partition_lines(prepared)
-    if len(prepared.plan.pending):
+    if planned.pending:
         yield from _layout_lines(planned)
     else:
         yield "Nothing to execute."
@@ -169,17 +168,17 @@ def _lines(planned: PlannedRun) -> Iterator[str]:
     yield from planned.forecast.lines() if planned.forecast else ()
 
 
-def _layout_lines(planned: PlannedRun) -> Iterator[str]:
+def _layout_lines(planned: PlanResult) -> Iterator[str]:
     """Yield how the pending inputs are divided, and whether cores are idle."""
-    pending, layout, cores = len(planned.prepared.plan.pending), planned.layout, planned.cores
+    pending, batch_size = planned.pending, planned.batch_size
     yield (
-        f"{counted(pending, 'input')} to execute, in {counted(layout.shards, 'shard')} with "
-        f"batch_size {layout.batch_size} and num_workers {layout.num_workers}."
+        f"{counted(pending, 'input')} to execute, in {counted(planned.shards, 'shard')} with "
+        f"batch_size {batch_size} and num_workers {planned.num_workers}."
     )
-    yield from (f"  {reason}." for reason in layout.reasons)
-    idle = cores - parallelism(pending, layout.batch_size)
-    if parallelism(pending, 1) > parallelism(pending, layout.batch_size) and idle > 0:
+    yield from (f"  {reason}." for reason in planned.reasons)
+    idle = planned.cores - parallelism(pending, batch_size)
+    if parallelism(pending, 1) > parallelism(pending, batch_size) and idle > 0:
         yield (
-            f"batch_size {layout.batch_size} leaves {idle} of {cores} cores idle, because each "
+            f"batch_size {batch_size} leaves {idle} of {planned.cores} cores idle, because each "
             "batch runs on one core. A smaller batch size uses more cores."
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import orjson
 import pyarrow as pa
@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 
 from batchmill.errors import OptionError
 from batchmill.storage.fingerprints import HashingFile
+
+FormatName = Literal["webdataset", "huggingface"]
 
 # For samples whose own file is JSON, the row is `row.json`. The library decodes by the last part.
 _ROW, _OTHER_ROW = "json", "row.json"

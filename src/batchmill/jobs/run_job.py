@@ -30,7 +30,7 @@ from batchmill.publishing.summary import Summary, summarise
 from batchmill.runs.run import handing_over
 from batchmill.security.credentials import Access, access_to
 from batchmill.shards.process_pool import shard_processes
-from batchmill.sizes import counted
+from batchmill.sizes import counted, list_counts
 from batchmill.step.import_reference import refuse_nested_run
 
 if TYPE_CHECKING:
@@ -160,9 +160,9 @@ def run_job(request: JobRequest, display: JobDisplay | None = None) -> EndedRun:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedRun:
-    """The plan of a run that has not started.
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PlanResult:
+    """The plan of a run: counts, and how the pending inputs are divided.
 
     Attributes:
         prepared: The job and its plan.
@@ -176,8 +176,48 @@ class PlannedRun:
     cores: int
     forecast: Forecast | None = None
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of inputs by reason: new, changed, retry, unchanged and so on."""
+        return dict(self.prepared.plan.counts)
 
-def plan_run(request: JobRequest, cores: int = 0) -> PlannedRun:
+    @property
+    def pending(self) -> int:
+        """The number of inputs to execute."""
+        return len(self.prepared.plan.pending)
+
+    @property
+    def shards(self) -> int:
+        """The number of shards that the pending inputs are divided into."""
+        return self.layout.shards if self.pending else 0
+
+    @property
+    def batch_size(self) -> int:
+        """The number of inputs per batch."""
+        return self.layout.batch_size
+
+    @property
+    def num_workers(self) -> int:
+        """The number of DataLoader workers per shard."""
+        return self.layout.num_workers
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The reasons for this division, one sentence per choice."""
+        return self.layout.reasons
+
+    def __repr__(self) -> str:
+        listed = list_counts(self.counts) or "no inputs"
+        layout = (
+            f"{counted(self.pending, 'input')} to execute ({listed}) in "
+            f"{counted(self.shards, 'shard')}, batch_size {self.batch_size}, "
+            f"num_workers {self.num_workers}"
+        )
+        forecast = self.forecast.lines() if self.forecast else ()
+        return "\n".join([layout, *self.prepared.change_lines(), *forecast])
+
+
+def plan_run(request: JobRequest, cores: int = 0) -> PlanResult:
     """Check a request and plan its job. Starts nothing and writes nothing.
 
     Args:
@@ -196,7 +236,7 @@ def plan_run(request: JobRequest, cores: int = 0) -> PlannedRun:
         available = cores_of_machine(cores or own_cores(), gpus)
         forecast = forecast_for(prepared, prepared.plan.pending)
         layout = prepared.layout(available)
-    return PlannedRun(prepared=prepared, layout=layout, cores=available.total, forecast=forecast)
+    return PlanResult(prepared=prepared, layout=layout, cores=available.total, forecast=forecast)
 
 
 def _prepare(request: JobRequest, held: ExitStack) -> tuple[JobRequest, Prepared, bool]:

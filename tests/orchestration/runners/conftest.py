@@ -10,7 +10,7 @@ from prefect.states import Running
 
 from batchmill.ledger.ledger import Ledger
 from batchmill.ledger.parts import Origin
-from batchmill.orchestration.runners.runner import ShardRunner
+from batchmill.orchestration.runners.shard_runner import ShardRunner
 from batchmill.outcome import Outcome
 from batchmill.planning.batching import Cores
 from batchmill.planning.prepare import prepare

@@ -25,7 +25,7 @@ from batchmill.orchestration.cluster.capacity import (
 )
 from batchmill.orchestration.cluster.connection import LOST_CONNECTION, ray_runner
 from batchmill.orchestration.cluster.probe import NodeProbes
-from batchmill.orchestration.runners.runner import ShardFuture, ShardRunner
+from batchmill.orchestration.runners.shard_runner import ShardFuture, ShardRunner
 from batchmill.planning.batching import Cores
 from batchmill.runs.node_check import Probe
 from batchmill.security.credentials import Access

@@ -13,7 +13,7 @@ from uuid import UUID
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 
-from batchmill.orchestration.runners.runner import ShardFuture, ShardRunner
+from batchmill.orchestration.runners.shard_runner import ShardFuture, ShardRunner
 from batchmill.orchestration.server.api import TaskRunEnd
 from batchmill.shards.shard import Shard, ask_to_split, split, unfinished
 
