@@ -21,7 +21,15 @@ from typing import NamedTuple
 import fsspec
 import pandas as pd
 
-from benchmarks.buckets import BUCKET, CREDENTIALS, at_port, delayed, s3_server, upload_inputs
+from benchmarks.buckets import (
+    BUCKET,
+    CREDENTIALS,
+    SERVER,
+    at_port,
+    delayed,
+    s3_server,
+    upload_inputs,
+)
 from benchmarks.machine import describe
 from benchmarks.startup import environment
 
@@ -77,7 +85,9 @@ def main() -> None:
                     ("bucket", f"s3://{BUCKET}/in", f"s3://{BUCKET}"),
                 ):
                     found[place].append(run(inputs, f"{outputs}/out{turn}", settings))
-    print("| dataset and inputs | before the first input, s | after the last input, s |")
+    print(
+        f"| dataset and inputs ({SERVER}) | before the first input, s | after the last input, s |"
+    )
     print("|---|---|---|")
     for place, rounds in found.items():
         # The first round creates Prefect's database, and warms the disk cache.

@@ -38,6 +38,8 @@ from batchmill.shards.run_shard import run_shard
 from benchmarks.machine import describe
 
 BUCKET = "benchmark"
+WEED = Path(sysconfig.get_path("scripts"), "weed")
+SERVER = "SeaweedFS" if WEED.exists() else "moto"
 _START_SECONDS = 30
 # SeaweedFS uses the port of each service plus this number for gRPC.
 _GRPC = 10_000
@@ -75,15 +77,14 @@ def free_port() -> int:
 @contextmanager
 def s3_server(folder: Path) -> Iterator[int]:
     """Start an S3 server, and yield its port."""
-    weed = Path(sysconfig.get_path("scripts"), "weed")
     ports = {name: free_port() for name in ("s3", "master", "volume", "filer")}
     port = ports["s3"]
-    if weed.exists():
+    if WEED.exists():
         config = folder / "s3.json"
         config.write_text(json.dumps(_IDENTITIES))
         command = [
             *[
-                str(weed),
+                str(WEED),
                 f"-logdir={folder}",
                 "server",
                 f"-dir={folder}",
@@ -96,7 +97,6 @@ def s3_server(folder: Path) -> Iterator[int]:
     else:
         service = Path(__file__).parents[1] / "tests" / "support" / "s3_service.py"
         command = [sys.executable, str(service), str(port)]
-    print(f"server: {'SeaweedFS' if weed.exists() else 'moto'}", flush=True)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
@@ -291,7 +291,7 @@ def main() -> None:
             for name, (function, extra) in ways.items():
                 seconds = in_new_process(function, port, options.objects, *extra)
                 best[name] = min(seconds, best.get(name, seconds))
-    print("| way | objects/s | MB/s |")
+    print(f"| server: {SERVER} | objects/s | MB/s |")
     print("|---|---|---|")
     for name, seconds in best.items():
         rate = options.objects / seconds

@@ -37,11 +37,14 @@ from batchmill.planning.job import make_job
 from batchmill.planning.prepare import prepare
 from batchmill.runs.execute import execute
 from batchmill.runs.runner import InThisProcess
+from batchmill.sizes import counted
 from benchmarks.machine import describe
 
 SHARD_BYTES = 16 * 2**20
 PER_INPUT = 100
 BATCH = 64
+# The datasets that `make_datasets` writes, and what contains their samples.
+SOURCES = {"loose": "files", "packed": "packs"}
 _WATCH_SECONDS = 0.02
 
 
@@ -177,7 +180,7 @@ def _watch(pid: int, ended: threading.Event, peak: list[int]) -> None:
 def compare(
     what: str, folder: Path, contenders: dict[str, Callable[[Path], Any]], samples: int, rounds: int
 ) -> None:
-    """Measure contenders in turn, and print a line for each. The last one is the standard."""
+    """Measure contenders in turn, and print a table. The last one is the standard."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     memory: dict[str, float] = dict.fromkeys(contenders, 0)
     for _ in range(rounds):
@@ -189,11 +192,9 @@ def compare(
             memory[name] = max(memory[name], peak)
     speeds = {name: samples / statistics.median(took) for name, took in seconds.items()}
     standard = list(speeds.values())[-1]
+    print(f"\n| {what} | samples/s | ratio | memory, MiB |\n|---|---|---|---|")
     for name, speed in speeds.items():
-        print(
-            f"{what:<21} {name:<30} {speed:>9,.0f} samples/s {speed / standard:>6.2f} x "
-            f"{memory[name]:>6,.0f} MiB"
-        )
+        print(f"| {name} | {speed:,.0f} | {speed / standard:.2f} | {memory[name]:,.0f} |")
 
 
 def _reader(read: Callable[[Path, str], int], folder: Path, source: str) -> Callable[[Path], int]:
@@ -205,7 +206,7 @@ def _ignoring_out(read: Callable[[Path, str], int], folder: Path, source: str, _
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print one line per contender: samples per second, relative to the library, and memory."""
+    """Print tables with samples per second, relative to the library, and memory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=10_000)
     parser.add_argument("--bytes", type=int, default=10_000)
@@ -222,25 +223,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run = partial(compare, folder=folder, samples=count, rounds=given.rounds)
         for to, write in (("webdataset", write_webdataset), ("huggingface", write_huggingface)):
             ours = {
-                f"batchmill, {source}, {workers} threads": partial(
+                f"`batchmill export`, {SOURCES[source]}, {counted(workers, 'thread')}": partial(
                     export, folder, source=source, to=to, workers=workers
                 )
                 for source, workers in (("loose", 1), ("loose", 2), ("packed", 2))
             }
-            run(f"write {to}", contenders={**ours, to: partial(write, folder)})
+            run(f"write {to}", contenders={**ours, f"`{to}`": partial(write, folder)})
             export(folder, folder / f"export-{to}", source="loose", to=to, workers=2)
             write(folder, folder / f"library-{to}")
         direct = {
-            f"open_dataset, {source}": _reader(read_dataset, folder, source)
-            for source in ("loose", "packed")
+            f"`open_dataset`, without an export, {files}": _reader(read_dataset, folder, source)
+            for source, files in SOURCES.items()
         }
         for to, read, others in (
             ("webdataset", read_webdataset, direct),
             ("huggingface", read_huggingface, {}),
         ):
             readers = {
-                "batchmill's shards": _reader(read, folder, f"export-{to}"),
-                "the library's shards": _reader(read, folder, f"library-{to}"),
+                "shards of `batchmill export`": _reader(read, folder, f"export-{to}"),
+                "shards of the library": _reader(read, folder, f"library-{to}"),
             }
             run(f"an epoch, {to}", contenders=others | readers)
 

@@ -2,10 +2,10 @@
 
 python -m benchmarks.forecast [--inputs 400] [--sample 40]
 
-- busy: a step keeps a core busy, for a time proportional to the size of its input.
-- waiting: a step sleeps for 50 ms, as a step does that waits for a network.
-- heavy tail: as busy, and one input of 50 is 50 times larger than the others.
-- tiny: a step does nothing, so the time is the overhead of the engine.
+- A step keeps a core busy, for a time proportional to the size of its input.
+- A step sleeps for 50 ms, as a step does that waits for a network.
+- As the first one, and one input of 50 is 50 times larger than the others.
+- A step does nothing, so the time is the overhead of the engine.
 
 A run executes a sample and forecasts the time of the other inputs. The next run executes them. Both
 times are without the start-up.
@@ -46,10 +46,10 @@ def nothing(source: Path) -> None:
 
 
 KINDS: Mapping[str, tuple[Callable[[Path], None], float]] = {
-    "busy": (works, 0),
-    "waiting": (waits, 0),
-    "heavy tail": (works, 1 / TAIL),
-    "tiny": (nothing, 0),
+    "a core is busy for 10 ms per input": (works, 0),
+    "each input waits for 50 ms": (waits, 0),
+    "as the first, and one input of 50 is 50 times larger": (works, 1 / TAIL),
+    "nothing": (nothing, 0),
 }
 
 
@@ -89,8 +89,7 @@ def main() -> None:
     print("| work | forecast, s | interval, s | real time, s | error |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as home, prefect_server(Path(home)) as (_, settings):
         for name, (step, share) in KINDS.items():
-            folder = Path(home, name.replace(" ", "-"))
-            folder.mkdir()
+            folder = Path(tempfile.mkdtemp(dir=home))
             make_inputs(folder / "in", given.inputs, share)
             sample = run(folder, step.__name__, settings, "--sample", str(given.sample))
             found = sample["forecast"]["seconds"]

@@ -203,13 +203,13 @@ def compare_engines(inputs: int, rounds: int) -> None:
     """Print the table of whole shards."""
     print("| engine | batch | DataLoader, us | batchmill, us | ratio |")
     print("|---|---|---|---|---|")
-    for step, confine, pack in (
-        (five_milliseconds, False, ""),
-        (tiny, False, ""),
-        (writes, False, ""),
-        (writes, False, "256MB"),
-        (tiny, True, ""),
-        (writes, True, ""),
+    for title, step, confine, pack in (
+        ("5 ms of work", five_milliseconds, False, ""),
+        ("reads a file of 4 bytes", tiny, False, ""),
+        ("reads one file, writes another", writes, False, ""),
+        ("reads one file, writes into a pack", writes, False, "256MB"),
+        ("reads a file of 4 bytes, confined", tiny, True, ""),
+        ("reads one file, writes another, confined", writes, True, ""),
     ):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name, "inputs")
@@ -226,9 +226,7 @@ def compare_engines(inputs: int, rounds: int) -> None:
                 seconds.append(
                     (plain, engine_seconds(ref, folder, place, confine=confine, pack=pack))
                 )
-            name_of_row = step.__name__ + (", confined" if confine else "")
-            name_of_row += ", in packs" if pack else ""
-            report(name_of_row, BATCH_SIZE, inputs, seconds)
+            report(title, BATCH_SIZE, inputs, seconds)
 
 
 def compare_readers(inputs: int, rounds: int) -> None:
@@ -256,7 +254,7 @@ def compare_readers(inputs: int, rounds: int) -> None:
         files, packs = (
             statistics.median(column) * 1e6 / inputs for column in zip(*seconds, strict=True)
         )
-        print(f"| open_dataset | {files:,.1f} | {packs:,.1f} | {files / packs:.2f} |", flush=True)
+        print(f"| `open_dataset` | {files:,.1f} | {packs:,.1f} | {files / packs:.2f} |", flush=True)
 
 
 def reading_seconds(dataset: SampleDataset, order: Sequence[int]) -> float:

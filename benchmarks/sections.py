@@ -3,7 +3,7 @@
     python -m benchmarks.sections [--only start-up services]
 
 Writes the tables to build/bench/sections.json, which `benchmarks.page` puts into the page with the
-comparison of tools. On two cores, all together take about 25 minutes. A benchmark that cannot run
+comparison of tools. On two cores, all together take about 20 minutes. A benchmark that cannot run
 here, such as one for a GPU, has the reason instead of a table.
 """
 
@@ -62,7 +62,7 @@ ALL = (
     Section(
         "Outputs in files and in packs",
         "A whole command over words, with one output file each.",
-        "outputs",
+        "outputs --inputs 100000",
     ),
     Section(
         "Nothing to do",
@@ -74,7 +74,7 @@ ALL = (
         "Each input is a small file that gives one row. The memory is the peak of the largest "
         "process that a command starts. The needed memory is without the pages of [temporary "
         "files](../decisions/0035-large-tables.md), which the kernel can drop at any time.",
-        "scale --inputs 100000",
+        "scale --inputs 100000 1000000",
     ),
     Section(
         "More cores and machines",
@@ -91,8 +91,8 @@ ALL = (
         "Buckets",
         "1,200 objects of 20 kB are fetched, copied and stored again. The S3 server is on the same "
         "cores, behind a line with 30 ms of latency. The time of batchmill includes the start of "
-        "the workers and the commits.",
-        "buckets --rounds 1",
+        "the workers and the commits. The best of three rounds.",
+        "buckets --rounds 3",
     ),
     Section(
         "Services",
@@ -137,8 +137,10 @@ def measure(section: Section) -> dict[str, Any]:
     seconds = time.perf_counter() - begun
     say(f"{section.title}: {seconds:.0f} s")
     if ran.returncode:
-        return found | {"trouble": (ran.stderr.strip().splitlines() or ["failed"])[-1]}
-    return found | {"tables": tables_in(ran.stdout), "seconds": seconds}
+        last = (ran.stderr.strip().splitlines() or ["failed"])[-1]
+        return found | {"trouble": last.rpartition(": error: ")[2]}
+    tables = tables_in(ran.stdout)
+    return found | ({"tables": tables} if tables else {"trouble": "printed no table"})
 
 
 def tables_in(printed: str) -> str:

@@ -172,6 +172,7 @@ def main() -> None:
                 bare = bare or seconds
                 ratio = bare / seconds
                 print(f"| {tool} | {seconds:.2f} | {whole:.1f} | {ratio:.2f} |", flush=True)
+            print()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ The run is `batchmill run` over four words, from the command to its end: without
 with a running server, beside `batchmill ui`, with a local Ray, and with nothing to do. The second
 run of one Python process is measured, too. Rounds alternate. Medians of the seconds are printed,
 and medians of the ratios within each round. Disk and database are warm. A second table shows each
-process of one run: when it starts and ends, and the processor seconds that it uses.
+process of one run: when it starts and ends, and the processor seconds that it uses. Processes that
+use none are left out, except DataLoader workers.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from benchmarks.scale import prefect_server
 
 IMPORTS = [sys.executable, "-c", "import torch, prefect"]
 POLL_SECONDS = 0.02
+WORKER, IDLE_SECONDS = "DataLoader worker", 0.02
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -88,7 +90,7 @@ def name_of(process: psutil.Process) -> str:
     """Return the name of a process in the table."""
     command = process.cmdline()
     if process.name().startswith("pt_data_worker"):
-        return "DataLoader worker"
+        return WORKER
     for module, name in (
         ("batchmill.orchestration.server.server_process", "Prefect server"),
         ("batchmill.shards.process", "process of the shard"),
@@ -182,7 +184,9 @@ def main() -> None:
         print(f"| {what} | {median:.1f} | {statistics.median(ratios):.2f} |")
     print("\n| process | starts, s | ends, s | processor seconds |\n|---|---|---|---|")
     for process in processes:
-        print(f"| {process.name} | {process.start:.1f} | {process.end:.1f} | {process.cpu:.1f} |")
+        if process.cpu > IDLE_SECONDS or process.name == WORKER:
+            cells = f"{process.start:.1f} | {process.end:.1f} | {process.cpu:.1f}"
+            print(f"| {process.name} | {cells} |")
 
 
 if __name__ == "__main__":

@@ -339,6 +339,7 @@ def test_a_benchmark_that_fails_gives_its_reason(monkeypatch):
     found = sections.measure(sections.Section("Models on a GPU", "", "gpu --device nosuch"))
     assert "tables" not in found
     assert "nosuch" in found["trouble"]
+    assert sections.measure(sections.Section("", "", "machine"))["trouble"] == "printed no table"
 
 
 def test_only_the_generated_part_of_the_page_is_replaced(page):
